@@ -1,0 +1,15 @@
+"""The one exception a user sees without a traceback."""
+
+
+class CtxextError(Exception):
+    """A problem in what the user gave us, told in one line with what to do about it.
+
+    Args:
+        message: What happened, with the offending value in quotes.
+        hint: What to do, best as a command; empty where nothing helps.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
