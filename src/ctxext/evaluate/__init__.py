@@ -1,0 +1,1 @@
+"""Does a checkpoint use its context? Tasks, scoring and plots."""
