@@ -56,19 +56,15 @@ SITES = _words("""
 TIMES = _phrases("""
     at dawn | before noon | in the afternoon | after supper | late at night | in early spring | all summer | every
     autumn | through the winter | on market day | for many years | once a week | from time to time | without any
-    hurry | last week | on a Sunday""".replace(     "\n", "" ).split(" | ") WEATHER = """rain | snow | fog | wind |
-    thunder | hail | frost | sunshine | mist | heat
+    hurry | last week | on a Sunday
 """)
-MOODS = _words("""
-    tired cheerful quiet proud worried calm busy patient curious lonely hungry grateful
-""")
+WEATHER = _words("rain snow fog wind thunder hail frost sunshine mist heat")
+MOODS = _words("tired cheerful quiet proud worried calm busy patient curious lonely hungry grateful")
 PAST_ACTIONS = _phrases("""
     walked to | waited near | worked in | rested by | returned from | looked around | painted | cleaned | repaired |
     crossed | remembered | left | passed | visited
 """)
-TRADED = _words("""
-    sold bought carried ordered weighed counted packed stored wanted
-""")
+TRADED = _words("sold bought carried ordered weighed counted packed stored wanted")
 
 PATTERNS = (
     "{first} {action} the {site} {time}.",
