@@ -28,7 +28,7 @@ class KeyValue:
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
-        records = self._records(random.Random(rng.getrandbits(64)))
+        records = self.records(random.Random(rng.getrandbits(64)))
         first, last, (key, value) = next(records), next(records), next(records)
         return Pieces(
             opening=OPENING + "{" + _record(*first) + ",\n",
@@ -39,7 +39,7 @@ class KeyValue:
             padding="\n",
         )
 
-    def _records(self, rng: random.Random) -> Iterator[tuple[str, str]]:
+    def records(self, rng: random.Random) -> Iterator[tuple[str, str]]:
         """Records without end whose keys all differ."""
         used: set[str] = set()
         num_digits = 3

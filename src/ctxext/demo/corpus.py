@@ -1,0 +1,175 @@
+"""The text the demo checkpoint learns from: documents of any exact number of tokens, full of facts and questions.
+
+Half of the documents are evaluation prompts, one question each; the others hold many facts and many questions, so that
+most of their tokens teach looking something up. Keys and values are random: nothing can be answered by heart.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+
+from ctxext.evaluate import documents, kv, prose
+from ctxext.evaluate.documents import Documents, made_up_document
+from ctxext.evaluate.kv import KeyValue
+from ctxext.evaluate.needle import PHRASINGS, Needle
+from ctxext.evaluate.passkey import PassKey
+from ctxext.evaluate.tasks import Pieces, Task, random_number
+
+Encode = Callable[[str], list[int]]
+
+TASKS: dict[str, tuple[Task, float]] = {
+    "passkey": (PassKey(), 0.15),
+    "needle": (Needle(num_needles=4), 0.2),
+    "needle-any": (Needle(num_needles=6, phrasing="any"), 0.1),
+    "kv-number": (KeyValue(ids="number"), 0.25),
+    "documents-which": (Documents(ask="which"), 0.1),
+    "documents-fact": (Documents(ask="fact"), 0.1),
+    "kv-uuid": (KeyValue(ids="uuid"), 0.1),
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """Token ids, and for each whether it belongs to an answer that can be looked up earlier in the text."""
+
+    ids: list[int]
+    is_answer: list[bool]
+
+
+def make_example(encode: Encode, start: list[int], rng: random.Random, length: int, prompt_share: float) -> Example:
+    """A training document of exactly `length` tokens.
+
+    Args:
+        encode: Text to token ids, without special tokens.
+        start: Ids that begin every document.
+        rng: Decides everything.
+        length: Number of tokens, `start` included.
+        prompt_share: Share of documents that are evaluation prompts, where one fits into the length.
+    """
+    if rng.random() < prompt_share:
+        names = list(TASKS)
+        task = TASKS[rng.choices(names, [TASKS[name][1] for name in names])[0]][0]
+        example = make_prompt(encode, start, rng, length, task, rng.random())
+        if example is not None:
+            return example
+    make = rng.choices((_facts, _records, _search_results, _prose), (0.45, 0.3, 0.2, 0.05))[0]
+    ids, is_answer = list(start), [False] * len(start)
+    for text, answer in make(rng, length):
+        piece = encode(text)
+        ids += piece
+        is_answer += [answer] * len(piece)
+        if len(ids) >= length:
+            break
+    return Example(ids[:length], is_answer[:length])
+
+
+def make_prompt(
+    encode: Encode, start: list[int], rng: random.Random, length: int, task: Task, depth: float
+) -> Example | None:
+    """One question as evaluation asks it, `length` tokens long with its answer; None if it does not fit."""
+    pieces = task.pieces(rng)
+    needle, *distractors = [encode(needle) for needle in pieces.needles]
+    opening, answer = start + encode(pieces.opening), encode(pieces.answer)
+    question = encode(pieces.question) + answer
+    room = length - len(opening) - len(needle) - sum(map(len, distractors)) - len(question)
+    if room < 0:
+        return None
+    units = _fill(encode, pieces, room)
+    for distractor in distractors:
+        units.insert(rng.randint(0, len(units)), distractor)
+    before, after = _split(units, depth, may_cut=not pieces.padding and rng.random() < 0.5)
+    padding = encode(pieces.padding) * (room - sum(map(len, units)) + sum(map(len, distractors)))
+    ids = [*opening, *before, *needle, *after, *padding, *question]
+    return Example(ids, [False] * (length - len(answer)) + [True] * len(answer))
+
+
+def _fill(encode: Encode, pieces: Pieces, room: int) -> list[list[int]]:
+    """Filler units that take up the room, the last one cut if that is allowed."""
+    units: list[list[int]] = []
+    for text in pieces.haystack:
+        unit = encode(text)
+        if len(unit) > room:
+            if not pieces.padding:
+                units.append(unit[:room])
+            return units
+        units.append(unit)
+        room -= len(unit)
+    return units
+
+
+def _split(units: list[list[int]], depth: float, may_cut: bool) -> tuple[list[int], list[int]]:
+    """All tokens of the units, divided at a depth: between two units, or anywhere."""
+    tokens = list(chain.from_iterable(units))
+    at = round(depth * len(tokens))
+    if not may_cut:
+        ends = [0]
+        for unit in units:
+            ends.append(ends[-1] + len(unit))
+        at = min(ends, key=lambda end: abs(end - at))
+    return tokens[:at], tokens[at:]
+
+
+def _facts(rng: random.Random, length: int) -> Iterator[tuple[str, bool]]:
+    """Sentences that tell numbers, questions about them and some filler, in any order."""
+    names = iter(prose.object_names(rng, 1500))
+    told: list[tuple[str, str, str]] = []
+    phrasings = rng.sample(list(PHRASINGS.values()), rng.randint(1, len(PHRASINGS)))
+    fact_share, filler_share = rng.uniform(0.2, 0.6), rng.uniform(0, 0.25)
+    while True:
+        if not told or rng.random() < fact_share:
+            key, value, phrasing = next(names), random_number(rng, 5), rng.choice(phrasings)
+            yield " " + phrasing.fact.format(key=key, value=value), False
+            question = "\n" + phrasing.question if rng.random() < 0.6 else " " + phrasing.fact.split(" {value}")[0]
+            told.append((question.format(key=key), f" {value}", rng.choice([".", "\n", ".\n"])))
+        elif rng.random() < filler_share:
+            yield " " + prose.sentence(rng), False
+        else:
+            question, answer, end = rng.choice(told)
+            yield question, False
+            yield answer, True
+            yield end, False
+
+
+def _records(rng: random.Random, length: int) -> Iterator[tuple[str, bool]]:
+    """JSON objects, each with many questions about its records."""
+    while True:
+        # A record of numbers takes about 10 tokens, a question 14; identifiers are cut short so that several fit.
+        if rng.random() < 0.25 and length >= 96:
+            num_characters = rng.choice([4, 8, 13, 18, 36] if length >= 256 else [4, 8])
+            records = list(islice(KeyValue(ids="uuid").records(rng), max(2, round(length / num_characters / 3))))
+            records = [(key[:num_characters], value[:num_characters]) for key, value in records]
+        else:
+            records = list(islice(KeyValue(ids="number").records(rng), max(2, round(length * rng.uniform(0.02, 0.07)))))
+        if rng.random() < 0.5 and length >= 128:
+            yield kv.OPENING, False
+        yield "{" + ",\n ".join(f'"{key}": "{value}"' for key, value in records) + "}\n", False
+        for key, value in rng.choices(records, k=len(records)):
+            yield f'\nKey: "{key}"\nCorresponding value:', False
+            yield f' "{value}', True
+            yield '"\n', False
+
+
+def _search_results(rng: random.Random, length: int) -> Iterator[tuple[str, bool]]:
+    """Documents with numbers, and questions about them."""
+    names = iter(prose.object_names(rng, 1500))
+    numbers = iter(rng.sample(range(100, 1000), 900))
+    while True:
+        if rng.random() < 0.5 and length >= 128:
+            yield documents.OPENING, False
+        asked: list[tuple[str, str]] = []
+        for _ in range(max(1, round(length * rng.uniform(0.004, 0.018)))):
+            number = next(numbers, 0) or rng.randrange(1000, 10000)
+            document, questions = made_up_document(rng, next(names), number)
+            yield document.unit(number), False
+            asked += questions
+        for question, answer in rng.sample(asked, k=len(asked)):
+            yield f"\nQuestion: {question}\nAnswer:", False
+            yield answer, True
+            yield "]\n" if "[" in answer else "\n", False
+
+
+def _prose(rng: random.Random, length: int) -> Iterator[tuple[str, bool]]:
+    """Nothing but prose."""
+    for sentence in prose.sentences(rng):
+        yield " " + sentence, False

@@ -1,0 +1,250 @@
+"""Trains the demo checkpoint from scratch: tokenizer, model, figures. One command, CPU or GPU.
+
+    python tools/train_demo.py --work work-folder
+
+Run it again with the same work folder and it goes on from its last state. Every batch is made from the seed and the
+number of its step, so a resumed run sees the batches that an uninterrupted one would have seen.
+"""
+
+import argparse
+import json
+import math
+import random
+import time
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ctxext.demo.corpus import TASKS, make_example, make_prompt
+from ctxext.evaluate import prose
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--work", type=Path, required=True, help="folder for the state of the run")
+parser.add_argument("--out", type=Path, default=Path("src/ctxext/demo/checkpoint"), help="folder for the checkpoint")
+parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves the default")
+parser.add_argument("--bfloat16", action="store_true", help="compute in bfloat16; the weights stay float32")
+parser.add_argument("--scale", type=float, default=1.0, help="how many of the steps below to run; for trials")
+parser.add_argument("--peak-rate", type=float, default=3e-3)
+parser.add_argument("--layers", type=int, default=4)
+parser.add_argument("--head-dim", type=int, default=32)
+parser.add_argument("--stop-after", type=int, default=0, help="stop after this many steps, as if interrupted")
+options = parser.parse_args()
+if options.threads:
+    torch.set_num_threads(options.threads)
+
+WINDOW = 512
+VOCABULARY = 3072
+BEGIN, END = "<|begin|>", "<|end|>"
+# Steps, tokens per batch, lengths with their shares, share of evaluation prompts. Recall is learned on short documents
+# first: at the full length alone the loss on answers does not move for a long time. Short lengths stay in the mixture.
+STAGES = (
+    (1200, 4096, {64: 1.0}, 0.0),
+    (700, 6144, {64: 0.3, 128: 0.7}, 0.3),
+    (700, 8192, {64: 0.1, 128: 0.3, 256: 0.6}, 0.4),
+    (1500, 8192, {64: 0.05, 128: 0.1, 192: 0.1, 256: 0.15, 384: 0.15, 512: 0.45}, 0.5),
+)
+STAGE_ENDS = [round(options.scale * sum(stage[0] for stage in STAGES[: i + 1])) for i in range(len(STAGES))]
+NUM_STEPS = STAGE_ENDS[-1]
+LANGUAGE_WEIGHT, LANGUAGE_SHARE = 0.5, 0.25  # prose is scored at a quarter of its tokens, which is cheaper
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def train_tokenizer() -> Tokenizer:
+    """Byte-level BPE: words of the grammar are one token each, numbers are cut into groups of three digits."""
+    tokenizer = Tokenizer(models.BPE())
+    words = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(words), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[BEGIN, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    rng = random.Random(options.seed)
+    numbers = " ".join([f"{n:03d}" for n in range(1000)] * 20 + [f"{n:02d}" for n in range(100)] * 20)
+    text = [prose.paragraph(rng, 20) for _ in range(400)] + [numbers]
+    for task, share in TASKS.values():
+        for _ in range(round(400 * share)):
+            pieces = task.pieces(rng)
+            filler = "".join(next(pieces.haystack) for _ in range(10))
+            text.append(pieces.opening + "".join(pieces.needles) + filler + pieces.question + pieces.answer)
+    tokenizer.train_from_iterator(text, trainer)
+    begin = tokenizer.token_to_id(BEGIN)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN} $A", pair=f"{BEGIN} $A {BEGIN} $B", special_tokens=[(BEGIN, begin)]
+    )
+    return tokenizer
+
+
+def config_dict() -> dict[str, object]:
+    """config.json, in the dialects of transformers 4 and 5."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 128,
+        "intermediate_size": 320,
+        "num_hidden_layers": options.layers,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": options.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": WINDOW,
+        "initializer_range": 0.02,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "use_cache": True,
+        "dtype": "bfloat16",
+        "torch_dtype": "bfloat16",
+    }
+
+
+def make_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and answer marks, (batch, length), of one step."""
+    _, tokens, lengths, prompt_share = STAGES[next(i for i, end in enumerate(STAGE_ENDS) if step < end)]
+    rng = random.Random(f"{options.seed} {step}")
+    length = rng.choices(list(lengths), list(lengths.values()))[0]
+    examples = []
+    for _ in range(tokens // length):
+        start = [0] if rng.random() < 0.85 else []
+        examples.append(make_example(encode, start, rng, length, prompt_share))
+    ids = torch.tensor([example.ids for example in examples])
+    return ids.to(options.device), torch.tensor([example.is_answer for example in examples]).to(options.device)
+
+
+def rate(step: int) -> float:
+    """Warm-up, then a cosine to a twentieth of the peak."""
+    if step < 100:
+        return options.peak_rate * (step + 1) / 100
+    done = (step - 100) / max(1, NUM_STEPS - 100)
+    return options.peak_rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def answer_hits(model: LlamaForCausalLM, name: str, length: int, depth: float, samples: int, seed: int) -> int:
+    """How many of the prompts are answered exactly: every answer token is the arg-max given those before it."""
+    hits = 0
+    task = TASKS[name][0]
+    batch_size = max(1, 8192 // length)
+    made = 0
+    while made < samples:
+        prompts = []
+        for i in range(made, min(made + batch_size, samples)):
+            rng = random.Random(f"evaluation {seed} {name} {length} {depth} {i}")
+            prompts.append(make_prompt(encode, [0], rng, length, task, depth))
+        made += len(prompts)
+        ids = torch.tensor([prompt.ids for prompt in prompts]).to(options.device)
+        asked = torch.tensor([prompt.is_answer for prompt in prompts]).to(options.device)[:, 1:]
+        keep = int(asked.sum(1).max()) + 1
+        with torch.no_grad():
+            best = model(ids, logits_to_keep=keep).logits[:, :-1].argmax(-1)
+        right = (best == ids[:, -keep + 1 :]) | ~asked[:, -keep + 1 :]
+        hits += int(right.all(1).sum())
+    return hits
+
+
+def write_json(path: Path, content: object) -> None:
+    """Indented, with a newline at the end."""
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+options.work.mkdir(parents=True, exist_ok=True)
+log_path = options.work / "training_log.jsonl"
+
+
+def log(record: dict[str, object]) -> None:
+    """Prints a record and appends it to the log."""
+    print(time.strftime("%H:%M:%S"), json.dumps(record), flush=True)
+    with log_path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+# 1. The tokenizer.
+tokenizer_path = options.work / "tokenizer.json"
+if not tokenizer_path.exists():
+    train_tokenizer().save(str(tokenizer_path))
+tokenizer = Tokenizer.from_file(str(tokenizer_path))
+
+
+def encode(text: str) -> list[int]:
+    """Token ids of a text, without the begin token."""
+    return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+# 2. The model, its optimizer, and the state of an earlier run if there is one.
+torch.manual_seed(options.seed)
+config = LlamaConfig(**{key: value for key, value in config_dict().items() if not key.endswith("dtype")})
+model = LlamaForCausalLM(config).to(options.device, torch.float32)
+matrices = [p for p in model.parameters() if p.dim() == 2]
+vectors = [p for p in model.parameters() if p.dim() < 2]
+optimizer = torch.optim.AdamW(
+    [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}], betas=(0.9, 0.95), lr=1.0
+)
+state_path = options.work / "state.pt"
+step, seconds = 0, 0.0
+if state_path.exists():
+    state = torch.load(state_path, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    step, seconds = state["step"], state["seconds"]
+num_parameters = sum(p.numel() for p in model.parameters())
+print(f"{num_parameters:,} parameters, step {step} of {NUM_STEPS}, {options.device}", flush=True)
+
+# 3. The loop.
+started = time.perf_counter() - seconds
+last_print = step
+while step < NUM_STEPS:
+    ids, is_answer = make_batch(step)
+    sampled = torch.rand(is_answer.shape, generator=torch.Generator().manual_seed(step)).to(options.device)
+    answers = is_answer[:, 1:]
+    language = ~answers & (sampled[:, 1:] < LANGUAGE_SHARE)
+    with torch.autocast(options.device, torch.bfloat16, enabled=options.bfloat16):
+        hidden = model.model(ids).last_hidden_state[:, :-1]
+        chosen = answers | language
+        logits = model.lm_head(hidden[chosen])
+    losses = torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][chosen], reduction="none")
+    of_answer = answers[chosen]
+    answer_loss = losses[of_answer].sum() / of_answer.sum().clamp(min=1)
+    language_loss = losses[~of_answer].mean()
+    (answer_loss + LANGUAGE_WEIGHT * language_loss).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for group in optimizer.param_groups:
+        group["lr"] = rate(step)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    step += 1
+    if step % 25 == 0:
+        right = (logits.argmax(-1) == ids[:, 1:][chosen])[of_answer].float().mean()
+        record = {"step": step, "length": ids.shape[1], "answer_loss": round(answer_loss.item(), 4)}
+        record |= {"answer_tokens_right": round(right.item(), 4), "language_loss": round(language_loss.item(), 4)}
+        log(record | {"seconds": round(time.perf_counter() - started)})
+    if step % 250 == 0 or step == NUM_STEPS or step == options.stop_after:
+        seconds = time.perf_counter() - started
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "seconds": seconds}
+        torch.save(state, state_path.with_suffix(".new"))
+        state_path.with_suffix(".new").replace(state_path)
+        if step == options.stop_after:
+            raise SystemExit
+    if step >= STAGE_ENDS[1] and step % 250 == 0:
+        length = 256 if step < STAGE_ENDS[2] else WINDOW
+        for name in TASKS:
+            figures = [answer_hits(model, name, length, depth, 20, 1) / 20 for depth in DEPTHS]
+            log({"step": step, "task": name, "length": length, "exact_match_by_depth": figures, "samples": 20})
