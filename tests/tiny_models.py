@@ -141,7 +141,7 @@ _INDEXER: dict[str, Any] = {
 _TOWER: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_blocks": 1}
 
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "bamba": {"mamba_n_heads": 4, "mamba_d_head": 16, "hidden_size": 32, "head_dim": 8, "attn_layer_indices": [1]},
+    "bamba": {"hidden_size": 64, "mamba_d_head": 32, "attn_layer_indices": [1]},
     "blt_global_transformer": {"hidden_size": 128, "head_dim": 32},
     "blt_local_decoder": {"hidden_size": 64, "hidden_size_global": 128},
     "blt_local_encoder": {"hidden_size": 64, "hidden_size_global": 128},
@@ -155,8 +155,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    "dots3_note_vision_encoder": {"adapter_in_dim": 32, "adapter_out_dim": 32, "pyramid_num_routed": [-1, -1]},
-    "dots3_note_audio_encoder": {"adapter_out_dim": 32, "whisper_adapter_out_dim": 32},
+    "dots3_note_vision_encoder": {"adapter_in_dim": 64, "adapter_out_dim": 32, "pyramid_num_routed": [-1, -1]},
+    "dots3_note_audio_encoder": {"whisper_adapter_in_dim": 32, "whisper_adapter_out_dim": 32},
     "dots3_note_text": {
         "swa_num_attention_heads": 4,
         "swa_num_key_value_heads": 4,
@@ -175,19 +175,29 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma4_text": _GLOBAL_HEADS,
     "gemma4_unified_text": _GLOBAL_HEADS,
     "granitemoehybrid": {
-        "hidden_size": 32,
-        "mamba_n_heads": 4,
-        "mamba_d_head": 16,
+        "hidden_size": 64,
+        "mamba_d_head": 32,
         "layer_types": ["mamba", "attention"],
         "position_embedding_type": "rope",
     },
+    "exaone4": {"layer_types": ["full_attention", "full_attention"], "sliding_window": None},
+    "gpt_neox": {"hidden_size": 128},
     "helium": {"hidden_size": 64},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "llama4_text": {"no_rope_layers": [1, 0]},
     "longcat_flash": {"num_layers": 1, "zero_expert_num": 1, "n_routed_experts": 4},
+    "ministral3": {
+        "rope_parameters": {**_PLAIN, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": MAX_POSITIONS}
+    },
     "mllama_text_model": {"rope_scaling": {"rope_type": "default"}},
     "phi4_multimodal": {"audio_config": _TOWER, "vision_config": {**_TOWER, "crop_size": 16}},
+    "qwen3_5_moe_text": {"head_dim": 32},
+    "qwen3_5_text": {"head_dim": 32},
+    "qwen3_next": {"head_dim": 32},
     "qwen4_exp_text": _INDEXER,
-    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "recurrent_gemma": {"hidden_size": 64, "block_types": ["recurrent", "attention"]},
+    "stablelm": {"hidden_size": 128},
     "zamba2": {"layers_block_type": ["hybrid", "hybrid"], "use_mem_rope": True},
     "zaya": {"num_experts_per_tok": 1},
 }
@@ -203,6 +213,9 @@ def _overrides(model_type: str, config: PretrainedConfig) -> dict[str, Any]:
             values[key] = {"model_type": inner.model_type, **_overrides(inner.model_type, inner)}
         elif key in SIZES and not (value is None and key in {"pad_token_id", "q_lora_rank"}):
             values[key] = SIZES[key]
+    rope_key = "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
+    if (fields.get(rope_key) or {}).get("rope_type", "default") in {"llama3", "longrope", "yarn"}:
+        values[rope_key] = dict(_PLAIN)
     kinds = list(dict.fromkeys(fields.get("layer_types") or []))
     if kinds:
         full = next((kind for kind in kinds if kind == "full_attention"), kinds[-1])
