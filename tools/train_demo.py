@@ -10,10 +10,15 @@ import argparse
 import json
 import math
 import random
+import shutil
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
+import tokenizers
 import torch
+import transformers
+from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -139,26 +144,27 @@ def rate(step: int) -> float:
     return options.peak_rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def answer_hits(model: LlamaForCausalLM, name: str, length: int, depth: float, samples: int, seed: int) -> int:
-    """How many of the prompts are answered exactly: every answer token is the arg-max given those before it."""
-    hits = 0
-    task = TASKS[name][0]
-    batch_size = max(1, 8192 // length)
-    made = 0
-    while made < samples:
-        prompts = []
-        for i in range(made, min(made + batch_size, samples)):
-            rng = random.Random(f"evaluation {seed} {name} {length} {depth} {i}")
-            prompts.append(make_prompt(encode, [0], rng, length, task, depth))
-        made += len(prompts)
-        ids = torch.tensor([prompt.ids for prompt in prompts]).to(options.device)
-        asked = torch.tensor([prompt.is_answer for prompt in prompts]).to(options.device)[:, 1:]
-        keep = int(asked.sum(1).max()) + 1
-        with torch.no_grad():
-            best = model(ids, logits_to_keep=keep).logits[:, :-1].argmax(-1)
-        right = (best == ids[:, -keep + 1 :]) | ~asked[:, -keep + 1 :]
-        hits += int(right.all(1).sum())
-    return hits
+def exact_match(model: LlamaForCausalLM, name: str, length: int, samples: int, seed: str) -> list[float]:
+    """Share of prompts answered exactly, by depth: every answer token is the arg-max given those before it."""
+    shares = []
+    for depth in DEPTHS:
+        hits = 0
+        for first in range(0, samples, max(1, 8192 // length)):
+            prompts = []
+            for i in range(first, min(first + max(1, 8192 // length), samples)):
+                rng = random.Random(f"{seed} {name} {length} {depth} {i}")
+                prompt = make_prompt(encode, [0], rng, length, TASKS[name][0], depth)
+                if prompt is None:
+                    raise SystemExit(f"{name} does not fit into {length} tokens")
+                prompts.append(prompt)
+            ids = torch.tensor([prompt.ids for prompt in prompts]).to(options.device)
+            asked = torch.tensor([prompt.is_answer for prompt in prompts]).to(options.device)
+            keep = int(asked.sum(1).max())
+            with torch.no_grad():
+                best = model(ids, logits_to_keep=keep + 1).logits[:, :-1].argmax(-1)
+            hits += int(((best == ids[:, -keep:]) | ~asked[:, -keep:]).all(1).sum())
+        shares.append(round(hits / samples, 4))
+    return shares
 
 
 def write_json(path: Path, content: object) -> None:
@@ -246,5 +252,79 @@ while step < NUM_STEPS:
     if step >= STAGE_ENDS[1] and step % 250 == 0:
         length = 256 if step < STAGE_ENDS[2] else WINDOW
         for name in TASKS:
-            figures = [answer_hits(model, name, length, depth, 20, 1) / 20 for depth in DEPTHS]
+            figures = exact_match(model, name, length, 20, f"training {step}")
             log({"step": step, "task": name, "length": length, "exact_match_by_depth": figures, "samples": 20})
+
+# 4. The checkpoint: bfloat16 weights, and every other file written as data so that transformers 4 and 5 both read it.
+options.out.mkdir(parents=True, exist_ok=True)
+weights = {name: tensor.to("cpu", torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
+del weights["lm_head.weight"]  # tied to the embedding
+save_file(weights, options.out / "model.safetensors", metadata={"format": "pt"})
+write_json(options.out / "config.json", config_dict())
+write_json(options.out / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1, "do_sample": False})
+tokenizer.save(str(options.out / "tokenizer.json"))
+special = {"bos_token": BEGIN, "eos_token": END}
+write_json(options.out / "special_tokens_map.json", special)
+write_json(
+    options.out / "tokenizer_config.json",
+    special
+    | {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": WINDOW,
+        "clean_up_tokenization_spaces": False,
+        "added_tokens_decoder": {
+            str(i): {"content": text, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+            | {"special": True}
+            for i, text in enumerate((BEGIN, END))
+        },
+    },
+)
+
+# 5. The figures, measured on the saved checkpoint loaded back; beyond the window with the usual schedules too.
+LONG_TASKS = ("passkey", "needle", "kv-number", "documents-which", "documents-fact")
+dtypes = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+factor = 4.0
+schedules: dict[str, dict[str, object]] = {
+    "stock": {"rope_type": "default", "rope_theta": 10000.0},
+    "pi": {"rope_type": "linear", "rope_theta": 10000.0, "factor": factor},
+    "ntk": {"rope_type": "default", "rope_theta": 10000.0 * factor ** (options.head_dim / (options.head_dim - 2))},
+    "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": factor, "original_max_position_embeddings": WINDOW},
+}
+
+
+def load(schedule: str, dtype: str) -> LlamaForCausalLM:
+    """The saved checkpoint with a frequency schedule in the place of its own."""
+    config = LlamaConfig.from_pretrained(options.out, rope_parameters=schedules[schedule])
+    return LlamaForCausalLM.from_pretrained(options.out, config=config, dtype=dtypes[dtype]).to(options.device).eval()
+
+
+def measure(schedule: str, dtype: str, length: int, names: Iterable[str], samples: int) -> None:
+    """Logs one line per task."""
+    loaded = load(schedule, dtype)
+    for name in names:
+        by_depth = exact_match(loaded, name, length, samples, "final")
+        record = {"final": True, "schedule": schedule, "computed_in": dtype, "task": name, "length": length}
+        log(record | {"depths": DEPTHS, "exact_match_by_depth": by_depth, "samples_per_depth": samples})
+
+
+for length in (256, WINDOW):
+    measure("stock", "float32", length, TASKS, 100)
+measure("stock", "bfloat16", WINDOW, TASKS, 100)
+for schedule in schedules:
+    for length in (WINDOW, 1024, 2048):
+        if (schedule, length) != ("stock", WINDOW):
+            measure(schedule, "float32", length, LONG_TASKS, 40)
+log(
+    {
+        "parameters": num_parameters,
+        "seed": options.seed,
+        "steps": NUM_STEPS,
+        "training_seconds": round(seconds),
+        "device": options.device,
+        "computed_in": "bfloat16" if options.bfloat16 else "float32",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "tokenizers": tokenizers.__version__,
+    }
+)
+shutil.copyfile(log_path, options.out / "training_log.jsonl")

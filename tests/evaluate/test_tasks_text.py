@@ -1,0 +1,169 @@
+import json
+import random
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+
+from ctxext.errors import CtxextError
+from ctxext.evaluate import prose
+from ctxext.evaluate.documents import Documents, best_subspan_match, read_questions
+from ctxext.evaluate.kv import KeyValue
+from ctxext.evaluate.needle import PHRASINGS, Needle
+from ctxext.evaluate.passkey import PassKey
+from ctxext.evaluate.tasks import Pieces
+
+QUESTION = {
+    "question": "Who built the tower?",
+    "answers": ["Ada Bell"],
+    "ctxs": [
+        {"title": "Towers", "text": "Towers are high."},
+        {"title": "The tower", "text": "It was built by Ada Bell.", "isgold": True},
+        {"title": "Bridges", "text": "Bridges are long."},
+    ],
+}
+TASKS = (
+    PassKey(),
+    Needle(),
+    Needle(num_needles=1, phrasing="any"),
+    Needle(text=("One unit.", "Another.")),
+    KeyValue(),
+    KeyValue(ids="number"),
+    Documents(),
+)
+
+
+def questions_file(folder, *lines):
+    path = folder / "questions.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), encoding="utf-8")
+    return path
+
+
+def text_of(pieces: Pieces, num_units: int = 5) -> str:
+    units = [*islice(pieces.haystack, num_units), *pieces.needles]
+    return pieces.opening + "".join(units) + pieces.padding + pieces.question + pieces.answer
+
+
+@pytest.mark.parametrize("task", TASKS, ids=repr)
+def test_same_seed_same_text(task):
+    first, second, other = (text_of(task.pieces(random.Random(seed))) for seed in (1, 1, 2))
+    assert first == second != other
+
+
+@pytest.mark.parametrize("task", TASKS, ids=repr)
+def test_answer_stands_in_the_asked_needle_only(task):
+    for seed in range(50):
+        pieces = task.pieces(random.Random(seed))
+        bare = pieces.answer.strip(' "').removeprefix("Document ")
+        assert bare in pieces.needles[0]
+        assert bare not in pieces.question
+        assert all(bare not in distractor for distractor in pieces.needles[1:])
+        if not isinstance(task, Documents):  # a made-up place may be named in other documents, as in real ones
+            assert bare not in "".join(islice(pieces.haystack, 100))
+
+
+def test_passkey_is_the_standard_phrasing():
+    text = text_of(PassKey().pieces(random.Random(0)))
+    assert text.startswith("There is an important info hidden inside a lot of irrelevant text.")
+    assert "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again." in text
+    assert "Remember it." in text
+    assert "What is the pass key? The pass key is " in text
+
+
+@pytest.mark.parametrize("phrasing", PHRASINGS)
+def test_needle_distractors_have_the_same_form_and_other_keys(phrasing):
+    pieces = Needle(num_needles=6, phrasing=phrasing).pieces(random.Random(3))
+    assert len(set(pieces.needles)) == 6
+    prefix = pieces.needles[0].split("the ")[0][:8]
+    assert all(needle.startswith(prefix) for needle in pieces.needles)
+
+
+@pytest.mark.parametrize("ids", ["uuid", "number"])
+def test_key_value_text_is_valid_json_with_different_keys(ids):
+    pieces = KeyValue(ids=ids).pieces(random.Random(0))
+    text = text_of(pieces, 600)
+    data, question = text.split("JSON data:\n")[1].split("\n\nKey: ")
+    pairs = json.loads(data, object_pairs_hook=list)
+    assert len(pairs) == len(dict(pairs)) == 603
+    assert dict(pairs)[json.loads(question.split("\n")[0])] == pieces.answer.strip(' "')
+
+
+def test_made_up_documents_have_different_numbers():
+    pieces = Documents(ask="which").pieces(random.Random(0))
+    numbers = [unit.split("]")[0] for unit in (*pieces.needles, *islice(pieces.haystack, 1200))]
+    assert len(numbers) == len(set(numbers))
+
+
+def test_documents_come_from_a_file(tmp_path):
+    second = {**QUESTION, "question": "Who crossed it?", "answers": ["Leo Reed"]}
+    second["ctxs"] = [
+        {"title": "A", "text": "Leo Reed crossed it.", "hasanswer": True},
+        {"title": "B", "text": "Rain."},
+    ]
+    questions = read_questions(questions_file(tmp_path, QUESTION, "", second))
+    assert [question.gold.text for question in questions] == ["It was built by Ada Bell.", "Leo Reed crossed it."]
+    pieces = replace(Documents(), questions=questions[:1]).pieces(random.Random(0))
+    assert pieces.answer == " Ada Bell"
+    assert "Ada Bell" in pieces.needles[0]
+    assert "Ada Bell" not in "".join(islice(pieces.haystack, 50))
+
+
+def test_prompt_of_the_release_moves_the_gold_document(tmp_path):
+    (question,) = read_questions(questions_file(tmp_path, QUESTION))
+    assert question.prompt(0) == (
+        "Write a high-quality answer for the given question using only the provided search results "
+        "(some of which might be irrelevant).\n\n"
+        "Document [1](Title: The tower) It was built by Ada Bell.\n"
+        "Document [2](Title: Towers) Towers are high.\n"
+        "Document [3](Title: Bridges) Bridges are long.\n"
+        "\nQuestion: Who built the tower?\nAnswer:"
+    )
+    assert "Document [3](Title: The tower)" in question.prompt(2)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{not json",
+        "[1, 2]",
+        '"text"',
+        {"question": "?", "answers": ["a"]},
+        {**QUESTION, "answers": []},
+        {**QUESTION, "answers": ["nowhere"], "ctxs": [{"title": "", "text": "nothing"}]},
+        {**QUESTION, "ctxs": [{"title": "no text", "isgold": True}]},
+        {**QUESTION, "ctxs": "text"},
+        {**QUESTION, "question": 3},
+    ],
+    ids=repr,
+)
+def test_a_broken_line_is_named_by_its_number(tmp_path, line):
+    with pytest.raises(CtxextError, match="Line 2 of"):
+        read_questions(questions_file(tmp_path, QUESTION, line))
+
+
+def test_missing_and_empty_files_are_refused(tmp_path):
+    with pytest.raises(CtxextError, match="Cannot read"):
+        read_questions(tmp_path / "absent.jsonl")
+    with pytest.raises(CtxextError, match="no questions"):
+        read_questions(questions_file(tmp_path, ""))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("It was Ada  Bell.", True), ("the ADA-BELL", False), ("a\nada the bell!", True), ("Ada", False), ("", False)],
+)
+def test_best_subspan_match(text, expected):
+    assert best_subspan_match(text, ["Leo Reed", "Ada Bell"]) is expected
+
+
+def test_prose_is_varied_and_has_no_digits():
+    sentences = list(islice(prose.sentences(random.Random(0)), 2000))
+    assert len(set(sentences)) > 1900
+    assert not any(character.isdigit() for sentence in sentences for character in sentence)
+    assert all(sentence[0].isupper() and sentence.endswith(".") and "  " not in sentence for sentence in sentences)
+    assert len({word for sentence in sentences for word in sentence.rstrip(".").split()}) > 300
+
+
+def test_object_names_differ():
+    for count in (5, 500):
+        assert len(set(prose.object_names(random.Random(0), count))) == count
