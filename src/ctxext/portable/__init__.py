@@ -1,0 +1,1 @@
+"""Modeling code that travels inside checkpoints: standard library, torch and transformers only."""
