@@ -86,10 +86,12 @@ class Documents:
             chosen = rng.choice(self.questions)
             others = self._other_documents(chosen, random.Random(rng.getrandbits(64)))
             gold, question, answer = chosen.gold, chosen.question, f" {chosen.answers[0]}"
+            answers = chosen.answers
         else:
             key = prose.object_name(rng)
             gold, questions = made_up_document(rng, key, gold_number)
             question, answer = questions[_pick(self.ask, rng)]
+            answers = (answer.strip(),)
             others = _made_up_documents(random.Random(rng.getrandbits(64)), without=key)
         return Pieces(
             opening=OPENING,
@@ -98,6 +100,7 @@ class Documents:
             question=f"\nQuestion: {question}\nAnswer:",
             answer=answer,
             padding="\n",
+            answers=answers,
         )
 
     def _other_documents(self, chosen: Question, rng: random.Random) -> Iterator[Document]:

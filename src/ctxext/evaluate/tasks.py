@@ -21,6 +21,7 @@ class Pieces:
         answer: Begins with its own leading space if the text needs one.
         padding: A unit of one token that may be repeated before the question to reach an exact length, for filler whose
             units cannot be cut. Empty if filler may be cut anywhere.
+        answers: Every right answer, where a task scores free text and has several; empty if `answer` is the only one.
     """
 
     opening: str
@@ -29,6 +30,7 @@ class Pieces:
     question: str
     answer: str
     padding: str = ""
+    answers: tuple[str, ...] = ()
 
 
 class Task(Protocol):

@@ -1,0 +1,92 @@
+"""Text to token ids, piece by piece, the way the tokenizer would see the pieces inside one long text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ctxext.errors import CtxextError
+
+_ANCHORS = ("\n", ":", "a")
+_MARK = "\x00haystack\x00"
+_WORD_STARTS = ("▁", "Ġ")
+
+
+class Encoder:
+    """Turns the pieces of a prompt into token ids.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        chat_template: Whether to use the tokenizer's chat template, where it has one.
+    """
+
+    def __init__(self, tokenizer: Any, *, chat_template: bool = True) -> None:
+        self.tokenizer = tokenizer
+        self.uses_chat = chat_template and bool(getattr(tokenizer, "chat_template", None))
+        self._known: dict[str, list[int]] = {}
+        first = tokenizer.convert_ids_to_tokens(self._plain("a")[:1])
+        # Such a tokenizer puts a word start before every text it is given, so a piece is encoded behind an anchor.
+        self._needs_anchor = bool(first) and str(first[0]).startswith(_WORD_STARTS)
+
+    def _plain(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def document(self, text: str) -> list[int]:
+        """A whole document with the begin token that the tokenizer adds."""
+        return [*self.start(), *self._plain(text)]
+
+    def start(self) -> list[int]:
+        """What the tokenizer puts before every text."""
+        bare = self._plain("a")
+        full = list(self.tokenizer("a")["input_ids"])
+        at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
+        return full[:at]
+
+    def piece(self, text: str) -> list[int]:
+        """A piece that stands in the middle of a text."""
+        if text not in self._known:
+            self._known[text] = self._in_context(text) if self._needs_anchor else self._plain(text)
+        return self._known[text]
+
+    def pieces(self, texts: Sequence[str]) -> list[list[int]]:
+        """Many pieces in one call, which is faster."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._known]
+        if new and not self._needs_anchor:
+            found = self.tokenizer(new, add_special_tokens=False)["input_ids"]
+            self._known.update((text, list(ids)) for text, ids in zip(new, found, strict=True))
+        return [self.piece(text) for text in texts]
+
+    def _in_context(self, text: str) -> list[int]:
+        for anchor in _ANCHORS:
+            before, both = self._plain(anchor), self._plain(anchor + text)
+            if both[: len(before)] == before:
+                return both[len(before) :]
+        return self._plain(text)
+
+    def frame(self, opening: str, question: str) -> tuple[list[int], list[int]]:
+        """What stands before the haystack and what stands between it and the answer.
+
+        With a chat template the opening, the haystack and the question are the user's turn. The question's last words,
+        which lead into the answer, begin the assistant's turn, as in RULER: no model has to guess how an answer starts.
+
+        Raises:
+            CtxextError: the chat template drops part of the user's turn.
+        """
+        if not self.uses_chat:
+            return [*self.start(), *self._plain(opening)], self.piece(question)
+        asked, lead_in = split_question(question)
+        message = [{"role": "user", "content": f"{opening}{_MARK}{asked}"}]
+        text = self.tokenizer.apply_chat_template(
+            message, tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
+        head, mark, tail = str(text).partition(_MARK)
+        if not mark:
+            raise CtxextError(
+                "The tokenizer's chat template does not keep the user's text.", hint="Evaluate with --no-chat-template."
+            )
+        return self._plain(head), [*self.piece(tail), *(self.piece(lead_in) if lead_in else [])]
+
+
+def split_question(question: str) -> tuple[str, str]:
+    """A question and the words that lead into its answer: "What is it?" and "It is"."""
+    ends = [question.rfind(mark) + len(mark) for mark in ("? ", "\n") if mark in question]
+    at = max(ends, default=len(question))
+    return question[:at].rstrip(), question[at:]
