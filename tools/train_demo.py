@@ -260,6 +260,7 @@ options.out.mkdir(parents=True, exist_ok=True)
 weights = {name: tensor.to("cpu", torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
 del weights["lm_head.weight"]  # tied to the embedding
 save_file(weights, options.out / "model.safetensors", metadata={"format": "pt"})
+(options.out / "model.safetensors").chmod(0o644)
 write_json(options.out / "config.json", config_dict())
 write_json(options.out / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1, "do_sample": False})
 tokenizer.save(str(options.out / "tokenizer.json"))
@@ -271,6 +272,7 @@ write_json(
     | {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": WINDOW,
+        "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
         "added_tokens_decoder": {
             str(i): {"content": text, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
