@@ -144,10 +144,12 @@ def _records(rng: random.Random, length: int) -> Iterator[tuple[str, bool]]:
         if rng.random() < 0.5 and length >= 128:
             yield kv.OPENING, False
         yield "{" + ",\n ".join(f'"{key}": "{value}"' for key, value in records) + "}\n", False
-        for key, value in rng.choices(records, k=len(records)):
-            yield f'\nKey: "{key}"\nCorresponding value:', False
+        # Told again in another order, a record is the shortest question there is: recall starts from those.
+        question, end = rng.choice([('\nKey: "{}"\nCorresponding value:', '"\n'), (' "{}":', '",\n')])
+        for key, value in rng.sample(records, k=len(records)):
+            yield question.format(key), False
             yield f' "{value}', True
-            yield '"\n', False
+            yield end, False
 
 
 def _search_results(rng: random.Random, length: int) -> Iterator[tuple[str, bool]]:
