@@ -1,0 +1,354 @@
+"""Write src/ctxext/families.json from the installed transformers.
+
+Run it once with each supported major version, the newest first:
+
+    python tools/make_families.py            # transformers 5: everything
+    python tools/make_families.py            # transformers 4.57: adds what differs there
+
+What code cannot tell, `BY_HAND` says.
+"""
+
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = ROOT / "src" / "ctxext" / "families.json"
+NEW = int(transformers.__version__.split(".")[0]) >= 5
+
+KEYS = (
+    "rope_theta",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "hidden_size",
+    "num_hidden_layers",
+    "head_dim",
+    "partial_rotary_factor",
+    "sliding_window",
+    "use_sliding_window",
+    "max_window_layers",
+    "qk_rope_head_dim",
+    "alibi",
+    "multi_query",
+    "new_decoder_architecture",
+    "position_embedding_type",
+    "use_mem_rope",
+)
+PERIOD_KEYS = (
+    "sliding_window_pattern",
+    "global_attn_every_n_layers",
+    "full_attention_interval",
+    "no_rope_layer_interval",
+    "layer_group_size",
+)
+REFUSALS = (TypeError, ValueError, KeyError, IndexError, RuntimeError, StrictDataclassError)
+DEPTHS = (8, 9, 24, 25, 49)
+
+# What the model types that are no causal language models are, for the one line that refuses them.
+KINDS = (
+    ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "a sequence-to-sequence model"),
+    ("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", "a multimodal model, which AutoModelForImageTextToText loads"),
+    ("MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES", "a multimodal model"),
+    ("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", "a speech model"),
+    ("MODEL_FOR_MASKED_LM_MAPPING_NAMES", "a masked language model"),
+    ("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", "an image model"),
+)
+
+POSITIONS = {
+    "learned": """
+        bart bert bert-generation big_bird bigbird_pegasus biogpt blenderbot blenderbot-small camembert data2vec-text
+        electra ernie git gpt-sw3 gpt2 gpt_bigcode gpt_neo mbart megatron-bert mvp openai-gpt opt plbart prophetnet
+        qdqbert reformer rembert roberta roberta-prelayernorm roc_bert trocr whisper xlm xlm-prophetnet xlm-roberta
+        xlm-roberta-xl xmod
+    """,
+    "sinusoidal": "ctrl marian musicgen musicgen_melody pegasus speech_to_text_2 xglm",
+    "alibi": "bloom mpt",
+    "relative": "cpmant inkling2_text inkling_text mega transfo-xl xlnet",
+    "none": "falcon_mamba jamba kimi_linear mamba mamba2 nemotron_h rwkv xlstm zamba",
+}
+
+ALL_TYPES = ["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
+NO_FULL = "its full-attention layers have no position embedding, and its sliding layers keep their own"
+NEW_NESTED: dict[str, Any] = {"nested_rope": True, "rope_scaling": False}
+OWN_SINUSOIDS = "its attention computes the sinusoids itself, and no key of config.json changes their frequencies"
+DRAFTER = "it drafts for another model, whose states it reads"
+
+BY_HAND: dict[str, dict[str, Any]] = {
+    "afmoe": {"rotated": "sliding"},
+    "beam": {**NEW_NESTED, "rotated": "sliding"},
+    "blt": {"reason": "it is four transformers over bytes and patches, each with positions of its own"},
+    "codegen": {"reason": OWN_SINUSOIDS, "scalable": False},
+    "cohere2": {"rotated": "sliding"},
+    "cohere2_moe": {"rotated": "sliding"},
+    "cohere_compass_text": NEW_NESTED,
+    "dbrx": {"aliases": {"num_key_value_heads": "attn_config.kv_n_heads", "rope_theta": "attn_config.rope_theta"}},
+    "deepseek_v4": {
+        **NEW_NESTED,
+        "full_types": ["compress"],
+        "sliding_types": ["main"],
+        "reason": "its compressed attention shares one rotated key with its compressor, which was not tried",
+    },
+    "dots3_note_text": {**NEW_NESTED, "full_types": ["indexed_attention"]},
+    "exaone4": {"rotated": "unless_window"},
+    "exaone_moe": {"rotated": "unless_window"},
+    "flint": {"rotated": "sliding"},
+    "gemma3_text": {"nested_rope": True, "local_theta_key": "rope_local_base_freq"},
+    "gemma3n_text": {"nested_rope": True, "local_theta_key": "rope_local_base_freq"},
+    "gemma4_assistant": {"reason": DRAFTER},
+    "gemma4_text": {**NEW_NESTED, "rotary_halves": True, "defaults": {"global_head_dim": 512}},
+    "gemma4_unified_assistant": {"reason": DRAFTER},
+    "gemma4_unified_text": {**NEW_NESTED, "rotary_halves": True, "defaults": {"global_head_dim": 512}},
+    "gpt_neox": {"theta_key": "rotary_emb_base", "partial_key": "rotary_pct"},
+    "gpt_neox_japanese": {"theta_key": "rotary_emb_base", "partial_key": "rotary_pct"},
+    "gptj": {"reason": OWN_SINUSOIDS, "scalable": False},
+    "granite_swa": {"rotated": "layer_rope_theta", "theta_key": "layer_rope_theta"},
+    "granitemoe_swa": {"rotated": "layer_rope_theta", "theta_key": "layer_rope_theta"},
+    "kolibri1": {"rotated": "unless_window"},
+    "laguna": NEW_NESTED,
+    "lfm3": {**NEW_NESTED, "rotary_halves": True},
+    "llama4_text": {"rotated": "no_rope_layers"},
+    "longcat_flash": {
+        "aliases": {"num_hidden_layers": "num_layers"},
+        "defaults": {"num_hidden_layers": 28, "layers_per_block": 2},
+    },
+    "mellum": NEW_NESTED,
+    "mimo_v2_flash": NEW_NESTED,
+    "minimax_m2": {"partial_key": "rotary_dim"},
+    "modernbert-decoder": {
+        "nested_rope": True,
+        "rope_scaling": False,
+        "theta_key": "global_rope_theta",
+        "local_theta_key": "local_rope_theta",
+        "note": "transformers 4.57 gives the sliding layers the base of the others",
+    },
+    "olmo": {"rope_scaling_keys": ["type", "factor"]},
+    "olmo2": {"rope_scaling_keys": ["type", "factor"]},
+    "olmo3": {"nested_rope": True},
+    "phi3": {"rope_scaling_keys": ["type", "short_factor", "long_factor"]},
+    "phi4_multimodal": {"rope_scaling_keys": ["type", "short_factor", "long_factor"]},
+    "recurrent_gemma": {"reason": "all its attention is local, so nothing limits its context but the window"},
+    "roformer": {"reason": OWN_SINUSOIDS, "scalable": False},
+    "smollm3": {"rotated": "no_rope_layers"},
+    "zamba2": {"defaults": {"head_dim_multiple": 2}},
+    "zaya": {**NEW_NESTED, "full_types": ["hybrid"], "sliding_types": ["hybrid_sliding"]},
+}
+
+
+def mapping(name: str) -> dict[str, Any]:
+    """One of transformers' tables from model type to class name."""
+    return dict(getattr(modeling_auto, name, {}))
+
+
+def causal_types() -> list[str]:
+    """The model types that AutoModelForCausalLM loads and this version has a configuration for."""
+    return sorted(name for name in mapping("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES") if name in CONFIG_MAPPING_NAMES)
+
+
+def config_of(model_type: str, **values: Any) -> Any:
+    """A configuration with its class defaults."""
+    return CONFIG_MAPPING[model_type](**values)
+
+
+def text_part(config: Any) -> tuple[str | None, Any]:
+    """The language model's configuration and the key it is nested under."""
+    text = config.get_text_config(decoder=True)
+    if text is config:
+        return None, config
+    return next((key for key in config.sub_configs if getattr(config, key, None) is text), None), text
+
+
+def value_of(config: Any, key: str) -> Any:
+    """A plain value, or None where there is none for the whole model."""
+    fields = config.to_dict()
+    value = fields[key] if key in fields else getattr(config, key, None)
+    return value if isinstance(value, int | float | str | bool | type(None)) else None
+
+
+def schedule(config: Any, names: list[str]) -> dict[str, Any]:
+    """The rope dict that layers of one of the given types read."""
+    whole = value_or_dict(config, "rope_parameters") or value_or_dict(config, "rope_scaling")
+    nested = next((whole[name] for name in names if isinstance(whole.get(name), dict)), None)
+    return nested if nested is not None else ({} if any(isinstance(v, dict) for v in whole.values()) else whole)
+
+
+def value_or_dict(config: Any, key: str) -> dict[str, Any]:
+    """A dict attribute, empty where there is none."""
+    value = getattr(config, key, None)
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def defaults_of(kind: type, by_hand: dict[str, Any]) -> dict[str, Any]:
+    """The class defaults of the keys that families.py reads; what the class derives from other keys is left out."""
+    config = kind()
+    found = {key: value_of(config, key) for key in (*KEYS, *PERIOD_KEYS)}
+    full = schedule(config, by_hand.get("full_types", ["full_attention"]))
+    theta_key = by_hand.get("theta_key", "rope_theta")
+    found["rope_theta"] = full.get("rope_theta") or value_of(config, theta_key) or value_of(config, "rope_theta")
+    found["partial_rotary_factor"] = full.get("partial_rotary_factor") or value_of(
+        config, by_hand.get("partial_key", "partial_rotary_factor")
+    )
+    sliding = schedule(config, by_hand.get("sliding_types", ["sliding_attention"]))
+    if by_hand.get("nested_rope"):
+        key = by_hand.get("local_theta_key", "")
+        found["local_rope_theta"] = sliding.get("rope_theta") or value_of(config, key) or found["rope_theta"]
+    heads, hidden = value_of(config, "num_attention_heads"), value_of(config, "hidden_size")
+    for key, changed, size in (
+        ("num_key_value_heads", "num_attention_heads", heads),
+        ("head_dim", "hidden_size", hidden),
+    ):
+        if isinstance(size, int) and derived(kind, key, changed, size):
+            found.pop(key)
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def derived(kind: type, key: str, changed: str, size: int) -> bool:
+    """Whether a class computes a key from another one: twice the one gives another value of the other."""
+    try:
+        return bool(value_of(kind(), key) != value_of(kind(**{changed: 2 * size}), key))
+    except REFUSALS:
+        return False
+
+
+def types_at(kind: type, depth: int, **values: Any) -> list[str] | None:
+    """The layer types of a model of that many layers."""
+    try:
+        config = kind(num_hidden_layers=depth, **values)
+    except REFUSALS:
+        return None
+    found = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    return list(found) if found and len(found) == depth else None
+
+
+def layers_of(kind: type, source: str) -> dict[str, Any]:
+    """The rule by which the class gives layers their types: a prefix, a repeated pattern, and a last layer."""
+    seen = {depth: types_at(kind, depth) for depth in DEPTHS}
+    fields = kind().to_dict()
+    if "attn_layer_indices" in fields:
+        return {"indices": "attn_layer_indices", "otherwise": "linear_attention"}
+    if "full_attn_idxs" in source_of(kind):
+        return {"indices": "full_attn_idxs", "otherwise": "conv", "absent": "full_attention"}
+    if "max_window_layers" in fields:
+        return {"window": "above"}
+    if any(types is None for types in seen.values()):
+        return {"window": "all"} if "sliding_window" in fields and "sliding_window" in source else {}
+    rule = next((rule for rule in rules(seen) if all(tile(rule, depth) == seen[depth] for depth in DEPTHS)), None)
+    if rule is None:
+        return {}
+    for key in PERIOD_KEYS:
+        changed = types_at(kind, 25, **{key: 3})
+        if changed is not None and changed != seen[25]:
+            rule["key"] = key
+    plain = {"period": ["full_attention"]}
+    return {} if rule == plain else rule
+
+
+def rules(seen: dict[int, Any]) -> Any:
+    """Candidate rules, the simplest first."""
+    longest = seen[max(seen)]
+    lasts = {types[-1] for types in seen.values()}
+    for last in (None, *(sorted(lasts) if len(lasts) == 1 else [])):
+        for prefix in range(4):
+            for period in range(1, 9):
+                rule: dict[str, Any] = {"period": longest[prefix : prefix + period]}
+                if prefix:
+                    rule["prefix"] = longest[:prefix]
+                if last:
+                    rule["last"] = last
+                yield rule
+
+
+def tile(rule: dict[str, Any], depth: int) -> list[str]:
+    """Layer types by a rule."""
+    prefix, period = rule.get("prefix", []), rule["period"]
+    types = [*prefix, *(period[index % len(period)] for index in range(depth))][:depth]
+    return [*types[:-1], rule["last"]] if "last" in rule else types
+
+
+def family(model_type: str) -> dict[str, Any]:
+    """Everything about one family that differs from the usual."""
+    for positions, names in POSITIONS.items():
+        if model_type in names.split():
+            return {"positions": positions}
+    if "assistant" in model_type:
+        return dict(BY_HAND[model_type])
+    key, text = text_part(config_of(model_type))
+    kind, by_hand = type(text), {**BY_HAND.get(text.model_type, {}), **BY_HAND.get(model_type, {})}
+    source = modeling_source(kind)
+    if not re.search(r"[Rr]otary|inv_freq", source) and model_type not in ("internlm3", "iquestcoder"):
+        raise SystemExit(f"{model_type} rotates nothing: say in POSITIONS what it does instead")
+    defaults = {**defaults_of(kind, by_hand), **by_hand.get("defaults", {})}
+    found: dict[str, Any] = {**by_hand, "text_config": key, "defaults": defaults, "layers": layers_of(kind, source)}
+    aliases = {
+        name: alias for name, alias in getattr(kind, "attribute_map", {}).items() if name in (*KEYS, "layer_types")
+    }
+    found["aliases"] = {**aliases, **by_hand.get("aliases", {})}
+    if "max_position_embeddings" in aliases:
+        found["length_key"] = aliases["max_position_embeddings"]
+    if "qk_rope_head_dim" in defaults:
+        found["shared_rotary_key"] = True
+    default = schedule(text, by_hand.get("full_types", ["full_attention"]))
+    if default.get("rope_type", "default") not in ("default", "proportional"):
+        found["explicit_default"] = True
+    return {name: value for name, value in found.items() if value not in (None, {}, [])}
+
+
+def source_of(kind: type) -> str:
+    """The source of a configuration class."""
+    return inspect.getsource(kind)
+
+
+def modeling_source(kind: type) -> str:
+    """The source of the modeling file beside a configuration."""
+    path = Path(inspect.getfile(kind))
+    return "".join(file.read_text(encoding="utf-8") for file in path.parent.glob("modeling_*.py"))
+
+
+def others() -> dict[str, str]:
+    """What the model types are that AutoModelForCausalLM does not load."""
+    causal = set(mapping("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"))
+    found = {}
+    for model_type in sorted(set(CONFIG_MAPPING_NAMES) - causal):
+        kind = next((words for table, words in KINDS if model_type in mapping(table)), "something else")
+        found[model_type] = kind
+    return found
+
+
+def main() -> None:
+    """Write the table, or what the older version has otherwise."""
+    made = {model_type: family(model_type) for model_type in causal_types()}
+    if NEW:
+        table = {"families": made, "others": others()}
+    else:
+        table = json.loads(TABLE.read_text(encoding="utf-8"))
+        add_older(table["families"], made)
+    text = json.dumps(table, indent=1, sort_keys=True)
+    TABLE.write_text(re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", flat, text) + "\n", encoding="utf-8")
+    print(f"{TABLE.name}: {len(table['families'])} families")
+
+
+def flat(match: re.Match[str]) -> str:
+    """A list on one line."""
+    return "[" + re.sub(r"\s+", " ", match.group(1)) + "]"
+
+
+def add_older(families: dict[str, Any], made: dict[str, Any]) -> None:
+    """Note the defaults that the older version has otherwise, and the families it alone has."""
+    for model_type, older in made.items():
+        newer = families.setdefault(model_type, older)
+        was, now = older.get("defaults", {}), newer.get("defaults", {})
+        differ = {key: was[key] for key in was if was[key] != now.get(key) and key in now}
+        newer.pop("defaults_4x", None)
+        if differ:
+            newer["defaults_4x"] = differ
+
+
+if __name__ == "__main__":
+    main()
