@@ -1,0 +1,231 @@
+"""A checkpoint as data: configuration and files of a folder, a Hub id or the package. No weights, no torch."""
+
+import json
+import os
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ctxext.errors import CtxextError
+
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
+"""Files that hold numbers and are never rewritten in place, so that they may be hard-linked."""
+
+_INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_LOADABLE = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
+_SKIPPED_FOLDERS = (".git", ".cache", "__pycache__")
+_MAX_HEADER_BYTES = 100_000_000
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint in a local folder.
+
+    Attributes:
+        name: What the user called it.
+        folder: Where its files are.
+        config: The content of config.json.
+        revision: The commit on the Hub, where it came from there.
+        remote_sizes: Size in bytes of files that were left on the Hub, by name.
+    """
+
+    name: str
+    folder: Path
+    config: dict[str, Any] = field(repr=False)
+    revision: str | None = None
+    remote_sizes: dict[str, int] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """Every file, relative to the folder, sorted; version control and caches left out."""
+        found = []
+        for root, folders, names in os.walk(self.folder):
+            folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
+            found += [(Path(root) / name).relative_to(self.folder) for name in names]
+        return sorted(path for path in found if not path.name.startswith(".") or path.name == ".gitattributes")
+
+    @cached_property
+    def weight_files(self) -> list[Path]:
+        """The files that hold numbers, relative to the folder."""
+        return [path for path in self.files if path.suffix in WEIGHT_SUFFIXES]
+
+    def size_of(self, path: Path) -> int:
+        """A file's size in bytes, on disk or on the Hub."""
+        return self.remote_sizes.get(path.as_posix()) or (self.folder / path).stat().st_size
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """A JSON file's content, None where there is no such file.
+
+        Raises:
+            CtxextError: the file is not a JSON object.
+        """
+        return read_json_object(self.folder / name) if (self.folder / name).is_file() else None
+
+    def known_digest(self, path: Path) -> str | None:
+        """A file's SHA-256 where it costs nothing: the Hub's cache names large files by it."""
+        target = (self.folder / path).resolve()
+        return target.name if target.parent.name == "blobs" and _SHA256.fullmatch(target.name) else None
+
+    def check_weights(self) -> None:
+        """Check from headers and indexes alone that the weights are all there.
+
+        Raises:
+            CtxextError: there are none, the index names a missing or an outside file, or a header is broken.
+        """
+        names = {path.as_posix() for path in self.files} | set(self.remote_sizes)
+        for index_name in _INDEX_NAMES:
+            index = self.read_json(index_name) or {}
+            weight_map = index.get("weight_map") or {}
+            if not isinstance(weight_map, dict):
+                raise CtxextError(f'"{index_name}" has no usable weight_map.')
+            for shard in sorted({str(name) for name in weight_map.values()}):
+                _check_shard(self.name, index_name, shard, names)
+        if not any(_LOADABLE.match(name) for name in names):
+            raise CtxextError(
+                f'"{self.name}" holds no weights that transformers would load.',
+                hint="Expected model.safetensors, its shards with an index, or pytorch_model.bin.",
+            )
+        for path in self.weight_files:
+            if path.suffix == ".safetensors" and path.as_posix() not in self.remote_sizes:
+                read_safetensors_header(self.folder / path)
+
+    def headers(self) -> Iterator[dict[str, Any]]:
+        """The headers of the safetensors files: tensor name to dtype, shape and offsets."""
+        for path in self.weight_files:
+            if path.suffix == ".safetensors" and _LOADABLE.match(path.name) and (self.folder / path).is_file():
+                yield read_safetensors_header(self.folder / path)
+
+
+def _check_shard(name: str, index_name: str, shard: str, names: set[str]) -> None:
+    outside = Path(shard).is_absolute() or ".." in Path(shard).parts
+    if outside:
+        raise CtxextError(f'"{index_name}" of "{name}" names a file outside the folder: "{shard}".')
+    if shard not in names:
+        raise CtxextError(
+            f'"{index_name}" of "{name}" names "{shard}", which is not there.', hint="Download the checkpoint again."
+        )
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        CtxextError: the file cannot be read, is not JSON or not an object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CtxextError(f'"{path}" cannot be read: {error}') from error
+    except json.JSONDecodeError as error:
+        raise CtxextError(f'"{path}" is not valid JSON: {error.msg} in line {error.lineno}.') from error
+    if not isinstance(content, dict):
+        raise CtxextError(f'"{path}" does not hold a JSON object.')
+    return content
+
+
+def read_safetensors_header(path: Path) -> dict[str, Any]:
+    """The header of a safetensors file, checked against the file's size; the tensors are not read.
+
+    Raises:
+        CtxextError: the header is truncated or broken, or the file is shorter than it says.
+    """
+    broken = CtxextError(f'"{path.name}" is truncated or not a safetensors file.', hint="Download the file again.")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
+            raise broken
+        try:
+            header = json.loads(file.read(length))
+        except ValueError as error:
+            raise broken from error
+    if not isinstance(header, dict):
+        raise broken
+    header.pop("__metadata__", None)
+    end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if 8 + length + end != size:
+        raise broken
+    return header
+
+
+def open_checkpoint(
+    source: str, *, revision: str | None = None, token: str | None = None, weights: bool = True
+) -> Checkpoint:
+    """Find a checkpoint and read its configuration.
+
+    Args:
+        source: A folder, a Hub id, or `demo` for the checkpoint in the package.
+        revision: A branch, tag or commit on the Hub.
+        token: A Hub token; the usual places are read where it is None.
+        weights: Whether the weight files must be local; without, only the small files of a Hub id are fetched.
+
+    Raises:
+        CtxextError: there is no such checkpoint, or its config.json is missing or broken.
+    """
+    folder, commit = Path(source).expanduser(), None
+    sizes: dict[str, int] = {}
+    if source == "demo" and not folder.exists():
+        folder = Path(str(resources.files("ctxext") / "demo" / "checkpoint"))
+    elif not folder.exists():
+        folder, commit, sizes = _fetch(source, revision, token, weights)
+    elif not folder.is_dir():
+        raise CtxextError(f'"{source}" is a file, not a checkpoint folder.')
+    if not folder.is_dir():
+        raise CtxextError("This installation of ctxext lacks its demo checkpoint.", hint="Install ctxext again.")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise CtxextError(f'"{source}" cannot be read.', hint="Check the folder's permissions.")
+    if not (folder / "config.json").is_file():
+        raise CtxextError(f'"{source}" has no config.json.', hint="Name the folder that holds the checkpoint's files.")
+    return Checkpoint(source, folder, read_json_object(folder / "config.json"), commit, sizes)
+
+
+def _fetch(
+    source: str, revision: str | None, token: str | None, weights: bool
+) -> tuple[Path, str | None, dict[str, int]]:
+    """Bring a checkpoint from the Hub into its cache, with or without the weights."""
+    if not re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", source):
+        raise CtxextError(f'There is no folder "{source}".', hint="Give a folder, a Hub id (user/name) or demo.")
+    import huggingface_hub
+    from huggingface_hub import errors
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not weights:
+        disable_progress_bars()
+    ignored = [] if weights else [f"*{suffix}" for suffix in WEIGHT_SUFFIXES]
+    try:
+        folder = Path(
+            huggingface_hub.snapshot_download(source, revision=revision, token=token, ignore_patterns=ignored)
+        )
+        sizes = {} if weights else _remote_sizes(source, revision, token)
+    except errors.GatedRepoError as error:
+        raise CtxextError(
+            f'"{source}" is gated on the Hub.', hint="Accept its terms there, then: hf auth login"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise CtxextError(f'"{source}" has no revision "{revision}".') from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise CtxextError(
+            f'There is no folder "{source}", and the Hub knows no such repository.',
+            hint="Check the spelling; for a private repository: hf auth login",
+        ) from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:
+        raise CtxextError(
+            f'"{source}" is neither a folder nor in the Hub\'s cache, and the Hub cannot be reached.',
+            hint="Check the name and the network, or give a local folder.",
+        ) from error
+    return folder, folder.name, sizes
+
+
+def _remote_sizes(source: str, revision: str | None, token: str | None) -> dict[str, int]:
+    from huggingface_hub import HfApi
+
+    siblings = HfApi(token=token).model_info(source, revision=revision, files_metadata=True).siblings or []
+    weights = [file for file in siblings if file.rfilename.endswith(WEIGHT_SUFFIXES)]
+    return {file.rfilename: file.size or 0 for file in weights}

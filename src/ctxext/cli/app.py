@@ -1,0 +1,51 @@
+"""The `ctxext` command: which commands there are, and how their errors are told."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ctxext.cli.convert import convert, with_method_options
+from ctxext.cli.env import env
+from ctxext.cli.inspect import inspect
+from ctxext.cli.methods import methods
+from ctxext.cli.output import print_error
+from ctxext.errors import CtxextError
+from ctxext.version import __version__
+
+app = typer.Typer(
+    name="ctxext",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Make a language model read more: convert a checkpoint to a longer context, and measure what that did.",
+    epilog="Start with: ctxext demo",
+)
+app.command()(with_method_options(convert))
+for command in (inspect, methods, env):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"ctxext {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; a problem in the user's input becomes one line, a hint and exit code 1."""
+    try:
+        app()
+    except CtxextError as error:
+        print_error(error)
+        sys.exit(1)

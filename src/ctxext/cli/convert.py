@@ -1,0 +1,228 @@
+"""`ctxext convert`: rewrite a checkpoint's rotary encoding and save it as a portable checkpoint."""
+
+import inspect
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from ctxext.checkpoint import open_checkpoint
+from ctxext.cli.method_options import build_recipe, method_parameters
+from ctxext.cli.options import (
+    JsonOption,
+    QuietOption,
+    RevisionOption,
+    SourceArgument,
+    TokenOption,
+    VerboseOption,
+)
+from ctxext.cli.output import Output
+from ctxext.converters.apply import Progress, check_out
+from ctxext.converters.calibration import Calibration, calibrated
+from ctxext.converters.convert import Conversion, carry_out
+from ctxext.converters.engines import MARKS, Serving
+from ctxext.converters.plan import Change, Plan, make_plan
+from ctxext.recipes.length import format_length
+from ctxext.recipes.methods import METHODS
+
+_CALIBRATION = "Calibration of the head order"
+
+
+def convert(
+    source: SourceArgument,
+    out: Annotated[
+        Path | None, typer.Argument(metavar="[OUT]", help="The folder to make; by default ./NAME-METHOD-LENGTH.")
+    ] = None,
+    *,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method", "-m", help=f"{', '.join(m.name for m in METHODS)}. Repeat it to apply several in order."
+        ),
+    ] = None,
+    recipe: Annotated[str | None, typer.Option("--recipe", help="A recipe file, or the name of a preset.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change and write nothing.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
+    replace_scaling: Annotated[
+        bool, typer.Option("--replace-scaling", help="Take the source's own extension away first.")
+    ] = False,
+    copy: Annotated[bool, typer.Option("--copy", help="Copy the weights even where they could be linked.")] = False,
+    digest: Annotated[bool, typer.Option("--digest", help="Record the SHA-256 of the weights; reads them.")] = False,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify/--no-verify", help="Load a result that carries code in a clean process and compare."),
+    ] = True,
+    calibration_text: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text or JSONL file for --head-order calibrated; by default the package's.",
+            rich_help_panel=_CALIBRATION,
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option("--device", help="auto, cpu, cuda or mps.", rich_help_panel=_CALIBRATION)
+    ] = "auto",
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="auto (as saved), bf16, fp16 or fp32.", rich_help_panel=_CALIBRATION)
+    ] = "auto",
+    revision: RevisionOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+    **options: Any,
+) -> None:
+    """Rewrite a checkpoint's rotary encoding and save it as a portable checkpoint. The weights are never changed.
+
+    Examples:
+    ctxext convert demo --method yarn --factor 4
+
+    ctxext convert meta-llama/Llama-3.2-1B out --method ntk --target-length 256k --dry-run
+    """
+    output, started = Output(as_json=as_json, quiet=quiet, verbose=verbose), time.perf_counter()
+    given = {name: value for name, value in options.items() if value is not None}
+    steps = build_recipe(method or [], recipe, given)
+    checkpoint = open_checkpoint(source, revision=revision, token=token, weights=not dry_run)
+    if out is not None:
+        check_out(out, checkpoint.folder, overwrite=overwrite)
+    with output.progress("") as advance:
+        progress: Progress = lambda what, done, total: advance(done, total, what)  # noqa: E731
+        if not dry_run:
+            calibration = Calibration(calibration_text, device, dtype)
+            steps = calibrated(checkpoint, steps, calibration, replace_scaling=replace_scaling, progress=progress)
+        plan = make_plan(checkpoint, steps, replace_scaling=replace_scaling)
+        out = out or default_out(plan)
+        if dry_run:
+            output.result(plan_data(plan, None), *_plan_lines(plan))
+            return
+        done = carry_out(plan, out, copy=copy, digest=digest, overwrite=overwrite, check=verify, progress=progress)
+    _tell(output, done, source, out, time.perf_counter() - started)
+
+
+def _tell(output: Output, done: Conversion, source: str, out: Path, seconds: float) -> None:
+    """Show what was made, what its user must know, and the next command."""
+    plan, written = done.plan, done.written
+    how = "linked" if written.num_linked and not written.num_copied else "copied"
+    data = {
+        **plan_data(plan, str(out)),
+        "linked": written.num_linked,
+        "copied": written.num_copied,
+        "verification": vars(done.verification) if done.verification else None,
+        "seconds": round(seconds, 3),
+    }
+    trained, reach = plan.rotary.trained_length, reach_of(plan)
+    window = f"{trained} → {reach} tokens" if reach != trained else f"{trained} tokens as before"
+    lines = [
+        f"[green]✓[/green] [bold]{out}[/bold]   {plan.recipe.summary()}   {window}   weights {how}   {seconds:.2f} s",
+        *_verification_lines(done),
+        f"  serves in  {serving_line(plan.serving)}",
+    ]
+    output.result(data, *lines)
+    for caution in plan.cautions:
+        output.warning(caution)
+    output.next_step(f"ctxext eval {source} {out} --lengths {_lengths(plan)}", "Not measured yet")
+
+
+def _verification_lines(done: Conversion) -> list[str]:
+    found = done.verification
+    if found is None:
+        return []
+    if found.skipped:
+        return [f"[yellow]-[/yellow] not verified: {found.skipped}"]
+    return [
+        "[green]✓[/green] verified in a clean process: loads without ctxext, "
+        f"logits as the method says (largest difference {found.difference:.0e})"
+    ]
+
+
+def default_out(plan: Plan) -> Path:
+    """The folder's name where none was given: the source's name, the methods and the new length."""
+    name = Path(plan.source.name).name or "model"
+    methods = "-".join(step.name for step in plan.recipe.steps)
+    return Path(f"{name}-{methods}-{format_length(reach_of(plan))}")
+
+
+def reach_of(plan: Plan) -> int:
+    """The length that the result is meant for; `dynamic` keeps the trained maximum in its configuration."""
+    factor = plan.rotary.parameters["factor"] if plan.rotary.rope_type == "dynamic" else 1.0
+    return round(plan.rotary.context_length * float(factor))
+
+
+def _lengths(plan: Plan) -> str:
+    lengths = dict.fromkeys((plan.rotary.trained_length, reach_of(plan)))
+    return ",".join(map(format_length, lengths))
+
+
+def plan_data(plan: Plan, out: str | None) -> dict[str, Any]:
+    """A plan as JSON."""
+    return {
+        "source": plan.source.name,
+        "revision": plan.source.revision,
+        "out": out,
+        "recipe": plan.recipe.to_dict(),
+        "trained_length": plan.rotary.trained_length,
+        "context_length": plan.rotary.context_length,
+        "changes": [vars(change) for change in plan.changes],
+        "files": {
+            "written": sorted([*plan.texts, "ctxext.json"]),
+            "weights": [path.as_posix() for path in plan.weights],
+            "copied": [path.as_posix() for path in plan.others],
+        },
+        "serving": [row.to_dict() for row in plan.serving],
+        "cautions": list(plan.cautions),
+    }
+
+
+def serving_line(serving: tuple[Serving, ...]) -> str:
+    """Which engines run it, in one line."""
+    return "   ".join(f"{row.engine} {MARKS[row.status]}" + (f" ({row.note})" if row.note else "") for row in serving)
+
+
+def _plan_lines(plan: Plan) -> list[Any]:
+    table = Table.grid(padding=(0, 2))
+    file = ""
+    for change in plan.changes:
+        if change.key == "ctxext":
+            continue
+        if change.file != file:
+            file = change.file
+            table.add_row(f"[bold]{file}[/bold]")
+        table.add_row(f"  {change.key}", _change_text(change))
+    size = sum(plan.source.size_of(path) for path in plan.weights)
+    table.add_row(
+        "[bold]weights[/bold]", f"{len(plan.weights)} file(s), {size / 1e6:,.1f} MB, linked or copied unchanged"
+    )
+    table.add_row("[bold]kept[/bold]", ", ".join(path.as_posix() for path in plan.others) or "-")
+    table.add_row("[bold]serves in[/bold]", serving_line(plan.serving))
+    return [table, "nothing written"]
+
+
+def _change_text(change: Change) -> str:
+    old = "(not there)" if change.old is None else _short(change.old)
+    return f"{old} → " + ("(removed)" if change.new is None else _short(change.new))
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} {_short(entry)}" for key, entry in value.items()) + "}"
+    if isinstance(value, list) and len(value) > 6:
+        return f"({len(value)} entries)"
+    return str(value)
+
+
+def with_method_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command whose last parameter is **options one typer option per method option."""
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    parameters = method_parameters()
+    first = 1 + next(i for i, parameter in enumerate(own) if parameter.name == "recipe")
+    ordered = [*own[:first], *parameters, *own[first:]]
+    function.__signature__ = signature.replace(parameters=ordered)  # type: ignore[attr-defined]
+    function.__annotations__ = {
+        **{key: hint for key, hint in function.__annotations__.items() if key != "options"},
+        **{parameter.name: parameter.annotation for parameter in parameters},
+    }
+    return function

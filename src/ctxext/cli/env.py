@@ -1,0 +1,54 @@
+"""`ctxext env`: versions, devices and cache folders, for bug reports."""
+
+import importlib.metadata
+import os
+import platform
+
+from rich.table import Table
+
+from ctxext.cli.options import JsonOption
+from ctxext.cli.output import Output
+from ctxext.version import __version__
+
+_PACKAGES = (
+    "torch", "transformers", "peft", "accelerate", "safetensors", "huggingface_hub", "datasets", "typer", "rich",
+    "matplotlib", "vllm", "lm_eval",
+)  # fmt: skip
+
+
+def env(as_json: JsonOption = False) -> None:
+    """Print versions, devices and cache folders; paste this into a bug report.
+
+    Examples:
+    ctxext env
+    """
+    import torch
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    facts = {
+        "ctxext": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **{name: _version(name) for name in _PACKAGES},
+        "processor": f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads",
+        "accelerators": ", ".join(_accelerators()) or "none",
+        "hub cache": HF_HUB_CACHE,
+    }
+    table = Table.grid(padding=(0, 2))
+    for key, value in facts.items():
+        table.add_row(f"[bold]{key}[/bold]", str(value))
+    Output(as_json=as_json).result(facts, table)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _accelerators() -> list[str]:
+    import torch
+
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return names + (["mps"] if torch.backends.mps.is_available() else [])

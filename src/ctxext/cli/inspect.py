@@ -1,0 +1,143 @@
+"""`ctxext inspect`: what a checkpoint's files say about its context."""
+
+from typing import Any
+
+from rich.table import Table
+
+from ctxext.checkpoint import open_checkpoint
+from ctxext.cli.convert import serving_line
+from ctxext.cli.options import JsonOption, QuietOption, RevisionOption, SourceArgument, TokenOption
+from ctxext.cli.output import Output
+from ctxext.converters.inspection import Inspection, inspect_checkpoint
+from ctxext.recipes.length import format_length
+from ctxext.recipes.recipe import describe_step
+
+_ENCODINGS = {
+    "learned": "learned position embeddings: a table with one row per position, which ends where training ended",
+    "sinusoidal": "sinusoidal position embeddings",
+    "alibi": "ALiBi: a penalty on distance, no rotation",
+    "relative": "relative position biases",
+    "none": "no position encoding of its own",
+}
+
+
+def inspect(
+    source: SourceArgument,
+    revision: RevisionOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Show a checkpoint's position encoding, its window, and which methods apply. Reads headers only.
+
+    Examples:
+    ctxext inspect demo
+
+    ctxext inspect Qwen/Qwen3-8B --json
+    """
+    output = Output(as_json=as_json, quiet=quiet)
+    found = inspect_checkpoint(open_checkpoint(source, revision=revision, token=token, weights=False))
+    table = Table.grid(padding=(0, 2))
+    for label, text in _rows(found).items():
+        table.add_row(f"[bold]{label}[/bold]", text)
+    output.result(inspection_data(source, found), table)
+    if found.rotary and not found.rotary.is_extended:
+        length = format_length(4 * found.rotary.trained_length)
+        output.next_step(f"ctxext convert {source} --method yarn --target-length {length} --dry-run")
+
+
+def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
+    """An inspection as JSON."""
+    rotary = found.rotary
+    return {
+        "source": source,
+        "model_type": found.family.model_type,
+        "positions": found.positions,
+        "num_parameters": found.num_parameters,
+        "rotary": None
+        if rotary is None
+        else {
+            "rope_type": rotary.rope_type,
+            "parameters": dict(rotary.parameters),
+            "theta": rotary.theta,
+            "dimensions": rotary.dim,
+            "pairs_that_never_complete_a_turn": found.unfinished_pairs,
+            "trained_length": rotary.trained_length,
+            "context_length": rotary.context_length,
+            "is_extended": rotary.is_extended,
+        },
+        "windows": dict(found.windows),
+        "attention": dict(found.attention),
+        "cache_bytes": {str(length): size for length, size in found.cache_bytes.items()},
+        "methods": {name: {"applies": not reason, "reason": reason} for name, reason in found.methods.items()},
+        "recipe": found.recipe,
+        "serving": [row.to_dict() for row in found.serving],
+    }
+
+
+def _rows(found: Inspection) -> dict[str, str]:
+    rows = {"model": _model(found), "encoding": _encoding(found)}
+    if found.rotary is not None:
+        rows["window"] = _window(found)
+    rows["attention"] = _attention(found)
+    if found.cache_bytes and any(found.cache_bytes.values()):
+        sizes = " · ".join(f"{format_length(n)} {_size(size)}" for n, size in found.cache_bytes.items())
+        rows["cache"] = f"{sizes}   (16 bits, one sequence)"
+    if found.recipe:
+        rows["recipe"] = ", ".join(describe_step(step) for step in found.recipe["steps"])
+        rows["serves in"] = serving_line(found.serving)
+    able = [name for name, reason in found.methods.items() if not reason]
+    rows["methods"] = " ".join(able) or "-"
+    reasons: dict[str, list[str]] = {}
+    for name, reason in found.methods.items():
+        if reason:
+            reasons.setdefault(reason, []).append(name)
+    for number, (reason, names) in enumerate(reasons.items()):
+        rows["not" if number == 0 else " " * number] = f"{' '.join(names)}: {reason}"
+    return rows
+
+
+def _model(found: Inspection) -> str:
+    return (
+        f"{found.family.model_type} · {_count(found.num_parameters)} parameters"
+        if found.num_parameters
+        else (found.family.model_type)
+    )
+
+
+def _encoding(found: Inspection) -> str:
+    rotary = found.rotary
+    if rotary is None:
+        return _ENCODINGS.get(found.positions, "rotary, but not one that can be rescaled")
+    turns = ""
+    if found.unfinished_pairs is not None:
+        pairs = f"{found.unfinished_pairs} of {rotary.dim // 2} pairs"
+        turns = f", {pairs} never complete a turn in {rotary.trained_length} tokens"
+    return f"rotary, {rotary.rope_type} schedule, theta {rotary.theta:g} · {rotary.dim} dimensions{turns}"
+
+
+def _window(found: Inspection) -> str:
+    assert found.rotary is not None
+    claims = set(found.windows.values())
+    agree = "files agree" if len(claims) == 1 else ", ".join(f"{k} says {v}" for k, v in found.windows.items())
+    state = "extended" if found.rotary.is_extended else "not extended"
+    trained = found.rotary.trained_length
+    return f"{found.rotary.context_length} tokens, trained to {trained}, {state} ({agree})"
+
+
+def _attention(found: Inspection) -> str:
+    numbers = found.attention
+    full, sliding, layers = numbers["full_attention_layers"], numbers["sliding_layers"], numbers["layers"]
+    kinds = f"{full} of {layers} layers full" + (f", {sliding} sliding" if sliding else "")
+    return f"{numbers['heads']} heads, {numbers['key_heads']} key heads of {numbers['head_dim']} · {kinds}"
+
+
+def _count(number: int) -> str:
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:,.1f} {unit}"
+    return str(number)
+
+
+def _size(number: int) -> str:
+    return f"{number / 2**30:,.1f} GiB" if number >= 2**30 else f"{number / 2**20:,.1f} MiB"

@@ -1,0 +1,128 @@
+"""The options of the methods, derived from their classes, and the recipe that a command line describes."""
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_origin
+
+import typer
+import yaml
+
+from ctxext.errors import CtxextError
+from ctxext.recipes.length import parse_length
+from ctxext.recipes.methods import METHODS, method_named
+from ctxext.recipes.param import limits_of, options_of, value_type
+from ctxext.recipes.recipe import Recipe, load_recipe, recipe_from_dict
+
+_SHARED_PANEL = "How far to reach"
+
+
+def option_owners() -> dict[str, list[str]]:
+    """Every method option by its Python name, with the names of the methods that take it."""
+    owners: dict[str, list[str]] = {}
+    for method in METHODS:
+        for field in options_of(method):
+            owners.setdefault(field.name, []).append(method.name)
+    return owners
+
+
+def method_parameters() -> list[inspect.Parameter]:
+    """A keyword parameter with its typer option for every method option, None where not given."""
+    owners, parameters = option_owners(), []
+    fields = {field.name: (method, field) for method in reversed(METHODS) for field in options_of(method)}
+    for name in owners:
+        method, field = fields[name]
+        shared = name in ("factor", "target_length")
+        panel = _SHARED_PANEL if shared else f"Options of {', '.join(owners[name])}"
+        is_text = get_origin(value_type(method, name)) is tuple or name.endswith("_length")
+        option = typer.Option(
+            option_name(name),
+            help=limits_of(field).describe() + _default_note(field.default),
+            rich_help_panel=panel,
+            show_default=False,
+            metavar="FILE" if get_origin(value_type(method, name)) is tuple else None,
+        )
+        kind: Any = str if is_text else value_type(method, name)
+        annotation = Annotated[kind | None, option]
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+    return parameters
+
+
+def option_name(name: str) -> str:
+    """How a method's parameter is spelled on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def _default_note(default: Any) -> str:
+    shown = default is not dataclasses.MISSING and default is not None
+    return (
+        f" Default: {default:g}." if shown and isinstance(default, float) else f" Default: {default}." if shown else ""
+    )
+
+
+def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[str, Any]) -> Recipe:
+    """The recipe that `--method`, `--recipe` and the method options describe together.
+
+    Args:
+        methods: Names in order of application.
+        recipe: A recipe file or preset; the options then stand above its numbers.
+        options: Method options that were given, by Python name.
+
+    Raises:
+        CtxextError: neither or both of the two were given, or an option belongs to none of the steps.
+    """
+    if bool(methods) == bool(recipe):
+        raise CtxextError(
+            "Say what to apply: --method NAME, or --recipe FILE."
+            if not methods
+            else "Give --method or --recipe, not both.",
+            hint="ctxext methods lists the methods.",
+        )
+    if recipe:
+        content = load_recipe(recipe).to_dict()
+    else:
+        content = {"steps": [{"method": method_named(name).name} for name in methods]}
+    values = {name: _parsed(name, value) for name, value in options.items()}
+    for name, value in values.items():
+        takers = [step for step in content["steps"] if name in _fields_of(step["method"])]
+        if not takers:
+            raise CtxextError(
+                f"{option_name(name)} is an option of {', '.join(option_owners()[name])}, "
+                f"not of {', '.join(step['method'] for step in content['steps'])}."
+            )
+        for step in takers:
+            step[name] = value
+            if name in ("factor", "target_length"):
+                step.pop("factor" if name == "target_length" else "target_length", None)
+    if {"factor", "target_length"} <= values.keys():
+        raise CtxextError("Give --factor or --target-length, not both.")
+    return recipe_from_dict(content, recipe or "the command line")
+
+
+def _fields_of(method: str) -> set[str]:
+    return {field.name for field in options_of(method_named(method))}
+
+
+def _parsed(name: str, value: Any) -> Any:
+    """An option's value as a recipe file would hold it: lengths as numbers, files as their lists."""
+    if name.endswith("_length"):
+        return parse_length(value)
+    owner = next(method for method in METHODS if name in _fields_of(method.name))
+    return _read_numbers(value, name) if get_origin(value_type(owner, name)) is tuple else value
+
+
+def _read_numbers(path: str, name: str) -> list[Any]:
+    """A list of numbers from a JSON or YAML file, alone or under the option's name."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise CtxextError(f'{option_name(name)}: "{path}" cannot be read as a list of numbers.') from error
+    numbers = content.get(name) if isinstance(content, dict) else content
+    if not isinstance(numbers, list):
+        raise CtxextError(
+            f'{option_name(name)}: "{path}" holds no list of numbers.',
+            hint=f"Write a list, or an object with {json.dumps(name)}.",
+        )
+    return numbers

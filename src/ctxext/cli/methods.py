@@ -1,0 +1,52 @@
+"""`ctxext methods`: the table of methods, generated from their classes."""
+
+import inspect
+
+from rich.table import Table
+
+from ctxext.cli.options import JsonOption
+from ctxext.cli.output import Output
+from ctxext.recipes.base import Method
+from ctxext.recipes.methods import METHODS
+from ctxext.recipes.param import limits_of, options_of
+
+
+def methods(as_json: JsonOption = False) -> None:
+    """List the methods, what each needs and where it comes from.
+
+    Examples:
+    ctxext methods
+    """
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("method", "what it does", "carried by"):
+        table.add_column(column, overflow="fold")
+    for method in METHODS:
+        names = ", ".join((method.name, *method.aliases))
+        table.add_row(f"[bold]{names}[/bold]", summary_of(method), carried_by(method))
+    output = Output(as_json=as_json)
+    output.result({"methods": [method_data(method) for method in METHODS]}, table)
+    output.next_step("ctxext convert --help", "Their options")
+
+
+def summary_of(method: type[Method]) -> str:
+    """The first line of a method's docstring."""
+    return (inspect.getdoc(method) or "").splitlines()[0]
+
+
+def carried_by(method: type[Method]) -> str:
+    """What a checkpoint needs to carry the method."""
+    return "code in the checkpoint" if method.needs_code else "config.json"
+
+
+def method_data(method: type[Method]) -> dict[str, object]:
+    """A method as JSON."""
+    return {
+        "name": method.name,
+        "aliases": list(method.aliases),
+        "title": method.title,
+        "summary": summary_of(method),
+        "paper": method.paper,
+        "carried_by": carried_by(method),
+        "options": {field.name: limits_of(field).describe() for field in options_of(method)},
+        "caution": method.caution,
+    }

@@ -1,0 +1,31 @@
+"""Options that several commands share, each written once."""
+
+from typing import Annotated
+
+import typer
+
+_REPORTING = "Output"
+_HUB = "Hub"
+
+SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, a Hub id (user/name), or demo.")]
+RevisionOption = Annotated[
+    str | None, typer.Option("--revision", help="Branch, tag or commit on the Hub.", rich_help_panel=_HUB)
+]
+TokenOption = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        help="Hub token; by default the one that hf auth login stored.",
+        rich_help_panel=_HUB,
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout.", rich_help_panel=_REPORTING)
+]
+QuietOption = Annotated[
+    bool, typer.Option("-q", "--quiet", help="No progress, notes or suggestions.", rich_help_panel=_REPORTING)
+]
+VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Say more.", rich_help_panel=_REPORTING)]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
+DtypeOption = Annotated[str, typer.Option("--dtype", help="auto (as saved), bf16, fp16 or fp32.")]

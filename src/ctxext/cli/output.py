@@ -1,0 +1,102 @@
+"""The one place that prints: results on stdout, everything else on stderr, in human, JSON and quiet form."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ctxext.errors import CtxextError
+
+
+class Advance(Protocol):
+    """Moves a progress bar: how much is done of how much, and what is being worked on."""
+
+    def __call__(self, done: int, total: int, label: str = "") -> None:
+        """Show that `done` of `total` is reached."""
+
+
+class Output:
+    """Where a command writes.
+
+    Args:
+        as_json: Print one JSON object on stdout and nothing else there.
+        quiet: No progress, notes or next steps.
+        verbose: Notes that only a closer look needs.
+    """
+
+    def __init__(self, *, as_json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
+        self.as_json, self.quiet, self.verbose = as_json, quiet, verbose
+        self.stdout = Console(highlight=False, soft_wrap=True)
+        self.stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def result(self, content: Mapping[str, Any], *lines: RenderableType) -> None:
+        """Print a command's result: its data as JSON, or its lines for people."""
+        if self.as_json:
+            sys.stdout.write(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+            return
+        for line in lines:
+            self.stdout.print(line)
+
+    def note(self, text: RenderableType) -> None:
+        """Tell about progress or a fact beside the result."""
+        if not self.quiet:
+            self.stderr.print(text)
+
+    def detail(self, text: str) -> None:
+        """Tell what only `-v` asks for."""
+        if self.verbose:
+            self.stderr.print(text, style="dim")
+
+    def warning(self, text: str) -> None:
+        """Tell what the user must know; shown in quiet mode too."""
+        self.stderr.print("warning: ", style="yellow bold", end="")
+        self.stderr.print(text, markup=False)
+
+    def next_step(self, command: str, why: str = "Next") -> None:
+        """Suggest the command that most people want now."""
+        if not self.quiet:
+            self.stderr.print(f"{why}: ", style="dim", end="")
+            self.stderr.print(command, style="cyan", markup=False)
+
+    @contextmanager
+    def progress(self, title: str) -> Iterator[Advance]:
+        """A bar with the time left on a terminal; now and then a plain line in a log."""
+        if self.quiet:
+            yield lambda done, total, label="": None
+        elif self.stderr.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+            with Progress(*columns, TimeRemainingColumn(), console=self.stderr, transient=True) as bar:
+                task = bar.add_task(title, total=None)
+
+                def advance(done: int, total: int, label: str = "") -> None:
+                    bar.update(task, completed=done, total=total, description=f"{title} {label}".rstrip())
+
+                yield advance
+        else:
+            yield self._plain_progress(title)
+
+    def _plain_progress(self, title: str) -> Advance:
+        shown = -1
+
+        def advance(done: int, total: int, label: str = "") -> None:
+            nonlocal shown
+            tenth = 10 * done // max(total, 1)
+            if tenth > shown:
+                shown = tenth
+                self.stderr.print(f"{title} {label}".rstrip() + f" {10 * tenth} %", markup=False)
+
+        return advance
+
+
+def print_error(error: CtxextError) -> None:
+    """Show a user's problem: one line, and a hint where there is one."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print("error: ", style="red bold", end="")
+    console.print(error.message, markup=False)
+    if error.hint:
+        console.print("hint:  ", style="cyan", end="")
+        console.print(error.hint, markup=False)

@@ -1,0 +1,105 @@
+"""Convert a checkpoint: the calls behind the command and the Python interface."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctxext.checkpoint import open_checkpoint
+from ctxext.converters.apply import Progress, Written, apply_plan, check_out
+from ctxext.converters.calibration import Calibration, calibrated
+from ctxext.converters.plan import Plan, make_plan
+from ctxext.converters.verification import Verification, verify
+from ctxext.recipes.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A conversion that was carried out.
+
+    Attributes:
+        plan: What was planned.
+        written: What was written.
+        verification: What a clean process said of it; None where no code travels or nobody asked.
+    """
+
+    plan: Plan
+    written: Written
+    verification: Verification | None
+
+
+def convert(
+    source: str,
+    out: str | Path,
+    recipe: Recipe,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    copy: bool = False,
+    digest: bool = False,
+    overwrite: bool = False,
+    replace_scaling: bool = False,
+    check: bool = True,
+    calibration: Calibration | None = None,
+    progress: Progress | None = None,
+) -> Conversion:
+    """Convert a checkpoint and save it as a portable one.
+
+    Args:
+        source: A folder, a Hub id, or `demo`.
+        out: The folder to make.
+        recipe: What to apply.
+        revision: A branch, tag or commit on the Hub.
+        token: A Hub token; the usual places are read where it is None.
+        copy: Copy the weights even where they could be linked.
+        digest: Record the SHA-256 of the weights, which reads them.
+        overwrite: Replace a folder that is there.
+        replace_scaling: Take an existing schedule away first.
+        check: Load a result that carries code in a clean process and compare its logits.
+        calibration: How a calibrated head order is measured; the package's own text where None.
+        progress: Called with what is being done, how much of it and how much in all.
+
+    Raises:
+        CtxextError: the source, the recipe or the place is refused; nothing is written then.
+    """
+    checkpoint = open_checkpoint(source, revision=revision, token=token)
+    check_out(Path(out), checkpoint.folder, overwrite=overwrite)
+    recipe = calibrated(
+        checkpoint, recipe, calibration or Calibration(), replace_scaling=replace_scaling, progress=progress
+    )
+    plan = make_plan(checkpoint, recipe, replace_scaling=replace_scaling)
+    return carry_out(plan, Path(out), copy=copy, digest=digest, overwrite=overwrite, check=check, progress=progress)
+
+
+def carry_out(
+    plan: Plan,
+    out: Path,
+    *,
+    copy: bool = False,
+    digest: bool = False,
+    overwrite: bool = False,
+    check: bool = True,
+    progress: Progress | None = None,
+) -> Conversion:
+    """Write a plan, and check a result that carries code before it gets its name.
+
+    Args:
+        plan: What to write.
+        out: The folder to make.
+        copy: Copy the weights even where they could be linked.
+        digest: Record the SHA-256 of the weights.
+        overwrite: Replace a folder that is there.
+        check: Load a result that carries code in a clean process and compare its logits.
+        progress: Called with what is being done, how much of it and how much in all.
+
+    Raises:
+        CtxextError: the place is refused, the disk is full, or the result is not what the method says.
+    """
+    found: list[Verification] = []
+
+    def checked(folder: Path) -> None:
+        if check and plan.recipe.needs_code:
+            found.append(verify(folder, plan.source, plan.stock_config))
+
+    written = apply_plan(
+        plan, out, copy=copy, digest=digest, overwrite=overwrite, progress=progress, before_publishing=checked
+    )
+    return Conversion(plan, written, found[0] if found else None)

@@ -1,0 +1,121 @@
+"""What a checkpoint's files say about its context, from configuration and headers alone."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ctxext.checkpoint import Checkpoint
+from ctxext.converters.engines import Serving, serving_of
+from ctxext.errors import CtxextError
+from ctxext.families import Family, family_of, full_attention_layers, read, sliding_layers
+from ctxext.recipes.frequencies import inverse_frequencies
+from ctxext.recipes.methods import METHODS
+from ctxext.recipes.recipe import recipe_from_dict
+from ctxext.recipes.rotary import Rotary, provenance, read_rotary
+
+_CACHE_LENGTHS = (8192, 32768, 131072)
+_BYTES_PER_NUMBER = 2
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `ctxext inspect` shows.
+
+    Attributes:
+        positions: "rotary", "learned", "sinusoidal", "alibi", "relative" or "none".
+        rotary: The rotary encoding; None for the others.
+        unfinished_pairs: Rotated pairs of dimensions that never complete a turn in the trained length.
+        windows: The length that each file claims, by file name.
+        attention: Heads, key heads, full and sliding layers.
+        cache_bytes: Size of one sequence's key-value cache in 16 bits, by length in tokens.
+        num_parameters: Counted from the safetensors headers; None where there are none.
+        methods: For every method the reason why it does not apply; empty where it does.
+        recipe: What ctxext did to it before, as a recipe file says it; None where nothing.
+        serving: Which engines run it, where ctxext made it.
+    """
+
+    family: Family
+    positions: str
+    rotary: Rotary | None
+    unfinished_pairs: int | None
+    windows: Mapping[str, int]
+    attention: Mapping[str, int | None]
+    cache_bytes: Mapping[int, int]
+    num_parameters: int | None
+    methods: Mapping[str, str]
+    recipe: Mapping[str, Any] | None
+    serving: tuple[Serving, ...]
+
+
+def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
+    """Read everything that can be said without loading weights.
+
+    Raises:
+        CtxextError: the model's family is unknown, or its configuration is broken.
+    """
+    config = checkpoint.config
+    family = family_of(config)
+    rotary = read_rotary(config, family) if family.positions == "rotary" and not family.reason else None
+    recipe = provenance(config).get("recipe")
+    serving: tuple[Serving, ...] = ()
+    if recipe and rotary:
+        serving = serving_of(recipe_from_dict(recipe, "config.json"), family, rotary)
+    return Inspection(
+        family=family,
+        positions=family.positions,
+        rotary=rotary,
+        unfinished_pairs=_unfinished_pairs(rotary) if rotary else None,
+        windows=_windows(checkpoint, family),
+        attention=_attention(config, family),
+        cache_bytes={length: _cache_bytes(config, family, length) for length in _CACHE_LENGTHS},
+        num_parameters=_num_parameters(checkpoint),
+        methods={method.name: method.refusal(config, family) for method in METHODS},
+        recipe=recipe,
+        serving=serving,
+    )
+
+
+def _unfinished_pairs(rotary: Rotary) -> int | None:
+    try:
+        frequencies = inverse_frequencies(rotary)
+    except CtxextError:
+        return None
+    return sum(2 * math.pi / theta > rotary.trained_length for theta in frequencies)
+
+
+def _windows(checkpoint: Checkpoint, family: Family) -> dict[str, int]:
+    generation = checkpoint.read_json("generation_config.json") or {}
+    tokenizer = checkpoint.read_json("tokenizer_config.json") or {}
+    claims = {
+        "config.json": read(checkpoint.config, family, "max_position_embeddings"),
+        "tokenizer_config.json": tokenizer.get("model_max_length"),
+        "generation_config.json": generation.get("max_length"),
+    }
+    return {name: int(value) for name, value in claims.items() if value and value < 10**12}
+
+
+def _attention(config: dict[str, Any], family: Family) -> dict[str, int | None]:
+    heads = read(config, family, "num_attention_heads")
+    return {
+        "heads": heads,
+        "key_heads": read(config, family, "num_key_value_heads") or heads,
+        "head_dim": read(config, family, "head_dim"),
+        "layers": read(config, family, "num_hidden_layers"),
+        "full_attention_layers": len(full_attention_layers(config, family)),
+        "sliding_layers": len(sliding_layers(config, family)),
+    }
+
+
+def _cache_bytes(config: dict[str, Any], family: Family, length: int) -> int:
+    """Keys and values of one sequence in 16 bits; a sliding layer keeps only its window."""
+    attention = _attention(config, family)
+    per_token = 2 * (attention["key_heads"] or 0) * (attention["head_dim"] or 0) * _BYTES_PER_NUMBER
+    window = read(config, family, "sliding_window") or length
+    full, sliding = attention["full_attention_layers"] or 0, attention["sliding_layers"] or 0
+    return int(per_token * (full * length + sliding * min(length, window)))
+
+
+def _num_parameters(checkpoint: Checkpoint) -> int | None:
+    counts = [math.prod(entry["shape"]) for header in checkpoint.headers() for entry in header.values()]
+    return sum(counts) or None

@@ -1,0 +1,222 @@
+"""What a conversion would write, worked out before anything is written."""
+
+import importlib.metadata
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctxext.checkpoint import Checkpoint
+from ctxext.converters.card import render_card
+from ctxext.converters.engines import Serving, serving_of
+from ctxext.errors import CtxextError
+from ctxext.families import Family, family_of, text_config
+from ctxext.recipes.mspoe_layout import CODE_FILE, STUB_FILE
+from ctxext.recipes.recipe import Recipe, describe_step, plain_config
+from ctxext.recipes.rotary import Config, Rotary, provenance, read_rotary
+from ctxext.version import __version__
+
+MANIFEST = "ctxext.json"
+CODE_FILES = (CODE_FILE, STUB_FILE)
+_REPLACED = ("config.json", "README.md", MANIFEST)
+_UNLIMITED = 10**12
+_RECORDED_PACKAGES = ("transformers", "torch", "safetensors", "huggingface_hub")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One value that a conversion changes in one file; None stands for "not there"."""
+
+    file: str
+    key: str
+    old: Any
+    new: Any
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a conversion would write.
+
+    Attributes:
+        source: The checkpoint it starts from.
+        recipe: The steps with every number filled in.
+        rotary: The encoding of the result.
+        texts: Content of the files that are written anew, by name.
+        weights: Files to link or copy unchanged, relative to the source.
+        others: Files to copy unchanged, relative to the source.
+        changes: What changes in the JSON files, for people.
+        serving: Which engines can run the result.
+        cautions: What a user of the result must know.
+        stock_config: The configuration with those steps only that stock transformers carries.
+    """
+
+    source: Checkpoint
+    recipe: Recipe
+    rotary: Rotary
+    texts: Mapping[str, str]
+    weights: tuple[Path, ...]
+    others: tuple[Path, ...]
+    changes: tuple[Change, ...]
+    serving: tuple[Serving, ...]
+    cautions: tuple[str, ...]
+    stock_config: Config
+
+
+def make_plan(source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = False) -> Plan:
+    """Work out a conversion.
+
+    Args:
+        source: The checkpoint to convert; its weights are checked by header only.
+        recipe: What to apply.
+        replace_scaling: Take an existing schedule away first.
+
+    Raises:
+        CtxextError: the checkpoint is broken, cannot carry the recipe, or is already extended.
+    """
+    config, family = source.config, family_of(source.config)
+    before = read_rotary(config, family)
+    if before.is_extended:
+        if not replace_scaling:
+            raise already_extended(source, before)
+        config = plain_config(config, family)
+    recipe = recipe.resolved(config, family)
+    source.check_weights()
+    edited = recipe.edit_config(config, family)
+    rotary = read_rotary(edited, family)
+    edited["ctxext"] = _provenance(source, recipe, read_rotary(config, family))
+    texts = {"config.json": as_json(edited), **_length_files(source, before, rotary)}
+    for step in recipe.steps:
+        texts.update(step.code_files(config))
+    gone = {*texts, *_REPLACED, *(CODE_FILES if before.has_code else ())}
+    kept = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
+    serving = serving_of(recipe, family, rotary)
+    cautions = _cautions(source, recipe)
+    texts["README.md"] = render_card(source, recipe, rotary, serving, cautions)
+    return Plan(
+        source=source,
+        recipe=recipe,
+        rotary=rotary,
+        texts=texts,
+        weights=tuple(source.weight_files) or tuple(Path(name) for name in source.remote_sizes),
+        others=tuple(kept),
+        changes=tuple(_changes(source, family, texts)),
+        serving=serving,
+        cautions=cautions,
+        stock_config=recipe.edit_config(config, family, with_code=False),
+    )
+
+
+def already_extended(source: Checkpoint, rotary: Rotary) -> CtxextError:
+    """The refusal to scale twice (METHODS.md, trap 10)."""
+    noted = provenance(source.config)
+    steps = noted.get("recipe", {}).get("steps", [])
+    how = ", ".join(describe_step(step) for step in steps)
+    if not how:
+        factor = rotary.parameters.get("factor")
+        how = rotary.rope_type + (f" ×{factor:g}" if isinstance(factor, int | float) else "")
+    origin = noted.get("source")
+    hint = f'Start from its source "{origin}", or r' if origin else "R"
+    return CtxextError(
+        f'"{source.name}" is already extended: {how} from {rotary.trained_length} tokens.',
+        hint=f"{hint}eplace the schedule with --replace-scaling.",
+    )
+
+
+def as_json(content: Mapping[str, Any]) -> str:
+    """A JSON file's text, as transformers writes it."""
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _provenance(source: Checkpoint, recipe: Recipe, plain: Rotary) -> dict[str, Any]:
+    """What config.json says of the conversion; a published file names no folder of its maker's machine."""
+    return {
+        "version": __version__,
+        "source": public_name(source),
+        "revision": source.revision,
+        "trained_length": plain.trained_length,
+        "source_theta": plain.theta,
+        "recipe": recipe.to_dict(),
+    }
+
+
+def public_name(source: Checkpoint) -> str:
+    """The source's name as it may be published: a Hub id as it is, a folder by its last part."""
+    return source.name if source.revision or source.name == "demo" else source.folder.resolve().name
+
+
+def manifest(plan: Plan, files: Mapping[str, str], weights: Mapping[str, str | None]) -> dict[str, Any]:
+    """The content of ctxext.json.
+
+    Args:
+        plan: The conversion.
+        files: SHA-256 of each small file, by name.
+        weights: SHA-256 of each weight file where it is known, by name.
+    """
+    return {
+        "ctxext": __version__,
+        "source": {"name": public_name(plan.source), "revision": plan.source.revision},
+        "recipe": plan.recipe.to_dict(),
+        "versions": {name: _version(name) for name in _RECORDED_PACKAGES},
+        "files": dict(sorted(files.items())),
+        "weights": dict(sorted(weights.items())),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _length_files(source: Checkpoint, before: Rotary, after: Rotary) -> dict[str, str]:
+    """The tokenizer's and the generation's own idea of the window, brought into agreement (trap 11)."""
+    texts = {}
+    tokenizer = source.read_json("tokenizer_config.json")
+    if tokenizer is not None and 0 < (tokenizer.get("model_max_length") or 0) < _UNLIMITED:
+        texts["tokenizer_config.json"] = _with_number(
+            source.folder / "tokenizer_config.json", tokenizer, "model_max_length", after.context_length
+        )
+    generation = source.read_json("generation_config.json")
+    if generation is not None and generation.get("max_length") == before.context_length:
+        texts["generation_config.json"] = _with_number(
+            source.folder / "generation_config.json", generation, "max_length", after.context_length
+        )
+    return texts
+
+
+def _with_number(path: Path, content: dict[str, Any], key: str, value: int) -> str:
+    """A JSON file's text with one number changed and every other byte as it was, where that is possible."""
+    text, count = re.subn(rf'("{key}"\s*:\s*)[0-9.eE+]+', rf"\g<1>{value}", path.read_text(encoding="utf-8"))
+    return text if count == 1 else as_json({**content, key: value})
+
+
+def _cautions(source: Checkpoint, recipe: Recipe) -> tuple[str, ...]:
+    cautions = [f"{step.name}: {step.caution}" for step in recipe.steps if step.caution]
+    if recipe.needs_code:
+        cautions.append("the result needs trust_remote_code=True; loading it without fails on purpose.")
+    stale = [path.as_posix() for path in source.weight_files if path.suffix in (".gguf", ".onnx")]
+    if stale:
+        cautions.append(f"{', '.join(stale)} were kept but still hold the source's own rotary settings.")
+    if any(path.suffix == ".py" and path.name not in CODE_FILES for path in source.files):
+        cautions.append("the source carries its own Python code; it was copied and not run.")
+    return tuple(cautions)
+
+
+def _changes(source: Checkpoint, family: Family, texts: Mapping[str, str]) -> list[Change]:
+    found = []
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        if name not in texts:
+            continue
+        old, new = source.read_json(name) or {}, json.loads(texts[name])
+        found += _differences(name, "", old, new)
+        if name == "config.json" and family.text_config:
+            found += _differences(name, f"{family.text_config}.", text_config(old, family), text_config(new, family))
+    return found
+
+
+def _differences(file: str, prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    keys = [key for key in {**old, **new} if not (key == "text_config" and prefix == "")]
+    return [Change(file, prefix + key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]

@@ -1,0 +1,149 @@
+"""What every context-extension method is: a frozen dataclass that turns one configuration into another."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from typing_extensions import Self
+
+from ctxext.errors import CtxextError
+from ctxext.families import Family
+from ctxext.recipes.param import checked, param
+from ctxext.recipes.rotary import Config, Rotary, read_rotary, unsupported, write_rotary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One step of a recipe. A subclass is a method, an instance is that method with its numbers."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ()
+    scales: ClassVar[bool] = True
+    """Whether it stretches the frequencies by a factor; a recipe holds at most one such step."""
+    needs_code: ClassVar[bool] = False
+    """Whether the checkpoint must carry modeling code."""
+    caution: ClassVar[str] = ""
+    """What a user of the result must know, in one sentence; shown after converting and on the card."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = checked(type(self), self.name, field, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+
+    def resolved(self, rotary: Rotary) -> Self:
+        """The same step with everything filled in that depends on the model."""
+        return self
+
+    def edit_config(self, config: Config, family: Family) -> Config:
+        """The configuration after this step. Pure: loads nothing, prints nothing, changes nothing in place.
+
+        Raises:
+            CtxextError: the method does not apply to this model.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def refusal(cls, config: Config, family: Family) -> str:
+        """Why this method cannot apply to such a model whatever its numbers; empty where it can."""
+        if family.positions != "rotary":
+            return f"{family.positions} positions, not rotary"
+        return family.reason
+
+    def code_files(self, config: Config) -> Mapping[str, str]:
+        """Modeling code that the checkpoint must carry: file name and content."""
+        return {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The step as it is written in a recipe file, without what was not given."""
+        numbers = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        plain = {key: _listed(value) for key, value in numbers.items()}
+        return {"method": self.name, **{key: value for key, value in plain.items() if value is not None}}
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(entry) for entry in value] if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling(Method):
+    """A method that reaches a longer window; the window is given as a factor or as a length."""
+
+    rope_type: ClassVar[str] = "default"
+    """The schedule's name in transformers."""
+
+    factor: float | None = param(None, help="How many times longer the new context is.", min=1.0)
+    target_length: int | None = param(None, help="The new context length in tokens, for example 32k.", min=1)
+
+    @classmethod
+    def refusal(cls, config: Config, family: Family) -> str:
+        """Why the family cannot carry the schedule; empty where it can."""
+        return super().refusal(config, family) or unsupported(family, cls.rope_type)
+
+    def resolved(self, rotary: Rotary) -> Self:
+        """The same step with its factor known and the target length gone.
+
+        Raises:
+            CtxextError: no window was given, or both were and they disagree, or the target is not longer.
+        """
+        if self.target_length is None:
+            if self.factor is None:
+                raise CtxextError(
+                    f"{self.name} needs to know how far to reach.",
+                    hint=f"Add --factor 4 or --target-length {4 * rotary.trained_length}.",
+                )
+            return self
+        if self.target_length <= rotary.trained_length:
+            raise CtxextError(
+                f'The target length "{self.target_length}" is not above the trained length {rotary.trained_length}.',
+                hint=f"Choose a longer one, for example --target-length {4 * rotary.trained_length}.",
+            )
+        factor = self.target_length / rotary.trained_length
+        if self.factor not in (None, factor):
+            raise CtxextError(
+                f"A factor of {self.factor:g} and a target length of {self.target_length} disagree: "
+                f"the model was trained to {rotary.trained_length} tokens.",
+                hint="Give one of --factor and --target-length.",
+            )
+        return dataclasses.replace(self, factor=factor, target_length=None)
+
+    def edit_config(self, config: Config, family: Family) -> Config:
+        """Write this method's schedule, theta and window into the configuration.
+
+        Raises:
+            CtxextError: the schedule is already scaled, or the family cannot carry this one.
+        """
+        rotary = read_rotary(config, family)
+        step = self.resolved(rotary)
+        if rotary.rope_type != "default":
+            raise CtxextError(f'{self.name} cannot be applied on top of the schedule "{rotary.rope_type}".')
+        return write_rotary(
+            config,
+            family,
+            dataclasses.replace(
+                rotary,
+                theta=step.theta_after(rotary),
+                context_length=step.window(rotary),
+                parameters={"rope_type": self.rope_type, **step.schedule(rotary)},
+            ),
+        )
+
+    @property
+    def stretch(self) -> float:
+        """The factor of a resolved step."""
+        assert self.factor is not None, "resolve the step first"
+        return self.factor
+
+    def window(self, rotary: Rotary) -> int:
+        """The new context length in tokens."""
+        return round(self.stretch * rotary.trained_length)
+
+    def theta_after(self, rotary: Rotary) -> float:
+        """The base of the inverse frequencies after this step."""
+        return rotary.theta
+
+    def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
+        """The schedule's numbers as transformers names them."""
+        return {}

@@ -1,0 +1,94 @@
+"""Inverse frequencies and attention scaling of a rotary encoding, in plain Python: what a loaded model must use."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ctxext.errors import CtxextError
+from ctxext.recipes.rotary import Rotary
+
+
+def inverse_frequencies(rotary: Rotary, length: int | None = None) -> list[float]:
+    """The inverse frequencies θ_i of a schedule, one per rotated pair of dimensions.
+
+    Args:
+        rotary: The encoding.
+        length: The length in tokens of the sequence, for schedules that depend on it; the trained one where None.
+
+    Raises:
+        CtxextError: the schedule is not one of the stock types.
+    """
+    rule = _RULES.get(rotary.rope_type)
+    if rule is None:
+        raise CtxextError(f'The inverse frequencies of rope type "{rotary.rope_type}" are not known.')
+    plain = [rotary.theta ** (-2 * i / rotary.dim) for i in range(rotary.dim // 2)]
+    return rule(rotary, rotary.parameters, plain, length or rotary.trained_length)
+
+
+def attention_scaling(rotary: Rotary) -> float:
+    """The factor on cos and sin. YaRN: 0.1 · ln(s) + 1; LongRoPE: sqrt(1 + ln(s) / ln(L)); otherwise 1."""
+    given, factor = rotary.parameters.get("attention_factor"), rotary.parameters.get("factor")
+    if given is not None:
+        return float(given)
+    if rotary.rope_type == "yarn" and factor and factor > 1:
+        return 0.1 * math.log(factor) + 1
+    if rotary.rope_type == "longrope" and factor and factor > 1:
+        return math.sqrt(1 + math.log(factor) / math.log(rotary.trained_length))
+    return 1.0
+
+
+_Rule = Callable[[Rotary, Mapping[str, Any], list[float], int], list[float]]
+
+
+def _default(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
+    return plain
+
+
+def _linear(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
+    return [theta / numbers["factor"] for theta in plain]
+
+
+def _dynamic(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
+    trained, factor, dim = rotary.context_length, numbers["factor"], rotary.dim
+    base = rotary.theta * (factor * max(length, trained) / trained - (factor - 1)) ** (dim / (dim - 2))
+    return [base ** (-2 * i / dim) for i in range(dim // 2)]
+
+
+def _yarn(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
+    """Section 3.2, with the bounds rounded outwards and clamped at 0 and d - 1 as transformers does (trap 6)."""
+    dim, trained = rotary.dim, rotary.trained_length
+
+    def dimension_turning(turns: float) -> float:
+        return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
+
+    low = max(math.floor(dimension_turning(numbers.get("beta_fast") or 32)), 0)
+    high = min(math.ceil(dimension_turning(numbers.get("beta_slow") or 1)), dim - 1)
+    span = (high - low) or 0.001
+    kept = [1 - min(max((i - low) / span, 0.0), 1.0) for i in range(dim // 2)]
+    return [theta * keep + theta / numbers["factor"] * (1 - keep) for theta, keep in zip(plain, kept, strict=True)]
+
+
+def _llama3(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
+    low, high, factor = numbers["low_freq_factor"], numbers["high_freq_factor"], numbers["factor"]
+
+    def scaled(theta: float) -> float:
+        turns = rotary.trained_length * theta / (2 * math.pi)
+        keep = min(max((turns - low) / (high - low), 0.0), 1.0)
+        return float(theta * keep + theta / factor * (1 - keep))
+
+    return [scaled(theta) for theta in plain]
+
+
+def _longrope(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
+    factors = numbers["long_factor" if length > rotary.trained_length else "short_factor"]
+    return [theta / factor for theta, factor in zip(plain, factors, strict=True)]
+
+
+_RULES: Mapping[str, _Rule] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "llama3": _llama3,
+    "longrope": _longrope,
+}

@@ -1,0 +1,28 @@
+"""Lengths in tokens as people write them: 32768, 32k, 128K, 1M."""
+
+import re
+
+from ctxext.errors import CtxextError
+
+_UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
+
+
+def parse_length(text: str) -> int:
+    """Read a number of tokens; k is 1024 and M is 1024 k.
+
+    Raises:
+        CtxextError: the text is not a positive length.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmM]?)\s*", text)
+    value = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
+    if value < 1 or value != int(value):
+        raise CtxextError(f'"{text}" is not a length in tokens.', hint="Write 32768, 32k, 128K or 1M.")
+    return int(value)
+
+
+def format_length(tokens: int) -> str:
+    """A length as people write it: 32k where it is whole, digits otherwise."""
+    for unit, size in (("M", 1024 * 1024), ("k", 1024)):
+        if tokens >= size and tokens % size == 0:
+            return f"{tokens // size}{unit}"
+    return str(tokens)

@@ -1,0 +1,48 @@
+"""Llama 3.1's scaling by wavelength."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ctxext.errors import CtxextError
+from ctxext.recipes.base import Scaling
+from ctxext.recipes.param import param
+from ctxext.recipes.rotary import Rotary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3(Scaling):
+    """Interpolate long wavelengths, keep short ones, blend between: the scaling of Llama 3.1.
+
+    Wavelengths above L / low_freq_factor are divided by the factor, those below L / high_freq_factor are kept.
+    Llama 3.1 model code, 2024; "The Llama 3 Herd of Models", section 3.4.2.
+    """
+
+    name = "llama3"
+    title = "Llama 3 scaling"
+    paper = "https://arxiv.org/abs/2407.21783"
+    rope_type = "llama3"
+
+    low_freq_factor: float = param(
+        1.0, help="Turns within the trained length below which all is interpolated.", min=0.01, search=(0.5, 2)
+    )
+    high_freq_factor: float = param(
+        4.0, help="Turns within the trained length above which nothing is changed.", min=0.01, search=(2, 32)
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise CtxextError(
+                f'llama3: high_freq_factor "{self.high_freq_factor:g}" must be above '
+                f'low_freq_factor "{self.low_freq_factor:g}".'
+            )
+
+    def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
+        """The `llama3` type of transformers."""
+        return {
+            "factor": self.stretch,
+            "low_freq_factor": self.low_freq_factor,
+            "high_freq_factor": self.high_freq_factor,
+            "original_max_position_embeddings": rotary.trained_length,
+        }

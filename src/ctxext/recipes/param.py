@@ -1,0 +1,120 @@
+"""A method's parameter: its default, its limits and its help, declared once on the dataclass field.
+
+The command line, the recipe files, the docs page and the search space are all read from these declarations.
+"""
+
+import dataclasses
+import math
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from ctxext.errors import CtxextError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a parameter accepts and how it is described."""
+
+    help: str
+    min: float | None = None
+    max: float | None = None
+    choices: tuple[str, ...] = ()
+    search: tuple[Any, ...] = ()
+    measured: bool = False
+
+    def describe(self) -> str:
+        """The help sentence with the limits written out."""
+        parts = [" or ".join(self.choices)] if self.choices else []
+        if self.min is not None:
+            parts.append(f"at least {self.min:g}")
+        if self.max is not None:
+            parts.append(f"at most {self.max:g}")
+        return f"{self.help} ({', '.join(parts)})" if parts else self.help
+
+
+def param(
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,
+    min: float | None = None,
+    max: float | None = None,
+    choices: Sequence[str] = (),
+    search: Sequence[Any] = (),
+    measured: bool = False,
+) -> Any:
+    """Declare a method's parameter.
+
+    Args:
+        default: The value where none is given; left out, the parameter is required.
+        help: One sentence for the user.
+        min: The smallest legal value.
+        max: The largest legal value.
+        choices: The legal words of a text parameter.
+        search: The range, or the values, that a search tries.
+        measured: Found by a measurement and kept in recipe files, but not offered on the command line.
+    """
+    limits = Limits(help=help, min=min, max=max, choices=tuple(choices), search=tuple(search), measured=measured)
+    return dataclasses.field(default=default, metadata={"limits": limits})
+
+
+def limits_of(field: "dataclasses.Field[Any]") -> Limits:
+    """The declaration behind a dataclass field made by `param`."""
+    limits = field.metadata["limits"]
+    assert isinstance(limits, Limits)
+    return limits
+
+
+def options_of(owner: type) -> "list[dataclasses.Field[Any]]":
+    """The parameters of a method that a user may set on the command line."""
+    return [field for field in dataclasses.fields(owner) if not limits_of(field).measured]
+
+
+def value_type(owner: type, name: str) -> Any:
+    """The type of a parameter's value, without the None that means "not given"."""
+    hint = typing.get_type_hints(owner)[name]
+    members = [member for member in typing.get_args(hint) if member is not type(None)]
+    is_union = type(None) in typing.get_args(hint)
+    return members[0] if is_union else hint
+
+
+def checked(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any) -> Any:
+    """A parameter's value in its declared type.
+
+    Raises:
+        CtxextError: the value has another type, is not finite, or lies outside the limits.
+    """
+    limits, wanted = limits_of(field), value_type(owner, field.name)
+    if value is None:
+        return None
+    option = f"{label}: {field.name}"
+    if wanted is bool or wanted is str:
+        if not isinstance(value, wanted):
+            raise CtxextError(f'{option} must be {"true or false" if wanted is bool else "a word"}, not "{value}".')
+    elif typing.get_origin(wanted) is tuple:
+        rows = typing.get_origin(typing.get_args(wanted)[0]) is tuple
+        return tuple(_checked_numbers(option, row, int) for row in value) if rows else _checked_numbers(option, value)
+    else:
+        value = _checked_number(option, value, wanted)
+    if limits.choices and value not in limits.choices:
+        raise CtxextError(f'{option} must be one of {", ".join(limits.choices)}, not "{value}".')
+    if limits.min is not None and value < limits.min:
+        raise CtxextError(f'{option} must be at least {limits.min:g}, not "{value:g}".')
+    if limits.max is not None and value > limits.max:
+        raise CtxextError(f'{option} must be at most {limits.max:g}, not "{value:g}".')
+    return value
+
+
+def _checked_number(option: str, value: Any, wanted: type) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
+        raise CtxextError(f'{option} must be a finite number, not "{value}".')
+    if wanted is int and value != int(value):
+        raise CtxextError(f'{option} must be a whole number, not "{value}".')
+    return wanted(value)
+
+
+def _checked_numbers(option: str, value: Any, wanted: type = float) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        raise CtxextError(f"{option} must be a list of numbers.")
+    return tuple(_checked_number(option, number, wanted) for number in value)

@@ -1,0 +1,190 @@
+"""A checkpoint's rotary encoding: read from config.json in either dialect, written back in both.
+
+transformers 5 keeps everything in `rope_parameters`; transformers 4 reads `rope_theta` and `rope_scaling`. A file with
+only one of them is misread by the other version in silence (METHODS.md, trap 1), so both are always written, alike.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ctxext.errors import CtxextError
+from ctxext.families import Family, read, rotary_dim, text_config
+
+Config = dict[str, Any]
+
+LATCH = "ctxext_needs_trust_remote_code"
+"""The rope type that only a checkpoint's own code knows, so that plain transformers refuses to load it without."""
+
+CODE_KEY = "ctxext_mspoe"
+"""The block of config.json that such code reads; its `rope` holds the schedule that the latch hides."""
+
+_LENGTH_KEYS_4X = ("longrope",)
+_DTYPES = ("dtype", "torch_dtype")
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The rotary encoding of a model's full-attention layers.
+
+    Attributes:
+        theta: The base b of the inverse frequencies b^(-2i/d).
+        dim: How many dimensions of a head are rotated (d).
+        trained_length: The context the model was trained on, in tokens.
+        context_length: The context it claims now, in tokens.
+        parameters: The schedule as transformers writes it, `rope_type` and numbers, without theta.
+        has_code: Whether the checkpoint's own code changes what the heads do with it.
+    """
+
+    theta: float
+    dim: int
+    trained_length: int
+    context_length: int
+    parameters: Mapping[str, Any]
+    has_code: bool = False
+
+    @property
+    def rope_type(self) -> str:
+        """The schedule's name in transformers."""
+        return str(self.parameters.get("rope_type", "default"))
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether some schedule already stretches the trained length."""
+        scaled = self.rope_type not in ("default", "proportional") or self.context_length > self.trained_length
+        return scaled or self.has_code
+
+
+def read_rotary(config: Config, family: Family) -> Rotary:
+    """Read the rotary encoding from config.json's content, class defaults included.
+
+    Raises:
+        CtxextError: the family is not rotary, or its context length is missing.
+    """
+    if family.positions != "rotary":
+        raise CtxextError(f'"{family.model_type}" has no rotary position embeddings.')
+    text = dict(text_config(config, family))
+    parameters = _full_attention_parameters(text, family)
+    theta = parameters.pop("rope_theta", None)
+    if theta is None:
+        theta = read(config, family, "rope_theta")
+    parameters["rope_type"] = parameters.get("rope_type") or parameters.pop("type", None) or "default"
+    parameters.pop("type", None)
+    context_length = read(config, family, "max_position_embeddings")
+    if not isinstance(context_length, int | float) or context_length <= 0:
+        raise CtxextError(
+            f'config.json says nothing usable for max_position_embeddings: "{context_length}".',
+            hint="Add the length the model was trained on to config.json.",
+        )
+    return Rotary(
+        theta=float(theta),
+        dim=rotary_dim(config, family),
+        trained_length=_trained_length(config, text, parameters, int(context_length)),
+        context_length=int(context_length),
+        parameters=parameters,
+        has_code=CODE_KEY in text,
+    )
+
+
+def provenance(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What ctxext noted in a configuration that it made; empty for others."""
+    noted = config.get("ctxext")
+    return noted if isinstance(noted, dict) else {}
+
+
+def _trained_length(config: Config, text: Config, parameters: Mapping[str, Any], context_length: int) -> int:
+    """The trained length: what we noted, what the schedule says, or else the maximum itself."""
+    noted = provenance(config).get("trained_length")
+    original = parameters.get("original_max_position_embeddings") or text.get("original_max_position_embeddings")
+    return int(noted or original or context_length)
+
+
+def _full_attention_parameters(text: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """The full-attention layers' schedule as one flat dict; where dialects differ rope_scaling wins, as in 5.x."""
+    merged: dict[str, Any] = {}
+    for key in ("rope_parameters", "rope_scaling"):
+        found = text.get(key) or {}
+        nested = [found[name] for name in family.full_types if isinstance(found.get(name), dict)]
+        flat = {} if any(isinstance(value, dict) for value in found.values()) else found
+        merged.update(nested[0] if nested else flat)
+    if merged.get("rope_type") == LATCH:
+        merged.update((text.get(CODE_KEY) or {}).get("rope") or {})
+    return copy.deepcopy(merged)
+
+
+def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
+    """A copy of a config that carries the given rotary encoding in both dialects.
+
+    Args:
+        config: The content of config.json; not changed.
+        family: Its family.
+        rotary: What the full-attention layers shall use from now on.
+
+    Raises:
+        CtxextError: the family cannot carry such a schedule.
+    """
+    if reason := unsupported(family, rotary.rope_type):
+        raise CtxextError(
+            f'"{family.model_type}": {reason}.', hint="ctxext inspect MODEL lists the methods that apply."
+        )
+    edited = copy.deepcopy(config)
+    # The nested part is a dict of the copy, so that writing into it writes into `edited`.
+    text: Config = edited[family.text_config] if text_config(edited, family) is not edited else edited  # type: ignore[index]
+    parameters = {"rope_theta": rotary.theta, **rotary.parameters}
+    partial = read(config, family, "partial_rotary_factor")
+    if partial not in (None, 1.0):
+        parameters["partial_rotary_factor"] = partial
+        text.setdefault(family.partial_key or "partial_rotary_factor", partial)
+    text[family.length_key] = rotary.context_length
+    text[family.theta_key] = rotary.theta
+    text["rope_parameters"] = _nested(config, family, parameters) if family.nested_rope else parameters
+    text.pop("rope_scaling", None)
+    if family.rope_scaling and (rotary.rope_type != "default" or family.explicit_default):
+        text["rope_scaling"] = _rope_scaling(family, rotary.parameters)
+    text.pop("original_max_position_embeddings", None)
+    if rotary.rope_type in _LENGTH_KEYS_4X:
+        text["original_max_position_embeddings"] = rotary.trained_length
+    _write_explicit(config, edited, text, family)
+    return edited
+
+
+def _rope_scaling(family: Family, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The schedule as transformers 4 reads it; some of its classes accept certain keys only (Phi-3)."""
+    if not family.rope_scaling_keys:
+        return dict(parameters)
+    named = {**parameters, "type": parameters["rope_type"]}
+    return {key: named[key] for key in family.rope_scaling_keys if key in named}
+
+
+def _nested(config: Config, family: Family, full: Mapping[str, Any]) -> dict[str, Any]:
+    """The schedule by layer type; the sliding layers keep their own rotary embedding (METHODS.md, trap 9)."""
+    source = text_config(config, family).get("rope_parameters") or {}
+    nested = {key: copy.deepcopy(value) for key, value in source.items() if isinstance(value, dict)}
+    local_theta = read(config, family, family.local_theta_key) if family.local_theta_key else full["rope_theta"]
+    for name in family.sliding_types:
+        nested.setdefault(name, {"rope_type": "default", "rope_theta": local_theta})
+    return {**nested, **{name: dict(full) for name in family.full_types}}
+
+
+def _write_explicit(config: Config, edited: Config, text: Config, family: Family) -> None:
+    """Say what some readers would otherwise guess: the head's size, the sliding base and the weights' type."""
+    head_dim = read(config, family, "head_dim")
+    if head_dim and not family.shared_rotary_key:
+        text.setdefault("head_dim", int(head_dim))
+    if family.local_theta_key:
+        text[family.local_theta_key] = read(config, family, family.local_theta_key)
+    for place in (edited, text):
+        known = next((place[key] for key in _DTYPES if place.get(key)), None)
+        if known:
+            place.update(dict.fromkeys(_DTYPES, known))
+
+
+def unsupported(family: Family, rope_type: str) -> str:
+    """Why a family does not carry a schedule; empty where it does."""
+    if family.reason:
+        return family.reason
+    if rope_type == "default" or rope_type in family.rope_types:
+        return ""
+    able = ", ".join(family.rope_types) or "none"
+    return f'its code does not carry the rope type "{rope_type}" (it takes: {able})'

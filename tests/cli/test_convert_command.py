@@ -1,0 +1,131 @@
+"""`ctxext convert` as a user types it: options, answers, errors and exit codes."""
+
+import json
+
+import pytest
+
+from conftest import read_json
+
+
+def test_converts_and_says_what_to_do_next(run, llama, tmp_path):
+    result = run("convert", llama, tmp_path / "out", "--method", "yarn", "--factor", 4)
+    assert result.exit_code == 0
+    assert "yarn ×4" in result.stdout
+    assert "128 → 512 tokens" in result.stdout
+    assert "ctxext eval" in result.stderr
+    assert (tmp_path / "out" / "config.json").exists()
+
+
+def test_json_is_alone_on_stdout(run, llama, tmp_path):
+    result = run("convert", llama, tmp_path / "out", "-m", "pi", "--target-length", "1k", "--json")
+    data = json.loads(result.stdout)
+    assert data["recipe"] == {"steps": [{"method": "pi", "factor": 8.0}]}
+    assert data["context_length"] == 1024
+
+
+def test_dry_run_shows_the_change_and_writes_nothing(run, llama, tmp_path):
+    result = run("convert", llama, tmp_path / "out", "--method", "yarn", "--factor", 4, "--dry-run")
+    assert result.exit_code == 0
+    assert "128 → 512" in result.stdout
+    assert "nothing written" in result.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_default_name(run, llama, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("convert", "llama", "--method", "ntk", "--target-length", "2k", "-q").exit_code == 0
+    assert (tmp_path / "llama-ntk-2k" / "config.json").exists()
+
+
+def test_options_of_several_methods(run, llama, tmp_path):
+    result = run(
+        "convert",
+        llama,
+        tmp_path / "out",
+        "-m",
+        "abf",
+        "-m",
+        "yarn",
+        "--theta",
+        "1e6",
+        "--factor",
+        4,
+        "--beta-fast",
+        16,
+    )
+    assert result.exit_code == 0, result.stderr
+    config = read_json(tmp_path / "out" / "config.json")
+    assert config["rope_theta"] == 1e6
+    assert config["rope_scaling"]["beta_fast"] == 16
+
+
+def test_recipe_file_with_an_option_on_top(run, llama, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("steps:\n  - method: yarn\n    target_length: 1k\n    beta_fast: 16\n")
+    assert run("convert", llama, tmp_path / "out", "--recipe", recipe, "--factor", 2).exit_code == 0
+    scaling = read_json(tmp_path / "out" / "config.json")["rope_scaling"]
+    assert (scaling["factor"], scaling["beta_fast"]) == (2.0, 16.0)
+    again = tmp_path / "again.yaml"
+    again.write_text(json.dumps(read_json(tmp_path / "out" / "ctxext.json")["recipe"]))
+    assert run("convert", llama, tmp_path / "same", "--recipe", again).exit_code == 0
+    assert (tmp_path / "same" / "config.json").read_bytes() == (tmp_path / "out" / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize("content", ["[1.0, 2.0, 3.0, 4.0]", '{"long_factor": [1, 2, 3, 4]}'])
+def test_longrope_reads_its_factors_from_a_file(run, llama, tmp_path, content):
+    (tmp_path / "factors.json").write_text(content)
+    result = run(
+        "convert", llama, tmp_path / "out", "-m", "longrope", "--factor", 4, "--long-factor", tmp_path / "factors.json"
+    )
+    assert result.exit_code == 0, result.stderr
+    config = read_json(tmp_path / "out" / "config.json")
+    assert config["rope_scaling"]["long_factor"] == [1.0, 2.0, 3.0, 4.0]
+    assert config["original_max_position_embeddings"] == 128
+
+
+BAD = {
+    ("-m", "yarm", "--factor", "4"): 'Did you mean "yarn"',
+    ("-m", "yarn"): "--factor 4 or --target-length 512",
+    ("-m", "yarn", "--factor", "0.5"): "at least 1",
+    ("-m", "yarn", "--factor", "nan"): "finite number",
+    ("-m", "yarn", "--factor", "inf"): "finite number",
+    ("-m", "yarn", "--target-length", "64"): "not above the trained length",
+    ("-m", "yarn", "--target-length", "four"): "not a length",
+    ("-m", "yarn", "--target-length", "1k", "--factor", "2"): "not both",
+    ("-m", "pi", "--factor", "4", "--beta-fast", "16"): "--beta-fast is an option of ntk-by-parts, yarn",
+    ("-m", "pi", "-m", "yarn", "--factor", "4"): "twice",
+    ("-m", "yarn", "--factor", "4", "--beta-fast", "1", "--beta-slow", "2"): "must be above",
+    ("-m", "abf", "--factor", "4"): "--theta",
+    ("-m", "longrope", "--factor", "4"): "--long-factor",
+    ("-m", "longrope", "--factor", "4", "--long-factor", "absent.json"): "cannot be read",
+    ("--recipe", "absent.yaml"): "no recipe file",
+    (): "--method NAME, or --recipe FILE",
+    ("-m", "yarn", "--recipe", "x"): "not both",
+}
+
+
+@pytest.mark.parametrize("words", BAD, ids=" ".join)
+def test_bad_input_gets_one_line(words, llama, tmp_path, capfd, monkeypatch):
+    from ctxext.cli import app
+
+    monkeypatch.setattr("sys.argv", ["ctxext", "convert", str(llama), str(tmp_path / "out"), *words])
+    with pytest.raises(SystemExit) as caught:
+        app.main()
+    assert caught.value.code == 1
+    shown = capfd.readouterr().err
+    assert BAD[words] in shown
+    assert shown.startswith("error: ")
+    assert shown.count("\n") <= 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_usage_errors_exit_with_2(run, llama):
+    result = run("convert", llama, "--method", "yarn", "--beta-fst", "16")
+    assert result.exit_code == 2
+    assert "--beta-fast" in result.stderr
+
+
+def test_every_option_stands_in_a_panel_of_its_method(run):
+    text = run("convert", "--help").stdout
+    for words in ("Options of ntk-by-parts, yarn", "--beta-fast", "Options of llama3", "--low-freq-factor", "How far"):
+        assert words in text

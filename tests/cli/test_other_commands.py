@@ -1,0 +1,65 @@
+"""inspect, methods, env, --version."""
+
+import json
+import re
+
+import pytest
+
+from conftest import make_llama
+from ctxext.recipes import METHODS
+from ctxext.version import __version__
+
+
+def test_inspect_tells_what_the_files_say(run, llama):
+    result = run("inspect", llama)
+    assert result.exit_code == 0
+    assert "default schedule, theta 10000 · 8 dimensions" in result.stdout
+    assert "4 heads, 2 key heads of 8" in result.stdout
+    assert "files agree" in result.stdout
+    data = json.loads(run("inspect", llama, "--json").stdout)
+    assert data["rotary"]["trained_length"] == 128
+    assert data["rotary"]["pairs_that_never_complete_a_turn"] == 2  # wavelengths 6.3, 63, 628, 6283
+    assert data["cache_bytes"]["8192"] == 2 * 2 * 2 * 8 * 2 * 8192
+    assert all(entry["applies"] for entry in data["methods"].values())
+
+
+def test_inspect_of_a_converted_checkpoint(run, llama, tmp_path):
+    run("convert", llama, tmp_path / "out", "-m", "yarn", "--factor", 4)
+    text = run("inspect", tmp_path / "out").stdout
+    assert "512 tokens, trained to 128, extended" in text
+    assert "yarn ×4" in text
+    assert "vLLM" in text
+
+
+@pytest.mark.parametrize(("model_type", "words"), [("gpt2", "learned"), ("bloom", "ALiBi")])
+def test_inspect_of_models_without_rotary_embeddings(run, tmp_path, model_type, words):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "n_positions": 64, "n_head": 2}))
+    result = run("inspect", tmp_path)
+    assert result.exit_code == 0, result.stderr
+    assert words in result.stdout
+
+
+def test_inspect_reads_no_weights(run, tmp_path):
+    """A sparse file of 100 GB with a valid header: reading it would take minutes."""
+    folder = make_llama(tmp_path / "large")
+    header = json.dumps(
+        {"w": {"dtype": "F32", "shape": [25_000_000_000], "data_offsets": [0, 100_000_000_000]}}
+    ).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 100_000_000_000)
+    assert "25.0 B parameters" in run("inspect", folder).stdout
+
+
+def test_methods_lists_them_all(run):
+    data = json.loads(run("methods", "--json").stdout)
+    assert [entry["name"] for entry in data["methods"]] == [method.name for method in METHODS]
+    text = run("methods").stdout
+    assert all(method.name in text for method in METHODS)
+
+
+def test_env_and_version(run):
+    data = json.loads(run("env", "--json").stdout)
+    assert data["ctxext"] == __version__
+    assert re.match(r"\d", data["torch"])
+    assert run("--version").stdout.strip() == f"ctxext {__version__}"

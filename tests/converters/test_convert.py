@@ -1,0 +1,312 @@
+"""Converting: what is written, what is left alone, and what is left behind when it goes wrong."""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from conftest import make_llama, read_json
+from ctxext.converters import apply, convert
+from ctxext.errors import CtxextError
+from ctxext.recipes import DynamicNtk, Ntk, PositionInterpolation, Recipe, Yarn
+
+YARN = Recipe([Yarn(factor=4)])
+
+
+def logits(folder: Path) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        return model(torch.arange(40)[None]).logits
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if ".ctxext-" in path.name)
+
+
+def test_both_dialects_and_all_lengths_agree(llama, tmp_path):
+    convert(str(llama), tmp_path / "out", YARN)
+    config = read_json(tmp_path / "out" / "config.json")
+    schedule = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    }
+    assert config["rope_scaling"] == schedule
+    assert config["rope_parameters"] == {**schedule, "rope_theta": 10000.0}
+    assert config["rope_theta"] == 10000.0
+    assert config["max_position_embeddings"] == 512
+    assert isinstance(config["max_position_embeddings"], int)
+    assert config["head_dim"] == 8
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["dtype"] == config["torch_dtype"] == "float32"
+    tokenizer = (tmp_path / "out" / "tokenizer_config.json").read_text()
+    assert tokenizer == (llama / "tokenizer_config.json").read_text().replace(": 128", ": 512")
+
+
+def test_plain_schedules_need_no_scaling_key(llama, tmp_path):
+    convert(str(llama), tmp_path / "out", Recipe([Ntk(factor=4)]))
+    config = read_json(tmp_path / "out" / "config.json")
+    assert "rope_scaling" not in config
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == pytest.approx(10000 * 4 ** (8 / 6))
+
+
+def test_dynamic_keeps_the_trained_maximum(llama, tmp_path):
+    convert(str(llama), tmp_path / "out", Recipe([DynamicNtk(factor=4)]))
+    assert read_json(tmp_path / "out" / "config.json")["max_position_embeddings"] == 128
+
+
+@pytest.mark.parametrize("method", [PositionInterpolation, Ntk, Yarn, DynamicNtk])
+def test_factor_one_is_bit_equal_to_the_source(method, llama_source, tmp_path):
+    convert(str(llama_source), tmp_path / "one", Recipe([method(factor=1)]))
+    convert(str(llama_source), tmp_path / "four", Recipe([method(factor=4)]))
+    assert torch.equal(logits(tmp_path / "one"), logits(llama_source))
+    if method is not DynamicNtk:
+        assert not torch.equal(logits(tmp_path / "four"), logits(llama_source))
+
+
+def test_weights_are_linked_and_nothing_else_is(llama, tmp_path):
+    (llama / "notes").mkdir()
+    (llama / "notes" / "extra.txt").write_text("kept")
+    done = convert(str(llama), tmp_path / "out", YARN)
+    linked = [
+        path.name
+        for path in (tmp_path / "out").iterdir()
+        if path.is_file() and path.stat().st_ino in {entry.stat().st_ino for entry in llama.iterdir()}
+    ]
+    assert linked == ["model.safetensors"]
+    assert done.written.num_linked == 1
+    assert (tmp_path / "out" / "notes" / "extra.txt").read_text() == "kept"
+
+
+def test_copy_and_digest(llama, tmp_path):
+    before = hashlib.sha256((llama / "model.safetensors").read_bytes()).hexdigest()
+    convert(str(llama), tmp_path / "copied", YARN, copy=True)
+    convert(str(llama), tmp_path / "linked", YARN, digest=True)
+    convert(str(llama), tmp_path / "quick", YARN)
+    for name, wanted in (("copied", before), ("linked", before), ("quick", None)):
+        assert read_json(tmp_path / name / "ctxext.json")["weights"] == {"model.safetensors": wanted}
+    assert (tmp_path / "copied" / "model.safetensors").stat().st_ino != (llama / "model.safetensors").stat().st_ino
+
+
+def test_manifest_has_the_digest_of_every_small_file(llama, tmp_path):
+    convert(str(llama), tmp_path / "out", YARN)
+    files = read_json(tmp_path / "out" / "ctxext.json")["files"]
+    written = {path.name for path in (tmp_path / "out").iterdir()} - {"ctxext.json", "model.safetensors"}
+    assert set(files) == written
+    for name, digest in files.items():
+        assert hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest() == digest
+
+
+def test_links_fall_back_to_copies(llama, tmp_path, monkeypatch):
+    def refuse(*_args):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    done = convert(str(llama), tmp_path / "out", YARN)
+    assert (done.written.num_linked, done.written.num_copied) == (0, 1)
+    assert logits(tmp_path / "out").shape == (1, 40, 64)
+
+
+def test_full_disk_leaves_nothing(llama, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=10))
+    with pytest.raises(CtxextError, match="no space"):
+        convert(str(llama), tmp_path / "out", YARN, copy=True)
+    assert not (tmp_path / "out").exists()
+    assert leftovers(tmp_path) == []
+
+
+def test_interruption_leaves_nothing(llama, tmp_path, monkeypatch):
+    def interrupt(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(apply, "_bring_weights", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        convert(str(llama), tmp_path / "out", YARN)
+    assert not (tmp_path / "out").exists()
+    assert leftovers(tmp_path) == []
+
+
+def test_kill_leaves_no_half_made_folder_and_the_next_run_clears_up(llama, tmp_path):
+    script = (
+        "import sys, time\nfrom ctxext.converters import apply, convert\nfrom ctxext.recipes import Recipe, Yarn\n"
+        "apply._publish = lambda *_: (print('ready', flush=True), time.sleep(60))\n"
+        f"convert({str(llama)!r}, {str(tmp_path / 'out')!r}, Recipe([Yarn(factor=4)]))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "out").exists()
+    assert len(leftovers(tmp_path)) == 1
+    convert(str(llama), tmp_path / "out", YARN)
+    assert (tmp_path / "out" / "config.json").exists()
+    assert leftovers(tmp_path) == []
+
+
+def test_a_folder_caught_between_two_renames_comes_back(llama, tmp_path):
+    convert(str(llama), tmp_path / "out", YARN)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (tmp_path / "out").rename(tmp_path / f".out.ctxext-old-{gone.pid}")
+    apply.recover(tmp_path / "out")
+    with pytest.raises(CtxextError, match="not empty"):
+        convert(str(llama), tmp_path / "out", YARN)
+    assert (tmp_path / "out" / "config.json").exists()
+
+
+def test_overwrite_replaces_whole(llama, tmp_path):
+    convert(str(llama), tmp_path / "out", YARN)
+    (tmp_path / "out" / "stale.txt").write_text("old")
+    with pytest.raises(CtxextError, match="not empty"):
+        convert(str(llama), tmp_path / "out", YARN)
+    convert(str(llama), tmp_path / "out", Recipe([PositionInterpolation(factor=2)]), overwrite=True)
+    assert not (tmp_path / "out" / "stale.txt").exists()
+    assert read_json(tmp_path / "out" / "config.json")["rope_scaling"]["rope_type"] == "linear"
+    assert leftovers(tmp_path) == []
+
+
+def test_saving_over_the_result_never_reaches_the_source(llama, tmp_path):
+    before = {path.name: path.read_bytes() for path in llama.iterdir()}
+    convert(str(llama), tmp_path / "out", YARN)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    model.save_pretrained(tmp_path / "out")
+    (tmp_path / "out" / "config.json").write_text("{}")
+    assert {path.name: path.read_bytes() for path in llama.iterdir()} == before
+
+
+def test_scaling_twice_is_refused_unless_asked_for(llama, tmp_path):
+    convert(str(llama), tmp_path / "yarn", YARN)
+    with pytest.raises(CtxextError, match="already extended: yarn ×4 from 128 tokens") as caught:
+        convert(str(tmp_path / "yarn"), tmp_path / "again", YARN)
+    assert "--replace-scaling" in caught.value.hint
+    convert(str(tmp_path / "yarn"), tmp_path / "pi", Recipe([PositionInterpolation(factor=2)]), replace_scaling=True)
+    convert(str(llama), tmp_path / "direct", Recipe([PositionInterpolation(factor=2)]))
+    replaced, direct = (read_json(tmp_path / name / "config.json") for name in ("pi", "direct"))
+    for config in (replaced, direct):
+        del config["ctxext"]["source"]
+    assert replaced == direct
+
+
+def test_replacing_ntk_restores_the_base(llama, tmp_path):
+    convert(str(llama), tmp_path / "ntk", Recipe([Ntk(factor=4)]))
+    convert(str(tmp_path / "ntk"), tmp_path / "pi", Recipe([PositionInterpolation(factor=2)]), replace_scaling=True)
+    assert read_json(tmp_path / "pi" / "config.json")["rope_theta"] == 10000.0
+
+
+def test_sharded_checkpoint(tmp_path):
+    source = make_llama(tmp_path / "source")
+    model = AutoModelForCausalLM.from_pretrained(source)
+    (source / "model.safetensors").unlink()
+    model.save_pretrained(source, max_shard_size="20KB")
+    convert(str(source), tmp_path / "out", Recipe([PositionInterpolation(factor=1)]))
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
+    assert torch.equal(logits(tmp_path / "out"), logits(source))
+
+
+def test_converting_imports_no_torch(llama, tmp_path):
+    script = (
+        "import sys\nfrom ctxext.converters import convert\nfrom ctxext.recipes import Recipe, Yarn\n"
+        f"convert({str(llama)!r}, {str(tmp_path / 'out')!r}, Recipe([Yarn(factor=4)]))\n"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def broken_shard_name(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../evil.safetensors"}}))
+
+
+def missing_shard(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+
+
+def truncated(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:-100])
+
+
+def no_header(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\xff" * 40)
+
+
+def no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def broken_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": ')
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def listed_config(folder: Path) -> None:
+    (folder / "config.json").write_text("[1]")
+
+
+def no_model_type(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+
+
+BROKEN = {
+    broken_shard_name: "outside the folder",
+    missing_shard: "which is not there",
+    truncated: "truncated",
+    no_header: "truncated",
+    no_weights: "no weights",
+    broken_config: "not valid JSON",
+    no_config: "no config.json",
+    listed_config: "JSON object",
+    no_model_type: "model_type",
+}
+
+
+@pytest.mark.parametrize("damage", BROKEN, ids=lambda damage: damage.__name__)
+def test_broken_checkpoints_get_one_line(damage, llama, tmp_path):
+    damage(llama)
+    with pytest.raises(CtxextError, match=BROKEN[damage]) as caught:
+        convert(str(llama), tmp_path / "out", YARN)
+    assert "\n" not in caught.value.message
+    assert not (tmp_path / "out").exists()
+
+
+def test_places_that_are_refused(llama, tmp_path):
+    (tmp_path / "file").write_text("")
+    for out, reason in (
+        (llama / "inside", "inside SOURCE"),
+        (tmp_path, "contains SOURCE"),
+        (tmp_path / "file", "a file"),
+    ):
+        with pytest.raises(CtxextError, match=reason):
+            convert(str(llama), out, YARN, overwrite=True)
+
+
+def test_a_hub_id_that_cannot_be_reached(tmp_path):
+    with pytest.raises(CtxextError, match="neither a folder nor") as caught:
+        convert("nobody/nothing-like-this", tmp_path / "out", YARN)
+    assert caught.value.hint
+
+
+def test_time_is_not_in_the_result(llama, tmp_path):
+    convert(str(llama), tmp_path / "first", YARN)
+    time.sleep(1.1)
+    convert(str(llama), tmp_path / "second", YARN)
+    for name in ("config.json", "README.md", "ctxext.json"):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()

@@ -1,0 +1,73 @@
+"""The house rules that a reader relies on: import direction, sizes, and what the command line's start costs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "ctxext"
+FILES = sorted(PACKAGE.rglob("*.py"))
+# A layer may import itself and those that stand before it. The portable code stands outside: it imports none of them.
+LAYERS = ("version", "errors", "families", "checkpoint", "recipes", "converters", "evaluate", "demo", "cli")
+HEAVY = ("torch", "transformers", "peft", "matplotlib", "datasets", "numpy")
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> list[str]:
+    """Every module a file imports, inside functions too."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 or layer_of(path) == "portable", f"{path}: relative import"
+            found.append(node.module or "")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_only_point_left(path):
+    layer = layer_of(path)
+    if layer in ("__init__", "__main__"):
+        return
+    for module in imports(path):
+        if not module.startswith("ctxext"):
+            continue
+        assert layer != "portable", "portable code must not import ctxext"
+        target = module.split(".")[1] if "." in module else "version"
+        assert target != "portable", "portable code travels as bytes; nothing imports it"
+        assert LAYERS.index(target) <= LAYERS.index(layer), f"{layer} must not import {target}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_sizes(path):
+    source = path.read_text()
+    assert source.count("\n") <= (300 if layer_of(path) == "portable" else 400)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 70, f"{path.name}: {node.name} is too long"
+
+
+def test_every_method_file_is_listed():
+    from ctxext.recipes.base import Method
+    from ctxext.recipes.methods import METHODS
+
+    def leaves(cls):
+        return {cls} | {leaf for child in cls.__subclasses__() for leaf in leaves(child)}
+
+    named = {cls for cls in leaves(Method) if hasattr(cls, "name")}
+    assert named == set(METHODS)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["convert", "--help"], ["methods"], ["inspect", "demo"]])
+def test_light_commands_import_nothing_heavy(words):
+    script = f"import sys; sys.argv = ['ctxext', *{words!r}]\nfrom ctxext.cli.app import main\n"
+    script += "try:\n    main()\nexcept SystemExit:\n    pass\n"
+    script += f"sys.exit(','.join(sorted({set(HEAVY)!r} & sys.modules.keys())) or 0)"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
