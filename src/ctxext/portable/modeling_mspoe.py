@@ -10,8 +10,8 @@ which three things differ from the installed one, and nothing else:
 
 Attention itself is the family's, so every attention backend, cache and mask works as before. The key `ctxext_mspoe` of
 the configuration holds the numbers: `ratios` (one per key head, ascending), `layers` (those that take part), `ranks`
-(for each of these layers which ratio each head takes; absent: chosen from each prompt), `schedule`, `rescale`,
-`variant`, and `rope`, the model's own frequency schedule. Shapes: b batch, g key heads, n query heads per key head,
+(for each of these layers the number of each head's ratio; absent: chosen from each prompt), `schedule`, `rescale`,
+`variant`, and `rope`, the model's own frequency schedule. Shapes: b batch, g key heads, n queries per key head,
 l length, d rotary dimensions, r ratios.
 """
 
@@ -25,11 +25,18 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+MODERN = int(transformers.__version__.split(".")[0]) >= 5
+if MODERN:
+    from transformers.conversion_mapping import (
+        get_checkpoint_conversion_mapping,
+        register_checkpoint_conversion_mapping,
+    )
 
 KEY = "ctxext_mspoe"
-# The rope type that config.json carries. Only this file understands it, so a load without this file fails and says why.
-LATCH = "ctxext_needs_trust_remote_code"
+LATCH = "ctxext_needs_trust_remote_code"  # The rope type in config.json: without this file no model knows it.
 
 
 class Tables(NamedTuple):
@@ -39,85 +46,79 @@ class Tables(NamedTuple):
     sin: torch.Tensor
     head_cos: torch.Tensor  # One table per ratio: (r, b, l, d).
     head_sin: torch.Tensor
-    ranks: torch.Tensor | None  # (layers, g), or None when each prompt chooses.
+    ranks: torch.Tensor | None  # (layers, g), or None where each prompt chooses.
 
 
 class HeadScales(NamedTuple):
     """What a decoder layer passes to its attention in the place of cos."""
 
     tables: Tables
-    ranks: torch.Tensor | None  # (1 or b, g): the ratio number of each key head, where already known.
+    ranks: torch.Tensor | None  # (1 or b, g): the number of each key head's ratio, where already known.
     layer: int
-    scaling: float | None  # Of the attention scores; None: one over the root of the head's dimension.
-    released: bool
-    mask: Any  # As the layer received it, in any attention backend's form.
-    cache: Any
-
-
-# ---------------------------------------------------------------- the statistic
+    scaling: float | None = None  # Of the attention scores; None: one over the root of the head's dimension.
+    released: bool = False
+    mask: Any = None  # As the layer received it, in any attention backend's form.
+    cache: Any = None
 
 
 def visible_keys(mask, length):
-    """Which keys the last query may see, as (b or 1, l), or None for all of them; so padding on either side is left out."""
+    """Which keys the last query may see, (1 or b, l), or None for all: what is padding, on either side, it may not."""
     if mask is None:
         return None
     if hasattr(mask, "mask_mod"):  # Flex attention.
-        device = mask.kv_num_blocks.device
-        batch = torch.arange(mask.shape[0], device=device)[:, None]
-        zero, keys = torch.zeros((), dtype=torch.long, device=device), torch.arange(length, device=device)
-        return mask.mask_mod(batch, zero, zero + length - 1, keys[None]).expand(mask.shape[0], length)
-    if mask.dim() == 2:  # Flash attention, or the tokenizer's mask.
+        keys = torch.arange(length, device=mask.kv_num_blocks.device)
+        rows = torch.arange(mask.shape[0], device=keys.device)[:, None]
+        return mask.mask_mod(rows, keys[:1], keys[-1:], keys).expand(len(rows), length)
+    if mask.dim() == 2:  # Flash attention.
         return mask[:, :length] != 0
     row = mask[:, 0, length - 1, :length]
     return row if row.dtype == torch.bool else row > -1
 
 
 @torch.no_grad()
-def awareness(query, key, mask, scaling=None):
-    """Share of keys with more than three times the mean attention, in the attention row of the last query.
+def awareness(query, key, mask=None, scaling=None):
+    """Share of keys with more than three times the mean attention, in the attention row of the last query: (b, g).
 
     Takes un-rotated `query` (b, g, n, l, d) and `key` (b, g, l, d). Only that one row is computed, in float32: O(l) time
-    and memory. Queries that share a key head are averaged. Returns (b, g).
+    and memory. Queries that share a key head are averaged.
     """
-    batch, _, _, length, dim = query.shape
-    seen = visible_keys(mask, length)
+    seen = visible_keys(mask, key.shape[2])
     if seen is None:
-        last = query[..., -1, :]
-        count = length
+        last, count = query[:, :, :, -1], key.shape[2]
     else:
-        seen = seen.to(query.device).expand(batch, length)
-        index = (seen * torch.arange(length, device=query.device)).amax(-1)
-        last = query.gather(3, index.view(-1, 1, 1, 1, 1).expand(*query.shape[:3], 1, dim)).squeeze(3)
+        seen = seen.to(key.device).expand(len(key), -1)
+        end = (seen * torch.arange(key.shape[2], device=key.device)).amax(-1)
+        last = query.gather(3, end.view(-1, 1, 1, 1, 1).expand_as(query[:, :, :, :1])).squeeze(3)
         count = seen.sum(-1).view(-1, 1, 1, 1)
-    scores = last.float() @ key.float().transpose(-1, -2) * (dim**-0.5 if scaling is None else scaling)
+    scores = last.float() @ key.float().transpose(2, 3) * (scaling or key.shape[3] ** -0.5)
     if seen is not None:
         scores = scores.masked_fill(~seen[:, None, None], -math.inf)
-    # The mean of a softmax row over its keys is one over their number.
-    outliers = (scores.softmax(-1) * count > 3).float().sum((-1, -2))
-    return outliers / (query.shape[2] * (count if seen is None else count.view(-1, 1)))
+    # The mean of a softmax row over its keys is one over their number. Whole counts are compared, so ties are exact.
+    return ((scores.softmax(-1) * count > 3).sum(-1, keepdim=True) / count).mean((2, 3))
 
 
 def choose_ranks(scales, query, key):
-    """Order a layer's heads by awareness, most aware first; the most aware head gets the smallest ratio. (b, g)."""
+    """Order the heads by awareness, ties by number; the most aware gets the smallest ratio. Returns (b, g)."""
     order = awareness(query, key, scales.mask, scales.scaling).argsort(dim=-1, descending=True, stable=True)
-    # The released code takes the order itself for ratio numbers; the paper's ratio number is the place in the order.
+    # The released code uses the order itself as ratio numbers; the paper's ratio number is a head's place in the order.
     ranks = order if scales.released else order.argsort(-1)
     if scales.cache is not None:
-        keep_ranks(scales.cache, scales.layer, ranks)
+        if not hasattr(scales.cache, "mspoe_ranks"):
+            scales.cache.mspoe_ranks = {}
+        if not isinstance(scales.cache, RankedCache) and not torch.compiler.is_compiling():
+            scales.cache.__class__ = ranked(type(scales.cache))
+        scales.cache.mspoe_ranks[scales.layer] = ranks
     return ranks
 
 
-# ---------------------------------------------------------------- the order belongs to the sequence: it stays on its cache
-
-
 class RankedCache:
-    """Mixed into the class of a cache that carries ranks, so that they follow their rows."""
+    """Mixed into the class of a cache that holds ranks, so that they follow the sequences whose keys they rotated."""
 
     def _each(self, change):
         self.mspoe_ranks = {layer: change(ranks) for layer, ranks in self.mspoe_ranks.items()}
 
     def reorder_cache(self, beam_idx):
-        """Move the ranks as the beams move."""
+        """Move the ranks as beams move."""
         super().reorder_cache(beam_idx)
         self._each(lambda ranks: ranks.index_select(0, beam_idx.to(ranks.device)))
 
@@ -129,70 +130,49 @@ class RankedCache:
     def batch_select_indices(self, indices):
         """Keep the ranks of the rows that stay."""
         super().batch_select_indices(indices)
-        self._each(lambda ranks: ranks[indices.to(ranks.device) if hasattr(indices, "to") else indices])
+        self._each(lambda ranks: ranks[indices])
 
     def reset(self):
         """Forget the ranks: the next prompt chooses anew."""
         super().reset()
         self.mspoe_ranks = {}
 
-    def crop(self, *args):
-        """Forget the ranks if nothing is left."""
-        super().crop(*args)
+    def crop(self, *args, **kwargs):
+        """Forget the ranks if no key is left."""
+        super().crop(*args, **kwargs)
         if not self.get_seq_length():
             self.mspoe_ranks = {}
 
 
 @functools.cache
 def ranked(cache_class):
-    """Return the subclass of a cache class whose instances carry ranks."""
-    return type(cache_class.__name__, (RankedCache, cache_class), {"__module__": cache_class.__module__})
+    """Make the subclass of a cache class whose instances hold ranks."""
+    return type(f"Ranked{cache_class.__name__}", (RankedCache, cache_class), {})
 
 
-def keep_ranks(cache, layer, ranks):
-    """Store a layer's ranks on the cache that now holds keys rotated by them."""
-    if not hasattr(cache, "mspoe_ranks"):
-        cache.mspoe_ranks = {}
-        if not torch.compiler.is_compiling():
-            cache.__class__ = ranked(type(cache))
-    cache.mspoe_ranks[layer] = ranks
-
-
-# ---------------------------------------------------------------- the three replaced parts
-
-
-def by_parts_ramp(settings, num_frequencies, theta):
-    """YaRN's ramp over the frequencies: (first, last) index between which interpolation fades in."""
-
-    def index(turns):
-        return num_frequencies * math.log(settings["trained_length"] / (turns * 2 * math.pi)) / math.log(theta)
-
-    first = max(math.floor(index(settings["beta_fast"])), 0)
-    last = min(math.ceil(index(settings["beta_slow"])), 2 * num_frequencies - 1)
-    return first, last if last != first else last + 0.001
-
-
-def head_frequencies(rotary, inverse, layer_type):
+def head_frequencies(rotary, inverse, theta):
     """Evaluate the schedule at every ratio, on top of the model's own inverse frequencies (d / 2): (r, d / 2)."""
-    settings = rotary.mspoe
+    settings, size = rotary.mspoe, len(inverse)
     ratios = torch.tensor(settings["ratios"], device=inverse.device)[:, None]
     if settings["rescale"] != "uniform":
-        return inverse.expand(len(ratios), -1)
+        return inverse[None]
     if settings["schedule"] == "ntk":  # The base times ratio ** (d / (d - 2)), written per frequency.
-        return inverse / ratios ** torch.linspace(0, 1, len(inverse), device=inverse.device)
-    if settings["schedule"] == "by-parts":
-        first, last = by_parts_ramp(settings, len(inverse), rotary.mspoe_theta[layer_type])
-        ramp = ((torch.arange(len(inverse), device=inverse.device) - first) / (last - first)).clamp(0, 1)
-        return inverse * (1 - ramp * (1 - 1 / ratios))
+        return inverse / ratios ** torch.linspace(0, 1, size, device=inverse.device)
+    if settings["schedule"] == "by-parts":  # YaRN's ramp, from untouched to slowed.
+        turns = (settings["trained_length"] / (2 * math.pi * settings[beta]) for beta in ("beta_fast", "beta_slow"))
+        first, last = (size * math.log(turn) / math.log(theta) for turn in turns)
+        first, last = max(math.floor(first), 0), min(math.ceil(last), 2 * size - 1)
+        steps = torch.arange(size, device=inverse.device) - first
+        return inverse * (1 - (steps / max(last - first, 0.001)).clamp(0, 1) * (1 - 1 / ratios))
     return inverse / ratios
 
 
 def head_positions(settings, positions):
-    """Positions per ratio, (r or 1, b, l). `rescale` [a, b]: only the stretch from a to b is compressed."""
+    """Positions for every ratio, (r or 1, ...). A `rescale` of [a, b] compresses only the stretch from a to b."""
     if settings["rescale"] == "uniform":
         return positions[None]
     start, end = settings["rescale"]
-    ratios = torch.tensor(settings["ratios"], device=positions.device)[:, None, None]
+    ratios = torch.tensor(settings["ratios"], device=positions.device).view(-1, *[1] * positions.dim())
     return positions - (positions.clamp(start, end) - start) * (1 - 1 / ratios)
 
 
@@ -202,147 +182,150 @@ def rotary_forward(original, rotary, x, position_ids, *args, **kwargs):
     layer_type = next((value for value in (*args, *kwargs.values()) if isinstance(value, str)), None)
     if layer_type not in getattr(rotary, "mspoe_layouts", ()):
         return cos, sin
-    prefix = f"{layer_type}_" if layer_type else ""
-    settings, layout = rotary.mspoe, rotary.mspoe_layouts[layer_type]
-    with torch.no_grad(), torch.autocast(device_type=x.device.type, enabled=False):
+    prefix, settings = f"{layer_type}_" if layer_type else "", rotary.mspoe
+    columns, axes, theta = rotary.mspoe_layouts[layer_type]
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         inverse = getattr(rotary, f"{prefix}inv_freq").to(x.device).float()
-        frequencies = head_frequencies(rotary, inverse, layer_type)[:, torch.tensor(layout, device=x.device)]
-        angles = head_positions(settings, position_ids.float())[..., None] * frequencies[:, None, None]
+        frequencies = head_frequencies(rotary, inverse, theta)[:, torch.tensor(columns, device=x.device)]
+        positions = head_positions(settings, position_ids.float())
+        # With several position axes (multimodal models) every column has its own.
+        positions = positions[:, axes].movedim(1, -1) if position_ids.dim() == 3 else positions[..., None]
+        angles = positions * frequencies[:, None, None]
         scaling = getattr(rotary, f"{prefix}attention_scaling", 1.0)
-        head_cos, head_sin = ((f(angles) * scaling).to(cos.dtype) for f in (torch.cos, torch.sin))
-    ranks = settings.get("ranks")
-    ranks = None if ranks is None else torch.tensor(ranks, device=x.device)
-    return Tables(cos, sin, head_cos, head_sin, ranks), sin
+        head_cos, head_sin = (angles.cos() * scaling).to(cos.dtype), (angles.sin() * scaling).to(sin.dtype)
+    ranks = torch.tensor(settings["ranks"], device=x.device) if "ranks" in settings else None
+    tables = Tables(cos, sin, head_cos, head_sin, ranks)
+    layer = getattr(rotary, "mspoe_layer", None)  # Known where each attention has a rotary embedding of its own.
+    return (tables, sin) if layer is None else own_embeddings((tables, sin), settings, layer, {})
 
 
 def layer_forward(original, layer, *args, **kwargs):
     """Call the family's decoder layer with the position embeddings that its heads need."""
+    if not hasattr(layer, "mspoe"):
+        return original(layer, *args, **kwargs)
+    settings, index, scaling = layer.mspoe
+    # Some families run one layer at several depths, and say so in these arguments.
+    index = kwargs.get("layer_idx", index) + kwargs.get("cycle_offset", 0)
+    args = [own_embeddings(value, settings, index, kwargs, scaling) for value in args]
+    changed = {name: own_embeddings(value, settings, index, kwargs, scaling) for name, value in kwargs.items()}
+    return original(layer, *args, **changed)
 
-    def own(value):
-        if not (isinstance(value, tuple) and value and isinstance(value[0], Tables)):
-            return value
-        tables, _ = value
-        if layer.mspoe is None:
-            return tables.cos, tables.sin
-        index, number, scaling, released = layer.mspoe
-        cache = next(
-            (kwargs[name] for name in ("past_key_values", "past_key_value", "layer_past") if name in kwargs), None
-        )
-        if tables.ranks is not None:
-            ranks = tables.ranks[number : number + 1]
-        else:
-            ranks = getattr(cache, "mspoe_ranks", {}).get(index)
-        return HeadScales(tables, ranks, index, scaling, released, kwargs.get("attention_mask"), cache), tables.sin
 
-    return original(layer, *(own(value) for value in args), **{name: own(value) for name, value in kwargs.items()})
+def own_embeddings(value, settings, index, kwargs, scaling=None):
+    """Turn (tables, sin) into what layer `index` needs: its heads' numbers, or the family's own (cos, sin)."""
+    if not (isinstance(value, tuple) and value and isinstance(value[0], Tables)):
+        return value
+    tables, sin = value
+    if index not in settings["layers"]:
+        return tables.cos, sin
+    cache = next((kwargs[name] for name in ("past_key_values", "past_key_value", "layer_past") if name in kwargs), None)
+    if tables.ranks is None:
+        ranks = getattr(cache, "mspoe_ranks", {}).get(index)
+    else:
+        ranks = tables.ranks[settings["layers"].index(index)][None]
+    released = settings["variant"] == "released"
+    return HeadScales(tables, ranks, index, scaling, released, kwargs.get("attention_mask"), cache), sin
 
 
 def apply(original, names, *args, **kwargs):
     """Rotate queries and keys as the family does, but each key head and its queries with their own ratio."""
     given = dict(zip(names, args)) | kwargs
-    scales = given["cos"]
+    scales, heads_dim = given["cos"], given.get("unsqueeze_dim", 1)
     if not isinstance(scales, HeadScales):
         return original(*args, **kwargs)
-    heads_dim = given.get("unsqueeze_dim", 1)
-    query, key = given["q"], given["k"]
-    num_heads, num_ratios = key.shape[heads_dim], len(scales.tables.head_cos)
-    if num_heads != num_ratios:
-        raise ValueError(
-            f"This checkpoint has ratios for {num_ratios} key heads, and layer {scales.layer} has {num_heads}."
-        )
-    query = query.unflatten(heads_dim, (num_heads, -1))
-    key = key.unsqueeze(heads_dim + 1)
+    tensors = [given[name] for name in names[: names.index("cos")]]  # Query and key, or one of them.
+    num_heads = len(scales.tables.head_cos)
+    if len(tensors) == 2 and tensors[1].shape[heads_dim] != num_heads:
+        found = tensors[1].shape[heads_dim]
+        raise ValueError(f"This checkpoint has ratios for {num_heads} key heads; layer {scales.layer} has {found}.")
+    tensors = [tensor.unflatten(heads_dim, (num_heads, -1)) for tensor in tensors]
     ranks = scales.ranks
     if ranks is None:
-        ranks = choose_ranks(scales, query, key.squeeze(heads_dim + 1))
-    cos, sin = (pick(table, ranks) for table in scales.tables[2:4])
+        query, key = (tensor if heads_dim == 1 else tensor.movedim(1, 3) for tensor in tensors)
+        ranks = choose_ranks(scales, query, key[:, :, 0])
+    cos, sin = (pick(table, ranks) for table in (scales.tables.head_cos, scales.tables.head_sin))
     if heads_dim == 2:
         cos, sin = cos.transpose(1, 2), sin.transpose(1, 2)
-    query, key = original(query, key, cos, sin, unsqueeze_dim=heads_dim + 1)
-    return query.flatten(heads_dim, heads_dim + 1), key.flatten(heads_dim, heads_dim + 1)
+    rotated = original(*tensors, cos, sin, unsqueeze_dim=heads_dim + 1)
+    if len(tensors) == 1:
+        return rotated.flatten(heads_dim, heads_dim + 1)
+    return tuple(tensor.flatten(heads_dim, heads_dim + 1) for tensor in rotated)
 
 
 def pick(table, ranks):
-    """Tables (r, b, l, d) and ratio numbers (1 or b, g) to one table per head (b, g, l, d)."""
-    batch = table.shape[1]
-    rows = ranks * batch + torch.arange(batch, device=ranks.device)[:, None]
+    """Turn tables (r, b, l, d) and ratio numbers (1 or b, g) into one table per head (b, g, l, d)."""
+    rows = ranks * table.shape[1] + torch.arange(table.shape[1], device=ranks.device)[:, None]
     return table.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, rows.shape)
 
 
-# ---------------------------------------------------------------- the private copy of the family
-
-
 def own_schedule(config):
-    """Return (config with the model's own rope schedule, the layer types whose schedule was latched: [None] if one for all)."""
-    settings = getattr(config, KEY, None)
-    modern = transformers.__version__ >= "5"
-    live = None if modern else getattr(config, "rope_scaling", None)
+    """Return the config with the model's own rope schedule, and the layer types it was latched for ([None]: for all)."""
+    settings, live = getattr(config, KEY, None), None if MODERN else getattr(config, "rope_scaling", None)
     live = getattr(config, "rope_parameters", None) if live is None else live
     if settings is None or not live:
         return config, []
-
-    def unlatch(entry):
-        return {**entry, **settings["rope"]}
-
     config = copy.copy(config)
-    if live.get("rope_type") == LATCH:
-        layer_types, live = [None], unlatch(live)
-    else:
-        layer_types = [
-            name for name, entry in live.items() if isinstance(entry, dict) and entry.get("rope_type") == LATCH
-        ]
-        live = {name: unlatch(entry) if name in layer_types else entry for name, entry in live.items()}
-    if modern:
+    entries = live if LATCH not in live.values() else {None: live}
+    latched = [name for name, entry in entries.items() if isinstance(entry, dict) and entry.get("rope_type") == LATCH]
+    entries = {name: {**entry, **settings["rope"]} if name in latched else entry for name, entry in entries.items()}
+    live = entries.get(None, entries)
+    if MODERN:
         config.rope_parameters = live
-    elif None in layer_types:
+    elif None in latched:
         config.rope_scaling = live
         for name in {"rope_theta", "partial_rotary_factor"} & live.keys():
             setattr(config, name, live[name])
-    return config, layer_types
+    return config, latched
 
 
-def rotary_init(original, rotary, *args, **kwargs):
-    """Build the family's rotary embedding from the model's own schedule, and find which frequency each column rotates by."""
-    position = next(i for i, value in enumerate((*args, *kwargs.values())) if isinstance(value, PretrainedConfig))
-    config, layer_types = own_schedule((*args, *kwargs.values())[position])
-    if position < len(args):
-        args = (*args[:position], config, *args[position + 1 :])
-    else:
-        kwargs[list(kwargs)[position - len(args)]] = config
-    original(rotary, *args, **kwargs)
+def rotary_init(original, rotary, config=None, *args, **kwargs):
+    """Build the rotary embedding from the model's own schedule, and find which frequency each column rotates by."""
+    config, layer_types = own_schedule(config)
+    original(rotary, config, *args, **kwargs)
     if not layer_types:
         return
-    rotary.mspoe = getattr(config, KEY)
-    rotary.mspoe_layouts, rotary.mspoe_theta = {}, {}
-    with torch.device("cpu"):  # Models are built on the meta device, and this needs values.
+    rotary.mspoe, rotary.mspoe_layouts = getattr(config, KEY), {}
+    with torch.device("cpu"):  # The model itself may be on the meta device, and this needs values.
         probe = type(rotary)(config)
-        for layer_type in layer_types:
-            prefix = f"{layer_type}_" if layer_type else ""
-            _, sin = probe(torch.zeros(1), torch.ones(1, 1), *filter(None, [layer_type]))
-            columns = sin.flatten() / getattr(probe, f"{prefix}attention_scaling", 1.0)
-            distance = (columns[:, None] - getattr(probe, f"{prefix}inv_freq").float().sin()).abs()
-            rotary.mspoe_layouts[layer_type] = distance.argmin(-1).tolist()
-            schedule = getattr(config, "rope_parameters", None) or {}
-            schedule = schedule.get(layer_type, schedule)
-            rotary.mspoe_theta[layer_type] = schedule.get("rope_theta") or config.rope_theta
+        positions = torch.tensor([1.0, 0.7, 0.4])[: 3 if hasattr(probe, "mrope_section") else 1, None, None]
+        for name in layer_types:
+            prefix = f"{name}_" if name else ""
+            _, sin = probe(torch.zeros(1), positions if len(positions) == 3 else positions[0], *filter(None, [name]))
+            inverse = getattr(probe, f"{prefix}inv_freq").float()
+            candidates = (positions.view(-1, 1) * inverse).sin().flatten()
+            sines = sin.flatten() / getattr(probe, f"{prefix}attention_scaling", 1.0)
+            found = (sines[:, None] - candidates).abs().argmin(-1)
+            rope = getattr(config, "rope_parameters", None) or {}
+            theta = rope.get(name, rope).get("rope_theta") or config.rope_theta
+            rotary.mspoe_layouts[name] = (found % len(inverse)).tolist(), (found // len(inverse)).tolist(), theta
 
 
 def model_init(original, model, config, *args, **kwargs):
-    """Build the family's model, then tell each decoder layer which heads are its own."""
+    """Build the family's model, then tell each decoder layer what it needs to know."""
+    if not isinstance(config, model.config_class):  # A text model in a checkpoint with the whole model's configuration.
+        config = config.get_text_config(decoder=True)
     original(model, config, *args, **kwargs)
     settings = getattr(config.get_text_config(), KEY, None)
     if settings is None:
         return
+    if MODERN:  # Renamed weights go by class name.
+        for conversions in filter(
+            None, map(get_checkpoint_conversion_mapping, (c.__name__ for c in type(model).__mro__))
+        ):
+            register_checkpoint_conversion_mapping(type(model).__name__, conversions, overwrite=True)
     for layer in model.modules():
         attention = next((child for child in layer.children() if rotates(type(child))), None)
         if attention is None:
             continue
-        index = attention.layer_idx
-        scaling = getattr(attention, "scaling", None)
-        layer.mspoe = None
-        if index in settings["layers"]:
-            layer.mspoe = index, settings["layers"].index(index), scaling, settings["variant"] == "released"
+        layer.mspoe = settings, attention.layer_idx, getattr(attention, "scaling", None)
         replace(type(layer), "forward", layer_forward)
+        for rotary in attention.children():
+            if hasattr(rotary, "mspoe_layouts"):
+                if "ranks" not in settings:
+                    raise ValueError("This family rotates inside attention: it needs a calibrated or fixed head order.")
+                rotary.mspoe_layer = attention.layer_idx
+    if not any(hasattr(module, "mspoe_layouts") for module in model.modules()):
+        raise ValueError(f"{type(model).__name__} has no rotary embedding that Ms-PoE can scale.")
 
 
 def rotates(cls):
@@ -354,10 +337,22 @@ def rotates(cls):
 def replace(cls, name, new):
     """Put `new(original, ...)` in the place of a method of a private class, once."""
     original = getattr(cls, name)
-    if getattr(original, "mspoe", None) is None:
+    if not hasattr(original, "mspoe"):
         method = functools.wraps(original)(lambda *args, **kwargs: new(original, *args, **kwargs))
-        method.mspoe = new
+        method.mspoe = True
         setattr(cls, name, method)
+
+
+class PrivateAutoModel:
+    """What the private module knows as AutoModel: inner models of the family are private too."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def from_config(self, config, **kwargs):
+        """Build a model from its configuration."""
+        cls = getattr(self.module, str(MODEL_MAPPING_NAMES.get(config.model_type)), None)
+        return AutoModel.from_config(config, **kwargs) if cls is None else cls._from_config(config, **kwargs)
 
 
 def family(stub, modeling):
@@ -368,11 +363,14 @@ def family(stub, modeling):
     spec.loader.exec_module(module)
     names = list(inspect.signature(module.apply_rotary_pos_emb).parameters)
     module.apply_rotary_pos_emb = functools.partial(apply, module.apply_rotary_pos_emb, names)
+    module.AutoModel = PrivateAutoModel(module)
     for cls in list(vars(module).values()):
         if inspect.isclass(cls) and cls.__module__ == name:
             if cls.__name__.endswith("RotaryEmbedding"):
                 replace(cls, "__init__", rotary_init)
                 replace(cls, "forward", rotary_forward)
-            elif issubclass(cls, PreTrainedModel) and "__init__" in vars(cls):
-                replace(cls, "__init__", model_init)
+            elif issubclass(cls, PreTrainedModel):
+                cls.is_custom_code = classmethod(lambda cls: False)  # Its weights are stored as the family's are.
+                if "__init__" in vars(cls):
+                    replace(cls, "__init__", model_init)
     return module

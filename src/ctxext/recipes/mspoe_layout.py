@@ -1,30 +1,34 @@
 """How an Ms-PoE checkpoint is laid out: its config.json, and the stub that names its family.
 
-The weights stay as they are. `config.json` keeps the stock `model_type` and gains three things: a class of its own
+The weights stay as they are. `config.json` keeps the stock `model_type` and gains three things: classes of its own
 (`architectures`, `auto_map`), a rope type that only the shipped code understands, so that loading it as a stock model
 fails instead of being silently wrong, and one block with the numbers, which `portable/modeling_mspoe.py` reads.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ctxext.errors import CtxextError
+from ctxext.families import Family, family_of, read, rotated_layers, text_config
+from ctxext.recipes.rotary import LATCH, Config, read_rotary, write_rotary
 
 CODE_FILE = "modeling_mspoe.py"
 STUB_FILE = "modeling_ctxext.py"
 KEY = "ctxext_mspoe"
-LATCH = "ctxext_needs_trust_remote_code"
 
-ROPE_KEYS = ("rope_parameters", "rope_scaling")
+# Families whose attention the shipped code cannot reach, and why.
+UNREACHED: Mapping[str, str] = {}
+
+# Families that take a fixed order of heads only, and why.
+FIXED_ONLY: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
 class Classes:
     """The family's own classes.
 
-    Args:
+    Attributes:
         modeling: The module that defines them, for example `transformers.models.llama.modeling_llama`.
         model: The model without a head, for example `LlamaModel`.
         causal_lm: The model with a language modeling head, for example `LlamaForCausalLM`.
@@ -39,19 +43,45 @@ def family_classes(config: Mapping[str, Any]) -> Classes:
     """Name the classes of a configuration's family, without importing its modeling code.
 
     Raises:
-        CtxextError: If transformers has no causal language model of this type.
+        CtxextError: transformers has no causal language model of this type.
     """
+    from transformers.models.auto import modeling_auto
     from transformers.models.auto.configuration_auto import model_type_to_module_name
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
-    model_type = str(config.get("model_type", ""))
-    causal_lm = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
-    model = MODEL_MAPPING_NAMES.get(model_type)
-    if causal_lm is None or model is None:
-        raise CtxextError(f'"{model_type}" is not a causal language model that this transformers knows.')
-    model = model if isinstance(model, str) else model[0]
-    module = model_type_to_module_name(model_type)
-    return Classes(f"transformers.models.{module}.modeling_{module}", model, causal_lm)
+    causal_lms, models = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES
+    model_type = str(config.get("model_type"))
+    causal_lm = causal_lms.get(model_type)
+    inner = str((config.get("text_config") or {}).get("model_type"))
+    if causal_lm is not None and causal_lms.get(inner) == causal_lm:
+        model_type = inner  # The text model of a larger one, in a checkpoint with the whole model's configuration.
+    model = models.get(model_type)
+    if causal_lm is None or not isinstance(model, str):
+        raise CtxextError(f'The installed transformers has no causal language model of type "{model_type}".')
+    # A model type without code of its own borrows another's classes (internlm3 those of llama).
+    for name in (model_type, *(other for other, borrowed in causal_lms.items() if borrowed == causal_lm)):
+        module = model_type_to_module_name(name)
+        if find_spec(modeling := f"transformers.models.{module}.modeling_{module}"):
+            return Classes(modeling, model, causal_lm)
+    raise CtxextError(f'The installed transformers has no modeling code for "{model_type}".')
+
+
+def find_spec(module: str) -> bool:
+    """Whether a module is installed, without importing it."""
+    import importlib.util
+
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def refusal(family: Family) -> str:
+    """Why a family cannot carry Ms-PoE, whatever the numbers; empty where it can."""
+    if family.positions != "rotary":
+        return f"{family.positions} positions, not rotary"
+    if family.shared_rotary_key:
+        return "latent attention: all heads share one rotated key, so they cannot have scales of their own"
+    return family.reason or UNREACHED.get(family.model_type, "")
 
 
 def ratio_grid(ratio_min: float, ratio_max: float, num_heads: int, *, released: bool = False) -> list[float]:
@@ -66,62 +96,27 @@ def ranks_from_scores(scores: Sequence[float]) -> list[int]:
     return [order.index(head) for head in range(len(scores))]
 
 
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a configuration that describes the text model: its own, or that of a larger model's text tower."""
-    inner = config.get("text_config")
-    return inner if isinstance(inner, Mapping) else config
+def scaled_layers(config: Mapping[str, Any], family: Family, first_layer: int) -> list[int]:
+    """The layers that take part: from `first_layer` on, those with full attention and a rotary embedding.
 
-
-def num_key_heads(config: Mapping[str, Any]) -> int:
-    """How many key heads each attention layer has."""
-    if config.get("multi_query") and not config.get("new_decoder_architecture"):
-        return 1
-    for key in ("num_key_value_heads", "num_kv_heads", "num_attention_heads", "n_head", "n_heads"):
-        if config.get(key) is not None:
-            return int(config[key])
-    raise CtxextError("The configuration does not say how many attention heads the model has.")
-
-
-def num_layers(config: Mapping[str, Any]) -> int:
-    """How many decoder layers the model has."""
-    for key in ("num_hidden_layers", "n_layers", "n_layer", "num_layers"):
-        if config.get(key) is not None:
-            return int(config[key])
-    raise CtxextError("The configuration does not say how many layers the model has.")
-
-
-def trained_length(config: Mapping[str, Any]) -> int:
-    """The length the model was trained at, before any extension."""
-    for entry in (config, *(config.get(key) or {} for key in ROPE_KEYS)):
-        if entry.get("original_max_position_embeddings"):
-            return int(entry["original_max_position_embeddings"])
-    return int(config.get("max_position_embeddings") or config.get("max_seq_len") or 2048)
-
-
-def full_attention_layers(config: Mapping[str, Any], first_layer: int) -> list[int]:
-    """The layers that take part: from `first_layer` on, without those whose window is shorter than the trained length."""
-    types = config.get("layer_types")
-    layers = range(first_layer, num_layers(config))
-    if types:
-        return [i for i in layers if "sliding" not in types[i] and "chunked" not in types[i]]
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    return [] if window is not None and window < trained_length(config) else list(layers)
-
-
-def base_schedule(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """The model's own schedule without its base, and the layer type it belongs to where there is one per layer type."""
-    schedule = next((config[key] for key in ROPE_KEYS if config.get(key)), None) or {}
-    layer_type = "full_attention" if isinstance(schedule.get("full_attention"), Mapping) else None
-    schedule = dict(schedule[layer_type] if layer_type else schedule)
-    kind = schedule.pop("type", None)
-    schedule.setdefault("rope_type", kind or "default")
-    if schedule["rope_type"] in {"yarn", "longrope", "llama3"}:
-        schedule.setdefault("original_max_position_embeddings", trained_length(config))
-    return schedule, layer_type
+    Raises:
+        CtxextError: there are none.
+    """
+    full = rotated_layers(config, family)
+    layers = [index for index in full if index >= first_layer]
+    if not full:
+        raise CtxextError(
+            "Every layer with a rotary embedding has a sliding window, and those keep it: Ms-PoE would change nothing."
+        )
+    if not layers:
+        raise CtxextError(
+            f"No layer from {first_layer} on has full attention.", hint=f"--first-layer {full[-1]} or less."
+        )
+    return layers
 
 
 def edit_config(
-    config: Mapping[str, Any],
+    config: Config,
     *,
     ratio_min: float = 1.2,
     ratio_max: float = 1.8,
@@ -136,8 +131,8 @@ def edit_config(
     beta_slow: float = 1.0,
     orders: Sequence[Sequence[int]] | None = None,
     classes: Classes | None = None,
-) -> dict[str, Any]:
-    """Return the configuration of the Ms-PoE checkpoint.
+) -> Config:
+    """The configuration of the Ms-PoE checkpoint, as a copy.
 
     Args:
         config: The source's config.json, already edited by the methods before this one.
@@ -153,52 +148,45 @@ def edit_config(
         beta_fast: `by-parts` keeps frequencies that turn more often than this within the trained length.
         beta_slow: `by-parts` fully slows frequencies that turn less often than this.
         orders: For `calibrated`: for each layer that takes part, the ratio number of each key head.
-        classes: The family's classes, by default those that transformers maps the model type to.
+        classes: The family's classes; by default what transformers maps the model type to.
 
     Raises:
-        CtxextError: If the options contradict each other or the model.
+        CtxextError: the model cannot carry it, or the options contradict each other.
     """
-    edited = copy.deepcopy(dict(config))
-    text = edited["text_config"] if text_config(edited) is not edited else edited
-    classes = classes or family_classes(edited)
-    heads, layers = num_key_heads(text), full_attention_layers(text, first_layer)
-    if not layers:
+    family = family_of(config)
+    if reason := refusal(family):
+        raise CtxextError(f'"{family.model_type}" cannot carry Ms-PoE: {reason}.')
+    if head_order != "fixed" and family.model_type in FIXED_ONLY:
+        reason = FIXED_ONLY[family.model_type]
+        raise CtxextError(f'"{family.model_type}" takes a fixed order only: {reason}.', hint="--head-order fixed")
+    classes = classes or family_classes(config)
+    rotary = read_rotary(config, family)
+    layers = scaled_layers(config, family, first_layer)
+    heads, released = num_key_heads(config, family), variant == "released"
+    if released and heads != read(config, family, "num_attention_heads"):
         raise CtxextError(
-            f"No layer from {first_layer} on has full attention, so Ms-PoE would change nothing.",
-            hint="a smaller --first-layer, or another model: sliding-window layers keep their rotary embedding.",
-        )
-    released = variant == "released"
-    if released and heads != int(text.get("num_attention_heads", heads)):
-        raise CtxextError(
-            "--variant released needs as many key heads as query heads: on grouped queries the released code rotates "
-            "keys and queries by different ratios.",
+            "--variant released is for models without grouped queries: on those the released code rotates a key by "
+            "another ratio than its queries, which loses their distance.",
             hint="--variant paper",
         )
-    own, layer_type = base_schedule(text)
     settings: dict[str, Any] = {
         "ratios": ratio_grid(ratio_min, ratio_max, heads, released=released),
         "layers": layers,
         "schedule": schedule,
-        "rescale": "uniform",
+        "rescale": _rescale(rescale, schedule, rescale_start, rescale_end),
         "variant": variant,
+        "rope": dict(rotary.parameters),
     }
+    if schedule == "by-parts":
+        settings |= {"trained_length": rotary.trained_length, "beta_fast": beta_fast, "beta_slow": beta_slow}
     if head_order == "fixed":
         settings["ranks"] = [list(range(heads)) for _ in layers]
     elif head_order == "calibrated":
-        settings["ranks"] = checked_orders(orders, len(layers), heads)
-    if rescale == "middle":
-        if schedule != "linear":
-            raise CtxextError(f"--rescale middle compresses positions, which --schedule {schedule} does not do.")
-        if rescale_start is None or rescale_end is None or not 0 <= rescale_start < rescale_end:
-            raise CtxextError("--rescale middle needs where the compressed stretch starts and ends.")
-        settings["rescale"] = [rescale_start, rescale_end]
-    if schedule == "by-parts":
-        settings |= {"trained_length": trained_length(text), "beta_fast": beta_fast, "beta_slow": beta_slow}
-    settings["rope"] = {key: value for key, value in own.items() if key not in {"rope_theta", "partial_rotary_factor"}}
-    text[KEY] = settings
-    latch(text, own, layer_type)
-    edited["architectures"] = [f"MsPoE{classes.causal_lm}"]
+        settings["ranks"] = _checked(orders, len(layers), heads)
+    edited = latched(write_rotary(config, family, rotary), family)
+    _text(edited, family)[KEY] = settings
     stub = STUB_FILE.removesuffix(".py")
+    edited["architectures"] = [f"MsPoE{classes.causal_lm}"]
     edited["auto_map"] = {
         **edited.get("auto_map", {}),
         "AutoModel": f"{stub}.MsPoE{classes.model}",
@@ -207,31 +195,63 @@ def edit_config(
     return edited
 
 
-def checked_orders(orders: Sequence[Sequence[int]] | None, layers: int, heads: int) -> list[list[int]]:
-    """The calibrated orders, if each layer that takes part has one and each is a permutation."""
+def num_key_heads(config: Config, family: Family) -> int:
+    """How many key heads a layer with full attention hands to its rotary embedding."""
+    if family.model_type == "falcon":  # The new architecture repeats its keys for every query first.
+        multi_query = read(config, family, "multi_query") and not read(config, family, "new_decoder_architecture")
+        return 1 if multi_query else int(read(config, family, "num_attention_heads"))
+    if read(config, family, "attention_k_eq_v") and read(config, family, "num_global_key_value_heads"):
+        return int(read(config, family, "num_global_key_value_heads"))
+    return int(read(config, family, "num_key_value_heads"))
+
+
+def latched(config: Config, family: Family) -> Config:
+    """A copy whose full-attention layers have the rope type that only the shipped code understands, in both dialects."""
+    edited = dict(config)
+    text = _text(edited, family)
+    names = [name for name in family.full_types if isinstance(text["rope_parameters"].get(name), dict)]
+    entries = {name: _latched(text["rope_parameters"][name]) for name in names}
+    text["rope_parameters"] = {**text["rope_parameters"], **entries} if names else _latched(text["rope_parameters"])
+    if family.rope_scaling:
+        text["rope_scaling"] = _latched(text["rope_parameters"][names[0]] if names else text["rope_parameters"])
+    return edited
+
+
+def _latched(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What remains of a schedule: its base and how much of a head rotates. Engines multiply lengths by a `factor`."""
+    kept = {key: entry[key] for key in ("rope_theta", "partial_rotary_factor", "mrope_section") if key in entry}
+    return {"rope_type": LATCH, **kept}
+
+
+def _text(edited: Config, family: Family) -> Config:
+    """The language model's part of a configuration, as a part of it that may be written to."""
+    if text_config(edited, family) is edited or family.text_config is None:
+        return edited
+    edited[family.text_config] = dict(edited[family.text_config])
+    text: Config = edited[family.text_config]
+    return text
+
+
+def _rescale(rescale: str, schedule: str, start: int | None, end: int | None) -> str | list[int]:
+    if rescale == "uniform":
+        return rescale
+    if schedule != "linear":
+        raise CtxextError(f"--rescale middle compresses positions; --schedule {schedule} slows frequencies.")
+    if start is None or end is None or not 0 <= start < end:
+        raise CtxextError(f'--rescale middle cannot compress from "{start}" to "{end}".', hint="give both, in order.")
+    return [start, end]
+
+
+def _checked(orders: Sequence[Sequence[int]] | None, layers: int, heads: int) -> list[list[int]]:
+    """The calibrated orders, if each layer that takes part has one and each is a permutation of the heads."""
     if orders is None or len(orders) != layers or any(sorted(order) != list(range(heads)) for order in orders):
         raise CtxextError(f"A calibrated order needs {layers} layers with {heads} ratio numbers each.")
     return [list(order) for order in orders]
 
 
-def latch(text: dict[str, Any], own: Mapping[str, Any], layer_type: str | None) -> None:
-    """Put the rope type that only the shipped code understands in the place of the model's own, in both dialects."""
-    entry = {"rope_type": LATCH}
-    entry |= {key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}
-    if "rope_theta" not in entry and text.get("rope_theta") is not None:
-        entry["rope_theta"] = text["rope_theta"]
-    if layer_type is None:
-        text["rope_parameters"] = dict(entry)
-        if "rope_theta" in entry:
-            text["rope_theta"] = entry["rope_theta"]
-    else:
-        text["rope_parameters"] = {**text["rope_parameters"], layer_type: dict(entry)}
-    text["rope_scaling"] = dict(entry)
-
-
 def render_stub(classes: Classes) -> str:
     """The text of the stub file: which family this checkpoint belongs to."""
-    return f'''"""{classes.causal_lm} with Ms-PoE: one position scale per attention head. The method is in {CODE_FILE}."""
+    return f'''"""{classes.causal_lm} with Ms-PoE: a position scale for each attention head. {CODE_FILE} has the method."""
 
 from .{CODE_FILE.removesuffix(".py")} import family
 
