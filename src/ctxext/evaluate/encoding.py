@@ -6,6 +6,7 @@ from typing import Any
 from ctxext.errors import CtxextError
 
 _ANCHORS = ("\n", ":", "a")
+_MAX_REMEMBERED = 20_000
 _MARK = "\x00haystack\x00"
 _WORD_STARTS = ("▁", "Ġ")
 
@@ -48,6 +49,8 @@ class Encoder:
 
     def pieces(self, texts: Sequence[str]) -> list[list[int]]:
         """Many pieces in one call, which is faster."""
+        if len(self._known) > _MAX_REMEMBERED:
+            self._known.clear()
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         if new and not self._needs_anchor:
             found = self.tokenizer(new, add_special_tokens=False)["input_ids"]

@@ -113,7 +113,7 @@ def _fill(pieces: Pieces, encoder: Encoder, room: int) -> list[list[int]]:
     while room > 0:
         texts = list(islice(haystack, _BLOCK))
         if not texts or not any(unit := encoder.pieces(texts)):
-            raise CtxextError("The haystack is empty or too short for this length.", hint="Give a longer --haystack FILE.")
+            raise CtxextError("The haystack is empty or too short for this length.", hint="Give a longer one.")
         for ids in unit:
             if len(ids) > room:
                 return units if pieces.padding else [*units, ids[:room]]

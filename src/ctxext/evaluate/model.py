@@ -1,0 +1,192 @@
+"""Loading a checkpoint to evaluate it: device, number format, attention, and whose code may run."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ctxext.errors import CtxextError
+from ctxext.evaluate.candidate import Candidate
+from ctxext.evaluate.encoding import Encoder
+from ctxext.evaluate.sharing import is_static, sharing_works
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How models are loaded.
+
+    Attributes:
+        device: "auto", "cpu", "cuda", "cuda:1", "mps".
+        dtype: "auto" (as saved; on a CPU 16-bit weights become float32, which is faster there), bf16, fp16 or fp32.
+        attention: An attention implementation of transformers, such as sdpa, eager or flash_attention_2.
+        chat_template: Whether to use the tokenizer's chat template, where it has one.
+        trust_remote_code: Run a checkpoint's own code even where this package did not write it.
+        revision: A branch, tag or commit on the Hub, for every model.
+        token: A Hub token.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    attention: str | None = None
+    chat_template: bool = True
+    trust_remote_code: bool = False
+    revision: str | None = None
+    token: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("auto", *DTYPES):
+            raise CtxextError(f'"{self.dtype}" is not a dtype.', hint=f"Choose auto, {', '.join(DTYPES)}.")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that is ready to be asked.
+
+    Attributes:
+        name: What reports call it.
+        model: A transformers causal language model in eval mode.
+        encoder: Its tokenizer.
+        can_share: Whether prompts that begin alike may share one cache.
+    """
+
+    name: str
+    model: Any
+    encoder: Encoder
+    can_share: bool
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return torch.device(self.model.device)
+
+    def facts(self) -> dict[str, str]:
+        """How it was loaded, for the report."""
+        return {
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "device": self.device.type,
+            "attention": str(getattr(self.model.config, "_attn_implementation", None)),
+            "chat_template": "yes" if self.encoder.uses_chat else "no",
+        }
+
+
+def make_ready(name: str, model: Any, tokenizer: Any, *, chat_template: bool = True) -> LoadedModel:
+    """Wrap a model and a tokenizer that are already in memory."""
+    model.eval()
+    can_share = is_static(model.config.to_dict()) and sharing_works(model)
+    return LoadedModel(name, model, Encoder(tokenizer, chat_template=chat_template), can_share)
+
+
+def load_tokenizer(candidate: Candidate, loading: Loading) -> Any:
+    """The checkpoint's tokenizer.
+
+    Raises:
+        CtxextError: it cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            candidate.checkpoint.folder, trust_remote_code=may_run_code(candidate, loading)
+        )
+    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
+        raise CtxextError(
+            f'The tokenizer of "{candidate.name}" cannot be loaded: {_first_line(error)}',
+            hint="Copy the tokenizer files of its source into its folder.",
+        ) from error
+
+
+def load_model(candidate: Candidate, loading: Loading) -> LoadedModel:
+    """The checkpoint's model and tokenizer.
+
+    Raises:
+        CtxextError: it cannot be loaded, its weights are incomplete, or it brings code that is not ours.
+    """
+    from transformers import AutoModelForCausalLM
+
+    device = choose_device(loading.device)
+    tokenizer = load_tokenizer(candidate, loading)
+    extra = {"attn_implementation": loading.attention} if loading.attention else {}
+    try:
+        with _quiet_transformers():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                candidate.checkpoint.folder,
+                dtype=DTYPES.get(loading.dtype, "auto"),
+                trust_remote_code=may_run_code(candidate, loading),
+                output_loading_info=True,
+                **extra,
+            )
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise CtxextError(f'"{candidate.name}" cannot be loaded: {_first_line(error)}') from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise CtxextError(f'"{candidate.name}" lacks {len(missing)} weights, "{missing[0]}" among them.')
+    if loading.dtype == "auto" and device.type == "cpu":
+        model = model.to(torch.float32)
+    return make_ready(candidate.name, model.to(device), tokenizer, chat_template=loading.chat_template)
+
+
+def may_run_code(candidate: Candidate, loading: Loading) -> bool:
+    """Whether the checkpoint's own Python code runs: ours always, other code only where the user says so.
+
+    Raises:
+        CtxextError: it needs code that nobody allowed.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    if candidate.is_own_code or loading.trust_remote_code:
+        return True
+    config = candidate.checkpoint.config
+    if config.get("auto_map") and config.get("model_type") not in CONFIG_MAPPING_NAMES:
+        raise CtxextError(
+            f'"{candidate.name}" needs Python code that comes with it.',
+            hint="Read that code; if you trust it, add --trust-remote-code.",
+        )
+    return False
+
+
+def choose_device(name: str) -> torch.device:
+    """The device to run on; auto takes an accelerator where there is one.
+
+    Raises:
+        CtxextError: there is no such device.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            from ctxext.evaluate.processes import local_rank
+
+            return torch.device("cuda", local_rank() % torch.cuda.device_count())
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise CtxextError(f'"{name}" is not a device.', hint="Choose auto, cpu, cuda or mps.") from error
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}.get(device.type, True)
+    if not there:
+        raise CtxextError(f'This machine has no "{name}" that torch can use.', hint="Choose --device auto or cpu.")
+    return device
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No bars and warnings of transformers while it loads; we tell what matters ourselves."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    shows_bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shows_bars:
+            logging.enable_progress_bar()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,118 @@
+"""The whole evaluation, top to bottom: check everything, ask every model, write the report."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctxext.errors import CtxextError
+from ctxext.evaluate import processes
+from ctxext.evaluate.asked import Asked, plan_questions
+from ctxext.evaluate.journal import Journal
+from ctxext.evaluate.report import Report, make_report, versions
+from ctxext.evaluate.settings import Settings
+
+if TYPE_CHECKING:
+    from ctxext.evaluate.model import LoadedModel, Loading
+    from ctxext.evaluate.work import Work
+
+Progress = Callable[[int, int, str], None]
+
+
+def evaluate(
+    models: Sequence[str],
+    settings: Settings | None = None,
+    *,
+    loading: "Loading | None" = None,
+    out: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Ask some checkpoints whether they use their context, and what extending it cost.
+
+    Args:
+        models: Folders, Hub ids or `demo`.
+        settings: What to ask.
+        loading: How to load the models.
+        out: A folder for results, pictures and the report; None writes nothing.
+        resume: Go on with the results in `out`.
+        overwrite: Replace the results in `out`.
+        progress: Called with tokens done, tokens in all, and what is being run.
+
+    Returns:
+        The content of report.json.
+
+    Raises:
+        CtxextError: a model, a file or a setting is refused; before anything is run, where that can be known.
+    """
+    from ctxext.evaluate.model import Loading
+
+    settings, loading = settings or Settings(), loading or Loading()
+    if out is None and processes.num_processes() > 1:
+        raise CtxextError("Several processes need a folder to meet in.", hint="Add --out report.")
+    asked = plan_questions(models, settings, loading)
+    journal = Journal(out, processes.rank())
+    header = _header(asked, settings, loading) if processes.rank() == 0 else {}
+    if processes.rank() == 0:
+        journal.begin(header, resume=resume, overwrite=overwrite)
+    processes.wait_for_everyone(loading.device)
+    meter = _Meter(asked, progress)
+    for entry in asked:
+        _ask(entry, settings, loading, journal, meter)
+    processes.wait_for_everyone(loading.device)
+    if processes.rank() != 0:
+        return {}
+    return make_report(header, journal.records())
+
+
+def _header(asked: Sequence[Asked], settings: Settings, loading: "Loading") -> dict[str, Any]:
+    options = {key: value for key, value in dataclasses.asdict(loading).items() if key != "token"}
+    return {
+        "settings": settings.to_dict(),
+        "loading": options,
+        "models": [{**entry.candidate.facts(), "lengths": list(entry.lengths)} for entry in asked],
+        "versions": versions(),
+    }
+
+
+class _Meter:
+    """Progress in tokens: long prompts take longer than short ones."""
+
+    def __init__(self, asked: Sequence[Asked], progress: Progress | None) -> None:
+        self.total, self.reached, self.progress = sum(entry.num_tokens for entry in asked), 0, progress
+
+    def advance(self, tokens: int, label: str) -> None:
+        self.reached += tokens
+        if self.progress is not None:
+            self.progress(self.reached, self.total, label)
+
+
+def _ask(entry: Asked, settings: Settings, loading: "Loading", journal: Journal, meter: _Meter) -> None:
+    """Run what one model still owes, as far as it falls to this process."""
+    from ctxext.evaluate.model import load_model
+
+    name = entry.candidate.name
+    done = journal.done(name)
+    if len(done) >= entry.num_samples:
+        meter.advance(entry.num_tokens, name)
+        return
+    loaded = load_model(entry.candidate, loading)
+    journal.append({"model": name, "facts": loaded.facts()})
+    for number, work in enumerate(entry.make_work(loaded, settings)):
+        if number % processes.num_processes() == processes.rank():
+            _run(loaded, work, done, journal, meter)
+        else:
+            meter.advance(sum(key.length for key in work.keys), f"{name} {work.label}")
+
+
+def _run(loaded: "LoadedModel", work: "Work", done: set[Any], journal: Journal, meter: _Meter) -> None:
+    wanted = set(work.keys) - done
+    label = f"{loaded.name} {work.label}"
+    meter.advance(sum(key.length for key in work.keys if key in done), label)
+    started = time.perf_counter()
+    for record in work.run(loaded, wanted):
+        seconds, started = round(time.perf_counter() - started, 4), time.perf_counter()
+        journal.append({"model": loaded.name, **record, "seconds": seconds})
+        meter.advance(record["length"] * len(record["samples"]), label)

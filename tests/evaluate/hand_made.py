@@ -1,0 +1,95 @@
+"""A tiny model with a tokenizer, and models made by hand whose answers are known beforehand."""
+
+import random
+from itertools import islice
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from ctxext.evaluate import kv, needle, passkey, prose
+
+WINDOW = 512
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    text = [
+        passkey.OPENING,
+        passkey.FILLER,
+        needle.OPENING,
+        kv.OPENING,
+        *islice(prose.sentences(random.Random(0)), 300),
+    ]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=640, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator(text, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+def tiny_config(**changes) -> LlamaConfig:
+    sizes = {
+        "vocab_size": 640,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": WINDOW,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    return LlamaConfig(**{**sizes, **changes})
+
+
+def tiny_llama(**changes) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(tiny_config(**changes)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(0.0, 0.3)
+    return model
+
+
+class Oracle(LlamaForCausalLM):
+    """Finds the pass key in the text it was given, and says it where it is asked for: in the half it can see."""
+
+    def prepare(self, tokenizer, sees) -> "Oracle":
+        self.tokenizer, self.sees, self.seen = tokenizer, sees, None
+        return self
+
+    def forward(self, input_ids=None, past_key_values=None, logits_to_keep=0, **options):
+        before = past_key_values.get_seq_length() if past_key_values is not None else 0
+        output = super().forward(
+            input_ids=input_ids, past_key_values=past_key_values, logits_to_keep=logits_to_keep, **options
+        )
+        kept = torch.empty((len(input_ids), 0), dtype=torch.long) if before == 0 else self.seen[:, :before]
+        self.seen = torch.cat([kept, input_ids], dim=1)
+        num_logits = output.logits.shape[1]
+        logits = torch.zeros(len(input_ids), num_logits, self.config.vocab_size)
+        for row, ids in enumerate(self.seen.tolist()):
+            for at in range(num_logits):
+                logits[row, at, self.next_token(ids[: len(ids) - num_logits + at + 1])] = 1.0
+        return CausalLMOutputWithPast(logits=logits, past_key_values=output.past_key_values)
+
+    def next_token(self, ids: list[int]) -> int:
+        text = self.tokenizer.decode(ids)
+        fact, question = "The pass key is ", "What is the pass key? The pass key is"
+        if question not in text:
+            return 5
+        said = text.split(question)[1]
+        haystack = text.split(question)[0].removeprefix("<s>" + passkey.OPENING)
+        key = haystack.split(fact)[1].split(".")[0]
+        depth = haystack.index(fact) / len(haystack)
+        answer = f" {key}"
+        if not self.sees(depth) or not answer.startswith(said):
+            return 5
+        answer_ids = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
+        said_ids = self.tokenizer(said, add_special_tokens=False)["input_ids"] if said else []
+        return answer_ids[len(said_ids)] if len(said_ids) < len(answer_ids) else 1

@@ -1,0 +1,145 @@
+import pytest
+import torch
+from hand_made import tiny_llama
+
+from ctxext.errors import CtxextError
+from ctxext.evaluate import scoring
+from ctxext.evaluate.generation import generate_exact
+from ctxext.evaluate.kv import KeyValue
+from ctxext.evaluate.model import make_ready
+from ctxext.evaluate.needle import Needle
+from ctxext.evaluate.passkey import PassKey
+from ctxext.evaluate.retrieval import make_questions
+from ctxext.evaluate.settings import Settings, even_depths
+
+DEPTHS = even_depths(5)
+
+
+def questions_for(task, loaded, length=400, samples=3, depths=DEPTHS):
+    return make_questions(task, loaded.encoder, length, range(samples), Settings(depths=depths))
+
+
+def score(loaded, questions, how=scoring.score_depths, wanted=range(5), **options):
+    found = dict(how(loaded, questions, list(wanted), **options))
+    return [found[number] for number in sorted(found)]
+
+
+@pytest.mark.parametrize(
+    ("sees", "expected"),
+    [
+        (lambda depth: True, [1, 1, 1, 1, 1]),
+        (lambda depth: False, [0, 0, 0, 0, 0]),
+        (lambda depth: depth >= 0.5, [0, 0, 0, 1, 1]),
+    ],
+)
+@pytest.mark.parametrize("how", [scoring.score_depths, generate_exact])
+def test_models_made_by_hand_get_the_map_they_deserve(oracle, tokenizer, sees, expected, how):
+    loaded = make_ready("oracle", oracle(sees), tokenizer)
+    loaded = type(loaded)(loaded.name, loaded.model, loaded.encoder, can_share=True)
+    # No depth is near the middle, where a needle may land on either side of it.
+    questions = questions_for(PassKey(), loaded, depths=(0.0, 0.2, 0.4, 0.8, 1.0))
+    assert score(loaded, questions, how) == [[bool(right)] * 3 for right in expected]
+
+
+def random_ready(tokenizer, **changes):
+    return make_ready("tiny", tiny_llama(max_position_embeddings=1024, **changes), tokenizer)
+
+
+def logits_of(monkeypatch, loaded, questions, **options):
+    """Everything the scorer looked at, by depth."""
+    seen = []
+    real = scoring.are_exact
+
+    def spy(name, logits, ids, num_answers):
+        seen.append((ids.clone(), logits.clone()))
+        return real(name, logits, ids, num_answers)
+
+    monkeypatch.setattr(scoring, "are_exact", spy)
+    result = score(loaded, questions, **options)
+    monkeypatch.setattr(scoring, "are_exact", real)
+    return result, {tuple(ids.flatten().tolist()): logits for ids, logits in seen}
+
+
+SCHEDULES = {
+    "plain": {"rope_type": "default", "rope_theta": 10000.0},
+    "linear": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
+    "yarn": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512, "rope_theta": 10000.0},
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("task", [Needle(), KeyValue(ids="number"), PassKey()], ids=lambda task: task.name)
+def test_sharing_the_haystack_changes_nothing(monkeypatch, tokenizer, task, schedule):
+    loaded = random_ready(tokenizer, rope_scaling=SCHEDULES[schedule])
+    assert loaded.can_share
+    questions = questions_for(task, loaded)
+    shared, logits = logits_of(monkeypatch, loaded, questions, share=True)
+    whole, plain = logits_of(monkeypatch, loaded, questions, share=False)
+    assert shared == whole
+    assert logits.keys() == plain.keys()
+    for ids in plain:
+        torch.testing.assert_close(logits[ids], plain[ids], atol=1e-4, rtol=1e-4)
+
+
+def test_long_continuations_run_in_pieces(monkeypatch, tokenizer):
+    loaded = random_ready(tokenizer)
+    questions = questions_for(Needle(), loaded)
+    _, whole = logits_of(monkeypatch, loaded, questions)
+    monkeypatch.setattr(scoring, "_MAX_MASK", 3 * 400 * 33)
+    _, pieces = logits_of(monkeypatch, loaded, questions)
+    for ids in whole:
+        torch.testing.assert_close(pieces[ids], whole[ids], atol=1e-4, rtol=1e-4)
+
+
+def test_a_resumed_depth_gets_the_same_numbers_to_the_last_bit(monkeypatch, tokenizer):
+    loaded = random_ready(tokenizer)
+    questions = questions_for(Needle(), loaded)
+    _, every = logits_of(monkeypatch, loaded, questions)
+    _, some = logits_of(monkeypatch, loaded, questions, wanted=[1, 3])
+    assert len(some) == 2
+    for ids in some:
+        assert torch.equal(some[ids], every[ids])
+
+
+@pytest.mark.parametrize("sharpness", [0.3, 3.0])
+def test_teacher_forcing_agrees_with_generation(tokenizer, sharpness):
+    """Prompts are made whose answer is what the model says, or nearly so, so that both verdicts occur."""
+    loaded = random_ready(tokenizer)
+    with torch.no_grad():
+        loaded.model.lm_head.weight *= sharpness
+    questions = questions_for(PassKey(), loaded, samples=4)
+    for row, question in enumerate(questions):
+        for prompt in question:
+            ids = torch.tensor([prompt.ids[: -prompt.num_answer]])
+            said = loaded.model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=prompt.num_answer, do_sample=False
+            )[0, ids.shape[1] :].tolist()
+            said += [7] * (prompt.num_answer - len(said))
+            if row % 2:
+                said[-1] = (said[-1] + 1) % 640
+            prompt.ids[-prompt.num_answer :] = said
+    forced, generated = score(loaded, questions), score(loaded, questions, generate_exact)
+    assert forced == generated == [[True, False, True, False]] * 5
+
+
+def test_numbers_that_are_not_finite_are_refused(tokenizer):
+    loaded = random_ready(tokenizer)
+    with torch.no_grad():
+        loaded.model.lm_head.weight[3] = float("nan")
+    with pytest.raises(CtxextError, match="not numbers"):
+        score(loaded, questions_for(PassKey(), loaded))
+    with pytest.raises(CtxextError, match="not numbers"):
+        score(loaded, questions_for(PassKey(), loaded), generate_exact)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+        {"ctxext_mspoe": {"ratios": [1.2, 1.8]}},
+        {"ctxext": {"recipe": {"steps": [{"method": "mspoe", "head_order": "prompt"}]}}},
+    ],
+)
+def test_encodings_that_follow_the_prompt_are_not_shared(tokenizer, config):
+    assert not random_ready(tokenizer, **config).can_share
+    assert random_ready(tokenizer).can_share
