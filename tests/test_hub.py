@@ -1,0 +1,62 @@
+"""Checkpoints on the Hub, against a server on loopback; each in a process of its own, as the client reads its
+settings when it is imported."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from conftest import read_json
+from hub_server import COMMIT, hub
+
+
+@pytest.fixture
+def ctxext(llama_source, tmp_path):
+    """Run ctxext with a Hub that has one repository, `maker/tiny`; returns the finished process."""
+    with hub({"maker/tiny": llama_source}) as server:
+
+        def call(*words: str) -> subprocess.CompletedProcess:
+            environment = {
+                **os.environ,
+                "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+                "HF_HOME": str(tmp_path / "cache"),
+                "HF_HUB_OFFLINE": "0",
+                "HF_HUB_DISABLE_XET": "1",
+            }
+            command = [sys.executable, "-m", "ctxext", *words]
+            return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+
+        call.server = server
+        yield call
+
+
+def test_convert_from_the_hub(ctxext, llama_source, tmp_path):
+    result = ctxext("convert", "maker/tiny", "out", "--method", "yarn", "--factor", "4", "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["revision"] == COMMIT
+    manifest = read_json(tmp_path / "out" / "ctxext.json")
+    digest = hashlib.sha256((llama_source / "model.safetensors").read_bytes()).hexdigest()
+    assert manifest["source"] == {"name": "maker/tiny", "revision": COMMIT}
+    assert manifest["weights"] == {"model.safetensors": digest}  # The cache names the file by it: it cost nothing.
+    assert "base_model: maker/tiny" in (tmp_path / "out" / "README.md").read_text()
+    assert not (tmp_path / "out" / "model.safetensors").is_symlink()
+    assert str(tmp_path) not in (tmp_path / "out" / "config.json").read_text()
+
+
+@pytest.mark.parametrize("words", [["inspect", "maker/tiny"], ["convert", "maker/tiny", "-m", "ntk", "--factor", "2", "--dry-run"]])
+def test_looking_downloads_no_weights(ctxext, words):
+    result = ctxext(*words)
+    assert result.returncode == 0, result.stderr
+    assert not [line for line in ctxext.server.requests if line.startswith("GET") and "safetensors" in line]
+
+
+def test_revisions_and_repositories_that_do_not_exist(ctxext, tmp_path):
+    wrong_revision = ctxext("convert", "maker/tiny", "out", "-m", "pi", "--factor", "2", "--revision", "nope")
+    assert (wrong_revision.returncode, "no revision" in wrong_revision.stderr) == (1, True), wrong_revision.stderr
+    unknown = ctxext("inspect", "maker/other")
+    assert (unknown.returncode, "no such repository" in unknown.stderr) == (1, True), unknown.stderr
+    assert unknown.stderr.count("\n") <= 2
+    assert not (tmp_path / "out").exists()
