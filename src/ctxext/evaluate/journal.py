@@ -74,9 +74,13 @@ class Journal:
             found += [record for record in _read_lines(path) if "header" not in record]
         return found
 
+    def records_of(self, model: str) -> list[Record]:
+        """The lines of one model."""
+        return [record for record in self.records() if record.get("model") == model]
+
     def done(self, model: str) -> set[Key]:
         """What has been measured of a model."""
-        return {key for record in self.records() if record.get("model") == model for key in keys_of(record)}
+        return {key for record in self.records_of(model) if "task" in record for key in keys_of(record)}
 
 
 def _read_lines(path: Path) -> list[Record]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ctxext.errors import CtxextError
 from ctxext.evaluate import processes
 from ctxext.evaluate.asked import Asked, plan_questions
+from ctxext.evaluate.harness import check_harness
 from ctxext.evaluate.journal import Journal
 from ctxext.evaluate.report import Report, make_report, versions
 from ctxext.evaluate.settings import Settings
@@ -52,6 +53,7 @@ def evaluate(
     settings, loading = settings or Settings(), loading or Loading()
     if out is None and processes.num_processes() > 1:
         raise CtxextError("Several processes need a folder to meet in.", hint="Add --out report.")
+    check_harness(settings.harness)
     asked = plan_questions(models, settings, loading)
     journal = Journal(out, processes.rank())
     header = _header(asked, settings, loading) if processes.rank() == 0 else {}
@@ -64,7 +66,12 @@ def evaluate(
     processes.wait_for_everyone(loading.device)
     if processes.rank() != 0:
         return {}
-    return make_report(header, journal.records())
+    report = make_report(header, journal.records())
+    if out is not None:
+        from ctxext.evaluate.publish import write_report
+
+        write_report(report, out)
+    return report
 
 
 def _header(asked: Sequence[Asked], settings: Settings, loading: "Loading") -> dict[str, Any]:
@@ -95,7 +102,9 @@ def _ask(entry: Asked, settings: Settings, loading: "Loading", journal: Journal,
 
     name = entry.candidate.name
     done = journal.done(name)
-    if len(done) >= entry.num_samples:
+    owes_harness = bool(settings.harness and entry.lengths) and processes.rank() == 0
+    owes_harness = owes_harness and not any("harness" in record for record in journal.records_of(name))
+    if len(done) >= entry.num_samples and not owes_harness:
         meter.advance(entry.num_tokens, name)
         return
     loaded = load_model(entry.candidate, loading)
@@ -105,6 +114,10 @@ def _ask(entry: Asked, settings: Settings, loading: "Loading", journal: Journal,
             _run(loaded, work, done, journal, meter)
         else:
             meter.advance(sum(key.length for key in work.keys), f"{name} {work.label}")
+    if owes_harness:
+        from ctxext.evaluate.harness import run_harness
+
+        journal.append({"model": name, "harness": run_harness(loaded, settings.harness, entry.lengths)})
 
 
 def _run(loaded: "LoadedModel", work: "Work", done: set[Any], journal: Journal, meter: _Meter) -> None:

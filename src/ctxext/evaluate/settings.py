@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.documents import Documents, read_questions
@@ -39,6 +39,7 @@ class Settings:
         generate: Let the model write its answers instead of one teacher-forced forward.
         allow_beyond: Ask for lengths beyond a model's window too.
         batch_size: Prompts that run at once; by default as many as fit into memory.
+        harness: Tasks of lm-evaluation-harness.
     """
 
     tasks: tuple[str, ...] = ("needle", "short")
@@ -47,7 +48,7 @@ class Settings:
     samples: int = 20
     seed: int = 0
     num_needles: int = 4
-    kv_ids: Literal["uuid", "number"] = "uuid"
+    kv_ids: str = "uuid"
     haystack: Path | None = None
     data: str | None = None
     documents: Path | None = None
@@ -55,6 +56,7 @@ class Settings:
     generate: bool = False
     allow_beyond: bool = False
     batch_size: int | None = None
+    harness: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for task in self.tasks:
@@ -86,7 +88,7 @@ class Settings:
                 text = read_haystack(self.haystack) if self.haystack else ()
                 made[name] = Needle(num_needles=self.num_needles, text=text)
             elif name == "kv":
-                made[name] = KeyValue(ids=self.kv_ids)
+                made[name] = KeyValue(ids="number" if self.kv_ids == "number" else "uuid")
             elif name == "documents":
                 made[name] = Documents(questions=read_questions(self.documents) if self.documents else ())
         return list(made.values())

@@ -1,0 +1,25 @@
+"""One scale from nothing right to everything right, told apart without red and green, with text that reads on it."""
+
+_STOPS = ((0.0, (161, 72, 36)), (0.5, (244, 226, 180)), (1.0, (28, 112, 122)))
+SERIES = ("#1c707a", "#c8641e", "#7a5195", "#5b8c2a", "#d14d72", "#3f6fd0", "#8a6d1f", "#6b6b6b")
+"""Colours of models in curves, in the order in which models were named."""
+
+
+def shade(share: float) -> tuple[int, int, int]:
+    """The colour of a share of right answers, as red, green, blue up to 255."""
+    share = min(1.0, max(0.0, share))
+    (start, low), (end, high) = _STOPS[:2] if share <= _STOPS[1][0] else _STOPS[1:]
+    at = (share - start) / (end - start)
+    red, green, blue = (round(a + at * (b - a)) for a, b in zip(low, high, strict=True))
+    return red, green, blue
+
+
+def hexadecimal(colour: tuple[int, int, int]) -> str:
+    """As style sheets and terminals write it."""
+    return "#{:02x}{:02x}{:02x}".format(*colour)
+
+
+def ink(colour: tuple[int, int, int]) -> str:
+    """Black or white, whichever reads better on a colour."""
+    red, green, blue = colour
+    return "#ffffff" if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else "#1a1a1a"

@@ -1,0 +1,84 @@
+"""What the figures of a report say, in sentences that are computed from them."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ctxext.evaluate.intervals import wilson_interval
+from ctxext.evaluate.report import Report
+
+_UNEVEN = 0.3
+_SAME_LOSS = 0.02
+
+
+def findings(report: Report) -> list[str]:
+    """One sentence for each task, and one for the cost of extending."""
+    models = report["models"]
+    tasks = dict.fromkeys(cell["task"] for model in models for cell in model["cells"])
+    found = [_retrieval(task, models) for task in tasks]
+    found += [_long_text(model) for model in models if model["perplexity"]]
+    found += [_cost(model) for model in models if model["short"] and "against" in model["short"]]
+    return [sentence for sentence in found if sentence]
+
+
+def pooled(cells: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
+    """The share of right answers over several cells, with its interval."""
+    correct, samples = sum(cell["correct"] for cell in cells), sum(cell["samples"] for cell in cells)
+    return correct / max(samples, 1), *wilson_interval(correct, samples)
+
+
+def percent(share: float) -> str:
+    """A share as whole percent; only all and nothing are written as 100 and 0."""
+    value = round(100 * share)
+    return str(min(99, max(1, value)) if 0 < share < 1 else value)
+
+
+def _retrieval(task: str, models: Sequence[dict[str, Any]]) -> str:
+    length = max(cell["length"] for model in models for cell in model["cells"] if cell["task"] == task)
+    shares = []
+    for model in models:
+        cells = [cell for cell in model["cells"] if cell["task"] == task and cell["length"] == length]
+        if cells:
+            shares.append((pooled(cells), model["name"], cells))
+    shares.sort(key=lambda entry: entry[0][0], reverse=True)
+    (share, low, high), best, cells = shares[0]
+    sentence = f"{task} at {length} tokens: {best} finds {percent(share)} % ({percent(low)}–{percent(high)})"
+    for (other, _, _), name, _ in shares[1:]:
+        sentence += f", {name} {percent(other)} %"
+    weakest, strongest = min(cells, key=lambda c: c["share"]), max(cells, key=lambda c: c["share"])
+    if strongest["share"] - weakest["share"] >= _UNEVEN:
+        sentence += (
+            f"; {best} is uneven: {percent(weakest['share'])} % at depth {round(100 * weakest['depth'])} %,"
+            f" {percent(strongest['share'])} % at depth {round(100 * strongest['depth'])} %"
+        )
+    return sentence + "."
+
+
+def _long_text(model: dict[str, Any]) -> str:
+    """Whether more context still lowers the loss beyond the trained length."""
+    trained, curve = model["trained_length"], model["perplexity"]["curve"]
+    inside = [point for point in curve if trained and trained / 2 <= point["start"] and point["end"] <= trained]
+    beyond = [point for point in curve if trained and point["start"] >= max(trained, model["perplexity"]["length"] / 2)]
+    if not inside or not beyond:
+        return ""
+    before, after = _mean_loss(inside), _mean_loss(beyond)
+    change = after - before
+    how = "stays" if abs(change) < _SAME_LOSS else "falls" if change < 0 else "rises"
+    return (
+        f"{model['name']} on long text: the loss {how} beyond the trained {trained} tokens"
+        f" ({before:.3f} → {after:.3f} nats per token, last half of each)."
+    )
+
+
+def _mean_loss(points: Sequence[dict[str, Any]]) -> float:
+    weights = sum(point["count"] for point in points)
+    return float(math.fsum(point["loss"] * point["count"] for point in points) / weights)
+
+
+def _cost(model: dict[str, Any]) -> str:
+    against, short = model["short"]["against"], model["short"]
+    interval = f" ({against['low']:+.3f} to {against['high']:+.3f})" if against["low"] is not None else ""
+    return (
+        f"Inside the trained {short['length']} tokens {model['name']} costs {against['loss']:+.3f}{interval} nats per"
+        f" token against {against['model']}: perplexity {short['perplexity']:.2f}, × {against['ratio']:.3f}."
+    )
