@@ -21,11 +21,13 @@ import importlib.util
 import inspect
 import math
 import sys
+from collections import ChainMap
 from typing import Any, NamedTuple
 
 import torch
 import transformers
 from transformers import AutoModel, PreTrainedModel
+from transformers.activations import ACT2FN
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 MODERN = int(transformers.__version__.split(".")[0]) >= 5
@@ -63,6 +65,7 @@ class HeadScales(NamedTuple):
 
 def visible_keys(mask, length):
     """Which keys the last query may see, (1 or b, l), or None for all: what is padding, on either side, it may not."""
+    mask = mask["causal"] if isinstance(mask, dict) else mask
     if mask is None:
         return None
     if hasattr(mask, "mask_mod"):  # Flex attention.
@@ -196,7 +199,11 @@ def rotary_forward(original, rotary, x, position_ids, *args, **kwargs):
     ranks = torch.tensor(settings["ranks"], device=x.device) if "ranks" in settings else None
     tables = Tables(cos, sin, head_cos, head_sin, ranks)
     layer = getattr(rotary, "mspoe_layer", None)  # Known where each attention has a rotary embedding of its own.
-    return (tables, sin) if layer is None else own_embeddings((tables, sin), settings, layer, {})
+    if layer is None:
+        return tables, sin
+    if ranks is None:
+        raise ValueError("This family rotates inside its attention, so it needs a calibrated or fixed order of heads.")
+    return own_embeddings((tables, sin), settings, layer, {})
 
 
 def layer_forward(original, layer, *args, **kwargs):
@@ -261,12 +268,15 @@ def pick(table, ranks):
 def own_schedule(config):
     """Return the config with the model's own rope schedule, and the layer types it was latched for ([None]: for all)."""
     settings, live = getattr(config, KEY, None), None if MODERN else getattr(config, "rope_scaling", None)
-    live = getattr(config, "rope_parameters", None) if live is None else live
-    if settings is None or not live:
+    live = (getattr(config, "rope_parameters", None) if live is None else live) or {}
+    entries = {None: live} if LATCH in (live.get("rope_type"), getattr(config, "hidden_act", None)) else live
+    latched = [
+        name for name, entry in entries.items() if name is None or (isinstance(entry, dict) and LATCH in entry.values())
+    ]
+    if settings is None or not latched:
         return config, []
     config = copy.copy(config)
-    entries = live if LATCH not in live.values() else {None: live}
-    latched = [name for name, entry in entries.items() if isinstance(entry, dict) and entry.get("rope_type") == LATCH]
+    config.hidden_act = settings.get("hidden_act", getattr(config, "hidden_act", None))
     entries = {name: {**entry, **settings["rope"]} if name in latched else entry for name, entry in entries.items()}
     live = entries.get(None, entries)
     if MODERN:
@@ -304,8 +314,11 @@ def model_init(original, model, config, *args, **kwargs):
     """Build the family's model, then tell each decoder layer what it needs to know."""
     if not isinstance(config, model.config_class):  # A text model in a checkpoint with the whole model's configuration.
         config = config.get_text_config(decoder=True)
-    original(model, config, *args, **kwargs)
     settings = getattr(config.get_text_config(), KEY, None)
+    if getattr(config, "hidden_act", None) == LATCH:
+        module = sys.modules[original.__module__]
+        module.ACT2FN = ChainMap({LATCH: ACT2FN[settings["hidden_act"]]}, ACT2FN)
+    original(model, config, *args, **kwargs)
     if settings is None:
         return
     if MODERN:  # Renamed weights go by class name.
@@ -317,13 +330,11 @@ def model_init(original, model, config, *args, **kwargs):
         attention = next((child for child in layer.children() if rotates(type(child))), None)
         if attention is None:
             continue
-        layer.mspoe = settings, attention.layer_idx, getattr(attention, "scaling", None)
+        layer.mspoe = settings, getattr(attention, "layer_idx", None), getattr(attention, "scaling", None)
         replace(type(layer), "forward", layer_forward)
         for rotary in attention.children():
             if hasattr(rotary, "mspoe_layouts"):
-                if "ranks" not in settings:
-                    raise ValueError("This family rotates inside attention: it needs a calibrated or fixed head order.")
-                rotary.mspoe_layer = attention.layer_idx
+                rotary.mspoe_layer = layer.mspoe[1]
     if not any(hasattr(module, "mspoe_layouts") for module in model.modules()):
         raise ValueError(f"{type(model).__name__} has no rotary embedding that Ms-PoE can scale.")
 

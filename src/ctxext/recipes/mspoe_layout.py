@@ -6,22 +6,54 @@ fails instead of being silently wrong, and one block with the numbers, which `po
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.families import Family, family_of, read, rotated_layers, text_config
-from ctxext.recipes.rotary import LATCH, Config, read_rotary, write_rotary
+from ctxext.recipes.rotary import LATCH, Config, read_rotary, unsupported, write_rotary
 
 CODE_FILE = "modeling_mspoe.py"
 STUB_FILE = "modeling_ctxext.py"
 KEY = "ctxext_mspoe"
 
+_TOWER = "its language model is another family's; convert that family's own checkpoint"
+_INDEXER = "its indexer reads the same rotary embedding, which must stay the model's own"
+
 # Families whose attention the shipped code cannot reach, and why.
-UNREACHED: Mapping[str, str] = {}
+UNREACHED: Mapping[str, str] = {
+    "blt": "four models in one, each with a rotary embedding",
+    "fuyu": _TOWER,
+    "got_ocr2": _TOWER,
+    "moss_transcribe_diarize": _TOWER,
+    "qwen4_exp": _INDEXER,
+    "qwen4_exp_text": _INDEXER,
+}
 
 # Families that take a fixed order of heads only, and why.
-FIXED_ONLY: Mapping[str, str] = {}
+FIXED_ONLY: Mapping[str, str] = dict.fromkeys(
+    ("gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
+    "its attention rotates queries before it computes keys, and some layers use the keys of others",
+)
+
+# Families whose configuration class accepts no rope types but its own, in some version: the latch is their activation.
+OWN_ROPE_TYPES = frozenset({"olmo", "olmo2", "phi3", "phi4_multimodal", "phimoe"})
+
+# What belongs to a schedule. Engines multiply lengths by a `factor`, so none may stay beside the latch.
+_SCHEDULE = frozenset(
+    {
+        "rope_type",
+        "type",
+        "factor",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    }
+    | {"low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "short_mscale", "long_mscale"}
+)
 
 
 @dataclass(frozen=True)
@@ -183,8 +215,15 @@ def edit_config(
         settings["ranks"] = [list(range(heads)) for _ in layers]
     elif head_order == "calibrated":
         settings["ranks"] = _checked(orders, len(layers), heads)
-    edited = latched(write_rotary(config, family, rotary), family)
-    _text(edited, family)[KEY] = settings
+    plain = replace(rotary, parameters={"rope_type": "default"})
+    edited = write_rotary(config, family, plain if unsupported(family, rotary.rope_type) else rotary)
+    text = _text(edited, family)
+    if family.model_type in OWN_ROPE_TYPES:
+        settings["hidden_act"] = read(config, family, "hidden_act") or "silu"
+        text["hidden_act"] = LATCH
+    else:
+        _latch(text, family)
+    text[KEY] = settings
     stub = STUB_FILE.removesuffix(".py")
     edited["architectures"] = [f"MsPoE{classes.causal_lm}"]
     edited["auto_map"] = {
@@ -205,22 +244,20 @@ def num_key_heads(config: Config, family: Family) -> int:
     return int(read(config, family, "num_key_value_heads"))
 
 
-def latched(config: Config, family: Family) -> Config:
-    """A copy whose full-attention layers have the rope type that only the shipped code understands, in both dialects."""
-    edited = dict(config)
-    text = _text(edited, family)
-    names = [name for name in family.full_types if isinstance(text["rope_parameters"].get(name), dict)]
-    entries = {name: _latched(text["rope_parameters"][name]) for name in names}
-    text["rope_parameters"] = {**text["rope_parameters"], **entries} if names else _latched(text["rope_parameters"])
+def _latch(text: Config, family: Family) -> None:
+    """Give the full-attention layers the rope type that only the shipped code understands, in both dialects."""
+    schedules = text["rope_parameters"]
+    names = [name for name in family.full_types if isinstance(schedules.get(name), Mapping)]
+    if names:
+        text["rope_parameters"] = {**schedules, **{name: _latched(schedules[name]) for name in names}}
+    else:
+        text["rope_parameters"] = _latched(schedules)
     if family.rope_scaling:
-        text["rope_scaling"] = _latched(text["rope_parameters"][names[0]] if names else text["rope_parameters"])
-    return edited
+        text["rope_scaling"] = _latched(schedules[names[0]] if names else schedules)
 
 
-def _latched(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What remains of a schedule: its base and how much of a head rotates. Engines multiply lengths by a `factor`."""
-    kept = {key: entry[key] for key in ("rope_theta", "partial_rotary_factor", "mrope_section") if key in entry}
-    return {"rope_type": LATCH, **kept}
+def _latched(schedule: Mapping[str, Any]) -> dict[str, Any]:
+    return {"rope_type": LATCH, **{key: value for key, value in schedule.items() if key not in _SCHEDULE}}
 
 
 def _text(edited: Config, family: Family) -> Config:

@@ -1,0 +1,180 @@
+"""Order and cache: the order belongs to the sequence, whatever happens to its cache."""
+
+import copy
+
+import pytest
+import torch
+from portable_checkpoints import code_of, convert, llama, load, ranks_of, tokens, with_ranks
+from transformers import DynamicCache, StaticCache
+
+LENGTHS = [9, 40, 17]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return llama(tmp_path_factory.mktemp("generation") / "source", num_attention_heads=8, num_key_value_heads=4)
+
+
+@pytest.fixture(scope="module")
+def folder(source, tmp_path_factory):
+    return convert(source, tmp_path_factory.mktemp("generation") / "prompt", first_layer=0)
+
+
+@pytest.fixture
+def model(folder):
+    return load(folder)
+
+
+def greedy(model, ids, mask=None, **options):
+    mask = torch.ones_like(ids) if mask is None else mask
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "output_logits": True} | options
+    output = model.generate(ids, attention_mask=mask, return_dict_in_generate=True, **options)
+    return output.sequences[:, ids.shape[1] :], output
+
+
+def padded(prompts, side="left"):
+    width = max(len(prompt) for prompt in prompts)
+    ids, mask = torch.zeros(len(prompts), width, dtype=torch.long), torch.zeros(len(prompts), width, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        place = slice(width - len(prompt), width) if side == "left" else slice(0, len(prompt))
+        ids[row, place], mask[row, place] = prompt, 1
+    return ids, mask
+
+
+def static_cache(model, rows, length):
+    try:
+        return StaticCache(config=model.config, max_cache_len=length)
+    except TypeError:
+        return StaticCache(model.config, rows, length)
+
+
+@torch.no_grad()
+def test_orders_differ_between_prompts(model):
+    orders = {tuple(ranks_of(model(tokens(40, seed=seed)).past_key_values)[1][0].tolist()) for seed in range(8)}
+    assert len(orders) > 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("pieces", [(30,), (12, 10, 8), (1, 29)])
+def test_cached_is_uncached_with_the_same_order(model, source, tmp_path, kind, pieces):
+    ids = tokens(300)  # Past the trained length of 256.
+    cache = DynamicCache() if kind == "dynamic" else static_cache(model, 1, 320)
+    logits, start = [], 0
+    for size in (*pieces, *[1] * 6, 250, *[1] * 14):
+        positions = torch.arange(start, start + size)
+        logits.append(
+            model(
+                ids[:, start : start + size], past_key_values=cache,
+                position_ids=positions[None], cache_position=positions,
+            ).logits
+        )  # fmt: skip
+        start += size
+    uncached = load(with_ranks(source, tmp_path / "static", cache, first_layer=0))
+    torch.testing.assert_close(torch.cat(logits, 1), uncached(ids).logits, rtol=1e-4, atol=1e-4)
+    # The first piece fixed the order.
+    first = model(ids[:, : pieces[0]], past_key_values=DynamicCache())
+    assert all(torch.equal(ranks, ranks_of(cache)[layer]) for layer, ranks in ranks_of(first.past_key_values).items())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_left_padded_batch_is_one_by_one(folder, implementation):
+    model = load(folder, attn_implementation=implementation)
+    prompts = [tokens(length, seed=length)[0] for length in LENGTHS]
+    together, output = greedy(model, *padded(prompts))
+    for row, prompt in enumerate(prompts):
+        alone, single = greedy(model, prompt[None])
+        assert torch.equal(together[row], alone[0])
+        for a, b in zip(output.logits, single.logits, strict=True):
+            torch.testing.assert_close(a[row], b[0], rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_forward_chooses_the_same_order(folder, implementation, side):
+    model = load(folder, attn_implementation=implementation)
+    prompts = [tokens(length, seed=length)[0] for length in LENGTHS]
+    ids, mask = padded(prompts, side)
+    together = model(ids, attention_mask=mask, use_cache=True)
+    for row, prompt in enumerate(prompts):
+        alone = model(prompt[None], use_cache=True)
+        for layer, ranks in ranks_of(alone.past_key_values).items():
+            assert torch.equal(ranks_of(together.past_key_values)[layer][row], ranks[0])
+        if side == "right":
+            torch.testing.assert_close(together.logits[row, : len(prompt)], alone.logits[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_second_generation_equals_a_fresh_model(folder, cache):
+    model, options = load(folder), {"cache_implementation": cache} if cache else {}
+    greedy(model, tokens(40, seed=1), **options)
+    again, _ = greedy(model, tokens(40, seed=2), **options)
+    fresh, _ = greedy(load(folder), tokens(40, seed=2), **options)
+    assert torch.equal(again, fresh)
+    assert torch.equal(again, greedy(model, tokens(40, seed=2))[0])
+
+
+@torch.no_grad()
+def test_a_cache_that_was_reset_chooses_anew(model):
+    cache = static_cache(model, 1, 64)
+    for seed in (1, 2):
+        cache.reset() if seed == 2 else None
+        positions = torch.arange(40)
+        model(tokens(40, seed=seed), past_key_values=cache, position_ids=positions[None], cache_position=positions)
+    expected = model(tokens(40, seed=2), past_key_values=DynamicCache()).past_key_values
+    assert all(torch.equal(ranks, ranks_of(cache)[layer]) for layer, ranks in ranks_of(expected).items())
+
+
+@torch.no_grad()
+def test_ranks_follow_their_rows(model):
+    prompts = torch.cat([tokens(40, seed=seed) for seed in range(3)])
+    cache = model(prompts, past_key_values=DynamicCache()).past_key_values
+    before = ranks_of(cache)
+    cache.reorder_cache(torch.tensor([2, 0, 1]))
+    assert torch.equal(ranks_of(cache)[1], before[1][[2, 0, 1]])
+    cache.batch_repeat_interleave(2)
+    cache.batch_select_indices(torch.tensor([0, 2, 4]))
+    assert torch.equal(ranks_of(cache)[1], before[1][[2, 0, 1]])
+    step = model(tokens(3, seed=9).T, past_key_values=copy.deepcopy(cache)).logits
+    for row, prompt in enumerate([2, 0, 1]):
+        alone = model(prompts[prompt][None], past_key_values=DynamicCache()).past_key_values
+        expected = model(tokens(3, seed=9).T[row][None], past_key_values=alone).logits
+        torch.testing.assert_close(step[row], expected[0], rtol=1e-4, atol=1e-4)
+
+
+def test_beam_search(model):
+    prompts = [tokens(length, seed=length)[0] for length in LENGTHS]
+    ids, mask = padded(prompts)
+    options = {"num_beams": 3, "output_logits": False}
+    together, _ = greedy(model, ids, mask, **options)
+    for row, prompt in enumerate(prompts):
+        assert torch.equal(together[row], greedy(model, prompt[None], **options)[0][0])
+    # The sequence that beams found has the score that one pass over it gives, with the order of its prompt.
+    output = greedy(model, prompts[1][None], num_beams=3, output_scores=True)[1]
+    cache = model(prompts[1][None], past_key_values=DynamicCache()).past_key_values
+    whole = model(output.sequences[:, len(prompts[1]) :], past_key_values=cache)
+    first = model(prompts[1][None]).logits[:, -1:]
+    logits = torch.cat([first, whole.logits[:, :-1]], 1).log_softmax(-1)
+    score = logits.gather(2, output.sequences[:, len(prompts[1]) :, None]).sum() / 8
+    torch.testing.assert_close(output.sequences_scores[0], score, rtol=1e-4, atol=1e-4)
+
+
+def test_without_a_cache(model):
+    ids = tokens(20)
+    with torch.no_grad():
+        assert torch.equal(model(ids, use_cache=False).logits, model(ids).logits)
+
+
+def test_awareness_ignores_what_padding_holds(model):
+    awareness = code_of(model).awareness
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 3, 2, 12, 8, generator=generator), torch.randn(2, 3, 12, 8, generator=generator)
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[0, :5] = 0
+    before = awareness(query, key, mask)
+    torch.testing.assert_close(before[1], awareness(query[1:], key[1:])[0])
+    key[0, :, :5] = 100.0
+    torch.testing.assert_close(before, awareness(query, key, mask))
+    torch.testing.assert_close(before[0], awareness(query[:1, :, :, 5:], key[:1, :, 5:])[0])

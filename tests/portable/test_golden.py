@@ -1,0 +1,60 @@
+"""The released variant against what the authors' code computed (tests/data/golden)."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from portable_checkpoints import convert, llama, load
+from safetensors.torch import load_file
+
+from ctxext.errors import CtxextError
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("golden") / "released"
+    return load(convert(GOLDEN / "checkpoint_mha", folder, variant="released"))
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return load_file(GOLDEN / "mspoe_mha.safetensors"), json.loads((GOLDEN / "mspoe_mha.json").read_text())["cases"]
+
+
+@pytest.mark.parametrize("length", [32, 128])
+def test_prefill_and_decoding(released, golden, length):
+    tensors, cases = golden
+    case = cases[f"from2.len{length}"]
+    ids = tensors[f"len{length}.input_ids"]
+    with torch.no_grad():
+        prefill = released(ids, use_cache=True)
+    torch.testing.assert_close(prefill.logits[0], tensors[f"from2.len{length}.logits"], rtol=1e-4, atol=1e-4)
+    orders = {str(layer): ranks[0].tolist() for layer, ranks in prefill.past_key_values.mspoe_ranks.items()}
+    assert orders == {layer: values["head_order"] for layer, values in case["layers"].items()}
+
+    output = released.generate(
+        ids, max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0,
+        attention_mask=torch.ones_like(ids), output_logits=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    steps = torch.cat(output.logits)
+    torch.testing.assert_close(steps, tensors[f"from2.len{length}.step_logits"], rtol=1e-3, atol=1e-3)
+
+
+def test_ratios(released, golden):
+    _, cases = golden
+    settings = released.config.ctxext_mspoe
+    for layer, values in cases["from2.len128"]["layers"].items():
+        assert int(layer) in settings["layers"]
+        torch.testing.assert_close(torch.tensor(settings["ratios"]), torch.tensor(values["ratio_table_by_index"]))
+        ratios = [settings["ratios"][rank] for rank in values["head_order"]]
+        torch.testing.assert_close(
+            torch.tensor(ratios), torch.tensor(values["measured_ratio_of_key_head"]), rtol=1e-3, atol=0
+        )
+
+
+def test_grouped_queries_are_refused(tmp_path):
+    with pytest.raises(CtxextError, match="grouped queries"):
+        convert(llama(tmp_path / "source"), tmp_path / "out", variant="released")
