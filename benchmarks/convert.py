@@ -35,7 +35,7 @@ def make_source(folder: Path) -> None:
     script = (
         "import torch\nfrom transformers import LlamaConfig, LlamaForCausalLM\n"
         "torch.set_default_dtype(torch.bfloat16)\n"
-        "config = LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=10, num_attention_heads=16,\n"
+        "config = LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=11, num_attention_heads=16,\n"
         "                     num_key_value_heads=4, vocab_size=32000, max_position_embeddings=4096)\n"
         f"LlamaForCausalLM(config).save_pretrained({str(folder)!r}, max_shard_size='400MB')\n"
     )

@@ -42,7 +42,15 @@ class Handler(BaseHTTPRequestHandler):
     def _info(self, name: str, folder: Path) -> dict:
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         siblings = [{"rfilename": path.relative_to(folder).as_posix(), "size": path.stat().st_size} for path in files]
-        return {"_id": "1", "id": name, "modelId": name, "sha": COMMIT, "private": False, "tags": [], "siblings": siblings}
+        return {
+            "_id": "1",
+            "id": name,
+            "modelId": name,
+            "sha": COMMIT,
+            "private": False,
+            "tags": [],
+            "siblings": siblings,
+        }
 
     def _tree(self, folder: Path) -> list[dict]:
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]

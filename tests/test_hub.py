@@ -46,7 +46,9 @@ def test_convert_from_the_hub(ctxext, llama_source, tmp_path):
     assert str(tmp_path) not in (tmp_path / "out" / "config.json").read_text()
 
 
-@pytest.mark.parametrize("words", [["inspect", "maker/tiny"], ["convert", "maker/tiny", "-m", "ntk", "--factor", "2", "--dry-run"]])
+@pytest.mark.parametrize(
+    "words", [["inspect", "maker/tiny"], ["convert", "maker/tiny", "-m", "ntk", "--factor", "2", "--dry-run"]]
+)
 def test_looking_downloads_no_weights(ctxext, words):
     result = ctxext(*words)
     assert result.returncode == 0, result.stderr

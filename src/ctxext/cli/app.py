@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from ctxext.cli.convert import convert, with_method_options
+from ctxext.cli.demo import demo
 from ctxext.cli.env import env
+from ctxext.cli.eval import eval_
 from ctxext.cli.inspect import inspect
 from ctxext.cli.methods import methods
 from ctxext.cli.output import print_error
@@ -23,7 +25,9 @@ app = typer.Typer(
     epilog="Start with: ctxext demo",
 )
 app.command()(with_method_options(convert))
-for command in (inspect, methods, env):
+app.command()(inspect)
+app.command("eval")(eval_)
+for command in (methods, demo, env):
     app.command()(command)
 
 

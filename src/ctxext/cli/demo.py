@@ -46,7 +46,8 @@ def demo(
     output = Output(as_json=as_json, quiet=quiet)
     source = open_checkpoint("demo")
     found = inspect_checkpoint(source)
-    assert found.rotary is not None and found.num_parameters is not None
+    assert found.rotary is not None
+    assert found.num_parameters is not None
     trained, heads = found.rotary.trained_length, found.attention
     output.note(
         f"[green]✓[/green] demo checkpoint   {found.num_parameters / 1e6:.1f} M parameters · {heads['heads']} heads, "
@@ -83,12 +84,13 @@ def _convert_all(output: Output, out: Path) -> dict[str, Path]:
 
 def _ask(output: Output, folders: dict[str, Path], out: Path, lengths: tuple[int, ...], samples: int) -> dict[str, Any]:
     from ctxext.evaluate import Settings, evaluate
-    from ctxext.evaluate.page import write_report
+    from ctxext.evaluate.publish import write_report
 
     settings = Settings(tasks=("needle",), lengths=lengths, samples=samples, allow_beyond=True)
     place = out / "report"
     shutil.rmtree(place, ignore_errors=True)
-    with output.progress(f"asking {len(settings.depths)} depths × {samples} needles at {lengths[0]} and {lengths[1]}") as bar:
+    title = f"asking {len(settings.depths)} depths × {samples} needles at {lengths[0]} and {lengths[1]} tokens"
+    with output.progress(title) as bar:
         report = evaluate(["demo", *map(str, folders.values())], settings, out=place, progress=bar)
     write_report(report, place)
     return report
@@ -110,7 +112,8 @@ def _shown(name: str) -> str:
 
 def _table(shares: dict[str, dict[int, list[float]]], lengths: tuple[int, ...]) -> Table:
     """One row per method, one group of columns per length: exact match in percent, by depth."""
-    table = Table(box=None, padding=(0, 1), title="Exact match in percent, by how deep the needle lies", title_justify="left")
+    title = "Exact match in percent, by how deep the needle lies"
+    table = Table(box=None, padding=(0, 1), title=title, title_justify="left")
     table.add_column("method")
     depths = len(next(iter(shares.values()))[lengths[0]])
     for length in lengths:

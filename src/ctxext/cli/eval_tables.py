@@ -21,12 +21,11 @@ def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
     models = report["models"]
     for task in dict.fromkeys(cell["task"] for model in models for cell in model["cells"]):
         yield from _maps(models, task, width)
-    if any(model["perplexity"] for model in models):
-        yield _perplexity(models, report["settings"]["stride"])
-    if any(model["short"] for model in models):
-        yield _short(models)
-    if any(model["harness"] for model in models):
-        yield _harness(models)
+    tables = {"perplexity": _perplexity, "short": _short, "harness": _harness}
+    for kind, make in tables.items():
+        if any(model[kind] for model in models):
+            yield Text()
+            yield make(report)
 
 
 def _maps(models: Sequence[dict[str, Any]], task: str, width: int) -> Iterator[Text]:
@@ -81,8 +80,8 @@ def _cut(name: str, width: int) -> str:
     return name if len(name) < width else "…" + name[-(width - 2) :]
 
 
-def _perplexity(models: Sequence[dict[str, Any]], stride: int | None) -> Table:
-    measured = [model for model in models if model["perplexity"]]
+def _perplexity(report: Report) -> Table:
+    measured, stride = [model for model in report["models"] if model["perplexity"]], report["settings"]["stride"]
     lengths = sorted({int(length) for model in measured for length in model["perplexity"]["lengths"]})
     table = _table("perplexity", "documents", *(f"{length} tokens" for length in lengths))
     kinds = [("lengths", "")] + ([("sliding", f" (sliding, stride {stride})")] if stride else [])
@@ -94,9 +93,9 @@ def _perplexity(models: Sequence[dict[str, Any]], stride: int | None) -> Table:
     return table
 
 
-def _short(models: Sequence[dict[str, Any]]) -> Table:
+def _short(report: Report) -> Table:
     table = _table("short", "tokens", "documents", "perplexity", "loss against source")
-    for model in models:
+    for model in report["models"]:
         short = model["short"]
         if short:
             against = short.get("against")
@@ -107,9 +106,9 @@ def _short(models: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _harness(models: Sequence[dict[str, Any]]) -> Table:
+def _harness(report: Report) -> Table:
     table = _table("harness", "task", "metric", "value")
-    for model in models:
+    for model in report["models"]:
         for task, metrics in (model["harness"] or {}).items():
             for metric, value in metrics.items():
                 table.add_row(model["name"], task, metric, f"{value:.4f}")
@@ -118,7 +117,6 @@ def _harness(models: Sequence[dict[str, Any]]) -> Table:
 
 def _table(name: str, *columns: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.title = None
     table.add_column(Text(name, style="bold not dim"))
     for column in columns:
         table.add_column(column, justify="right")

@@ -10,7 +10,7 @@ from ctxext.families import Family
 from ctxext.recipes import mspoe_layout
 from ctxext.recipes.base import Method
 from ctxext.recipes.param import param
-from ctxext.recipes.rotary import Config
+from ctxext.recipes.rotary import LATCH, Config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +126,9 @@ def without_code(config: Config) -> Config:
     own = text.pop(mspoe_layout.KEY)["rope"]
     for key in ("rope_parameters", "rope_scaling"):
         for entry in (text.get(key) or {}, *(text.get(key) or {}).values()):
-            if isinstance(entry, dict) and entry.get("rope_type") == mspoe_layout.LATCH:
+            if isinstance(entry, dict) and entry.get("rope_type") == LATCH:
                 entry.update(own)
     plain["architectures"] = [str(name).removeprefix("MsPoE") for name in plain.get("architectures") or []]
     ours = mspoe_layout.STUB_FILE.removesuffix(".py")
     auto_map = {name: place for name, place in plain.pop("auto_map", {}).items() if not place.startswith(ours)}
     return {**plain, "auto_map": auto_map} if auto_map else plain
-

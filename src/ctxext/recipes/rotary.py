@@ -151,10 +151,11 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
 
 def _rope_scaling(family: Family, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The schedule as transformers 4 reads it; some of its classes accept certain keys only (Phi-3)."""
-    if not family.rope_scaling_keys:
+    keys = family.rope_scaling_keys.get(parameters["rope_type"])
+    if keys is None:
         return dict(parameters)
     named = {**parameters, "type": parameters["rope_type"]}
-    return {key: named[key] for key in family.rope_scaling_keys if key in named}
+    return {key: named[key] for key in keys if key in named}
 
 
 def _nested(config: Config, family: Family, full: Mapping[str, Any]) -> dict[str, Any]:
