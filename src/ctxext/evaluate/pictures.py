@@ -44,8 +44,8 @@ def heat_maps(report: Report, task: str, *, theme: str = "light", names: Sequenc
         return None
     cells = [cell for model in models for cell in model["cells"] if cell["task"] == task]
     lengths, depths = sorted({cell["length"] for cell in cells}), sorted({cell["depth"] for cell in cells})
-    columns = min(_MAX_COLUMNS, len(models))
-    rows = -(-len(models) // columns)
+    rows = -(-len(models) // _MAX_COLUMNS)
+    columns = -(-len(models) // rows)
     width, height = max(2.4, 0.62 * len(lengths) + 1.0), max(2.0, 0.3 * len(depths) + 1.1)
     with _themed(theme):
         figure = Figure(figsize=(columns * width + 0.6, rows * height + 0.5), layout="constrained")
@@ -53,9 +53,14 @@ def heat_maps(report: Report, task: str, *, theme: str = "light", names: Sequenc
         for number, axes in enumerate(grid.flat):
             if number < len(models):
                 _heat_map(axes, models[number], task, lengths, depths)
+                axes.tick_params(labelbottom=number + columns >= len(models))
             else:
                 axes.set_visible(False)
-        figure.supxlabel("prompt length in tokens", fontsize=9)
+        has_line = any(
+            model["trained_length"] and lengths[0] <= model["trained_length"] < lengths[-1] for model in models
+        )
+        note = "   (right of the line: longer than trained)" if has_line else ""
+        figure.supxlabel(f"prompt length in tokens{note}", fontsize=9)
         figure.supylabel("depth of the needle", fontsize=9)
         figure.suptitle(f"{task}: % of questions answered", fontsize=11, fontweight="bold")
         return figure
@@ -110,7 +115,10 @@ def loss_curves(report: Report, *, theme: str = "light") -> Figure | None:
                 textcoords="offset points",
                 fontsize=8,
             )
-        axes.set_xlim(0, max(model["perplexity"]["length"] for model in models))
+        longest = max(model["perplexity"]["length"] for model in models)
+        ticks = range(0, longest + 1, max(1, longest // 8))
+        axes.set_xlim(0, longest)
+        axes.set_xticks(ticks, [format_length(tick) if tick else "0" for tick in ticks])
         axes.set_xlabel("position in tokens")
         axes.set_ylabel("loss in nats per token")
         axes.set_title("Loss by position", fontsize=11, fontweight="bold")

@@ -1,0 +1,146 @@
+import random
+from itertools import islice
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from ctxext.errors import CtxextError
+from ctxext.evaluate import prose
+from ctxext.evaluate.documents import Documents
+from ctxext.evaluate.encoding import Encoder, split_question
+from ctxext.evaluate.kv import KeyValue
+from ctxext.evaluate.needle import Needle
+from ctxext.evaluate.passkey import PassKey
+from ctxext.evaluate.prompt import encode_parts, lay_out
+from ctxext.evaluate.retrieval import check_fits, make_questions
+from ctxext.evaluate.settings import Settings, even_depths
+
+TASKS = [PassKey(), Needle(), Needle(num_needles=1), KeyValue(ids="number"), KeyValue(), Documents()]
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def word_start_tokenizer():
+    """In the manner of Llama 2: every text it is given begins with a word start, wanted or not."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=False, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always", split=False)
+    alphabet = [chr(code) for code in range(32, 127)] + ["\n", "▁"]
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>"], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(list(islice(prose.sentences(random.Random(0)), 200)), trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+@pytest.mark.parametrize("task", TASKS, ids=str)
+@pytest.mark.parametrize("length", [640, 801])
+@pytest.mark.parametrize("chat", [False, True])
+def test_prompts_have_the_exact_length_and_end_with_the_answer(tokenizer, task, length, chat):
+    tokenizer = type(tokenizer)(tokenizer_object=tokenizer._tokenizer, bos_token="<s>", eos_token="</s>")
+    tokenizer.chat_template = TEMPLATE if chat else None
+    encoder = Encoder(tokenizer)
+    assert encoder.uses_chat == chat
+    settings = Settings(depths=even_depths(4), seed=3)
+    for number, question in enumerate(make_questions(task, encoder, length, range(2), settings)):
+        pieces = task.pieces(random.Random(f"3 {task.name} {length} {number} question"))
+        texts = [tokenizer.decode(prompt.ids) for prompt in question]
+        for prompt, text in zip(question, texts, strict=True):
+            assert len(prompt.ids) == length
+            assert prompt.ids[0] == 0
+            assert prompt.ids[1] != 0
+            answer = tokenizer.decode(prompt.ids[-prompt.num_answer :])
+            assert answer.startswith(pieces.answer)
+            asked, lead_in = split_question(pieces.question)
+            tail = f"{asked}\n[assistant] {lead_in}" if chat else pieces.question
+            assert text.endswith(tail + answer)
+            for needle in pieces.needles:
+                assert text.count(needle.strip()) == 1
+        where = [text.index(pieces.needles[0].strip()) for text in texts]
+        assert where == sorted(where)
+        assert where[0] < where[-1]
+
+
+def test_needles_stand_where_they_should(tokenizer):
+    encoder = Encoder(tokenizer)
+    for depth in (0.0, 0.25, 0.5, 0.75, 1.0):
+        for prompt in make_questions(Needle(), encoder, 2000, range(3), Settings(depths=(depth,)))[0]:
+            parts = [
+                tokenizer.decode(prompt.ids[: prompt.num_shared]),
+                tokenizer.decode(prompt.ids[prompt.num_shared :]),
+            ]
+            assert parts[1].startswith(" The special magic number")
+            whole = tokenizer.decode(prompt.ids)
+            start, end = whole.index("afterwards.\n") + 12, whole.index("\nWhat is")
+            assert (len(parts[0]) - start) / (end - start) == pytest.approx(depth, abs=0.06)
+
+
+def test_every_depth_has_the_same_haystack_and_shares_its_beginning(tokenizer):
+    encoder = Encoder(tokenizer)
+    question = make_questions(Needle(), encoder, 700, [0], Settings(depths=even_depths(6)))[0]
+    deepest = question[-1]
+    for prompt in question:
+        assert prompt.ids[: prompt.num_shared] == deepest.ids[: prompt.num_shared]
+        assert sorted(prompt.ids) == sorted(deepest.ids)
+
+
+def test_questions_do_not_hang_on_depths_or_on_each_other(tokenizer):
+    encoder = Encoder(tokenizer)
+    every = make_questions(Needle(), encoder, 500, range(4), Settings(depths=(0.0, 0.5, 1.0)))
+    one = make_questions(Needle(), encoder, 500, [2], Settings(depths=(0.5,)))
+    assert one[0][0] == every[2][1]
+
+
+def test_pieces_of_a_tokenizer_that_marks_word_starts(word_start_tokenizer):
+    encoder = Encoder(word_start_tokenizer)
+    assert encoder._needs_anchor
+    pieces = PassKey().pieces(random.Random(0))
+    prompt = lay_out(pieces, encode_parts(pieces, encoder), encoder, 900, [0.5], random.Random(0))[0]
+    text = word_start_tokenizer.decode(prompt.ids)
+    assert len(prompt.ids) == 900
+    assert "  " not in text
+    assert pieces.needles[0] in text
+    assert text.endswith(pieces.question + pieces.answer)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=str)
+def test_a_length_that_is_too_small_is_told_with_the_smallest_that_works(tokenizer, task):
+    encoder, settings = Encoder(tokenizer), Settings(samples=3)
+    with pytest.raises(CtxextError, match="needs at least") as caught:
+        check_fits(task, encoder, [30], settings)
+    minimum = int(caught.value.message.split("at least ")[1].split()[0])
+    # Questions differ by length, so the largest question at the smallest length may need a token or two more.
+    fits = next(n for n in range(minimum, minimum + 40) if _fits(task, encoder, n, settings))
+    for question in make_questions(task, encoder, fits, range(3), settings):
+        assert len(question[0].ids) == fits
+    if task == KeyValue():
+        uuid = Settings(samples=3, kv_ids="uuid")
+        with pytest.raises(CtxextError) as caught:
+            check_fits(task, encoder, [30], uuid)
+        assert "--kv-ids number" in caught.value.hint
+
+
+def _fits(task, encoder, length, settings):
+    try:
+        check_fits(task, encoder, [length], settings)
+    except CtxextError:
+        return False
+    return True
+
+
+def test_a_haystack_without_text_is_refused(tokenizer, tmp_path):
+    (tmp_path / "empty.txt").write_text(" \n\n")
+    with pytest.raises(CtxextError, match="is empty"):
+        Settings(tasks=("needle",), haystack=tmp_path / "empty.txt").retrieval_tasks()
+    with pytest.raises(CtxextError, match="cannot be read"):
+        Settings(tasks=("needle",), haystack=tmp_path / "missing.txt").retrieval_tasks()
+
+
+def test_a_users_haystack_is_used(tokenizer, tmp_path):
+    (tmp_path / "own.txt").write_text("Alpha beta gamma. Delta\nepsilon! Zeta eta theta?\n\nIota kappa")
+    (task,) = Settings(tasks=("needle",), haystack=tmp_path / "own.txt", num_needles=1).retrieval_tasks()
+    assert task.text == ("Alpha beta gamma.", "Delta epsilon!", "Zeta eta theta?", "Iota kappa")
+    prompt = make_questions(task, Encoder(tokenizer), 400, [0], Settings())[0][0]
+    assert "Delta epsilon! Zeta eta theta? Iota kappa Alpha" in tokenizer.decode(prompt.ids)

@@ -1,0 +1,171 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ctxext.errors import CtxextError
+from ctxext.evaluate import Settings, evaluate
+from ctxext.evaluate.model import Loading
+
+SETTINGS = {
+    "tasks": ("needle", "passkey", "kv", "perplexity", "short"),
+    "lengths": (320, 512),
+    "depths": (0.0, 0.5, 1.0),
+    "samples": 4,
+    "kv_ids": "number",
+    "batch_size": 2,
+}
+
+
+def without_times(report):
+    if isinstance(report, dict):
+        return {key: without_times(value) for key, value in report.items() if key != "seconds"}
+    return [without_times(value) for value in report] if isinstance(report, list) else report
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from ctxext.evaluate import Settings, evaluate
+from ctxext.evaluate.journal import Journal
+real = Journal.append
+def slow(self, record):
+    real(self, record)
+    time.sleep(0.15)
+Journal.append = slow
+evaluate([sys.argv[1]], Settings(**eval(sys.argv[3])), out=Path(sys.argv[2]))
+"""
+
+
+def test_killed_and_resumed_is_as_uninterrupted(checkpoint, tmp_path):
+    whole = evaluate([str(checkpoint)], Settings(**SETTINGS), out=tmp_path / "whole")
+    words = [sys.executable, "-c", SCRIPT, checkpoint, tmp_path / "killed", repr(SETTINGS)]
+    process = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    lines = tmp_path / "killed" / "cells.jsonl"
+    deadline = time.monotonic() + 60
+    while not (lines.exists() and lines.read_bytes().count(b"\n") >= 9):
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "killed" / "report.json").exists()
+    with lines.open("ab") as file:
+        file.write(b'{"model": "tiny", "task": "needle", "leng')
+    before = lines.read_bytes().count(b"\n")
+    done = evaluate([str(checkpoint)], Settings(**SETTINGS), out=tmp_path / "killed", resume=True)
+    assert without_times(done) == without_times(whole)
+    written = without_times(json.loads((tmp_path / "killed" / "report.json").read_text()))
+    assert written == without_times(json.loads((tmp_path / "whole" / "report.json").read_text()))
+    assert before < lines.read_bytes().count(b"\n"), "nothing was left to do"
+    assert len(whole["models"][0]["cells"]) == 18
+    for name in ("report.html", "needle-tiny.png", "perplexity.png"):
+        assert (tmp_path / "whole" / name).stat().st_size > 1000
+
+
+def test_a_finished_run_is_not_run_again(checkpoint, tmp_path, monkeypatch):
+    small = Settings(tasks=("passkey",), lengths=(300,), samples=2)
+    first = evaluate([str(checkpoint)], small, out=tmp_path / "out")
+    monkeypatch.setattr("ctxext.evaluate.model.load_model", None)
+    assert evaluate([str(checkpoint)], small, out=tmp_path / "out", resume=True) == first
+    with pytest.raises(CtxextError, match="already holds results"):
+        evaluate([str(checkpoint)], small, out=tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("changes", "loading", "told"),
+    [
+        ({"samples": 3}, {}, "samples 2, now 3"),
+        ({"lengths": (300, 310)}, {}, "lengths 300, now 300,310"),
+        ({}, {"dtype": "bf16"}, "dtype auto, now bf16"),
+    ],
+)
+def test_resume_refuses_other_settings(checkpoint, tmp_path, changes, loading, told):
+    settings = {"tasks": ("passkey",), "lengths": (300,), "samples": 2}
+    evaluate([str(checkpoint)], Settings(**settings), out=tmp_path / "out")
+    with pytest.raises(CtxextError, match=told):
+        evaluate(
+            [str(checkpoint)],
+            Settings(**{**settings, **changes}),
+            loading=Loading(**loading),
+            out=tmp_path / "out",
+            resume=True,
+        )
+
+
+def test_overwrite_starts_anew(checkpoint, tmp_path):
+    settings = {"tasks": ("passkey",), "lengths": (300,)}
+    evaluate([str(checkpoint)], Settings(**settings, samples=2), out=tmp_path / "out")
+    report = evaluate([str(checkpoint)], Settings(**settings, samples=3), out=tmp_path / "out", overwrite=True)
+    assert report["models"][0]["cells"][0]["samples"] == 3
+
+
+def test_the_report_says_what_was_measured(checkpoint):
+    report = evaluate([str(checkpoint)], Settings(tasks=("needle", "short"), lengths=(300,), samples=2))
+    (model,) = report["models"]
+    assert model["name"] == "tiny"
+    assert model["summary"] == "stock"
+    assert model["trained_length"] == model["context_length"] == 512
+    assert len(model["digest"]) == 64
+    assert report["settings"]["seed"] == 0
+    assert {"ctxext", "torch", "transformers"} <= report["versions"].keys()
+    cell = model["cells"][2]
+    assert {key: cell[key] for key in ("task", "length", "depth", "samples")} == {
+        "task": "needle",
+        "length": 300,
+        "depth": 0.5,
+        "samples": 2,
+    }
+    assert cell["low"] <= cell["share"] <= cell["high"]
+    assert model["short"]["documents"] == 2
+
+
+LAUNCHED = """
+import sys
+from pathlib import Path
+from ctxext.evaluate import Settings, evaluate
+from ctxext.evaluate.model import Loading
+evaluate([sys.argv[1]], Settings(**eval(sys.argv[3])), loading=Loading(device="cpu"), out=Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_work(checkpoint, tmp_path):
+    whole = evaluate([str(checkpoint)], Settings(**SETTINGS), loading=Loading(device="cpu"))
+    (tmp_path / "part.py").write_text(LAUNCHED)
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    words += [tmp_path / "part.py", checkpoint, tmp_path / "out", repr(SETTINGS)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    shared = json.loads((tmp_path / "out" / "report.json").read_text())
+    counts = [len((tmp_path / "out" / name).read_text().splitlines()) for name in ("cells.jsonl", "cells-1.jsonl")]
+    assert min(counts) > 10, "one process did everything"
+    assert without_times(shared) == without_times(json.loads(json.dumps(whole)))
+
+
+def make_broken(checkpoint, folder, **config) -> Path:
+    folder.mkdir()
+    for path in checkpoint.iterdir():
+        (folder / path.name).symlink_to(path)
+    content = json.loads((checkpoint / "config.json").read_text())
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps({**content, **config}))
+    return folder
+
+
+def test_code_of_strangers_is_not_run(checkpoint, tmp_path):
+    folder = make_broken(checkpoint, tmp_path / "strange", model_type="strange", auto_map={"AutoConfig": "x.Y"})
+    with pytest.raises(CtxextError, match=r"needs Python code|strange"):
+        evaluate([str(folder)], Settings(tasks=("passkey",), lengths=(300,), samples=1))
+
+
+def test_missing_weights_are_told(checkpoint, tmp_path):
+    folder = make_broken(checkpoint, tmp_path / "short", num_hidden_layers=3)
+    with pytest.raises(CtxextError, match="lacks"):
+        evaluate([str(folder)], Settings(tasks=("passkey",), lengths=(300,), samples=1))
