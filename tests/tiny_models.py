@@ -187,6 +187,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "llama4_text": {"no_rope_layers": [1, 0]},
     "longcat_flash": {"num_layers": 1, "zero_expert_num": 1, "n_routed_experts": 4},
+    "mimo_v2_flash": {"head_dim": 24, "v_head_dim": 24, "swa_head_dim": 24, "swa_v_head_dim": 24},
     "ministral3": {
         "rope_parameters": {**_PLAIN, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": MAX_POSITIONS}
     },
@@ -272,3 +273,16 @@ def save(model_type: str, folder: Path, seed: int = 0) -> Path:
 
 
 FAMILIES: list[str] = [name for name in ROTARY if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and name not in NOT_BUILT]
+
+# Families whose full-attention layers have no positions, in the form that is built here: nothing to extend.
+NO_ROTATED_LAYERS = (
+    "afmoe",
+    "beam",
+    "cohere2",
+    "cohere2_moe",
+    "exaone_moe",
+    "flint",
+    "kolibri1",
+    "llama4",
+    "llama4_text",
+)

@@ -82,11 +82,11 @@ OWN_SINUSOIDS = "its attention computes the sinusoids itself, and no key of conf
 DRAFTER = "it drafts for another model, whose states it reads"
 
 BY_HAND: dict[str, dict[str, Any]] = {
-    "afmoe": {"rotated": "sliding"},
-    "beam": {**NEW_NESTED, "rotated": "sliding"},
+    "afmoe": {"rotated": "sliding", "reason": NO_FULL},
+    "beam": {**NEW_NESTED, "rotated": "sliding", "reason": NO_FULL},
     "blt": {"reason": "it is four transformers over bytes and patches, each with positions of its own"},
     "codegen": {"reason": OWN_SINUSOIDS, "scalable": False},
-    "cohere2": {"rotated": "sliding"},
+    "cohere2": {"rotated": "sliding", "reason": NO_FULL},
     "cohere2_moe": {"rotated": "sliding"},
     "cohere_compass_text": NEW_NESTED,
     "dbrx": {"aliases": {"num_key_value_heads": "attn_config.kv_n_heads", "rope_theta": "attn_config.rope_theta"}},
@@ -99,13 +99,13 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "dots3_note_text": {**NEW_NESTED, "full_types": ["indexed_attention"]},
     "exaone4": {"rotated": "unless_window"},
     "exaone_moe": {"rotated": "unless_window"},
-    "flint": {"rotated": "sliding"},
+    "flint": {"rotated": "sliding", "reason": NO_FULL},
     "gemma3_text": {"nested_rope": True, "local_theta_key": "rope_local_base_freq"},
     "gemma3n_text": {"nested_rope": True, "local_theta_key": "rope_local_base_freq"},
     "gemma4_assistant": {"reason": DRAFTER},
-    "gemma4_text": {**NEW_NESTED, "rotary_halves": True, "defaults": {"global_head_dim": 512}},
+    "gemma4_text": {**NEW_NESTED, "plain_type": "proportional", "defaults": {"global_head_dim": 512}},
     "gemma4_unified_assistant": {"reason": DRAFTER},
-    "gemma4_unified_text": {**NEW_NESTED, "rotary_halves": True, "defaults": {"global_head_dim": 512}},
+    "gemma4_unified_text": {**NEW_NESTED, "plain_type": "proportional", "defaults": {"global_head_dim": 512}},
     "gpt_neox": {"theta_key": "rotary_emb_base", "partial_key": "rotary_pct"},
     "gpt_neox_japanese": {"theta_key": "rotary_emb_base", "partial_key": "rotary_pct"},
     "gptj": {"reason": OWN_SINUSOIDS, "scalable": False},
@@ -113,7 +113,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "granitemoe_swa": {"rotated": "layer_rope_theta", "theta_key": "layer_rope_theta"},
     "kolibri1": {"rotated": "unless_window"},
     "laguna": NEW_NESTED,
-    "lfm3": {**NEW_NESTED, "rotary_halves": True},
+    "lfm3": {**NEW_NESTED, "plain_type": "proportional"},
     "llama4_text": {"rotated": "no_rope_layers"},
     "longcat_flash": {
         "aliases": {"num_hidden_layers": "num_layers"},
@@ -122,6 +122,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "mellum": NEW_NESTED,
     "mimo_v2_flash": NEW_NESTED,
     "minimax_m2": {"partial_key": "rotary_dim"},
+    "mllama_text_model": {"explicit_default": True},
     "modernbert-decoder": {
         "nested_rope": True,
         "rope_scaling": False,
@@ -129,15 +130,20 @@ BY_HAND: dict[str, dict[str, Any]] = {
         "local_theta_key": "local_rope_theta",
         "note": "transformers 4.57 gives the sliding layers the base of the others",
     },
-    "olmo": {"rope_scaling_keys": ["type", "factor"]},
-    "olmo2": {"rope_scaling_keys": ["type", "factor"]},
+    "olmo": {"rope_scaling_keys": {"linear": ["type", "factor"], "dynamic": ["type", "factor"]}},
+    "olmo2": {"rope_scaling_keys": {"linear": ["type", "factor"], "dynamic": ["type", "factor"]}},
     "olmo3": {"nested_rope": True},
-    "phi3": {"rope_scaling_keys": ["type", "short_factor", "long_factor"]},
-    "phi4_multimodal": {"rope_scaling_keys": ["type", "short_factor", "long_factor"]},
+    "phi3": {"rope_scaling_keys": {"longrope": ["type", "short_factor", "long_factor"]}},
+    "phi4_multimodal": {"rope_scaling_keys": {"longrope": ["type", "short_factor", "long_factor"]}},
+    "phimoe": {"required_keys": ["original_max_position_embeddings", "short_mscale", "long_mscale"]},
+    "ministral3": {"required_keys": ["original_max_position_embeddings"]},
     "recurrent_gemma": {"reason": "all its attention is local, so nothing limits its context but the window"},
     "roformer": {"reason": OWN_SINUSOIDS, "scalable": False},
     "smollm3": {"rotated": "no_rope_layers"},
-    "zamba2": {"defaults": {"head_dim_multiple": 2}},
+    "zamba2": {
+        "defaults": {"head_dim_multiple": 2, "hybrid_layer_ids": [6, 12, 18, 24, 30, 36, 42, 47, 51]},
+        "layers": {"indices": "hybrid_layer_ids", "otherwise": "linear_attention"},
+    },
     "zaya": {**NEW_NESTED, "full_types": ["hybrid"], "sliding_types": ["hybrid_sliding"]},
 }
 
@@ -285,7 +291,7 @@ def family(model_type: str) -> dict[str, Any]:
     if not re.search(r"[Rr]otary|inv_freq", source) and model_type not in ("internlm3", "iquestcoder"):
         raise SystemExit(f"{model_type} rotates nothing: say in POSITIONS what it does instead")
     defaults = {**defaults_of(kind, by_hand), **by_hand.get("defaults", {})}
-    found: dict[str, Any] = {**by_hand, "text_config": key, "defaults": defaults, "layers": layers_of(kind, source)}
+    found: dict[str, Any] = {"layers": layers_of(kind, source), **by_hand, "text_config": key, "defaults": defaults}
     aliases = {
         name: alias for name, alias in getattr(kind, "attribute_map", {}).items() if name in (*KEYS, "layer_types")
     }
@@ -294,10 +300,21 @@ def family(model_type: str) -> dict[str, Any]:
         found["length_key"] = aliases["max_position_embeddings"]
     if "qk_rope_head_dim" in defaults:
         found["shared_rotary_key"] = True
+    if (
+        not by_hand.get("nested_rope")
+        and by_hand.get("rotated", "") not in ("sliding", "unless_window")
+        and windowed(found["layers"])
+    ):
+        found["sliding_follows"] = True
     default = schedule(text, by_hand.get("full_types", ["full_attention"]))
     if default.get("rope_type", "default") not in ("default", "proportional"):
         found["explicit_default"] = True
     return {name: value for name, value in found.items() if value not in (None, {}, [])}
+
+
+def windowed(rule: dict[str, Any]) -> bool:
+    """Whether a family can have both sliding and full-attention layers."""
+    return rule.get("window") == "above" or "sliding_attention" in rule.get("period", ())
 
 
 def source_of(kind: type) -> str:
@@ -329,9 +346,14 @@ def main() -> None:
     else:
         table = json.loads(TABLE.read_text(encoding="utf-8"))
         add_older(table["families"], made)
+    save(table)
+    print(f"{TABLE.name}: {len(table['families'])} families")
+
+
+def save(table: dict[str, Any]) -> None:
+    """Write the table, one value a line."""
     text = json.dumps(table, indent=1, sort_keys=True)
     TABLE.write_text(re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", flat, text) + "\n", encoding="utf-8")
-    print(f"{TABLE.name}: {len(table['families'])} families")
 
 
 def flat(match: re.Match[str]) -> str:
@@ -345,9 +367,13 @@ def add_older(families: dict[str, Any], made: dict[str, Any]) -> None:
         newer = families.setdefault(model_type, older)
         was, now = older.get("defaults", {}), newer.get("defaults", {})
         differ = {key: was[key] for key in was if was[key] != now.get(key) and key in now}
-        newer.pop("defaults_4x", None)
         if differ:
             newer["defaults_4x"] = differ
+        if newer is older and not newer.get("reason"):
+            newer["reason"] = "transformers 5 no longer knows it"
+    for model_type in set(families) - set(made):
+        if families[model_type].get("positions", "rotary") == "rotary":
+            families[model_type]["rope_types_4x"] = []
 
 
 if __name__ == "__main__":

@@ -23,7 +23,10 @@ FULL_TYPES = frozenset(
 SLIDING_TYPES = frozenset({"chunked_attention", "hybrid_sliding", "local", "sliding", "sliding_attention"})
 """Names of layers that see a window or a chunk only. Layers of neither set have no attention: Mamba, convolution."""
 
-_NOT_CAUSAL = (
+NOTHING_TO_EXTEND = "its full-attention layers have no position embedding, and its sliding layers keep their own"
+"""The reason for families that leave long distances to layers without positions."""
+
+_NOT_CAUSAL: tuple[str, ...] = (
     "ForMaskedLM",
     "ForMultipleChoice",
     "ForNextSentencePrediction",
@@ -52,10 +55,12 @@ class Family:
         full_types: The nested keys that the full-attention layers read.
         sliding_types: The nested keys that the sliding layers read.
         local_theta_key: The top-level key of the sliding layers' base.
+        plain_type: The rope type of an unscaled schedule; with "proportional" the exponents run over the whole head.
         rope_scaling: Whether config.json may carry `rope_scaling`: False where transformers 5 would let it overwrite
             the nested dict or reach the sliding layers.
-        rope_scaling_keys: The only keys that transformers 4.57 accepts there, where it is that strict.
-        rotary_halves: Whether the part of a head that rotates is rounded down to pairs ("proportional" rope type).
+        rope_scaling_keys: The only keys that `rope_scaling` may have for some rope types, where 4.57 is that strict.
+        required_keys: Keys that every schedule but the plain one must carry: the original length, and the factor on
+            cosine and sine where the name says mscale.
         explicit_default: Whether the class default is itself scaled, so that a plain schedule must be written out.
         shared_rotary_key: Latent attention: all heads share one rotated key.
         rotated: Which layers rotate: "all"; "sliding" (the full-attention layers have no positions); "unless_window"
@@ -83,9 +88,10 @@ class Family:
     full_types: tuple[str, ...] = ("full_attention",)
     sliding_types: tuple[str, ...] = ("sliding_attention",)
     local_theta_key: str | None = None
+    plain_type: str = "default"
     rope_scaling: bool = True
-    rotary_halves: bool = False
-    rope_scaling_keys: tuple[str, ...] = ()
+    rope_scaling_keys: Mapping[str, list[str]] = field(default_factory=dict)
+    required_keys: tuple[str, ...] = ()
     explicit_default: bool = False
     shared_rotary_key: bool = False
     rotated: str = "all"
@@ -157,6 +163,8 @@ def _switched(config: Mapping[str, Any], family: Family) -> Family:
     for key, (rotary, otherwise) in _SWITCHES.get(family.model_type, {}).items():
         if read(config, family, key) != rotary:
             return dataclasses.replace(family, positions=otherwise)
+    if family.rotated != "all" and not family.reason and not rotated_layers(config, family):
+        return dataclasses.replace(family, reason=NOTHING_TO_EXTEND)
     return family
 
 
@@ -275,7 +283,7 @@ def rotary_dim(config: Mapping[str, Any], family: Family) -> int:
         return int(read(config, family, "qk_rope_head_dim"))
     head_dim = read(config, family, "head_dim") or 0
     partial = read(config, family, "partial_rotary_factor")
-    if family.rotary_halves:
+    if family.plain_type == "proportional":
         return 2 * int(partial * head_dim // 2)
     return int(head_dim * partial)
 

@@ -1,0 +1,232 @@
+"""The committed table of families against the installed transformers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+from transformers import AutoConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+import tiny_models
+from ctxext.errors import CtxextError
+from ctxext.families import (
+    FAMILIES,
+    FULL_TYPES,
+    OTHERS,
+    SLIDING_TYPES,
+    family_of,
+    full_attention_layers,
+    layer_types,
+    read,
+    rotary_dim,
+    rotated_layers,
+    sliding_layers,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+
+NEW = int(transformers.__version__.split(".")[0]) >= 5
+ROTARY = [
+    name
+    for name, family in FAMILIES.items()
+    if family.positions == "rotary" and not family.reason and name in CONFIG_MAPPING_NAMES
+]
+# A config.json without its parts is no use to these: the class composes another text model than AutoConfig, or fails.
+COMPOSED = {"got_ocr2", "moss_transcribe_diarize", "phi4_multimodal"}
+PLAIN_KEYS = (
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "hidden_size",
+    "num_hidden_layers",
+    "head_dim",
+    "sliding_window",
+)
+
+
+def loaded(config, folder):
+    """The text model's configuration as AutoConfig computes it from such a config.json."""
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return AutoConfig.from_pretrained(folder).get_text_config(decoder=True)
+
+
+def value_of(config, key):
+    fields = config.to_dict()
+    return fields[key] if fields.get(key) is not None else None if key in fields else getattr(config, key, None)
+
+
+def schedule(config, types):
+    whole = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    nested = next((whole[name] for name in types if isinstance(whole.get(name), dict)), None)
+    return nested or ({} if any(isinstance(value, dict) for value in whole.values()) else whole)
+
+
+def assert_reads_like(config, expected):
+    """Every value that `read` gives is what AutoConfig computes, save the defaults that 4.57 is known to have else."""
+    family = family_of(config)
+    for key in PLAIN_KEYS:
+        want = value_of(expected, key)
+        if want is None and key in ("head_dim", "num_key_value_heads"):
+            continue
+        if key == "head_dim" and (family.shared_rotary_key or "global_head_dim" in family.defaults):
+            continue
+        if key == "sliding_window" and getattr(expected, "use_sliding_window", True) is False:
+            want = None
+        assert read(config, family, key) == want, key
+
+    full = schedule(expected, family.full_types)
+    theta = full.get("rope_theta") or value_of(expected, family.theta_key) or value_of(expected, "rope_theta")
+    if isinstance(theta, int | float) and (NEW or family.defaults_4x.get("rope_theta") != theta):
+        assert read(config, family, "rope_theta") == theta
+    if NEW and family.nested_rope:
+        local = schedule(expected, family.sliding_types).get("rope_theta")
+        assert local is None or read(config, family, "local_rope_theta") == local
+    if family.partial_key != "rotary_dim":
+        partial = full.get("partial_rotary_factor") or value_of(expected, family.partial_key) or 1.0
+        assert read(config, family, "partial_rotary_factor") == pytest.approx(partial)
+
+    types = getattr(expected, "layer_types", None) or getattr(expected, "layers_block_type", None)
+    if types:
+        full_layers = [index for index, name in enumerate(types) if name in FULL_TYPES]
+        sliding = [index for index, name in enumerate(types) if name in SLIDING_TYPES]
+        assert full_attention_layers(config, family) == full_layers
+        assert sliding_layers(config, family) == sliding
+
+
+@pytest.mark.parametrize("model_type", [name for name in ROTARY if name not in COMPOSED])
+def test_defaults_are_those_of_the_class(model_type, tmp_path):
+    config = {"model_type": model_type}
+    assert_reads_like(config, loaded(config, tmp_path))
+
+
+@pytest.mark.parametrize("model_type", [name for name in tiny_models.FAMILIES if name in ROTARY])
+def test_reads_what_a_checkpoint_says(model_type, tmp_path):
+    tiny_models.tiny_config(model_type).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert_reads_like(config, loaded(config, tmp_path))
+
+
+@pytest.mark.parametrize("model_type", [name for name in tiny_models.FAMILIES if name in ROTARY])
+def test_rope_types_are_those_that_take_effect(model_type):
+    import measure_rope_types
+
+    found = [rope_type for rope_type, words in measure_rope_types.measure(model_type).items() if words == "ok"]
+    family = FAMILIES[model_type]
+    claimed = family.rope_types if NEW or family.rope_types_4x is None else family.rope_types_4x
+    if model_type in tiny_models.NO_ROTATED_LAYERS:
+        assert not found
+    else:
+        assert sorted(found) == sorted(claimed)
+
+
+def test_every_causal_family_of_the_installed_version_is_in_the_table():
+    known = {name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name in CONFIG_MAPPING_NAMES}
+    assert known <= set(FAMILIES)
+    assert set(CONFIG_MAPPING_NAMES) - set(FAMILIES) <= set(OTHERS) or not NEW
+
+
+def test_the_table_needs_neither_torch_nor_transformers():
+    code = "import sys, ctxext.families; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "no model_type"),
+        ({"model_type": "lama"}, '"lama" is not known'),
+        ({"model_type": "t5"}, '"t5" is not a causal language model but a sequence-to-sequence model'),
+        ({"model_type": "llama", "architectures": ["LlamaForTokenClassification"]}, "LlamaForTokenClassification"),
+    ],
+)
+def test_what_is_no_family_is_refused(config, message):
+    with pytest.raises(CtxextError) as caught:
+        family_of(config)
+    assert message in caught.value.message
+
+
+def test_a_near_miss_is_suggested():
+    with pytest.raises(CtxextError) as caught:
+        family_of({"model_type": "lama"})
+    assert '"llama"' in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        ({"model_type": "gpt2"}, "learned"),
+        ({"model_type": "bloom"}, "alibi"),
+        ({"model_type": "xglm"}, "sinusoidal"),
+        ({"model_type": "xlnet"}, "relative"),
+        ({"model_type": "mamba"}, "none"),
+        ({"model_type": "falcon"}, "rotary"),
+        ({"model_type": "falcon", "alibi": True}, "alibi"),
+        ({"model_type": "granitemoehybrid"}, "none"),
+        ({"model_type": "granitemoehybrid", "position_embedding_type": "rope"}, "rotary"),
+        ({"model_type": "zamba2", "use_mem_rope": True}, "rotary"),
+        ({"model_type": "zamba2"}, "none"),
+    ],
+)
+def test_positions_follow_the_config(config, positions):
+    assert family_of(config).positions == positions
+
+
+EXAONE = {"model_type": "exaone4", "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
+QWEN = {"model_type": "qwen2", "num_hidden_layers": 3, "sliding_window": 8, "max_window_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("config", "rotated"),
+    [
+        ({"model_type": "llama", "num_hidden_layers": 2}, [0, 1]),
+        ({"model_type": "gemma3_text", "num_hidden_layers": 12}, [5, 11]),
+        ({"model_type": "gemma3_text", "num_hidden_layers": 4, "sliding_window_pattern": 2}, [1, 3]),
+        ({"model_type": "smollm3", "num_hidden_layers": 5}, [0, 1, 2, 4]),
+        ({"model_type": "llama4_text", "num_hidden_layers": 4}, []),
+        ({"model_type": "exaone4", "num_hidden_layers": 4}, []),
+        ({**EXAONE, "sliding_window": 8}, []),
+        ({**EXAONE, "sliding_window": None}, [0, 1]),
+        ({**QWEN, "use_sliding_window": True}, [0]),
+        ({**QWEN, "use_sliding_window": False}, [0, 1, 2]),
+    ],
+)
+def test_layers_that_a_longer_schedule_is_for(config, rotated):
+    assert rotated_layers(config, family_of(config)) == rotated
+
+
+def test_a_family_with_nothing_to_extend_says_so():
+    assert "no position embedding" in family_of({"model_type": "exaone4"}).reason
+    assert "no position embedding" in family_of({"model_type": "cohere2"}).reason
+
+
+def test_nested_text_models_are_read_by_their_own_family():
+    config = {
+        "model_type": "got_ocr2",
+        "text_config": {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4},
+    }
+    family = family_of(config)
+    assert (family.model_type, family.text_config) == ("got_ocr2", "text_config")
+    assert rotary_dim(config, family) == 16
+    assert len(layer_types(config, family)) == 32
+
+
+@pytest.mark.parametrize(
+    ("config", "theta"),
+    [
+        ({"rope_theta": 5e5}, 5e5),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 5e5),
+        ({"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 5e5),
+        ({"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}}, 1e6),
+        ({}, 1e4),
+    ],
+)
+def test_theta_in_either_dialect(config, theta, tmp_path):
+    config = {"model_type": "llama", **config}
+    assert read(config, family_of(config), "rope_theta") == theta
+    if NEW:
+        assert loaded(config, tmp_path).rope_parameters["rope_theta"] == theta

@@ -1,0 +1,243 @@
+"""Try every rope type on a tiny model of every rotary family, and note in families.json which of them take effect.
+
+Run it with each supported major version of transformers, the newest first, after tools/make_families.py:
+
+    PYTHONPATH=src:tests python tools/measure_rope_types.py [--write] [FAMILY ...]
+
+A rope type counts where the angles that the loaded model turns by, in its full-attention layers, are those of the
+formula, and its sliding layers turn as before wherever the family keeps them apart.
+"""
+
+import copy
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from make_families import ALL_TYPES, TABLE, save
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+import tiny_models
+from ctxext.families import Family, family_of, read, rotary_dim
+
+NEW = int(transformers.__version__.split(".")[0]) >= 5
+TRAINED, FACTOR, LENGTH = tiny_models.MAX_POSITIONS, 4.0, 200
+KEPT = ("partial_rotary_factor", "mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
+Angles = dict[str, tuple[torch.Tensor, float]]
+
+
+def parameters(rope_type: str, pairs: int, family: Family) -> dict[str, Any]:
+    """The rope dict of a type, without theta."""
+    if rope_type == "default":
+        return {"rope_type": family.plain_type}
+    found: dict[str, Any] = {"rope_type": rope_type}
+    if rope_type == "longrope":
+        found["short_factor"] = [1.0] * pairs
+        found["long_factor"] = [1.5 + 0.5 * index for index in range(pairs)]
+    found["factor"] = FACTOR
+    if rope_type in ("yarn", "llama3", "longrope"):
+        found["original_max_position_embeddings"] = TRAINED
+    if rope_type == "llama3":
+        found.update(low_freq_factor=1.0, high_freq_factor=4.0)
+    return found
+
+
+def expected(rope_type: str, theta: float, pairs: int, span: int) -> tuple[torch.Tensor, float]:
+    """The angles of position 1 and the factor on cosine and sine, from the papers.
+
+    Args:
+        rope_type: The schedule; "default" stands for the base that NTK-aware scaling takes.
+        theta: The base before.
+        pairs: How many angles there are.
+        span: The dimension in the exponent: twice the pairs, save for partial rotation over a whole head.
+    """
+    steps = torch.arange(0, 2 * pairs, 2, dtype=torch.float64)
+    base = theta ** (-steps / span)
+    if rope_type == "default":
+        return (theta * FACTOR ** (span / (span - 2))) ** (-steps / span), 1.0
+    if rope_type in ("linear", "proportional"):
+        return base / FACTOR, 1.0
+    if rope_type == "dynamic":
+        grown = theta * (FACTOR * LENGTH / TRAINED - (FACTOR - 1)) ** (span / (span - 2))
+        return grown ** (-steps / span), 1.0
+    if rope_type == "longrope":
+        lists = torch.tensor([1.5 + 0.5 * index for index in range(pairs)], dtype=torch.float64)
+        return base / lists, math.sqrt(1 + math.log(FACTOR) / math.log(TRAINED))
+    turns = TRAINED * base / (2 * math.pi)
+    if rope_type == "llama3":
+        kept = ((turns - 1) / (4 - 1)).clamp(0, 1)
+        return kept * base + (1 - kept) * base / FACTOR, 1.0
+    low, high = (span * math.log(TRAINED / (beta * 2 * math.pi)) / (2 * math.log(theta)) for beta in (32, 1))
+    low, high = max(math.floor(low), 0), min(math.ceil(high), span - 1)
+    ramp = ((torch.arange(pairs, dtype=torch.float64) - low) / max(high - low, 0.001)).clamp(0, 1)
+    return base * (1 - ramp) + base / FACTOR * ramp, 0.1 * math.log(FACTOR) + 1
+
+
+def written(config: dict[str, Any], family: Family, rope_type: str) -> dict[str, Any]:
+    """config.json with a schedule, in both dialects, by the rules that the family's data gives."""
+    edited = copy.deepcopy(config)
+    text: dict[str, Any] = edited.get(family.text_config or "", edited)
+    old = dict(text.get("rope_parameters") or {})
+    theta, span, pairs = shape(config, family)
+    if rope_type == "default":
+        theta *= FACTOR ** (span / (span - 2))
+    elif rope_type != "dynamic":
+        text[family.length_key] = int(TRAINED * FACTOR)
+    plain = parameters(rope_type, pairs, family)
+    if family.nested_rope:
+        inner = old.get(family.full_types[0]) or {}
+        plain = {**{key: inner[key] for key in KEPT if key in inner}, **plain}
+        local = read(config, family, "local_rope_theta")
+        nested = {name: value for name, value in old.items() if isinstance(value, Mapping)}
+        for name in family.sliding_types if local else ():
+            nested.setdefault(name, {"rope_type": "default", "rope_theta": local})
+        text["rope_parameters"] = {**nested, **{name: {**plain, "rope_theta": theta} for name in family.full_types}}
+    else:
+        plain = {**{key: old[key] for key in KEPT if key in old}, **plain}
+        for key in family.required_keys:
+            plain.setdefault(key, TRAINED if key.startswith("original") else expected(rope_type, theta, pairs, span)[1])
+        text["rope_parameters"] = {**plain, "rope_theta": theta}
+    text.pop("rope_scaling", None)
+    if family.rope_scaling and (rope_type != "default" or family.explicit_default):
+        text["rope_scaling"] = strict(family, plain)
+    if family.theta_key == "layer_rope_theta":
+        thetas = text.get(family.theta_key)
+        if thetas and rope_type == "default":
+            text[family.theta_key] = [
+                theta if kind == "full_attention" else now
+                for now, kind in zip(thetas, text["layer_types"], strict=True)
+            ]
+    elif family.rope_scaling or family.local_theta_key:
+        text[family.theta_key] = theta
+    if rope_type == "longrope":
+        text["original_max_position_embeddings"] = TRAINED
+    return edited
+
+
+def strict(family: Family, plain: dict[str, Any]) -> dict[str, Any]:
+    """The rope dict with no key that 4.57 refuses."""
+    keys = family.rope_scaling_keys.get(plain["rope_type"])
+    whole = {**plain, "type": plain["rope_type"]}
+    return {key: whole[key] for key in keys} if keys else dict(plain)
+
+
+def shape(config: Mapping[str, Any], family: Family) -> tuple[float, int, int]:
+    """The base, the dimension in the exponent, and the number of angles."""
+    dim = rotary_dim(config, family)
+    span = read(config, family, "head_dim") if family.plain_type != "default" else dim
+    return float(read(config, family, "rope_theta")), span, (dim + 1) // 2
+
+
+def angles(model: PreTrainedModel) -> Angles:
+    """What each rotary module turns position 1 by, and its factor on cosine and sine, seen in a real forward pass."""
+    seen: Angles = {}
+
+    def watch(name: str) -> Any:
+        def hook(module: torch.nn.Module, given: Any, named: Any, out: Any) -> None:
+            words = [name, *(item for item in (*given, *named.values()) if isinstance(item, str))]
+            turn = (
+                torch.complex(*(part.double() for part in out)) if isinstance(out, tuple) else out.to(torch.complex128)
+            )
+            row = turn.reshape(-1, *turn.shape[-2:])[0] if turn.shape[-2] == LENGTH else turn.flatten(2)[0]
+            seen[".".join(words)] = (row[1].angle().unique(), float(row[1].abs().max()))
+
+        return hook
+
+    hooks = [
+        module.register_forward_hook(watch(name), with_kwargs=True)
+        for name, module in model.named_modules()
+        if "otary" in type(module).__name__ and "ision" not in type(module).__name__
+    ]
+    with torch.no_grad():
+        model(input_ids=torch.arange(LENGTH)[None] % 90 + 5, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def load(config: dict[str, Any]) -> PreTrainedModel:
+    """A model with random weights of a config.json, read from disk as a checkpoint's is."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
+        found = AutoConfig.from_pretrained(folder)
+    kind = AutoModelForCausalLM._model_mapping[type(found)]
+    if kind.config_class is not type(found):
+        found = found.get_text_config(decoder=True)
+    torch.manual_seed(0)
+    return kind._from_config(found, dtype=torch.float32).eval()
+
+
+def verdict(config: dict[str, Any], family: Family, rope_type: str, before: Angles) -> str:
+    """What a rope type does in the loaded model: "ok", or what goes wrong."""
+    theta, span, pairs = shape(config, family)
+    try:
+        after = angles(load(written(config, family, rope_type)))
+    except Exception as error:  # Whatever transformers raises is the finding.
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    want, scaling = expected(rope_type, theta, pairs, span)
+    want = (
+        torch.cat([want, torch.zeros(1, dtype=torch.float64)])
+        if family.plain_type != "default" and span > 2 * pairs
+        else want
+    )
+    for name, (turned, factor) in after.items():
+        local = any(word in name for word in ("local", *family.sliding_types))
+        was, was_factor = before.get(name, (want, scaling))
+        if local or (family.theta_key == "layer_rope_theta" and rope_type == "default" and close(turned, was)):
+            if not (close(turned, was) and math.isclose(factor, was_factor, rel_tol=1e-5)):
+                return "changes the sliding layers too"
+        elif not close(turned, want.unique()):
+            return "has no effect" if close(turned, was) else "other angles than the formula's"
+        elif not math.isclose(factor, scaling, rel_tol=1e-5):
+            return f"attention factor {factor:.4f}, not {scaling:.4f}"
+    return "ok"
+
+
+def close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two sets of angles are the same in float32."""
+    return one.shape == other.shape and torch.allclose(one, other.to(one.dtype), rtol=2e-5, atol=1e-9)
+
+
+def measure(model_type: str) -> dict[str, str]:
+    """The verdict on each rope type for one family."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = tiny_models.tiny_config(model_type)
+        config.save_pretrained(folder)
+        content = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
+    family = family_of(content)
+    if family.reason or family.positions != "rotary":
+        return {}
+    types = [*ALL_TYPES, *(["proportional"] if family.plain_type != "default" else [])]
+    before = angles(load(content))
+    return {rope_type: verdict(content, family, rope_type, before) for rope_type in types}
+
+
+def note(family: dict[str, Any], able: list[str], found: Mapping[str, str]) -> None:
+    """Enter what a family can do under this version of transformers."""
+    key = "rope_types" if NEW else "rope_types_4x"
+    family.pop(key, None)
+    if found and able != (ALL_TYPES if NEW else family.get("rope_types", ALL_TYPES)):
+        family[key] = able
+
+
+def main() -> None:
+    """Print what went wrong, and with --write note what went right."""
+    transformers.logging.set_verbosity_error()
+    names = [name for name in sys.argv[1:] if not name.startswith("-")] or tiny_models.FAMILIES
+    table = json.loads(TABLE.read_text(encoding="utf-8"))
+    for name in names:
+        found = measure(name)
+        wrong = {rope_type: words for rope_type, words in found.items() if words != "ok"}
+        print(name, json.dumps(wrong) if wrong else "ok", flush=True)
+        note(table["families"][name], [rope_type for rope_type, words in found.items() if words == "ok"], found)
+    if "--write" in sys.argv:
+        save(table)
+
+
+if __name__ == "__main__":
+    main()
