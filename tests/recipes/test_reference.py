@@ -22,8 +22,8 @@ from ctxext.recipes import (
     Recipe,
     Yarn,
 )
-from ctxext.recipes.frequencies import attention_scaling, inverse_frequencies
-from ctxext.recipes.rotary import read_rotary
+from ctxext.recipes.frequencies import inverse_frequencies
+from ctxext.recipes.rotary import attention_scaling, read_rotary
 
 FACTORS = (2.0, 4.0, 8.0, 32.0)
 MODELS = tuple(itertools.product((64, 128), (1e4, 5e5), (2048, 8192, 131072)))

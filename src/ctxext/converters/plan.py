@@ -12,7 +12,7 @@ from ctxext.checkpoint import Checkpoint
 from ctxext.converters.card import render_card
 from ctxext.converters.engines import Serving, serving_of
 from ctxext.errors import CtxextError
-from ctxext.families import Family, family_of, text_config
+from ctxext.families import Family, family_of, sliding_layers, text_config
 from ctxext.recipes.mspoe_layout import CODE_FILE, STUB_FILE
 from ctxext.recipes.recipe import Recipe, describe_step, plain_config
 from ctxext.recipes.rotary import Config, Rotary, provenance, read_rotary
@@ -92,7 +92,7 @@ def make_plan(source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = Fal
     gone = {*texts, *_REPLACED, *(CODE_FILES if before.has_code else ())}
     kept = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
     serving = serving_of(recipe, family, rotary)
-    cautions = _cautions(source, recipe)
+    cautions = _cautions(source, recipe, family)
     texts["README.md"] = render_card(source, recipe, rotary, serving, cautions)
     return Plan(
         source=source,
@@ -193,8 +193,12 @@ def _with_number(path: Path, content: dict[str, Any], key: str, value: int) -> s
     return text if count == 1 else as_json({**content, key: value})
 
 
-def _cautions(source: Checkpoint, recipe: Recipe) -> tuple[str, ...]:
+def _cautions(source: Checkpoint, recipe: Recipe, family: Family) -> tuple[str, ...]:
     cautions = [f"{step.name}: {step.caution}" for step in recipe.steps if step.caution]
+    if family.sliding_follows and sliding_layers(source.config, family) and any(step.scales for step in recipe.steps):
+        cautions.append("its sliding-window layers read the same schedule as the others, so they change too.")
+    if family.note:
+        cautions.append(f"{family.model_type}: {family.note}.")
     if recipe.needs_code:
         cautions.append("the result needs trust_remote_code=True; loading it without fails on purpose.")
     stale = [path.as_posix() for path in source.weight_files if path.suffix in (".gguf", ".onnx")]

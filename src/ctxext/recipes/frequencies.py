@@ -1,4 +1,4 @@
-"""Inverse frequencies and attention scaling of a rotary encoding, in plain Python: what a loaded model must use."""
+"""Inverse frequencies of a rotary encoding, in plain Python: what a loaded model must use."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -21,20 +21,8 @@ def inverse_frequencies(rotary: Rotary, length: int | None = None) -> list[float
     rule = _RULES.get(rotary.rope_type)
     if rule is None:
         raise CtxextError(f'The inverse frequencies of rope type "{rotary.rope_type}" are not known.')
-    plain = [rotary.theta ** (-2 * i / rotary.dim) for i in range(rotary.dim // 2)]
+    plain = [rotary.theta ** (-2 * i / rotary.span) for i in range(rotary.dim // 2)]
     return rule(rotary, rotary.parameters, plain, length or rotary.trained_length)
-
-
-def attention_scaling(rotary: Rotary) -> float:
-    """The factor on cos and sin. YaRN: 0.1 · ln(s) + 1; LongRoPE: sqrt(1 + ln(s) / ln(L)); otherwise 1."""
-    given, factor = rotary.parameters.get("attention_factor"), rotary.parameters.get("factor")
-    if given is not None:
-        return float(given)
-    if rotary.rope_type == "yarn" and factor and factor > 1:
-        return 0.1 * math.log(factor) + 1
-    if rotary.rope_type == "longrope" and factor and factor > 1:
-        return math.sqrt(1 + math.log(factor) / math.log(rotary.trained_length))
-    return 1.0
 
 
 _Rule = Callable[[Rotary, Mapping[str, Any], list[float], int], list[float]]

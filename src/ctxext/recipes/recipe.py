@@ -17,7 +17,7 @@ from ctxext.recipes.length import parse_length
 from ctxext.recipes.methods import method_named
 from ctxext.recipes.mspoe import without_code
 from ctxext.recipes.param import value_type
-from ctxext.recipes.rotary import Config, Rotary, provenance, read_rotary, write_rotary
+from ctxext.recipes.rotary import Config, provenance, read_rotary, write_rotary
 
 _FILE_KEYS = ("description", "source", "steps")
 
@@ -112,7 +112,9 @@ def plain_config(config: Config, family: Family) -> Config:
     rotary = read_rotary(config, family)
     config = without_code(config)
     theta = provenance(config).get("source_theta") or rotary.theta
-    plain = Rotary(theta, rotary.dim, rotary.trained_length, rotary.trained_length, {"rope_type": "default"})
+    plain = dataclasses.replace(
+        rotary, theta=theta, context_length=rotary.trained_length, parameters={"rope_type": "default"}
+    )
     return {key: value for key, value in write_rotary(config, family, plain).items() if key != "ctxext"}
 
 

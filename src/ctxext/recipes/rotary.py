@@ -5,12 +5,13 @@ only one of them is misread by the other version in silence (METHODS.md, trap 1)
 """
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.families import Family, read, rotary_dim, text_config
+from ctxext.families import Family, read, rotary_dim, rotated_layers, text_config
 
 Config = dict[str, Any]
 
@@ -21,6 +22,7 @@ CODE_KEY = "ctxext_mspoe"
 """The block of config.json that such code reads; its `rope` holds the schedule that the latch hides."""
 
 _LENGTH_KEYS_4X = ("longrope",)
+_KEPT = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
 _DTYPES = ("dtype", "torch_dtype")
 
 
@@ -30,7 +32,8 @@ class Rotary:
 
     Attributes:
         theta: The base b of the inverse frequencies b^(-2i/d).
-        dim: How many dimensions of a head are rotated (d).
+        dim: How many dimensions of a head are rotated.
+        span: The d of the exponent: `dim`, but the whole head where a part of it rotates at the whole head's pace.
         trained_length: The context the model was trained on, in tokens.
         context_length: The context it claims now, in tokens.
         parameters: The schedule as transformers writes it, `rope_type` and numbers, without theta.
@@ -39,6 +42,7 @@ class Rotary:
 
     theta: float
     dim: int
+    span: int
     trained_length: int
     context_length: int
     parameters: Mapping[str, Any]
@@ -52,7 +56,7 @@ class Rotary:
     @property
     def is_extended(self) -> bool:
         """Whether some schedule already stretches the trained length."""
-        scaled = self.rope_type not in ("default", "proportional") or self.context_length > self.trained_length
+        scaled = self.rope_type != "default" or self.context_length > self.trained_length
         return scaled or self.has_code
 
 
@@ -71,6 +75,8 @@ def read_rotary(config: Config, family: Family) -> Rotary:
         theta = read(config, family, "rope_theta")
     parameters["rope_type"] = parameters.get("rope_type") or parameters.pop("type", None) or "default"
     parameters.pop("type", None)
+    if parameters["rope_type"] == family.plain_type and parameters.get("factor") in (None, 1, 1.0):
+        parameters["rope_type"] = "default"
     context_length = read(config, family, "max_position_embeddings")
     if not isinstance(context_length, int | float) or context_length <= 0:
         raise CtxextError(
@@ -80,11 +86,24 @@ def read_rotary(config: Config, family: Family) -> Rotary:
     return Rotary(
         theta=float(theta),
         dim=rotary_dim(config, family),
+        span=rotary_dim(config, family) if family.plain_type == "default" else read(config, family, "head_dim"),
         trained_length=_trained_length(config, text, parameters, int(context_length)),
         context_length=int(context_length),
         parameters=parameters,
         has_code=CODE_KEY in text,
     )
+
+
+def attention_scaling(rotary: Rotary) -> float:
+    """The factor on cos and sin. YaRN: 0.1 · ln(s) + 1; LongRoPE: sqrt(1 + ln(s) / ln(L)); otherwise 1."""
+    given, factor = rotary.parameters.get("attention_factor"), rotary.parameters.get("factor")
+    if given is not None:
+        return float(given)
+    if rotary.rope_type == "yarn" and factor and factor > 1:
+        return 0.1 * math.log(factor) + 1
+    if rotary.rope_type == "longrope" and factor and factor > 1:
+        return math.sqrt(1 + math.log(factor) / math.log(rotary.trained_length))
+    return 1.0
 
 
 def provenance(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,22 +150,38 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     edited = copy.deepcopy(config)
     # The nested part is a dict of the copy, so that writing into it writes into `edited`.
     text: Config = edited[family.text_config] if text_config(edited, family) is not edited else edited  # type: ignore[index]
-    parameters = {"rope_theta": rotary.theta, **rotary.parameters}
+    parameters = {"rope_theta": rotary.theta, **_schedule(config, family, rotary)}
     partial = read(config, family, "partial_rotary_factor")
     if partial not in (None, 1.0):
         parameters["partial_rotary_factor"] = partial
         text.setdefault(family.partial_key or "partial_rotary_factor", partial)
     text[family.length_key] = rotary.context_length
-    text[family.theta_key] = rotary.theta
+    if family.rope_scaling or family.local_theta_key:
+        text[family.theta_key] = rotary.theta
+    thetas = text.get(family.layer_theta_key or "")
+    for index in rotated_layers(config, family) if thetas else ():
+        thetas[index] = rotary.theta
     text["rope_parameters"] = _nested(config, family, parameters) if family.nested_rope else parameters
     text.pop("rope_scaling", None)
     if family.rope_scaling and (rotary.rope_type != "default" or family.explicit_default):
-        text["rope_scaling"] = _rope_scaling(family, rotary.parameters)
+        text["rope_scaling"] = _rope_scaling(family, _schedule(config, family, rotary))
     text.pop("original_max_position_embeddings", None)
     if rotary.rope_type in _LENGTH_KEYS_4X:
         text["original_max_position_embeddings"] = rotary.trained_length
     _write_explicit(config, edited, text, family)
     return edited
+
+
+def _schedule(config: Config, family: Family, rotary: Rotary) -> dict[str, Any]:
+    """The numbers of the schedule with what the family's own code wants beside them."""
+    old = _full_attention_parameters(text_config(config, family), family)
+    schedule = {**{key: old[key] for key in _KEPT if key in old}, **rotary.parameters}
+    if rotary.rope_type == "default":
+        return {**schedule, "rope_type": family.plain_type}
+    for key in family.required_keys:
+        needed = rotary.trained_length if key.startswith("original") else attention_scaling(rotary)
+        schedule.setdefault(key, needed)
+    return schedule
 
 
 def _rope_scaling(family: Family, parameters: Mapping[str, Any]) -> dict[str, Any]:
