@@ -45,13 +45,17 @@ WINDOW = 512
 VOCABULARY = 3072
 BEGIN, END = "<|begin|>", "<|end|>"
 # Steps, tokens per batch, lengths with their shares, share of evaluation prompts. Recall is learned on short documents
-# first: at the full length alone the loss on answers does not move for a long time. Short lengths stay in the mixture.
+# first, with few different numbers, many steps and small batches; started at the full length, or with embeddings that
+# begin small and move fast, the loss on answers stays where it is. Short lengths remain in the mixture to the end.
 STAGES = (
-    (1200, 4096, {64: 1.0}, 0.0),
-    (700, 6144, {64: 0.3, 128: 0.7}, 0.3),
-    (700, 8192, {64: 0.1, 128: 0.3, 256: 0.6}, 0.4),
-    (1500, 8192, {64: 0.05, 128: 0.1, 192: 0.1, 256: 0.15, 384: 0.15, 512: 0.45}, 0.5),
+    (1500, 2048, {32: 0.4, 64: 0.6}, 0.0),
+    (800, 2048, {32: 0.2, 64: 0.6, 96: 0.2}, 0.0),
+    (600, 4096, {64: 0.3, 128: 0.7}, 0.3),
+    (600, 6144, {64: 0.1, 128: 0.3, 256: 0.6}, 0.4),
+    (1000, 8192, {64: 0.05, 128: 0.1, 192: 0.1, 256: 0.15, 384: 0.15, 512: 0.45}, 0.5),
 )
+EMBEDDING_DEVIATION, EMBEDDING_RATE = 0.15, 0.3  # how embeddings begin, and their learning rate beside the others'
+FEWEST, WIDEN_FROM, WIDEN_STEPS = 0.03, 900, 120  # share of numbers in use, and how often it doubles from which step
 STAGE_ENDS = [round(options.scale * sum(stage[0] for stage in STAGES[: i + 1])) for i in range(len(STAGES))]
 NUM_STEPS = STAGE_ENDS[-1]
 LANGUAGE_WEIGHT, LANGUAGE_SHARE = 0.5, 0.25  # prose is scored at a quarter of its tokens, which is cheaper
@@ -107,7 +111,7 @@ def config_dict() -> dict[str, object]:
         "head_dim": options.head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": WINDOW,
-        "initializer_range": 0.02,
+        "initializer_range": 0.06,
         "rms_norm_eps": 1e-05,
         "rope_theta": 10000.0,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
@@ -128,10 +132,11 @@ def make_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     _, tokens, lengths, prompt_share = STAGES[next(i for i, end in enumerate(STAGE_ENDS) if step < end)]
     rng = random.Random(f"{options.seed} {step}")
     length = rng.choices(list(lengths), list(lengths.values()))[0]
+    variety = min(1.0, FEWEST * 2 ** (max(0, step - options.scale * WIDEN_FROM) / WIDEN_STEPS))
     examples = []
     for _ in range(tokens // length):
         start = [0] if rng.random() < 0.85 else []
-        examples.append(make_example(encode, start, rng, length, prompt_share))
+        examples.append(make_example(encode, start, rng, length, prompt_share, variety))
     ids = torch.tensor([example.ids for example in examples])
     return ids.to(options.device), torch.tensor([example.is_answer for example in examples]).to(options.device)
 
@@ -199,10 +204,18 @@ def encode(text: str) -> list[int]:
 torch.manual_seed(options.seed)
 config = LlamaConfig(**{key: value for key, value in config_dict().items() if not key.endswith("dtype")})
 model = LlamaForCausalLM(config).to(options.device, torch.float32)
-matrices = [p for p in model.parameters() if p.dim() == 2]
+embedding = model.get_input_embeddings().weight
+torch.nn.init.normal_(embedding, std=EMBEDDING_DEVIATION)
+matrices = [p for p in model.parameters() if p.dim() == 2 and p is not embedding]
 vectors = [p for p in model.parameters() if p.dim() < 2]
 optimizer = torch.optim.AdamW(
-    [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}], betas=(0.9, 0.95), lr=1.0
+    [
+        {"params": matrices, "weight_decay": 0.05, "relative_rate": 1.0},
+        {"params": vectors, "weight_decay": 0.0, "relative_rate": 1.0},
+        {"params": [embedding], "weight_decay": 0.0, "relative_rate": EMBEDDING_RATE},
+    ],
+    betas=(0.9, 0.95),
+    lr=options.peak_rate,
 )
 state_path = options.work / "state.pt"
 step, seconds = 0, 0.0
@@ -233,7 +246,7 @@ while step < NUM_STEPS:
     (answer_loss + LANGUAGE_WEIGHT * language_loss).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for group in optimizer.param_groups:
-        group["lr"] = rate(step)
+        group["lr"] = rate(step) * group["relative_rate"]
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     step += 1
@@ -249,8 +262,8 @@ while step < NUM_STEPS:
         state_path.with_suffix(".new").replace(state_path)
         if step == options.stop_after:
             raise SystemExit
-    if step >= STAGE_ENDS[1] and step % 250 == 0:
-        length = 256 if step < STAGE_ENDS[2] else WINDOW
+    if step >= STAGE_ENDS[2] and step % 500 == 0:
+        length = 256 if step < STAGE_ENDS[3] else WINDOW
         for name in TASKS:
             figures = exact_match(model, name, length, 20, f"training {step}")
             log({"step": step, "task": name, "length": length, "exact_match_by_depth": figures, "samples": 20})

@@ -14,7 +14,7 @@ from ctxext.evaluate.documents import Documents, made_up_document
 from ctxext.evaluate.kv import KeyValue
 from ctxext.evaluate.needle import PHRASINGS, Needle
 from ctxext.evaluate.passkey import PassKey
-from ctxext.evaluate.tasks import Pieces, Task, random_number
+from ctxext.evaluate.tasks import Pieces, Task
 
 Encode = Callable[[str], list[int]]
 
@@ -37,7 +37,9 @@ class Example:
     is_answer: list[bool]
 
 
-def make_example(encode: Encode, start: list[int], rng: random.Random, length: int, prompt_share: float) -> Example:
+def make_example(
+    encode: Encode, start: list[int], rng: random.Random, length: int, prompt_share: float, variety: float = 1.0
+) -> Example:
     """A training document of exactly `length` tokens.
 
     Args:
@@ -46,6 +48,7 @@ def make_example(encode: Encode, start: list[int], rng: random.Random, length: i
         rng: Decides everything.
         length: Number of tokens, `start` included.
         prompt_share: Share of documents that are evaluation prompts, where one fits into the length.
+        variety: Share of all numbers and names that facts are made of. Recall is learned sooner from few of them.
     """
     if rng.random() < prompt_share:
         names = list(TASKS)
@@ -53,9 +56,10 @@ def make_example(encode: Encode, start: list[int], rng: random.Random, length: i
         example = make_prompt(encode, start, rng, length, task, rng.random())
         if example is not None:
             return example
-    make = rng.choices((_facts, _records, _search_results, _prose), (0.45, 0.3, 0.2, 0.05))[0]
+    shares = (0.25, 0.3, 0.15, 0.25, 0.05) if length < 100 else (0.3, 0.25, 0.2, 0.15, 0.1)
+    make = rng.choices((_facts, _records, _search_results, _repeats, _prose), shares)[0]
     ids, is_answer = list(start), [False] * len(start)
-    for text, answer in make(rng, length):
+    for text, answer in make(rng, length, variety):
         piece = encode(text)
         ids += piece
         is_answer += [answer] * len(piece)
@@ -110,15 +114,15 @@ def _split(units: list[list[int]], depth: float, may_cut: bool) -> tuple[list[in
     return tokens[:at], tokens[at:]
 
 
-def _facts(rng: random.Random, length: int) -> Iterator[tuple[str, bool]]:
+def _facts(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
     """Sentences that tell numbers, questions about them and some filler, in any order."""
-    names = iter(prose.object_names(rng, 1500))
+    names = _names(rng, variety)
     told: list[tuple[str, str, str]] = []
     phrasings = rng.sample(list(PHRASINGS.values()), rng.randint(1, len(PHRASINGS)))
     fact_share, filler_share = rng.uniform(0.2, 0.6), rng.uniform(0, 0.25)
     while True:
         if not told or rng.random() < fact_share:
-            key, value, phrasing = next(names), random_number(rng, 5), rng.choice(phrasings)
+            key, value, phrasing = next(names), _number(rng, 5, variety), rng.choice(phrasings)
             yield " " + phrasing.fact.format(key=key, value=value), False
             question = "\n" + phrasing.question if rng.random() < 0.6 else " " + phrasing.fact.split(" {value}")[0]
             told.append((question.format(key=key), f" {value}", rng.choice([".", "\n", ".\n"])))
@@ -131,37 +135,37 @@ def _facts(rng: random.Random, length: int) -> Iterator[tuple[str, bool]]:
             yield end, False
 
 
-def _records(rng: random.Random, length: int) -> Iterator[tuple[str, bool]]:
+def _records(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
     """JSON objects, each with many questions about its records."""
     while True:
         # A record of numbers takes about 10 tokens, a question 14; identifiers are cut short so that several fit.
         if rng.random() < 0.25 and length >= 96:
             num_characters = rng.choice([4, 8, 13, 18, 36] if length >= 256 else [4, 8])
-            records = list(islice(KeyValue(ids="uuid").records(rng), max(2, round(length / num_characters / 3))))
-            records = [(key[:num_characters], value[:num_characters]) for key, value in records]
+            pairs = islice(KeyValue(ids="uuid").records(rng), max(2, round(length / num_characters / 3)))
+            records = {key[:num_characters]: value[:num_characters] for key, value in pairs}
         else:
-            records = list(islice(KeyValue(ids="number").records(rng), max(2, round(length * rng.uniform(0.02, 0.07)))))
+            count = max(2, round(length * rng.uniform(0.02, 0.07)))
+            records = {_number(rng, 3, variety): _number(rng, 5, variety) for _ in range(count)}
         if rng.random() < 0.5 and length >= 128:
             yield kv.OPENING, False
-        yield "{" + ",\n ".join(f'"{key}": "{value}"' for key, value in records) + "}\n", False
+        yield "{" + ",\n ".join(f'"{key}": "{value}"' for key, value in records.items()) + "}\n", False
         # Told again in another order, a record is the shortest question there is: recall starts from those.
         question, end = rng.choice([('\nKey: "{}"\nCorresponding value:', '"\n'), (' "{}":', '",\n')])
-        for key, value in rng.sample(records, k=len(records)):
+        for key in rng.sample(list(records), k=len(records)):
             yield question.format(key), False
-            yield f' "{value}', True
+            yield f' "{records[key]}', True
             yield end, False
 
 
-def _search_results(rng: random.Random, length: int) -> Iterator[tuple[str, bool]]:
+def _search_results(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
     """Documents with numbers, and questions about them."""
-    names = iter(prose.object_names(rng, 1500))
-    numbers = iter(rng.sample(range(100, 1000), 900))
+    names = _names(rng, variety)
     while True:
         if rng.random() < 0.5 and length >= 128:
             yield documents.OPENING, False
         asked: list[tuple[str, str]] = []
-        for _ in range(max(1, round(length * rng.uniform(0.004, 0.018)))):
-            number = next(numbers, 0) or rng.randrange(1000, 10000)
+        count = max(1, round(length * rng.uniform(0.004, 0.018)))
+        for number in rng.sample(range(100, 1000 + 10 * count), count):
             document, questions = made_up_document(rng, next(names), number)
             yield document.unit(number), False
             asked += questions
@@ -171,7 +175,48 @@ def _search_results(rng: random.Random, length: int) -> Iterator[tuple[str, bool
             yield "]\n" if "[" in answer else "\n", False
 
 
-def _prose(rng: random.Random, length: int) -> Iterator[tuple[str, bool]]:
+def _repeats(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
+    """A random list, told twice: all of the second time can be looked up. Recall is learned from that first."""
+    while True:
+        count = max(2, round(length * rng.uniform(0.1, 0.4)))
+        kind = rng.randrange(4)
+        if kind == 0:
+            text = " " + " ".join(islice(_names(rng, variety), count // 2 + 1))
+        elif kind == 1:
+            text = " " + "".join(_number(rng, 3, variety) for _ in range(count))
+        elif kind == 2:
+            records = ((_number(rng, 3, variety), _number(rng, 5, variety)) for _ in range(count // 8 + 1))
+            text = "".join(f' "{key}": "{value}",\n' for key, value in records)
+        else:
+            text = "".join(f" {prose.person_name(rng)}," for _ in range(count // 3 + 1))
+        yield text, False
+        yield "\n", False
+        yield text, True
+        yield "\n", False
+
+
+def _prose(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
     """Nothing but prose."""
     for sentence in prose.sentences(rng):
         yield " " + sentence, False
+
+
+def _number(rng: random.Random, num_digits: int, variety: float) -> str:
+    """A number made of groups of three digits and a rest, from a share of all groups."""
+    head, rest = min(num_digits, 3), num_digits - 3
+    first = 10 ** (head - 1)
+    number = str(first + rng.randrange(max(min(30, 9 * first), round(variety * 9 * first))))
+    return number + (_number(rng, rest, variety) if rest > 0 else "")
+
+
+def _names(rng: random.Random, variety: float) -> Iterator[str]:
+    """Names of things, all different as long as there are any left."""
+    adjectives, objects = (
+        words[: max(12, round(4 * variety * len(words)))] for words in (prose.ADJECTIVES, prose.OBJECTS)
+    )
+    used: set[str] = set()
+    while True:
+        name = f"{rng.choice(adjectives)} {rng.choice(objects)}"
+        if name not in used or len(used) == len(adjectives) * len(objects):
+            used.add(name)
+            yield name
