@@ -21,6 +21,10 @@ from ctxext.recipes.rotary import read_rotary
 
 IS_4 = transformers.__version__.startswith("4.")
 QUICK = ("llama", "qwen3", "mistral", "gemma3_text", "phi3", "gpt_neox", "phi", "cohere", "olmo2", "gpt_oss", "glm")
+NOT_WITH_4 = {
+    "olmo2": "its class in 4.57 refuses a factor of 1",
+    "gpt_oss": "4.57 saves the tiny model with two different bases, and the two versions believe different ones",
+}
 NUM_TOKENS = 48
 CONFIG_ONLY = tuple(method.name for method in METHODS if not method.needs_code)
 
@@ -72,6 +76,8 @@ def test_every_method_or_a_reason(model_type, tmp_path):
 
 @pytest.mark.parametrize("model_type", families())
 def test_factor_one_changes_nothing(model_type, tmp_path):
+    if IS_4 and model_type in NOT_WITH_4:
+        pytest.skip(NOT_WITH_4[model_type])
     source = tiny_models.save(model_type, tmp_path / "source")
     config = open_checkpoint(str(source)).config
     if PositionInterpolation.refusal(config, family_of(config)):

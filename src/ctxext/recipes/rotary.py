@@ -64,10 +64,12 @@ def read_rotary(config: Config, family: Family) -> Rotary:
     """Read the rotary encoding from config.json's content, class defaults included.
 
     Raises:
-        CtxextError: the family is not rotary, or its context length is missing.
+        CtxextError: the family is not rotary or cannot be converted, or its context length is missing.
     """
     if family.positions != "rotary":
         raise CtxextError(f'"{family.model_type}" has no rotary position embeddings.')
+    if family.reason:
+        raise CtxextError(f'"{family.model_type}" cannot be converted: {family.reason}.')
     text = dict(text_config(config, family))
     parameters = _full_attention_parameters(text, family)
     theta = parameters.pop("rope_theta", None)
@@ -177,7 +179,7 @@ def _schedule(config: Config, family: Family, rotary: Rotary) -> dict[str, Any]:
     old = _full_attention_parameters(text_config(config, family), family)
     schedule = {**{key: old[key] for key in _KEPT if key in old}, **rotary.parameters}
     if rotary.rope_type == "default":
-        return {**schedule, "rope_type": family.plain_type}
+        schedule["rope_type"] = family.plain_type
     for key in family.required_keys:
         needed = rotary.trained_length if key.startswith("original") else attention_scaling(rotary)
         schedule.setdefault(key, needed)
@@ -206,7 +208,7 @@ def _nested(config: Config, family: Family, full: Mapping[str, Any]) -> dict[str
 def _write_explicit(config: Config, edited: Config, text: Config, family: Family) -> None:
     """Say what some readers would otherwise guess: the head's size, the sliding base and the weights' type."""
     head_dim = read(config, family, "head_dim")
-    if head_dim and not family.shared_rotary_key:
+    if head_dim and family.explicit_head_dim and not family.shared_rotary_key:
         text.setdefault("head_dim", int(head_dim))
     if family.local_theta_key:
         text[family.local_theta_key] = read(config, family, family.local_theta_key)
