@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctxext.checkpoint import open_checkpoint
-from ctxext.converters.apply import Progress, Written, apply_plan, check_out
+from ctxext.converters.apply import Progress, Written, apply_plan
 from ctxext.converters.calibration import Calibration, calibrated
+from ctxext.converters.place import check_out
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.converters.verification import Verification, verify
 from ctxext.recipes.recipe import Recipe
