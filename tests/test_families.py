@@ -86,7 +86,7 @@ def assert_reads_like(config, expected):
     if NEW and family.nested_rope:
         local = schedule(expected, family.sliding_types).get("rope_theta")
         assert local is None or read(config, family, "local_rope_theta") == local
-    if family.partial_key != "rotary_dim":
+    if family.rotary_dim_key is None:
         partial = full.get("partial_rotary_factor") or value_of(expected, family.partial_key) or 1.0
         assert read(config, family, "partial_rotary_factor") == pytest.approx(partial)
 
@@ -213,6 +213,23 @@ def test_nested_text_models_are_read_by_their_own_family():
     assert (family.model_type, family.text_config) == ("got_ocr2", "text_config")
     assert rotary_dim(config, family) == 16
     assert len(layer_types(config, family)) == 32
+
+
+@pytest.mark.parametrize(
+    ("config", "thetas"),
+    [
+        ({"model_type": "gemma3_text"}, (1e6, 1e4)),
+        ({"model_type": "gemma3_text", "rope_theta": 2e6, "rope_local_base_freq": 2e4}, (2e6, 2e4)),
+        ({"model_type": "gemma3_text", "rope_parameters": {"full_attention": {"rope_theta": 3e6}}}, (3e6, 1e4)),
+        ({"model_type": "modernbert-decoder", "global_rope_theta": 2e5, "local_rope_theta": 3e4}, (2e5, 3e4)),
+        ({"model_type": "olmo3", "rope_theta": 7e5}, (7e5, 7e5)),
+        ({"model_type": "gemma2", "rope_theta": 2e4}, (2e4, 2e4)),
+        ({"model_type": "granite_swa", "num_hidden_layers": 2, "layer_rope_theta": [5e5, 1e4]}, (5e5, 1e4)),
+    ],
+)
+def test_sliding_layers_keep_a_base_of_their_own(config, thetas):
+    family = family_of(config)
+    assert (read(config, family, "rope_theta"), read(config, family, "local_rope_theta")) == thetas
 
 
 @pytest.mark.parametrize(

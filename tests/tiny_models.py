@@ -118,6 +118,7 @@ SIZES: dict[str, Any] = {
     "encoder_layers": 1,
     "image_size": 16,
     "num_channels": 3,
+    "original_max_position_embeddings": MAX_POSITIONS,
     "out_hidden_size": 32,
     "patch_size": 8,
 }

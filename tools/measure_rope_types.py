@@ -23,7 +23,7 @@ from make_families import ALL_TYPES, TABLE, save
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import tiny_models
-from ctxext.families import Family, family_of, read, rotary_dim
+from ctxext.families import Family, family_of, read, rotary_dim, rotated_layers
 
 NEW = int(transformers.__version__.split(".")[0]) >= 5
 TRAINED, FACTOR, LENGTH = tiny_models.MAX_POSITIONS, 4.0, 200
@@ -105,14 +105,10 @@ def written(config: dict[str, Any], family: Family, rope_type: str) -> dict[str,
     text.pop("rope_scaling", None)
     if family.rope_scaling and (rope_type != "default" or family.explicit_default):
         text["rope_scaling"] = strict(family, plain)
-    if family.theta_key == "layer_rope_theta":
-        thetas = text.get(family.theta_key)
-        if thetas and rope_type == "default":
-            text[family.theta_key] = [
-                theta if kind == "full_attention" else now
-                for now, kind in zip(thetas, text["layer_types"], strict=True)
-            ]
-    elif family.rope_scaling or family.local_theta_key:
+    if thetas := text.get(family.layer_theta_key or ""):
+        for index in rotated_layers(config, family):
+            thetas[index] = theta
+    if family.rope_scaling or family.local_theta_key:
         text[family.theta_key] = theta
     if rope_type == "longrope":
         text["original_max_position_embeddings"] = TRAINED
@@ -188,7 +184,7 @@ def verdict(config: dict[str, Any], family: Family, rope_type: str, before: Angl
     for name, (turned, factor) in after.items():
         local = any(word in name for word in ("local", *family.sliding_types))
         was, was_factor = before.get(name, (want, scaling))
-        if local or (family.theta_key == "layer_rope_theta" and rope_type == "default" and close(turned, was)):
+        if local or (family.layer_theta_key and rope_type == "default" and close(turned, was)):
             if not (close(turned, was) and math.isclose(factor, was_factor, rel_tol=1e-5)):
                 return "changes the sliding layers too"
         elif not close(turned, want.unique()):

@@ -50,11 +50,13 @@ class Family:
         layers: The rule that gives each layer its type where config.json has no `layer_types`.
         length_key: The key of the context length.
         theta_key: The top-level key of the base that transformers 4 reads.
-        partial_key: The top-level key that says how much of a head rotates.
+        partial_key: The top-level key that says which part of a head rotates.
+        rotary_dim_key: The key that says so as a number of dimensions, read where `partial_key` is absent.
         nested_rope: Whether transformers 5 nests `rope_parameters` by layer type.
         full_types: The nested keys that the full-attention layers read.
         sliding_types: The nested keys that the sliding layers read.
         local_theta_key: The top-level key of the sliding layers' base.
+        layer_theta_key: The key of a list with one base for each layer, which stands above all others; 0 turns none.
         plain_type: The rope type of an unscaled schedule; with "proportional" the exponents run over the whole head.
         rope_scaling: Whether config.json may carry `rope_scaling`: False where transformers 5 would let it overwrite
             the nested dict or reach the sliding layers.
@@ -62,9 +64,11 @@ class Family:
         required_keys: Keys that every schedule but the plain one must carry: the original length, and the factor on
             cosine and sine where the name says mscale.
         explicit_default: Whether the class default is itself scaled, so that a plain schedule must be written out.
+        explicit_head_dim: Whether config.json may name `head_dim`; a class that computes it as a property refuses.
         shared_rotary_key: Latent attention: all heads share one rotated key.
         rotated: Which layers rotate: "all"; "sliding" (the full-attention layers have no positions); "unless_window"
-            (the same, but only in a model that has a window); "no_rope_layers" (one flag per layer, 1 where it does).
+            (the same, but only in a model that has a window); "no_rope_layers" (one flag per layer, 1 where it does);
+            "layer_theta_key" (those whose base is not 0).
         sliding_follows: Whether the sliding layers read the same schedule, so that it cannot be changed for the
             full-attention layers alone.
         scalable: Whether transformers' rope types have an effect.
@@ -84,15 +88,18 @@ class Family:
     length_key: str = "max_position_embeddings"
     theta_key: str = "rope_theta"
     partial_key: str | None = "partial_rotary_factor"
+    rotary_dim_key: str | None = None
     nested_rope: bool = False
     full_types: tuple[str, ...] = ("full_attention",)
     sliding_types: tuple[str, ...] = ("sliding_attention",)
     local_theta_key: str | None = None
+    layer_theta_key: str | None = None
     plain_type: str = "default"
     rope_scaling: bool = True
     rope_scaling_keys: Mapping[str, list[str]] = field(default_factory=dict)
     required_keys: tuple[str, ...] = ()
     explicit_default: bool = False
+    explicit_head_dim: bool = True
     shared_rotary_key: bool = False
     rotated: str = "all"
     sliding_follows: bool = False
@@ -185,9 +192,9 @@ def read(config: Mapping[str, Any], family: Family, key: str) -> Any:
     """
     text = text_config(config, family)
     if key in ("rope_theta", family.theta_key):
-        return _theta(text, family)
+        return _layer_theta(text, family, rotated_layers(config, family)) or _theta(text, family)
     if key in ("local_rope_theta", family.local_theta_key):
-        return _local_theta(text, family)
+        return _layer_theta(text, family, sliding_layers(config, family)) or _local_theta(text, family)
     if key == "partial_rotary_factor":
         return _partial(config, text, family)
     if key == "head_dim":
@@ -257,12 +264,18 @@ def _theta(text: Mapping[str, Any], family: Family) -> Any:
     return _first(*inside[:split], above, text.get("rope_theta"), *inside[split:], default)
 
 
+def _layer_theta(text: Mapping[str, Any], family: Family, layers: list[int]) -> Any:
+    """The base of the first of some layers, where config.json lists one for each (Granite with sliding windows)."""
+    thetas = text.get(family.layer_theta_key) if family.layer_theta_key else None
+    return next((thetas[index] for index in layers if thetas[index]), None) if thetas else None
+
+
 def _local_theta(text: Mapping[str, Any], family: Family) -> Any:
     """The base of the sliding layers; that of the full-attention layers where the family has only one."""
     if not family.nested_rope and not family.local_theta_key:
         return _theta(text, family)
     inside = [schedule.get("rope_theta") for schedule in _schedules(text, family.sliding_types)]
-    above = text.get(family.local_theta_key) if family.local_theta_key else None
+    above = text.get(family.local_theta_key or family.theta_key)
     return _first(*inside, above, family.defaults.get("local_rope_theta"))
 
 
@@ -270,8 +283,8 @@ def _partial(config: Mapping[str, Any], text: Mapping[str, Any], family: Family)
     """The part of a head that rotates, between 0 and 1."""
     inside = [schedule.get("partial_rotary_factor") for schedule in _schedules(text, family.full_types)]
     above = text.get(family.partial_key) if family.partial_key else None
-    if above is not None and family.partial_key == "rotary_dim":
-        above /= _head_dim(config, text, family)
+    if above is None and family.rotary_dim_key and text.get(family.rotary_dim_key):
+        above = text[family.rotary_dim_key] / _head_dim(config, text, family)
     return float(
         _first(*inside, above, text.get("partial_rotary_factor"), family.defaults.get("partial_rotary_factor"), 1.0)
     )
@@ -355,7 +368,7 @@ def rotated_layers(config: Mapping[str, Any], family: Family) -> list[int]:
             (index + 1) % interval for index in range(read(config, family, "num_hidden_layers"))
         ]
         return [index for index in full if flags[index]]
-    if family.rotated == "layer_rope_theta":
-        thetas = text_config(config, family).get("layer_rope_theta")
+    if family.rotated == "layer_theta_key":
+        thetas = text_config(config, family).get(family.layer_theta_key or "")
         return [index for index in full if not thetas or thetas[index]]
     return full
