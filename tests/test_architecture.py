@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "ctxext"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # A layer may import itself and those that stand before it. The portable code stands outside: it imports none of them.
-LAYERS = ("version", "errors", "families", "checkpoint", "recipes", "converters", "evaluate", "demo", "cli")
+LAYERS = ("version", "errors", "devices", "families", "checkpoint", "recipes", "converters", "evaluate", "demo", "cli")
 HEAVY = ("torch", "transformers", "peft", "matplotlib", "datasets", "numpy")
 
 

@@ -1,13 +1,28 @@
 """Measure the order of heads once, over calibration text, for a checkpoint that keeps no state per prompt."""
 
+import dataclasses
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from ctxext.checkpoint import Checkpoint
 from ctxext.converters.apply import Progress
+from ctxext.converters.plan import Plan, make_plan
+from ctxext.devices import choose_device, choose_dtype
 from ctxext.errors import CtxextError
 from ctxext.recipes.mspoe import MsPoE
+from ctxext.recipes.mspoe_layout import ranks_from_scores
 from ctxext.recipes.recipe import Recipe
+
+_NUM_SEQUENCES = 16
+_MAX_LENGTH = 4096
+_MIN_LENGTH = 16
 
 
 @dataclass(frozen=True)
@@ -15,19 +30,14 @@ class Calibration:
     """How a calibrated head order is measured.
 
     Attributes:
-        text: A text or JSONL file; the package's own prose where None.
+        text: A text file, or JSON lines with a field `text`; the package's own prose where None.
         device: Where the model runs: auto, cpu, cuda or mps.
-        dtype: In which type: auto (as saved), bf16, fp16 or fp32.
+        dtype: In which number format: auto (as saved), bf16, fp16 or fp32.
     """
 
     text: Path | None = None
     device: str = "auto"
     dtype: str = "auto"
-
-
-def needs_calibration(recipe: Recipe) -> bool:
-    """Whether a step waits for a measured order."""
-    return any(isinstance(step, MsPoE) and step.head_order == "calibrated" and not step.ranks for step in recipe.steps)
 
 
 def calibrated(
@@ -40,9 +50,114 @@ def calibrated(
 ) -> Recipe:
     """The same recipe with the order of heads measured on this model, where a step waits for it. Loads the model.
 
+    The statistic of Ms-PoE (`portable/modeling_mspoe.py`) is averaged over pieces of the text, each ending where a
+    prompt might; the head that stands out most on average takes the first ratio.
+
     Raises:
-        CtxextError: the text cannot be read, or the model does not load.
+        CtxextError: the text cannot be read or is too short, or the model does not load.
     """
-    if not needs_calibration(recipe):
+    *before, last = recipe.steps
+    if not isinstance(last, MsPoE) or last.head_order != "calibrated" or last.ranks:
         return recipe
-    raise CtxextError("--head-order calibrated is not there yet.")
+    text = read_text(calibration.text)
+    per_prompt = Recipe([*before, dataclasses.replace(last, head_order="prompt")])
+    plan = make_plan(source, per_prompt, replace_scaling=replace_scaling)
+    with tempfile.TemporaryDirectory() as place:
+        scores = _measure(
+            _linked_checkpoint(plan, Path(place)), text, calibration, plan.rotary.trained_length, progress
+        )
+    ranks = tuple(_ranks(scores[layer], last.variant) for layer in sorted(scores))
+    return Recipe([*before, dataclasses.replace(last, ranks=ranks)], recipe.description, recipe.source)
+
+
+def _ranks(scores: list[float], variant: str) -> tuple[int, ...]:
+    """The number of each head's ratio; the released code takes the order of heads itself for those numbers."""
+    ranks = ranks_from_scores(scores)
+    return tuple(ranks) if variant == "paper" else tuple(ranks.index(place) for place in range(len(ranks)))
+
+
+def read_text(path: Path | None) -> str:
+    """The calibration text: a text file, JSON lines, or what ships with the package.
+
+    Raises:
+        CtxextError: it cannot be read, or a line is broken.
+    """
+    if path is None:
+        return (resources.files("ctxext.converters") / "calibration.txt").read_text(encoding="utf-8")
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CtxextError(f'The calibration text "{path}" cannot be read.') from error
+    if path.suffix != ".jsonl":
+        return content
+    return "\n\n".join(_text_of(path, number, line) for number, line in enumerate(content.splitlines(), 1))
+
+
+def _text_of(path: Path, number: int, line: str) -> str:
+    try:
+        return str(json.loads(line)["text"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CtxextError(f'Line {number} of "{path}" is not a JSON object with a "text".') from error
+
+
+def _linked_checkpoint(plan: Plan, place: Path) -> Path:
+    """The planned checkpoint with links in the place of every file that stays as it is."""
+    for name, text in plan.texts.items():
+        (place / name).write_text(text, encoding="utf-8")
+    for path in (*plan.weights, *plan.others):
+        target = place / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to((plan.source.folder / path).resolve())
+    return place
+
+
+def _measure(
+    folder: Path, text: str, calibration: Calibration, trained_length: int, progress: Progress | None
+) -> dict[int, list[float]]:
+    """The average share of outliers per key head, by layer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    device, dtype = choose_device(calibration.device), choose_dtype(calibration.dtype)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        first = (str(error).splitlines() or ["no message"])[0]
+        raise CtxextError(
+            f"The model does not load for calibration: {first}", hint="Try --head-order fixed."
+        ) from error
+    ids = tokenizer(text, return_tensors="pt", verbose=False)["input_ids"][0]
+    length = min(trained_length, _MAX_LENGTH, len(ids) // _NUM_SEQUENCES)
+    if length < _MIN_LENGTH:
+        raise CtxextError(
+            f"The calibration text has {len(ids)} tokens; {_NUM_SEQUENCES * _MIN_LENGTH} are needed.",
+            hint="Give a longer --calibration-text.",
+        )
+    model = model.to(device).eval()
+    with _scores_of(model) as totals, torch.inference_mode():
+        for number in range(_NUM_SEQUENCES):
+            piece = ids[number * length : (number + 1) * length][None].to(device)
+            model.base_model(piece, use_cache=False)
+            if progress is not None:
+                progress("calibrating the head order", number + 1, _NUM_SEQUENCES)
+    return {layer: (total / _NUM_SEQUENCES).tolist() for layer, total in totals.items()}
+
+
+@contextmanager
+def _scores_of(model: Any) -> Iterator[dict[int, Any]]:
+    """Listen to the checkpoint's own statistic while it runs: layer to the sum of its scores."""
+    module: Any = sys.modules[type(model).__module__.rpartition(".")[0] + ".modeling_mspoe"]
+    original = module.choose_ranks
+    totals: dict[int, Any] = {}
+
+    def listening(scales: Any, query: Any, key: Any) -> Any:
+        scores = module.awareness(query, key, scales.mask, scales.scaling)
+        totals[scales.layer] = totals.get(scales.layer, 0) + scores.double().sum(0).cpu()
+        return original(scales, query, key)
+
+    module.choose_ranks = listening
+    try:
+        yield totals
+    finally:
+        module.choose_ranks = original

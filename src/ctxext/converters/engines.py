@@ -1,6 +1,7 @@
 """Which engines can run a converted checkpoint, and how they must be started.
 
 Only what was tried: transformers 4.57.6 and 5.23.0, vLLM 0.32, llama.cpp of October 2026; SGLang from its source.
+Whatever was neither tried nor read is "not known".
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,13 @@ from ctxext.recipes.rotary import Rotary
 
 EXACT, PARTLY, WRONG, UNKNOWN = "exact", "with care", "not", "not known"
 MARKS: Mapping[str, str] = {EXACT: "✓", PARTLY: "~", WRONG: "✗", UNKNOWN: "?"}
+ENGINES = ("transformers", "vLLM", "SGLang", "llama.cpp")
+
+# Families whose configurations every engine was shown, or whose layout was read in the engines' own sources.
+TRIED_FAMILIES = frozenset(
+    {"falcon", "gemma2", "gpt_neox", "granite", "llama", "mistral", "phi", "phi3"}
+    | {"qwen2", "qwen3", "smollm3", "stablelm"}
+)
 
 
 @dataclass(frozen=True)
@@ -22,84 +30,102 @@ class Serving:
     Attributes:
         engine: Its name.
         status: "exact", "with care", "not" or "not known".
-        note: The arguments it needs, or what would be lost.
+        arguments: What it must be started with, word for word; empty where nothing.
+        remark: What would be lost, or must be known.
     """
 
     engine: str
     status: str
-    note: str = ""
+    arguments: str = ""
+    remark: str = ""
+
+    @property
+    def note(self) -> str:
+        """Arguments and remark in one line."""
+        return "; ".join(part for part in (self.arguments, self.remark) if part)
 
     def to_dict(self) -> dict[str, str]:
         """As JSON."""
-        return {"engine": self.engine, "status": self.status, "note": self.note}
+        return {"engine": self.engine, "status": self.status, "arguments": self.arguments, "remark": self.remark}
 
 
-_ALL_EXACT = {
-    "transformers": (EXACT, ""),
-    "vLLM": (EXACT, ""),
-    "SGLang": (EXACT, ""),
-    "llama.cpp": (EXACT, ""),
-}
-_TABLE: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "ntk": _ALL_EXACT,
-    "abf": _ALL_EXACT,
-    "yarn": _ALL_EXACT,
+_Row = tuple[str, str, str]
+_CLAIMS_TOO_MUCH = "without, it claims factor times too much"
+_CLAIMS_TRAINED = "without, it stops at the trained length; the long list is chosen once"
+
+# Per method, where an engine needs an argument or falls short; all others run it exactly as it is.
+_TABLE: Mapping[str, Mapping[str, _Row]] = {
     "pi": {
-        **_ALL_EXACT,
-        "vLLM": (EXACT, "--max-model-len {length}, as it claims factor times too much"),
-        "SGLang": (EXACT, "--context-length {length}, as it claims factor times too much"),
+        "vLLM": (EXACT, "--max-model-len {length}", _CLAIMS_TOO_MUCH),
+        "SGLang": (EXACT, "--context-length {length}", _CLAIMS_TOO_MUCH),
     },
     "ntk-by-parts": {
-        **_ALL_EXACT,
-        "SGLang": (WRONG, "ignores attention_factor"),
-        "llama.cpp": (WRONG, "its converter loses attention_factor"),
+        "SGLang": (WRONG, "", "ignores attention_factor"),
+        "llama.cpp": (WRONG, "", "its converter loses attention_factor"),
     },
-    "llama3": {**_ALL_EXACT, "llama.cpp": (PARTLY, "Llama classes exact; others are silently left plain")},
+    "llama3": {"llama.cpp": (PARTLY, "", "exact for Llama classes, others are silently left plain")},
     "longrope": {
-        "transformers": (PARTLY, "not invariant under caching where the two lists differ"),
-        "vLLM": (EXACT, "--max-model-len {length}; the long list is chosen once"),
-        "SGLang": (EXACT, ""),
-        "llama.cpp": (WRONG, "only phi3 and minicpm; Llama is silently left plain"),
+        "vLLM": (EXACT, "--max-model-len {length}", _CLAIMS_TRAINED),
+        "llama.cpp": (WRONG, "", "only phi3 and minicpm; others are silently left plain"),
     },
     "dynamic": {
-        "transformers": (PARTLY, "one whole prompt at a time; not invariant under caching"),
-        "vLLM": (WRONG, "log-probabilities differ by up to 5.5"),
-        "SGLang": (WRONG, "treats it as static"),
-        "llama.cpp": (WRONG, "its converter loses it"),
+        "transformers": (PARTLY, "", "one whole prompt at a time; not invariant under caching"),
+        "vLLM": (WRONG, "", "log-probabilities differ by up to 5.5"),
+        "SGLang": (WRONG, "", "treats it as static"),
+        "llama.cpp": (WRONG, "", "its converter loses it"),
     },
 }
+_NOT_INVARIANT: _Row = (PARTLY, "", "not invariant under caching, as its two lists differ")
 
 
 def serving_of(recipe: Recipe, family: Family, rotary: Rotary) -> tuple[Serving, ...]:
     """Who can serve a recipe on a family: for each engine the worst that any of its steps allows."""
-    steps = [step.to_dict() for step in recipe.steps]
-    if any(step.needs_code for step in recipe.steps):
-        return _with_code(steps)
-    if family.nested_rope:
-        return (Serving("transformers", EXACT), *(Serving(name, UNKNOWN) for name in ("vLLM", "SGLang", "llama.cpp")))
+    if recipe.needs_code:
+        return _with_code(recipe)
     order = (EXACT, PARTLY, UNKNOWN, WRONG)
     served = []
-    for engine in _ALL_EXACT:
-        rows = [_row(step, engine) for step in steps]
-        status, note = max(rows, key=lambda row: order.index(row[0]))
-        note = note or next((row[1] for row in rows if row[1]), "")
-        served.append(Serving(engine, status, note.format(length=rotary.context_length)))
-    return tuple(served)
+    for engine in ENGINES:
+        rows = [_row(step.to_dict(), engine, family) for step in recipe.steps]
+        status, _, remark = max(rows, key=lambda row: order.index(row[0]))
+        arguments = " ".join(dict.fromkeys(row[1] for row in rows if row[1]))
+        remark = remark or next((row[2] for row in rows if row[2]), "")
+        if engine != "transformers" and status != WRONG and family.model_type not in TRIED_FAMILIES:
+            status, remark = UNKNOWN, f"not tried with {family.model_type}"
+        served.append(Serving(engine, status, arguments.format(length=rotary.context_length), remark))
+    return tuple([_with_version(served[0], family, rotary), *served[1:]])
 
 
-def _row(step: Mapping[str, Any], engine: str) -> tuple[str, str]:
-    if step["method"] == "yarn" and step.get("attention_factor") is not None:
-        return _TABLE["ntk-by-parts"][engine]
-    return _TABLE[step["method"]][engine]
+def _row(step: Mapping[str, Any], engine: str, family: Family) -> _Row:
+    """What one engine makes of one step."""
+    method, model_type = step["method"], family.model_type
+    if method == "yarn" and step.get("attention_factor") is not None:
+        method = "ntk-by-parts"
+    if method == "longrope" and engine == "transformers":
+        return _NOT_INVARIANT if step.get("short_factor") != step["long_factor"] else (EXACT, "", "")
+    known = (("llama3", "llama"), ("longrope", "phi3"))
+    if engine == "llama.cpp" and (method, model_type) in known:
+        return EXACT, "", ""
+    return _TABLE.get(method, {}).get(engine, (EXACT, "", ""))
 
 
-def _with_code(steps: list[dict[str, Any]]) -> tuple[Serving, ...]:
+def _with_version(row: Serving, family: Family, rotary: Rotary) -> Serving:
+    """What transformers 4.57 cannot do, where it is known to differ."""
+    types = family.rope_types_4x
+    if types is None or rotary.rope_type in types:
+        return row
+    reads = "does not know the family" if not types else f'does not take the rope type "{rotary.rope_type}" here'
+    remark = "; ".join(part for part in (row.remark, f"5 or newer, as 4.57 {reads}") if part)
+    return Serving(row.engine, row.status, row.arguments, remark)
+
+
+def _with_code(recipe: Recipe) -> tuple[Serving, ...]:
     """A checkpoint with modeling code: state that belongs to a prompt cannot be served in a shared batch."""
-    static = all(step.get("head_order") != "prompt" for step in steps)
-    not_static = (WRONG, "needs --head-order calibrated or fixed")
+    static = all(step.to_dict().get("head_order") != "prompt" for step in recipe.steps)
+    not_static = (WRONG, "", "needs --head-order calibrated or fixed")
+    trust = "--trust-remote-code"
     return (
         Serving("transformers", EXACT, "trust_remote_code=True"),
-        Serving("vLLM", *((EXACT, "--trust-remote-code; tensor parallel 1") if static else not_static)),
-        Serving("SGLang", *((UNKNOWN, "by its source: --trust-remote-code") if static else not_static)),
-        Serving("llama.cpp", WRONG, "its converter refuses, rightly"),
+        Serving("vLLM", *((EXACT, trust, "tensor parallel 1 only") if static else not_static)),
+        Serving("SGLang", *((UNKNOWN, trust, "by its source; not tried") if static else not_static)),
+        Serving("llama.cpp", WRONG, "", "its converter refuses, rightly"),
     )

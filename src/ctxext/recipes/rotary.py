@@ -160,9 +160,9 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     text[family.length_key] = rotary.context_length
     if family.rope_scaling or family.local_theta_key:
         text[family.theta_key] = rotary.theta
-    thetas = text.get(family.layer_theta_key or "")
-    for index in rotated_layers(config, family) if thetas else ():
-        thetas[index] = rotary.theta
+    if thetas := text.get(family.layer_theta_key or ""):
+        for index in rotated_layers(config, family):
+            thetas[index] = rotary.theta
     text["rope_parameters"] = _nested(config, family, parameters) if family.nested_rope else parameters
     text.pop("rope_scaling", None)
     if family.rope_scaling and (rotary.rope_type != "default" or family.explicit_default):

@@ -1,0 +1,90 @@
+"""A calibrated order is the statistic averaged over text, and nothing else."""
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.models.llama import modeling_llama as modeling
+
+from conftest import make_llama, read_json
+from ctxext.converters import convert
+from ctxext.converters.calibration import Calibration, read_text
+from ctxext.errors import CtxextError
+from ctxext.recipes import MsPoE, Recipe, Yarn
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = make_llama(
+        tmp_path_factory.mktemp("calibration") / "llama", vocab_size=256, num_key_value_heads=4, num_hidden_layers=3
+    )
+    letters = {chr(number): number for number in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=128).save_pretrained(folder)
+    return folder
+
+
+def shares(folder, pieces) -> torch.Tensor:
+    """(layers, heads): the share of keys above three times the mean in the last row, from whole attention matrices."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    original = modeling.apply_rotary_pos_emb
+    found = []
+
+    def unrotated(query, key, cos, sin, *args, **kwargs):
+        scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+        row = scores[0, :, -1].softmax(-1)
+        found.append((row > 3 * row.mean(-1, keepdim=True)).double().mean(-1))
+        return original(query, key, cos, sin, *args, **kwargs)
+
+    modeling.apply_rotary_pos_emb = unrotated  # The statistic is that of queries and keys before their rotation.
+    try:
+        with torch.no_grad():
+            for piece in pieces:
+                model(piece[None])
+    finally:
+        modeling.apply_rotary_pos_emb = original
+    return torch.stack(found).unflatten(0, (len(pieces), -1)).mean(0)
+
+
+def test_the_first_layer_equals_the_plain_statistic(source, tmp_path):
+    """Layer 0 sees the same hidden states with and without Ms-PoE, so a reference on the stock model is exact there."""
+    text = "".join(chr(33 + (7 * i * i) % 90) for i in range(16 * 40))
+    (tmp_path / "text.txt").write_text(text)
+    done = convert(
+        str(source),
+        tmp_path / "out",
+        Recipe([MsPoE(head_order="calibrated", first_layer=0)]),
+        check=False,
+        calibration=Calibration(tmp_path / "text.txt"),
+    )
+    ids = torch.tensor(PreTrainedTokenizerFast.from_pretrained(source)(text)["input_ids"])
+    wanted = shares(source, [ids[i * 40 : (i + 1) * 40] for i in range(16)])[0].tolist()
+    order = sorted(range(4), key=lambda head: (-wanted[head], head))
+    assert len(set(wanted)) > 1
+    ranks = read_json(tmp_path / "out" / "config.json")["ctxext_mspoe"]["ranks"]
+    assert ranks[0] == [order.index(head) for head in range(4)]
+    assert [list(row) for row in done.plan.recipe.steps[-1].ranks] == ranks
+
+
+def test_the_recipe_carries_the_order(source, tmp_path):
+    recipe = Recipe([Yarn(factor=4), MsPoE(head_order="calibrated", first_layer=1)])
+    first = convert(str(source), tmp_path / "first", recipe)
+    assert first.verification is not None
+    again = convert(str(source), tmp_path / "again", first.plan.recipe, check=False)
+    assert (tmp_path / "first" / "config.json").read_bytes() == (tmp_path / "again" / "config.json").read_bytes()
+    assert len(again.plan.recipe.steps[-1].ranks) == 2
+
+
+def test_calibration_text(tmp_path):
+    assert len(read_text(None)) > 50_000
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(json.dumps({"text": "one"}) + "\n" + json.dumps({"text": "two"}))
+    assert read_text(lines) == "one\n\ntwo"
+    lines.write_text('{"text": "one"}\n{"words": 3}\n')
+    with pytest.raises(CtxextError, match="Line 2"):
+        read_text(lines)
+    with pytest.raises(CtxextError, match="cannot be read"):
+        read_text(tmp_path / "absent.txt")
