@@ -2,18 +2,20 @@ import random
 from itertools import islice
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate import prose
+from ctxext.evaluate.branches import grow
 from ctxext.evaluate.documents import Documents
 from ctxext.evaluate.encoding import Encoder, split_question
 from ctxext.evaluate.kv import KeyValue
 from ctxext.evaluate.needle import Needle
 from ctxext.evaluate.passkey import PassKey
 from ctxext.evaluate.prompt import encode_parts, lay_out
-from ctxext.evaluate.retrieval import check_fits, make_questions
+from ctxext.evaluate.retrieval import check_fits, fitting, make_questions
 from ctxext.evaluate.settings import Settings, even_depths
 
 TASKS = [PassKey(), Needle(), Needle(num_needles=1), KeyValue(ids="number"), KeyValue(), Documents()]
@@ -45,52 +47,70 @@ def test_prompts_have_the_exact_length_and_end_with_the_answer(tokenizer, task, 
     assert encoder.uses_chat == chat
     settings = Settings(depths=even_depths(4), seed=3)
     for number, question in enumerate(make_questions(task, encoder, length, range(2), settings)):
-        pieces = task.pieces(random.Random(f"3 {task.name} {length} {number} question"))
+        pieces = fitting(task, encoder, length).pieces(random.Random(f"3 {task.name} {length} {number} question"))
         texts = [tokenizer.decode(prompt.ids) for prompt in question]
-        for prompt, text in zip(question, texts, strict=True):
+        asks = pieces.asks or ((pieces.question, pieces.answer),)
+        num_texts = -(-4 // len(asks))
+        asked_for = [(pieces.needles[n // num_texts], *asks[n // num_texts]) for n in range(4)]
+        for prompt, text, (_, wanted, expected) in zip(question, texts, asked_for, strict=True):
             assert len(prompt.ids) == length
             assert prompt.ids[0] == 0
             assert prompt.ids[1] != 0
             answer = tokenizer.decode(prompt.ids[-prompt.num_answer :])
-            assert answer.startswith(pieces.answer)
-            asked, lead_in = split_question(pieces.question)
-            tail = f"{asked}\n[assistant] {lead_in}" if chat else pieces.question
+            assert answer.startswith(expected)
+            asked, lead_in = split_question(wanted)
+            tail = f"{asked}\n[assistant] {lead_in}" if chat else wanted
             assert text.endswith(tail + answer)
             for needle in pieces.needles:
                 assert text.count(needle.strip()) == 1
-        where = [text.index(pieces.needles[0].strip()) for text in texts]
+        where = [text.index(needle.strip()) for text, (needle, _, _) in zip(texts, asked_for, strict=True)]
         assert where == sorted(where)
         assert where[0] < where[-1]
 
 
-def test_needles_stand_where_they_should(tokenizer):
-    encoder = Encoder(tokenizer)
-    for depth in (0.0, 0.25, 0.5, 0.75, 1.0):
-        for prompt in make_questions(Needle(), encoder, 2000, range(3), Settings(depths=(depth,)))[0]:
-            parts = [
-                tokenizer.decode(prompt.ids[: prompt.num_shared]),
-                tokenizer.decode(prompt.ids[prompt.num_shared :]),
-            ]
-            assert parts[1].startswith(" The special magic number")
-            whole = tokenizer.decode(prompt.ids)
-            start, end = whole.index("afterwards.\n") + 12, whole.index("\nWhat is")
-            assert (len(parts[0]) - start) / (end - start) == pytest.approx(depth, abs=0.06)
+@pytest.mark.parametrize("num_needles", [1, 3, 4])
+def test_needles_stand_where_they_should(tokenizer, num_needles):
+    depths = even_depths(5)
+    task = Needle(num_needles=num_needles)
+    pieces = task.pieces(random.Random("0 needle 2000 0 question"))
+    num_texts = -(-5 // num_needles)
+    (question,) = make_questions(task, Encoder(tokenizer), 2000, [0], Settings(depths=depths))
+    for number, (depth, prompt) in enumerate(zip(depths, question, strict=True)):
+        text = tokenizer.decode(prompt.ids)
+        start, end = text.index("afterwards.\n") + 12, text.index("\nWhat is")
+        at = text.index(pieces.needles[number // num_texts])
+        needles = sum(len(needle) for needle in pieces.needles if text.index(needle) < at)
+        filler = end - start - sum(map(len, pieces.needles))
+        assert (at - start - needles) / filler == pytest.approx(depth, abs=0.04)
 
 
-def test_every_depth_has_the_same_haystack_and_shares_its_beginning(tokenizer):
-    encoder = Encoder(tokenizer)
-    question = make_questions(Needle(), encoder, 700, [0], Settings(depths=even_depths(6)))[0]
-    deepest = question[-1]
-    for prompt in question:
-        assert prompt.ids[: prompt.num_shared] == deepest.ids[: prompt.num_shared]
-        assert sorted(prompt.ids) == sorted(deepest.ids)
+def test_prompts_of_one_question_have_as_much_in_common_as_can_be(tokenizer):
+    ids = [p.ids for p in make_questions(Needle(), Encoder(tokenizer), 1000, [0], Settings(depths=even_depths(8)))[0]]
+    tree = grow(torch.tensor([ids]), 8)
+    texts = {tuple(text[: 1000 - 100]) for text in ids}
+    assert len(texts) == 2, "eight depths with four needles each take two texts"
+    assert sorted(len(child.prompts) for child in tree.children) == [4, 4]
+    size = sum(branch.end - branch.start for branch in walk(tree))
+    assert size < 2 * 1000 + 8 * 100
 
 
-def test_questions_do_not_hang_on_depths_or_on_each_other(tokenizer):
+def test_a_single_needle_shares_the_haystack_before_it(tokenizer):
+    (question,) = make_questions(Needle(num_needles=1), Encoder(tokenizer), 1000, [0], Settings(depths=even_depths(5)))
+    tree = grow(torch.tensor([[prompt.ids for prompt in question]]), 8)
+    size = sum(branch.end - branch.start for branch in walk(tree))
+    assert size < 1000 + 0.6 * 5 * 1000
+
+
+def walk(branch):
+    yield branch
+    for child in branch.children:
+        yield from walk(child)
+
+
+def test_questions_do_not_hang_on_each_other(tokenizer):
     encoder = Encoder(tokenizer)
     every = make_questions(Needle(), encoder, 500, range(4), Settings(depths=(0.0, 0.5, 1.0)))
-    one = make_questions(Needle(), encoder, 500, [2], Settings(depths=(0.5,)))
-    assert one[0][0] == every[2][1]
+    assert make_questions(Needle(), encoder, 500, [2], Settings(depths=(0.0, 0.5, 1.0)))[0] == every[2]
 
 
 def test_pieces_of_a_tokenizer_that_marks_word_starts(word_start_tokenizer):

@@ -21,22 +21,29 @@ class KeyValue:
     Attributes:
         ids: "uuid" as in the paper, or "number" for short numbers, so that small models and windows can be asked too:
             keys of three digits (more once half of those are used), values of five.
+        num_needles: Records that can be asked for; the first is.
     """
 
     name: ClassVar[str] = "kv"
     ids: Literal["uuid", "number"] = "uuid"
+    num_needles: int = 1
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
         records = self.records(random.Random(rng.getrandbits(64)))
-        first, last, (key, value) = next(records), next(records), next(records)
+        first, last = next(records), next(records)
+        needles = [next(records) for _ in range(self.num_needles)]
+        asks = tuple(
+            (f' {_record(*last)}}}\n\nKey: "{key}"\nCorresponding value:', f' "{value}') for key, value in needles
+        )
         return Pieces(
             opening=OPENING + "{" + _record(*first) + ",\n",
             haystack=(f" {_record(*other)},\n" for other in records),
-            needles=(f" {_record(key, value)},\n",),
-            question=f' {_record(*last)}}}\n\nKey: "{key}"\nCorresponding value:',
-            answer=f' "{value}',
+            needles=tuple(f" {_record(*needle)},\n" for needle in needles),
+            question=asks[0][0],
+            answer=asks[0][1],
             padding="\n",
+            asks=asks,
         )
 
     def records(self, rng: random.Random) -> Iterator[tuple[str, str]]:

@@ -50,10 +50,11 @@ def token_losses(loaded: LoadedModel, ids: torch.Tensor, *, last: int | None = N
 
 
 def _losses(name: str, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    check_finite(name, logits)
     logits = logits.float()
     picked = logits.gather(-1, targets[..., None])[..., 0]
-    return (logits.logsumexp(-1) - picked).double().cpu()
+    losses = (logits.logsumexp(-1) - picked).double().cpu()
+    check_finite(name, losses)
+    return losses
 
 
 def _piece_size(model: Any, ids: torch.Tensor) -> int:

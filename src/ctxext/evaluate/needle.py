@@ -69,6 +69,9 @@ class Needle:
             ),
             question="\n" + phrasing.question.format(key=keys[0]),
             answer=f" {values[0]}",
+            asks=tuple(
+                ("\n" + phrasing.question.format(key=key), f" {value}") for key, value in zip(keys, values, strict=True)
+            ),
         )
 
     def _haystack(self, rng: random.Random) -> Iterator[str]:

@@ -19,14 +19,26 @@ class Prompt:
     Attributes:
         ids: Token ids, the answer included.
         num_answer: How many of the last ids are the answer.
-        num_shared: How many of the first ids are the same at every depth of this question.
         answers: Every right answer, as text.
     """
 
     ids: list[int]
     num_answer: int
-    num_shared: int
     answers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question behind the haystack and its answer, in tokens, and the answer as text."""
+
+    tail: list[int]
+    answer: list[int]
+    text: str
+
+    @property
+    def size(self) -> int:
+        """How many tokens both take."""
+        return len(self.tail) + len(self.answer)
 
 
 @dataclass(frozen=True)
@@ -34,15 +46,13 @@ class Parts:
     """The token ids of a question's pieces, without its haystack."""
 
     head: list[int]
-    needle: list[int]
-    distractors: list[list[int]]
-    tail: list[int]
-    answer: list[int]
+    needles: list[list[int]]
+    asks: list[Ask]
 
     @property
     def size(self) -> int:
-        """How many tokens the question takes with an empty haystack."""
-        return sum(map(len, (self.head, self.needle, *self.distractors, self.tail, self.answer)))
+        """How many tokens the longest of the questions takes with an empty haystack."""
+        return len(self.head) + sum(map(len, self.needles)) + max(ask.size for ask in self.asks)
 
 
 def encode_parts(pieces: Pieces, encoder: Encoder, *, answer_room: int = 0) -> Parts:
@@ -53,11 +63,12 @@ def encode_parts(pieces: Pieces, encoder: Encoder, *, answer_room: int = 0) -> P
         encoder: Its tokenizer.
         answer_room: Keep at least so many tokens for an answer that is generated.
     """
-    head, tail = encoder.frame(pieces.opening, pieces.question)
-    needle, *distractors = encoder.pieces(pieces.needles)
-    answer = encoder.piece(pieces.answer)
-    answer = answer + answer[-1:] * (answer_room - len(answer))
-    return Parts(head, needle, distractors, tail, answer)
+    asks = []
+    for question, text in pieces.asks or ((pieces.question, pieces.answer),):
+        head, tail = encoder.frame(pieces.opening, question)
+        answer = encoder.piece(text)
+        asks.append(Ask(tail, answer + answer[-1:] * (answer_room - len(answer)), text))
+    return Parts(head, encoder.pieces(pieces.needles), asks)
 
 
 def lay_out(
@@ -65,16 +76,20 @@ def lay_out(
 ) -> list[Prompt]:
     """Prompts of exactly `length` tokens, one for each depth, with the same haystack.
 
-    The needle goes at the boundary between two units that is nearest to its depth, counted in tokens of the haystack.
-    Distractors go between units at random. Filler that cannot be cut is made up with padding before the question.
+    Where any needle can be asked for, one text serves several depths: a needle lies at each of them, each is asked for
+    in a prompt of its own, and the others are its distractors. Depths are dealt out to as few texts as possible, so
+    that those of one text lie far apart. Needles that are left over go anywhere.
+
+    A needle goes at the boundary between two units that is nearest to its depth, counted in tokens of the haystack.
+    Filler that cannot be cut is made up with padding before the question.
 
     Args:
         pieces: The text of the question; its haystack is read as far as needed.
         parts: The same, encoded.
         encoder: The tokenizer.
         length: Tokens of the prompt, answer included.
-        depths: Where the needle goes, from 0 (the beginning of the haystack) to 1 (its end).
-        rng: Places the distractors.
+        depths: Where needles go, from 0 (the beginning of the haystack) to 1 (its end).
+        rng: Places the needles that are left over.
 
     Raises:
         CtxextError: the question does not fit, or the haystack is empty or ends too early.
@@ -82,19 +97,22 @@ def lay_out(
     room = length - parts.size
     if room < 0:
         raise too_short(length, parts.size)
-    units = _fill(pieces, encoder, room)
-    padding = [encoder.piece(pieces.padding)[-1]] * (room - sum(map(len, units))) if pieces.padding else []
-    for distractor in parts.distractors:
-        units.insert(rng.randint(0, len(units)), distractor)
-    ends = [0, *accumulate(map(len, units))]
-    haystack = list(chain.from_iterable(units))
+    # Questions differ by a few tokens. All have the same haystack, and the shorter ones a little more filler behind it.
+    longest = max(ask.size for ask in parts.asks)
+    units, rest = _fill(pieces, encoder, room, longest - min(ask.size for ask in parts.asks))
+    anywhere = [rng.random() for _ in parts.needles]
+    num_texts = -(-len(depths) // len(parts.asks))
     prompts = []
-    for depth in depths:
-        at = min(ends, key=lambda end: abs(end - depth * len(haystack)))
-        ids = [*parts.head, *haystack[:at], *parts.needle, *haystack[at:], *padding, *parts.tail, *parts.answer]
+    for number, _ in enumerate(depths):
+        text, asked = number % num_texts, number // num_texts
+        places = [*depths[text::num_texts], *anywhere][: len(parts.needles)]
+        haystack = _hide(units, parts.needles, places)
+        ask = parts.asks[asked]
+        surplus = length - len(parts.head) - len(haystack) - ask.size
+        ids = [*parts.head, *haystack, *rest[:surplus], *ask.tail, *ask.answer]
         if len(ids) != length:
             raise AssertionError(f"a prompt of {len(ids)} tokens where {length} were asked for")
-        prompts.append(Prompt(ids, len(parts.answer), len(parts.head) + at, pieces.answers or (pieces.answer,)))
+        prompts.append(Prompt(ids, len(ask.answer), pieces.answers or (ask.text,)))
     return prompts
 
 
@@ -106,17 +124,38 @@ def too_short(length: int, minimum: int, task: str = "The question") -> CtxextEr
     )
 
 
-def _fill(pieces: Pieces, encoder: Encoder, room: int) -> list[list[int]]:
-    """Filler units that take up the room, the last one cut where that is allowed."""
+def _hide(units: Sequence[list[int]], needles: Sequence[list[int]], depths: Sequence[float]) -> list[int]:
+    """All tokens of the units, with each needle at the boundary between units that is nearest to its depth."""
+    ends = [0, *accumulate(map(len, units))]
+    places = [min(range(len(ends)), key=lambda place: abs(ends[place] - depth * ends[-1])) for depth in depths]
+    haystack: list[int] = []
+    for place in range(len(ends)):
+        haystack += chain.from_iterable(needle for needle, at in zip(needles, places, strict=True) if at == place)
+        haystack += units[place] if place < len(units) else []
+    return haystack
+
+
+def _fill(pieces: Pieces, encoder: Encoder, room: int, more: int) -> tuple[list[list[int]], list[int]]:
+    """Filler units that take up the room, the last one cut where that is allowed, and what may follow them.
+
+    What follows is the rest of the filler, at least `more` tokens of it, or padding where units cannot be cut.
+    """
     units: list[list[int]] = []
     haystack = iter(pieces.haystack)
-    while room > 0:
+    used = 0
+    while used < room + more:
         texts = list(islice(haystack, _BLOCK))
-        if not texts or not any(unit := encoder.pieces(texts)):
+        found = encoder.pieces(texts)
+        if not any(found):
             raise CtxextError("The haystack is empty or too short for this length.", hint="Give a longer one.")
-        for ids in unit:
-            if len(ids) > room:
-                return units if pieces.padding else [*units, ids[:room]]
-            units.append(ids)
-            room -= len(ids)
-    return units
+        units += found
+        used += sum(map(len, found))
+    ends = list(accumulate(map(len, units)))
+    whole = sum(end <= room for end in ends)
+    taken = ends[whole - 1] if whole else 0
+    if pieces.padding:
+        return units[:whole], encoder.piece(pieces.padding)[-1:] * (room - taken + more)
+    following = list(chain.from_iterable(units[whole:]))
+    if room > taken:
+        return [*units[:whole], following[: room - taken]], following[room - taken :]
+    return units[:whole], following

@@ -1,5 +1,6 @@
 """Questions about one place in a long text: how samples become prompts, batches and records."""
 
+import dataclasses
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from ctxext.errors import CtxextError
 from ctxext.evaluate.encoding import Encoder
 from ctxext.evaluate.generation import generate_exact, generate_matching
+from ctxext.evaluate.kv import KeyValue
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.prompt import Prompt, encode_parts, lay_out, too_short
 from ctxext.evaluate.scoring import score_depths
@@ -18,6 +20,9 @@ FREE_TEXT = ("documents",)
 """Tasks whose score looks for an answer inside what the model writes."""
 
 Score = Callable[[LoadedModel, Sequence[Sequence[Prompt]], Sequence[int]], Iterator[tuple[int, list[bool]]]]
+
+_ASKED_RECORDS = 4
+"""Records of one key-value text that are asked for, each at another depth, where the text is long enough."""
 
 ANSWER_ROOM = 32
 """Tokens that a model may write where it writes freely."""
@@ -79,12 +84,22 @@ def make_questions(
         CtxextError: a question does not fit into the length.
     """
     questions = []
+    task = fitting(task, encoder, length)
     for sample in samples:
         pieces = task.pieces(_random(settings, task, length, sample))
         parts = encode_parts(pieces, encoder, answer_room=_answer_room(task))
         rng = _random(settings, task, length, sample, "layout")
         questions.append(lay_out(pieces, parts, encoder, length, settings.depths, rng))
     return questions
+
+
+def fitting(task: Task, encoder: Encoder, length: int) -> Task:
+    """The task with as many records to ask for as leave room for a haystack; other tasks as they are."""
+    if not isinstance(task, KeyValue):
+        return task
+    several = dataclasses.replace(task, num_needles=_ASKED_RECORDS)
+    size = encode_parts(several.pieces(random.Random(0)), encoder).size
+    return several if 2 * size <= length else task
 
 
 def check_fits(task: Task, encoder: Encoder, lengths: Sequence[int], settings: Settings) -> None:

@@ -1,10 +1,11 @@
-"""Is the answer given? One teacher-forced forward per prompt, with the haystack's cache shared between depths.
+"""Is the answer given? One teacher-forced forward per prompt, and what prompts have in common is run once.
 
 Greedy decoding returns an answer if and only if each of its tokens is the arg-max given the ones before, so nothing is
-generated. Prompts of one question differ only from their needle on: where the model's encoding allows it, the common
-haystack is run once, and for each depth its cache is cropped back to the needle and only the rest is run.
+generated. The prompts of one haystack begin alike, up to a needle or even up to the question. Where the model's
+encoding allows it, the common part is run once, and its cache is cropped back to where the next prompt differs.
 """
 
+import dataclasses
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,18 +13,25 @@ from typing import Any
 import torch
 
 from ctxext.errors import CtxextError
+from ctxext.evaluate.branches import Branch, grow
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.prompt import Prompt
 from ctxext.evaluate.sharing import new_cache
 
-_MAX_MASK = 1 << 28
-"""Entries of an attention mask: longer continuations of a cache are run in pieces."""
+_WORTH = 1 / 8
+"""A smaller common beginning is run again for each prompt: the first piece of a prompt needs no mask and is faster."""
+
+_PIECE = {"cpu": 512}
+_LARGE_PIECE = 2048
+"""A cache is continued in pieces of so many tokens: the mask of a piece is computed even where it hides everything."""
+
+Scores = Iterator[tuple[int, list[bool]]]
 
 
 @torch.inference_mode()
 def score_depths(
     loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int], *, share: bool | None = None
-) -> Iterator[tuple[int, list[bool]]]:
+) -> Scores:
     """Score some questions at some depths.
 
     What is computed for one depth does not hang on which other depths are wanted, so that a run that was broken off and
@@ -33,7 +41,7 @@ def score_depths(
         loaded: The model.
         questions: For each question its prompts, one per depth; all of the same length.
         wanted: Which depths to score.
-        share: Whether depths share the haystack's cache; by default where the model allows it.
+        share: Whether prompts share a cache; by default where the model allows it.
 
     Yields:
         The number of a depth, and for each question whether it is answered.
@@ -42,24 +50,52 @@ def score_depths(
         CtxextError: the model returns numbers that are not finite.
     """
     ids = torch.tensor([[prompt.ids for prompt in question] for question in questions], device=loaded.device)
-    num_answers = [question[0].num_answer for question in questions]
-    num_kept = max(num_answers) + 1
-    shared = [min(question[i].num_shared for question in questions) for i in range(len(questions[0]))]
-    if not (loaded.can_share if share is None else share) or len(shared) == 1:
-        for depth in wanted:
-            logits = run(loaded.model, ids[:, depth], num_kept)
-            yield depth, are_exact(loaded.name, logits, ids[:, depth], num_answers)
+    num_kept = max(prompt.num_answer for question in questions for prompt in question) + 1
+    for depth, logits in _run_all(loaded, ids, num_kept, set(wanted), loaded.can_share if share is None else share):
+        yield (
+            depth,
+            are_exact(loaded.name, logits, ids[:, depth], [question[depth].num_answer for question in questions]),
+        )
+
+
+def _run_all(
+    loaded: LoadedModel, ids: torch.Tensor, num_kept: int, wanted: set[int], share: bool
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """The last logits of the wanted prompts."""
+    if not share:
+        for prompt in wanted:
+            yield prompt, run(loaded.model, ids[:, prompt], num_kept)
         return
-    by_depth = sorted(wanted, key=lambda depth: shared[depth], reverse=True)
-    deepest = max(range(len(shared)), key=lambda depth: shared[depth])
-    cache = new_cache(loaded.model)
-    run(loaded.model, ids[:, deepest, : shared[deepest]], 1, cache)
-    for depth in by_depth:
-        surplus = cache.get_seq_length() - shared[depth]
+    for root in _roots(grow(ids, num_kept), _WORTH * ids.shape[2]):
+        yield from _visit(loaded.model, ids, num_kept, wanted, root, None)
+
+
+def _roots(branch: Branch, worth: float) -> Iterator[Branch]:
+    """The tree without common beginnings that are too short to be worth a cache."""
+    if branch.children and branch.end < worth:
+        for child in branch.children:
+            yield from _roots(child, worth)
+    else:
+        yield dataclasses.replace(branch, start=0)
+
+
+def _visit(
+    model: Any, ids: torch.Tensor, num_kept: int, wanted: set[int], branch: Branch, cache: Any
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Run a branch on top of what the cache holds, then everything that follows it."""
+    if not wanted & set(branch.prompts):
+        return
+    prompt = branch.prompts[0]
+    if not branch.children:
+        yield prompt, run(model, ids[:, prompt, branch.start :], num_kept, cache)
+        return
+    cache = new_cache(model) if cache is None else cache
+    run(model, ids[:, prompt, branch.start : branch.end], 1, cache)
+    for child in branch.children:
+        surplus = cache.get_seq_length() - branch.end
         if surplus:
             cache.crop(-surplus)
-        logits = run(loaded.model, ids[:, depth, shared[depth] :], num_kept, cache)
-        yield depth, are_exact(loaded.name, logits, ids[:, depth], num_answers)
+        yield from _visit(model, ids, num_kept, wanted, child, cache)
 
 
 def run(model: Any, ids: torch.Tensor, num_kept: int, cache: Any = None) -> torch.Tensor:
@@ -75,19 +111,13 @@ def run(model: Any, ids: torch.Tensor, num_kept: int, cache: Any = None) -> torc
     options = {"logits_to_keep": num_kept} if can_keep else {}
     if cache is None:
         return _last(model(input_ids=ids, use_cache=False, **options), num_kept)
-    start = 0
-    for end in _piece_ends(ids.shape[0], ids.shape[1], cache.get_seq_length(), num_kept):
+    start, length = 0, ids.shape[1]
+    size = length if cache.get_seq_length() == 0 else max(num_kept, _PIECE.get(ids.device.type, _LARGE_PIECE))
+    # Pieces are counted from the end, so that the last one holds every kept token.
+    for end in range(length, 0, -size)[::-1]:
         output = model(input_ids=ids[:, start:end], past_key_values=cache, use_cache=True, **options)
         start = end
     return _last(output, num_kept)
-
-
-def _piece_ends(batch: int, length: int, before: int, num_kept: int) -> list[int]:
-    """Where to cut a continuation so that no mask gets too large; the last piece holds every kept token."""
-    if before == 0:
-        return [length]
-    size = max(num_kept, _MAX_MASK // (batch * (before + length)))
-    return list(range(length, 0, -size))[::-1]
 
 
 def _last(output: Any, num_kept: int) -> torch.Tensor:
@@ -107,7 +137,8 @@ def are_exact(name: str, logits: torch.Tensor, ids: torch.Tensor, num_answers: S
     Raises:
         CtxextError: a number is not finite.
     """
-    check_finite(name, logits)
+    # Some families mask unused words with minus infinity; the largest number is finite all the same.
+    check_finite(name, logits.amax(-1))
     best = logits[:, :-1].argmax(-1)
     return [bool((best[row, -n:] == ids[row, -n:]).all()) for row, n in enumerate(num_answers)]
 
@@ -118,8 +149,7 @@ def check_finite(name: str, numbers: torch.Tensor) -> None:
     Raises:
         CtxextError: a number is not finite.
     """
-    # Some families mask unused rows of the vocabulary with minus infinity; only NaN and plus infinity are a failure.
-    if bool(numbers.isnan().any() | numbers.isposinf().any()):
+    if not bool(numbers.isfinite().all()):
         raise CtxextError(
             f'"{name}" returns logits that are not numbers (NaN or infinite).',
             hint="Try --dtype bf16 or --dtype fp32, or check the weights.",

@@ -22,6 +22,7 @@ class Pieces:
         padding: A unit of one token that may be repeated before the question to reach an exact length, for filler whose
             units cannot be cut. Empty if filler may be cut anywhere.
         answers: Every right answer, where a task scores free text and has several; empty if `answer` is the only one.
+        asks: Question and answer of every needle, where any of them can be asked for; empty if only the first can.
     """
 
     opening: str
@@ -31,6 +32,7 @@ class Pieces:
     answer: str
     padding: str = ""
     answers: tuple[str, ...] = ()
+    asks: tuple[tuple[str, str], ...] = ()
 
 
 class Task(Protocol):
