@@ -21,10 +21,14 @@ from ctxext.recipes.rotary import read_rotary
 
 IS_4 = transformers.__version__.startswith("4.")
 QUICK = ("llama", "qwen3", "mistral", "gemma3_text", "phi3", "gpt_neox", "phi", "cohere", "olmo2", "gpt_oss", "glm")
-NOT_WITH_4 = {
+_TWO_BASES = "4.57 saves the tiny model with two different bases, and the two versions believe different ones"
+NOT_AT_ONE_WITH_4 = {
+    "apertus": _TWO_BASES,
+    "gpt_oss": _TWO_BASES,
+    "olmo": "its class in 4.57 refuses a factor of 1",
     "olmo2": "its class in 4.57 refuses a factor of 1",
-    "gpt_oss": "4.57 saves the tiny model with two different bases, and the two versions believe different ones",
 }
+NOT_SAVED_BY_4 = ("zamba2",)
 NUM_TOKENS = 48
 CONFIG_ONLY = tuple(method.name for method in METHODS if not method.needs_code)
 
@@ -39,6 +43,12 @@ def method_for(name: str, pairs: int) -> Method:
     return method_named(name)(factor=4, **numbers.get(name, {}))
 
 
+def save(model_type: str, folder: Path) -> Path:
+    if IS_4 and model_type in NOT_SAVED_BY_4:
+        pytest.skip("4.57 cannot save its own tiny model: layers share weights")
+    return tiny_models.save(model_type, folder)
+
+
 def logits(folder: Path) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     vocabulary = model.config.get_text_config().vocab_size
@@ -49,7 +59,7 @@ def logits(folder: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("model_type", families())
 def test_every_method_or_a_reason(model_type, tmp_path):
-    source = tiny_models.save(model_type, tmp_path / "source")
+    source = save(model_type, tmp_path / "source")
     checkpoint = open_checkpoint(str(source))
     family = family_of(checkpoint.config)
     if family.reason:
@@ -76,9 +86,9 @@ def test_every_method_or_a_reason(model_type, tmp_path):
 
 @pytest.mark.parametrize("model_type", families())
 def test_factor_one_changes_nothing(model_type, tmp_path):
-    if IS_4 and model_type in NOT_WITH_4:
-        pytest.skip(NOT_WITH_4[model_type])
-    source = tiny_models.save(model_type, tmp_path / "source")
+    if IS_4 and model_type in NOT_AT_ONE_WITH_4:
+        pytest.skip(NOT_AT_ONE_WITH_4[model_type])
+    source = save(model_type, tmp_path / "source")
     config = open_checkpoint(str(source)).config
     if PositionInterpolation.refusal(config, family_of(config)):
         return
