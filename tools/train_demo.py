@@ -52,7 +52,7 @@ STAGES = (
     (800, 2048, {32: 0.2, 64: 0.6, 96: 0.2}, 0.0),
     (600, 4096, {64: 0.3, 128: 0.7}, 0.3),
     (600, 6144, {64: 0.1, 128: 0.3, 256: 0.6}, 0.4),
-    (1000, 8192, {64: 0.05, 128: 0.1, 192: 0.1, 256: 0.15, 384: 0.15, 512: 0.45}, 0.5),
+    (1700, 4096, {64: 0.05, 128: 0.1, 192: 0.1, 256: 0.15, 384: 0.15, 512: 0.45}, 0.5),
 )
 EMBEDDING_DEVIATION, EMBEDDING_RATE = 0.15, 0.3  # how embeddings begin, and their learning rate beside the others'
 FEWEST, WIDEN_FROM, WIDEN_STEPS = 0.03, 900, 120  # share of numbers in use, and how often it doubles from which step
@@ -146,7 +146,7 @@ def rate(step: int) -> float:
     done = step / NUM_STEPS
     if done < 2 / 3:
         return options.peak_rate * min((step + 1) / 100, 0.3 + 0.35 * (1 + math.cos(1.5 * math.pi * done)))
-    return options.peak_rate * 0.3 * min(1.0, max(0.04, (1 - done) * 7.5))
+    return options.peak_rate * 0.3 * min(1.0, max(0.04, (1 - done) * 7))
 
 
 def exact_match(model: LlamaForCausalLM, name: str, length: int, samples: int, seed: str) -> list[float]:

@@ -19,13 +19,13 @@ from ctxext.evaluate.tasks import Pieces, Task
 Encode = Callable[[str], list[int]]
 
 TASKS: dict[str, tuple[Task, float]] = {
-    "passkey": (PassKey(), 0.15),
+    "passkey": (PassKey(), 0.08),
     "needle": (Needle(num_needles=4), 0.2),
     "needle-any": (Needle(num_needles=6, phrasing="any"), 0.1),
-    "kv-number": (KeyValue(ids="number"), 0.25),
-    "documents-which": (Documents(ask="which"), 0.1),
+    "kv-number": (KeyValue(ids="number"), 0.27),
+    "documents-which": (Documents(ask="which"), 0.17),
     "documents-fact": (Documents(ask="fact"), 0.1),
-    "kv-uuid": (KeyValue(ids="uuid"), 0.1),
+    "kv-uuid": (KeyValue(ids="uuid"), 0.08),
 }
 
 
@@ -56,7 +56,7 @@ def make_example(
         example = make_prompt(encode, start, rng, length, task, rng.random())
         if example is not None:
             return example
-    shares = (0.25, 0.3, 0.15, 0.25, 0.05) if length < 100 else (0.3, 0.25, 0.2, 0.15, 0.1)
+    shares = (0.25, 0.3, 0.15, 0.25, 0.05) if length < 100 else (0.25, 0.3, 0.3, 0.05, 0.1)
     make = rng.choices((_facts, _records, _search_results, _repeats, _prose), shares)[0]
     ids, is_answer = list(start), [False] * len(start)
     for text, answer in make(rng, length, variety):
@@ -164,7 +164,7 @@ def _search_results(rng: random.Random, length: int, variety: float) -> Iterator
         if rng.random() < 0.5 and length >= 128:
             yield documents.OPENING, False
         asked: list[tuple[str, str]] = []
-        count = max(1, round(length * rng.uniform(0.004, 0.018)))
+        count = max(1, round(length * rng.uniform(0.006, 0.02)))
         for number in rng.sample(range(100, 1000 + 10 * count), count):
             document, questions = made_up_document(rng, next(names), number)
             yield document.unit(number), False
