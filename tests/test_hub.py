@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from conftest import read_json
 from hub_server import COMMIT, hub
+from small_llama import read_json
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from conftest import read_json
+from small_llama import read_json
 
 
 def test_converts_and_says_what_to_do_next(run, llama, tmp_path):

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from conftest import make_llama
 from ctxext.recipes import METHODS
 from ctxext.version import __version__
+from small_llama import make_llama
 
 
 def test_inspect_tells_what_the_files_say(run, llama):

@@ -8,11 +8,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.models.llama import modeling_llama as modeling
 
-from conftest import make_llama, read_json
 from ctxext.converters import convert
 from ctxext.converters.calibration import Calibration, read_text
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Recipe, Yarn
+from small_llama import make_llama, read_json
 
 
 @pytest.fixture(scope="module")

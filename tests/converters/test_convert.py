@@ -15,10 +15,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from conftest import make_llama, read_json
 from ctxext.converters import apply, convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import DynamicNtk, Ntk, PositionInterpolation, Recipe, Yarn
+from small_llama import make_llama, read_json
 
 YARN = Recipe([Yarn(factor=4)])
 

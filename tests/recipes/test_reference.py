@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from conftest import make_llama
 from ctxext.converters import convert
 from ctxext.families import family_of
 from ctxext.recipes import (
@@ -24,6 +23,7 @@ from ctxext.recipes import (
 )
 from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.rotary import attention_scaling, read_rotary
+from small_llama import make_llama
 
 FACTORS = (2.0, 4.0, 8.0, 32.0)
 MODELS = tuple(itertools.product((64, 128), (1e4, 5e5), (2048, 8192, 131072)))

@@ -12,10 +12,10 @@ from ctxext.checkpoint import Checkpoint
 from ctxext.converters.card import render_card
 from ctxext.converters.engines import Serving, serving_of
 from ctxext.errors import CtxextError
-from ctxext.families import Family, family_of, sliding_layers, text_config
+from ctxext.families import Family, family_of, read, rotated_layers, sliding_layers, text_config
 from ctxext.recipes.mspoe_layout import CODE_FILE, STUB_FILE
 from ctxext.recipes.recipe import Recipe, describe_step, plain_config
-from ctxext.recipes.rotary import Config, Rotary, provenance, read_rotary
+from ctxext.recipes.rotary import Config, Rotary, native_type, provenance, read_rotary
 from ctxext.version import __version__
 
 MANIFEST = "ctxext.json"
@@ -92,7 +92,7 @@ def make_plan(source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = Fal
     gone = {*texts, *_REPLACED, *(CODE_FILES if before.has_code else ())}
     kept = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
     serving = serving_of(recipe, family, rotary)
-    cautions = _cautions(source, recipe, family)
+    cautions = _cautions(source, recipe, family, rotary)
     texts["README.md"] = render_card(source, recipe, rotary, serving, cautions)
     return Plan(
         source=source,
@@ -193,10 +193,15 @@ def _with_number(path: Path, content: dict[str, Any], key: str, value: int) -> s
     return text if count == 1 else as_json({**content, key: value})
 
 
-def _cautions(source: Checkpoint, recipe: Recipe, family: Family) -> tuple[str, ...]:
+def _cautions(source: Checkpoint, recipe: Recipe, family: Family, rotary: Rotary) -> tuple[str, ...]:
     cautions = [f"{step.name}: {step.caution}" for step in recipe.steps if step.caution]
     if family.sliding_follows and sliding_layers(source.config, family) and any(step.scales for step in recipe.steps):
         cautions.append("its sliding-window layers read the same schedule as the others, so they change too.")
+    if not rotated_layers(source.config, family):
+        window = read(source.config, family, "sliding_window")
+        cautions.append(f"all its layers see a window of {window} tokens only, which a longer schedule does not widen.")
+    if is_new_only(family, rotary):
+        cautions.append(f"transformers 4.57 does not carry this schedule for {family.model_type}: load it with 5.x.")
     if family.note:
         cautions.append(f"{family.model_type}: {family.note}.")
     if recipe.needs_code:
@@ -207,6 +212,11 @@ def _cautions(source: Checkpoint, recipe: Recipe, family: Family) -> tuple[str, 
     if any(path.suffix == ".py" and path.name not in CODE_FILES for path in source.files):
         cautions.append("the source carries its own Python code; it was copied and not run.")
     return tuple(cautions)
+
+
+def is_new_only(family: Family, rotary: Rotary) -> bool:
+    """Whether transformers 4.57 does not know the family, or does not carry this schedule for it."""
+    return family.rope_types_4x is not None and native_type(family, rotary.rope_type) not in family.rope_types_4x
 
 
 def _changes(source: Checkpoint, family: Family, texts: Mapping[str, str]) -> list[Change]:

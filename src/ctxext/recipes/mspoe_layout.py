@@ -207,7 +207,6 @@ def edit_config(
         "schedule": schedule,
         "rescale": _rescale(rescale, schedule, rescale_start, rescale_end),
         "variant": variant,
-        "rope": dict(rotary.parameters),
     }
     if schedule == "by-parts":
         settings |= {"trained_length": rotary.trained_length, "beta_fast": beta_fast, "beta_slow": beta_slow}
@@ -215,9 +214,11 @@ def edit_config(
         settings["ranks"] = [list(range(heads)) for _ in layers]
     elif head_order == "calibrated":
         settings["ranks"] = _checked(orders, len(layers), heads)
-    plain = replace(rotary, parameters={"rope_type": "default"})
-    edited = write_rotary(config, family, plain if unsupported(family, rotary.rope_type) else rotary)
+    # A schedule that conversions do not offer for this family is kept as the source has it.
+    kept = dict(rotary.parameters) if unsupported(family, rotary.rope_type) else {}
+    edited = write_rotary(config, family, replace(rotary, parameters={"rope_type": "default"}) if kept else rotary)
     text = _text(edited, family)
+    settings["rope"] = {**_own(text["rope_parameters"], family), **kept}
     if family.model_type in OWN_ROPE_TYPES:
         settings["hidden_act"] = read(config, family, "hidden_act") or "silu"
         text["hidden_act"] = LATCH
@@ -244,20 +245,26 @@ def num_key_heads(config: Config, family: Family) -> int:
     return int(read(config, family, "num_key_value_heads"))
 
 
+def _full(schedules: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
+    """The schedule of the full-attention layers."""
+    return next((schedules[name] for name in family.full_types if isinstance(schedules.get(name), Mapping)), schedules)
+
+
+def _own(schedules: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """What the latch takes the place of."""
+    length = "original_max_position_embeddings"
+    return {key: value for key, value in _full(schedules, family).items() if key in _SCHEDULE or key == length}
+
+
 def _latch(text: Config, family: Family) -> None:
     """Give the full-attention layers the rope type that only the shipped code understands, in both dialects."""
     schedules = text["rope_parameters"]
+    full = _full(schedules, family)
+    latched = {"rope_type": LATCH, **{key: value for key, value in full.items() if key not in _SCHEDULE}}
     names = [name for name in family.full_types if isinstance(schedules.get(name), Mapping)]
-    if names:
-        text["rope_parameters"] = {**schedules, **{name: _latched(schedules[name]) for name in names}}
-    else:
-        text["rope_parameters"] = _latched(schedules)
+    text["rope_parameters"] = {**schedules, **{name: dict(latched) for name in names}} if names else latched
     if family.rope_scaling:
-        text["rope_scaling"] = _latched(schedules[names[0]] if names else schedules)
-
-
-def _latched(schedule: Mapping[str, Any]) -> dict[str, Any]:
-    return {"rope_type": LATCH, **{key: value for key, value in schedule.items() if key not in _SCHEDULE}}
+        text["rope_scaling"] = dict(latched)
 
 
 def _text(edited: Config, family: Family) -> Config:

@@ -19,4 +19,4 @@ class Ntk(Scaling):
 
     def theta_after(self, rotary: Rotary) -> float:
         """The raised base."""
-        return float(rotary.theta * self.stretch ** (rotary.span / (rotary.span - 2)))
+        return float(rotary.theta * self.stretch ** (rotary.span / (rotary.dim - 2)))

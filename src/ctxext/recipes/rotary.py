@@ -177,9 +177,8 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
 def _schedule(config: Config, family: Family, rotary: Rotary) -> dict[str, Any]:
     """The numbers of the schedule with what the family's own code wants beside them."""
     old = _full_attention_parameters(text_config(config, family), family)
-    schedule = {**{key: old[key] for key in _KEPT if key in old}, **rotary.parameters}
-    if rotary.rope_type == "default":
-        schedule["rope_type"] = family.plain_type
+    kept = {key: old[key] for key in _KEPT if key in old}
+    schedule = {**kept, **rotary.parameters, "rope_type": native_type(family, rotary.rope_type)}
     for key in family.required_keys:
         needed = rotary.trained_length if key.startswith("original") else attention_scaling(rotary)
         schedule.setdefault(key, needed)
@@ -199,8 +198,8 @@ def _nested(config: Config, family: Family, full: Mapping[str, Any]) -> dict[str
     """The schedule by layer type; the sliding layers keep their own rotary embedding (METHODS.md, trap 9)."""
     source = text_config(config, family).get("rope_parameters") or {}
     nested = {key: copy.deepcopy(value) for key, value in source.items() if isinstance(value, dict)}
-    local_theta = read(config, family, family.local_theta_key) if family.local_theta_key else full["rope_theta"]
-    for name in family.sliding_types:
+    local_theta = read(config, family, "local_rope_theta")
+    for name in family.sliding_types if local_theta else ():
         nested.setdefault(name, {"rope_type": "default", "rope_theta": local_theta})
     return {**nested, **{name: dict(full) for name in family.full_types}}
 
@@ -218,11 +217,17 @@ def _write_explicit(config: Config, edited: Config, text: Config, family: Family
             place.update(dict.fromkeys(_DTYPES, known))
 
 
+def native_type(family: Family, rope_type: str) -> str:
+    """The name under which a family carries a schedule: where a part of the head rotates, linear is `proportional`."""
+    is_plain = rope_type == "default" or (rope_type == "linear" and family.plain_type != "default")
+    return family.plain_type if is_plain else rope_type
+
+
 def unsupported(family: Family, rope_type: str) -> str:
     """Why a family does not carry a schedule; empty where it does."""
     if family.reason:
         return family.reason
-    if rope_type == "default" or rope_type in family.rope_types:
+    if rope_type == "default" or native_type(family, rope_type) in family.rope_types:
         return ""
     able = ", ".join(family.rope_types) or "none"
     return f'its code does not carry the rope type "{rope_type}" (it takes: {able})'

@@ -1,0 +1,36 @@
+"""A small random Llama checkpoint on disk, as a user's would look."""
+
+import json
+from pathlib import Path
+
+
+def make_llama(folder: Path, *, seed: int = 0, **changes) -> Path:
+    """Save a random Llama with a tokenizer's configuration, as a user's checkpoint would look."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    settings = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": 64,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.3,
+    }
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**{**settings, **changes}))
+    model.save_pretrained(folder)
+    window = model.config.max_position_embeddings
+    (folder / "tokenizer_config.json").write_text(
+        f'{{"tokenizer_class":   "PreTrainedTokenizerFast",\n "model_max_length": {window}, "note": "é"}}'
+    )
+    (folder / "special_tokens_map.json").write_text("{}")
+    (folder / "README.md").write_text("---\nlicense: mit\nlanguage: [en]\ntags: [tiny]\n---\n# Tiny\n")
+    return folder
+
+
+def read_json(path: Path) -> dict:
+    return json.loads(path.read_text())
