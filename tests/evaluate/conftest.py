@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from hand_made import Oracle, make_tokenizer, tiny_config, tiny_llama
 
 

@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hand_made import tiny_llama
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate import loss
 from ctxext.evaluate.model import LoadedModel, make_ready
 from ctxext.evaluate.perplexity import PerplexityWork, bucket_width
+from hand_made import tiny_llama
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

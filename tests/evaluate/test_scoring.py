@@ -1,6 +1,5 @@
 import pytest
 import torch
-from hand_made import tiny_llama
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate import scoring
@@ -11,6 +10,7 @@ from ctxext.evaluate.needle import Needle
 from ctxext.evaluate.passkey import PassKey
 from ctxext.evaluate.retrieval import make_questions
 from ctxext.evaluate.settings import Settings, even_depths
+from hand_made import tiny_llama
 
 DEPTHS = even_depths(5)
 

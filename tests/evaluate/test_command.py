@@ -1,0 +1,132 @@
+import json
+import shutil
+
+import pytest
+import torch
+
+from ctxext.errors import CtxextError
+from hand_made import tiny_llama
+
+
+def test_the_tables_say_what_was_found(run, checkpoint, tmp_path):
+    out = tmp_path / "out"
+    words = ["--task", "passkey,kv", "-t", "short", "--kv-ids", "number", "--lengths", "300,512", "--samples", "2"]
+    result = run("eval", checkpoint, *words, "--depths", "0,50,100", "--out", out)
+    assert result.exit_code == 0, result.stderr
+    for part in ("passkey", "kv", "300 tokens", "512 tokens", "0   50  100", "short", "perplexity"):
+        assert part in result.stdout
+    assert "passkey at 512 tokens: tiny finds 0 % (0–39)." in result.stdout
+    assert str(out / "report.html") in result.stderr
+    report = json.loads((out / "report.json").read_text())
+    assert [cell["depth"] for cell in report["models"][0]["cells"][:3]] == [0.0, 0.5, 1.0]
+    page = (out / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 4
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+def test_json_is_the_report_and_nothing_else(run, checkpoint, tmp_path):
+    words = ["--task", "passkey", "--lengths", "300", "--samples", "1", "--depths", "2", "--json", "-q"]
+    result = run("eval", checkpoint, *words, "--out", tmp_path / "out")
+    assert json.loads(result.stdout) == json.loads((tmp_path / "out" / "report.json").read_text())
+    assert result.stderr == ""
+
+
+def test_reports_do_not_overwrite_each_other(run, checkpoint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--task", "passkey", "--lengths", "300", "--samples", "1", "--depths", "1", "-q"]
+    for _ in range(2):
+        run("eval", checkpoint, *words)
+    assert (tmp_path / "report" / "report.html").exists()
+    assert (tmp_path / "report-2" / "report.html").exists()
+
+
+def test_converted_models_beside_their_source(run, checkpoint, tmp_path):
+    source = shutil.copytree(checkpoint, tmp_path / "tiny")
+    assert run("convert", source, tmp_path / "stretched", "--method", "yarn", "--factor", "2").exit_code == 0
+    words = ["--task", "passkey,perplexity,short", "--samples", "2", "--depths", "2", "--out", tmp_path / "out"]
+    result = run("eval", tmp_path / "stretched", *words)
+    assert result.exit_code == 0, result.stderr
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    stretched, beside = report["models"]
+    assert stretched["lengths"] == [512, 1024], "by default the trained length and the window"
+    assert stretched["summary"] == "yarn ×2"
+    assert beside["name"] == "tiny", "its source is read for comparison without being named"
+    assert beside["cells"] == []
+    assert stretched["short"]["against"]["model"] == "tiny"
+    assert "stretched on long text: the loss" in result.stdout
+    assert "Inside the trained 512 tokens stretched costs" in result.stdout
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def no_tokenizer(folder, _):
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+
+
+def not_a_number(folder, _):
+    model = tiny_llama()
+    with torch.no_grad():
+        model.lm_head.weight[7, 7] = float("nan")
+    model.save_pretrained(folder)
+
+
+def no_weights(folder, _):
+    (folder / "model.safetensors").unlink()
+
+
+PASSKEY = ["--task", "passkey", "--lengths", "300"]
+BAD = {
+    "beyond the window": (["--lengths", "300,600"], None, "reads 512 tokens, but a length of 600 was asked for"),
+    "too short": (["--task", "kv", "--lengths", "64"], None, 'The task "kv" needs at least'),
+    "empty haystack": (["--haystack", "empty.txt"], None, 'The haystack "empty.txt" is empty'),
+    "no haystack": (["--haystack", "missing.txt"], None, "cannot be read"),
+    "no tokenizer": (PASSKEY, no_tokenizer, "has no tokenizer"),
+    "not a number": (PASSKEY, not_a_number, "logits that are not numbers"),
+    "no weights": (PASSKEY, no_weights, "cannot be loaded"),
+    "broken documents": (
+        ["--task", "documents", "--documents", "broken.jsonl"],
+        None,
+        'Line 2 of "broken.jsonl" has no field',
+    ),
+    "broken data": (["--task", "perplexity", "--data", "data.jsonl"], None, 'Line 2 of "data.jsonl" is not valid JSON'),
+    "no text in data": (["--task", "short", "--data", "broken.jsonl"], None, "Line 1"),
+    "too little data": (["--task", "short", "--data", "little.txt"], None, "holds no document of 512 tokens"),
+    "not a parquet file": (["--task", "short", "--data", "data.parquet"], None, "is not a parquet file"),
+    "no such task": (["--task", "needel"], None, 'no task "needel"'),
+    "no such depth": (["--depths", "a,b"], None, "not a list of depths"),
+    "depth beyond": (["--depths", "0,150"], None, "share of the haystack"),
+    "no such length": (["--lengths", "4q"], None, '"4q" is not a length'),
+    "no such dtype": (["--dtype", "fp8"], None, '"fp8" is not a dtype'),
+    "no such device": (["--device", "abacus"], None, '"abacus" is not a device'),
+    "nothing to resume": (["--resume"], None, "Which results are meant"),
+    "no harness": (["--harness", "ruler"], None, "not installed"),
+    "several": (None, None, "is named twice"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_line(run, checkpoint, tmp_path, monkeypatch, case):
+    words, spoil, told = BAD[case]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    shutil.copytree(checkpoint, tmp_path / "model")
+    write(tmp_path / "empty.txt", " \n")
+    write(tmp_path / "little.txt", "A few words only.")
+    write(tmp_path / "data.parquet", "no parquet")
+    record = {"question": "Who?", "answers": ["me"], "ctxs": [{"title": "a", "text": "it was me"}]}
+    write(tmp_path / "broken.jsonl", json.dumps(record) + '\n{"question": "Who?"}\n')
+    write(tmp_path / "data.jsonl", '{"text": "some words"}\n{"text": \n')
+    if spoil is not None:
+        spoil(tmp_path / "model", checkpoint)
+    models = ["model"] if words is not None else ["model", "model"]
+    result = run("eval", *models, *(words or []))
+    assert isinstance(result.exception, CtxextError), result.output
+    assert told in result.exception.message
+    assert "\n" not in result.exception.message
+    assert result.exit_code == 1
+    assert result.stdout == ""
