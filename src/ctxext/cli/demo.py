@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from ctxext.checkpoint import open_checkpoint
@@ -110,24 +109,23 @@ def _shown(name: str) -> str:
     return _SHOWN.get(name, name if name == "stock" else f"{name} ×4")
 
 
-def _table(shares: dict[str, dict[int, list[float]]], lengths: tuple[int, ...]) -> Table:
-    """One row per method, one group of columns per length: exact match in percent, by depth."""
-    title = "Exact match in percent, by how deep the needle lies"
-    table = Table(box=None, padding=(0, 1), title=title, title_justify="left")
-    table.add_column("method")
-    depths = len(next(iter(shares.values()))[lengths[0]])
-    for length in lengths:
-        for number in range(depths):
-            head = f"{length} tokens\n" if number == 0 else "\n"
-            table.add_column(f"{head}{100 * number // (depths - 1)} %", justify="right", no_wrap=True)
+def _table(shares: dict[str, dict[int, list[float]]], lengths: tuple[int, ...]) -> Text:
+    """One line per method, one group of columns per length: exact match in percent, by depth."""
+    num_depths = len(next(iter(shares.values()))[lengths[0]])
+    depths = "".join(f"{100 * number // (num_depths - 1):>5}" for number in range(num_depths))
+    name_width = max(len(_shown(name)) for name in shares)
+    groups = "".join(f"   {f'{length} tokens':<{len(depths)}}" for length in lengths)
+    text = Text(f"Exact match in percent, by how deep the needle lies\n{'':{name_width}}{groups}\n")
+    text.append(f"{'method':{name_width}}" + f"   {depths}" * len(lengths) + "  %\n", style="bold")
     for name, by_length in shares.items():
-        table.add_row(_shown(name), *(_cell(share) for length in lengths for share in by_length[length]))
-    return table
-
-
-def _cell(share: float) -> Text:
-    colour = "green" if share >= 0.9 else "yellow" if share >= 0.5 else "red"
-    return Text(f"{100 * share:.0f}", style=colour)
+        text.append(f"{_shown(name):{name_width}}")
+        for length in lengths:
+            text.append("   ")
+            for share in by_length[length]:
+                colour = "green" if share >= 0.9 else "yellow" if share >= 0.5 else "red"
+                text.append(f"{100 * share:>5.0f}", style=colour)
+        text.append("\n")
+    return text
 
 
 def _sentence(shares: dict[str, dict[int, list[float]]], lengths: tuple[int, ...]) -> str:
