@@ -122,7 +122,7 @@ def _tell(report: "Report", out: Path, models: Sequence[str], output: Output) ->
     output.result(report, *report_tables(report, output.stdout.width), Text(), *sentences)
     output.note(Text(f"Pictures and tables: {out / 'report.html'}"))
     if not any(model["recipe"] for model in report["models"]):
-        output.next_step(f"ctxext inspect {models[0]}")
+        output.next_step(f"ctxext convert {models[0]} --method yarn --factor 4", "Extend it")
         return
     lost = [model["name"] for model in report["models"] if model["recipe"]]
     output.next_step(f"ctxext finetune {lost[0]} OUT", "A short fine-tune helps most methods")

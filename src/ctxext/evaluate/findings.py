@@ -16,8 +16,7 @@ def findings(report: Report) -> list[str]:
     models = report["models"]
     tasks = dict.fromkeys(cell["task"] for model in models for cell in model["cells"])
     found = [_retrieval(task, models) for task in tasks]
-    found += [_long_text(model) for model in models if model["perplexity"]]
-    found += [_cost(model) for model in models if model["short"] and "against" in model["short"]]
+    found += [_long_text(models), _cost(models)]
     return [sentence for sentence in found if sentence]
 
 
@@ -54,19 +53,23 @@ def _retrieval(task: str, models: Sequence[dict[str, Any]]) -> str:
     return sentence + "."
 
 
-def _long_text(model: dict[str, Any]) -> str:
+def _long_text(models: Sequence[dict[str, Any]]) -> str:
     """Whether more context still lowers the loss beyond the trained length."""
-    trained, curve = model["trained_length"], model["perplexity"]["curve"]
-    inside = [point for point in curve if trained and trained / 2 <= point["start"] and point["end"] <= trained]
-    beyond = [point for point in curve if trained and point["start"] >= max(trained, model["perplexity"]["length"] / 2)]
-    if not inside or not beyond:
+    told = []
+    for model in models:
+        trained, measured = model["trained_length"], model["perplexity"]
+        if not trained or not measured or measured["length"] < 2 * trained:
+            continue
+        inside = [point for point in measured["curve"] if trained / 2 <= point["start"] and point["end"] <= trained]
+        beyond = [point for point in measured["curve"] if point["start"] >= measured["length"] / 2]
+        change = _mean_loss(beyond) - _mean_loss(inside)
+        how = "stays" if abs(change) < _SAME_LOSS else "falls" if change < 0 else "rises"
+        told.append(f"{model['name']} {how} ({change:+.2f})")
+    if not told:
         return ""
-    before, after = _mean_loss(inside), _mean_loss(beyond)
-    change = after - before
-    how = "stays" if abs(change) < _SAME_LOSS else "falls" if change < 0 else "rises"
     return (
-        f"{model['name']} on long text: the loss {how} beyond the trained {trained} tokens"
-        f" ({before:.3f} → {after:.3f} nats per token, last half of each)."
+        f"Loss on long text, from the last half of the trained window to the last half of the text: {', '.join(told)}"
+        " nats per token."
     )
 
 
@@ -75,10 +78,13 @@ def _mean_loss(points: Sequence[dict[str, Any]]) -> float:
     return float(math.fsum(point["loss"] * point["count"] for point in points) / weights)
 
 
-def _cost(model: dict[str, Any]) -> str:
-    against, short = model["short"]["against"], model["short"]
-    interval = f" ({against['low']:+.3f} to {against['high']:+.3f})" if against["low"] is not None else ""
-    return (
-        f"Inside the trained {short['length']} tokens {model['name']} costs {against['loss']:+.3f}{interval} nats per"
-        f" token against {against['model']}: perplexity {short['perplexity']:.2f}, × {against['ratio']:.3f}."
-    )
+def _cost(models: Sequence[dict[str, Any]]) -> str:
+    told = []
+    for model in models:
+        against = (model["short"] or {}).get("against")
+        if against:
+            sure = f", {against['low']:+.3f} to {against['high']:+.3f}" if against["low"] is not None else ""
+            told.append(f"{model['name']} {against['loss']:+.3f} (perplexity × {against['ratio']:.3f}{sure})")
+    if not told:
+        return ""
+    return f"Cost inside the trained window, in nats per token against the source: {'; '.join(told)}."

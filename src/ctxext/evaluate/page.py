@@ -69,35 +69,32 @@ def _retrieval(report: Report, task: str) -> str:
 {_figure(lambda theme: heat_maps(report, task, theme=theme), f"Heat maps of {task}")}
 <p class="soft">Percent right by depth (columns, %) and prompt length. {answered}. A vertical line in a picture stands
 where prompts become longer than the model was trained for. Point at a figure for its 95 % interval (Wilson).</p>
-<div class="wide">{_map(report["models"], task)}</div>"""
+<div class="maps">{_maps(report["models"], task)}</div>"""
 
 
-def _map(models: Sequence[dict[str, Any]], task: str) -> str:
-    """The figures behind the heat maps, all models in one table."""
-    cells = [cell for model in models for cell in model["cells"] if cell["task"] == task]
-    lengths, depths = sorted({cell["length"] for cell in cells}), sorted({cell["depth"] for cell in cells})
-    wide = len(depths) + 2
-    head = "".join(f'<th class="length" colspan="{wide}">{length} tokens</th>' for length in lengths)
-    under = ("".join(f"<th>{round(100 * depth)}</th>" for depth in depths) + "<th>all</th><th></th>") * len(lengths)
-    rows = []
+def _maps(models: Sequence[dict[str, Any]], task: str) -> str:
+    """The figures behind the heat maps: one table for each length."""
+    lengths = sorted({cell["length"] for model in models for cell in model["cells"] if cell["task"] == task})
+    return "".join(_map(models, task, length) for length in lengths)
+
+
+def _map(models: Sequence[dict[str, Any]], task: str, length: int) -> str:
+    rows, depths = [], list[float]()
     for model in models:
-        row = f"<td>{escape(model['name'])}</td>"
-        for length in lengths:
-            own = {c["depth"]: c for c in model["cells"] if c["task"] == task and c["length"] == length}
-            row += "".join(_cell(own.get(depth)) for depth in depths)
-            share, low, high = pooled(list(own.values()))
-            row += f"<td><b>{percent(share)}</b> ({percent(low)}–{percent(high)})</td>" if own else "<td>–</td>"
-            row += '<td class="gap"></td>'
-        rows.append(f"<tr>{row}</tr>")
+        own = [cell for cell in model["cells"] if cell["task"] == task and cell["length"] == length]
+        if own:
+            depths = [cell["depth"] for cell in own]
+            share, low, high = pooled(own)
+            pool = f"<b>{percent(share)}</b> ({percent(low)}–{percent(high)})"
+            rows.append(f"<tr><td>{escape(model['name'])}</td>{''.join(map(_cell, own))}<td>{pool}</td></tr>")
+    head = "".join(f"<th>{round(100 * depth)}</th>" for depth in depths)
     return (
-        f'<table class="map"><thead><tr><th></th>{head}</tr><tr><th>depth %</th>{under}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>"
+        f'<table class="map"><caption>{length} tokens</caption>'
+        f"<thead><tr><th>depth %</th>{head}<th>all</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
 
 
-def _cell(cell: dict[str, Any] | None) -> str:
-    if cell is None:
-        return '<td class="cell">–</td>'
+def _cell(cell: dict[str, Any]) -> str:
     colour = shade(cell["share"])
     note = f"{cell['correct']} of {cell['samples']}, {percent(cell['low'])}–{percent(cell['high'])} %"
     style = f"background:{hexadecimal(colour)};color:{ink(colour)}"
