@@ -1,0 +1,145 @@
+"""The options of `ctxext finetune`."""
+
+from typing import Annotated
+
+import typer
+
+_LENGTH, _LORA, _LOOP = "Length and positions", "What is trained", "How it is trained"
+
+DataOption = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        help="A text, JSON lines or parquet file, the id of a data set, or demo for documents made on the fly.",
+        show_default=False,
+    ),
+]
+LengthOption = Annotated[
+    str | None,
+    typer.Option("--length", help="Tokens of a sequence, as 32k. Default: the model's window.", show_default=False),
+]
+StepsOption = Annotated[int, typer.Option("--steps", help="Optimizer steps.")]
+BatchSizeOption = Annotated[int, typer.Option("--batch-size", help="Sequences per step, over all processes.")]
+MicroBatchOption = Annotated[
+    int, typer.Option("--micro-batch", help="Sequences that one device computes at once.", rich_help_panel=_LOOP)
+]
+
+ShortShareOption = Annotated[
+    float,
+    typer.Option(
+        "--short-share", help="Share of steps on pieces of the trained length, 0 to 1.", rich_help_panel=_LENGTH
+    ),
+]
+PackOption = Annotated[
+    str,
+    typer.Option(
+        "--pack",
+        help="off: each sequence comes from one document; run-on: documents are joined; restart: joined, and positions "
+        "begin anew with each.",
+        rich_help_panel=_LENGTH,
+    ),
+]
+PositionsOption = Annotated[
+    str,
+    typer.Option(
+        "--positions",
+        help="full, or pose: train for the length on short windows that skip positions.",
+        rich_help_panel=_LENGTH,
+    ),
+]
+WindowOption = Annotated[
+    str | None,
+    typer.Option(
+        "--window",
+        help="With pose: tokens of a window. Default: the trained length.",
+        rich_help_panel=_LENGTH,
+        show_default=False,
+    ),
+]
+AttentionOption = Annotated[
+    str,
+    typer.Option("--attention", help="full, or shifted: LongLoRA's groups while training.", rich_help_panel=_LENGTH),
+]
+GroupOption = Annotated[
+    str | None,
+    typer.Option(
+        "--group",
+        help="With shifted: tokens of a group. Default: a quarter of a sequence.",
+        rich_help_panel=_LENGTH,
+        show_default=False,
+    ),
+]
+
+RankOption = Annotated[int, typer.Option("--rank", help="Rank of the LoRA matrices.", rich_help_panel=_LORA)]
+AlphaOption = Annotated[
+    float | None,
+    typer.Option(
+        "--alpha",
+        help="Weight of the LoRA matrices. Default: twice the rank.",
+        rich_help_panel=_LORA,
+        show_default=False,
+    ),
+]
+DropoutOption = Annotated[
+    float, typer.Option("--dropout", help="Share of a LoRA input that is dropped.", rich_help_panel=_LORA)
+]
+TargetsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--targets",
+        help="Linear layers that get LoRA matrices, as q_proj,v_proj. Default: all.",
+        rich_help_panel=_LORA,
+        show_default=False,
+    ),
+]
+RsloraOption = Annotated[
+    bool, typer.Option("--rslora", help="Divide alpha by the root of the rank.", rich_help_panel=_LORA)
+]
+DoraOption = Annotated[bool, typer.Option("--dora", help="Train magnitudes beside directions.", rich_help_panel=_LORA)]
+TrainNormsOption = Annotated[bool, typer.Option("--train-norms", help="Train the norms too.", rich_help_panel=_LORA)]
+TrainEmbeddingsOption = Annotated[
+    bool, typer.Option("--train-embeddings", help="Train the input embeddings too.", rich_help_panel=_LORA)
+]
+FullOption = Annotated[bool, typer.Option("--full", help="Train every weight, without LoRA.", rich_help_panel=_LORA)]
+
+LearningRateOption = Annotated[
+    float | None,
+    typer.Option(
+        "--learning-rate",
+        help="Its peak. Default: 2e-4, and 2e-5 with --full.",
+        rich_help_panel=_LOOP,
+        show_default=False,
+    ),
+]
+ScheduleOption = Annotated[
+    str, typer.Option("--schedule", help="How the rate falls: cosine, linear, constant.", rich_help_panel=_LOOP)
+]
+WarmupOption = Annotated[
+    float, typer.Option("--warmup", help="Share of the steps in which the rate rises.", rich_help_panel=_LOOP)
+]
+CheckpointingOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--checkpointing/--no-checkpointing",
+        help="Compute activations twice to save memory. Default: above 4096 tokens.",
+        rich_help_panel=_LOOP,
+        show_default=False,
+    ),
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Decides order, weights and skips.", rich_help_panel=_LOOP)]
+SaveEveryOption = Annotated[int, typer.Option("--save-every", help="Steps between two saves.", rich_help_panel=_LOOP)]
+ReportToOption = Annotated[
+    str, typer.Option("--report-to", help="none, tensorboard, wandb or trackio.", rich_help_panel=_LOOP)
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto or cpu.", rich_help_panel=_LOOP)]
+DtypeOption = Annotated[
+    str, typer.Option("--dtype", help="Of frozen weights: auto, bf16, fp16 or fp32.", rich_help_panel=_LOOP)
+]
+
+MergeOption = Annotated[bool, typer.Option("--merge/--no-merge", help="Write a full checkpoint, or the adapter alone.")]
+EvalOption = Annotated[
+    str | None,
+    typer.Option("--eval", help="Tasks to ask before and after, as needle,short.", show_default=False),
+]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and an unfinished run beside it.")]

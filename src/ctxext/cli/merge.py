@@ -1,0 +1,46 @@
+"""`ctxext merge`: put an adapter's changes into the checkpoint it was trained on."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ctxext.cli.options import JsonOption, QuietOption, RevisionOption, SourceArgument, TokenOption, VerboseOption
+from ctxext.cli.output import Output
+
+
+def merge(
+    model: SourceArgument,
+    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="The folder of a LoRA adapter.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
+    *,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
+    revision: RevisionOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Merge a LoRA adapter into its base, tensor by tensor; recipe, tokenizer and modeling code stay.
+
+    Examples:
+    ctxext merge my-model-32k my-run/adapter my-model-32k-tuned
+    """
+    from ctxext.finetune.merge import merge as run
+
+    output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
+    with output.progress("merging") as advance:
+        done = run(
+            model,
+            adapter,
+            out,
+            revision=revision,
+            token=token,
+            overwrite=overwrite,
+            progress=lambda reached, total, _: advance(reached, total),
+        )
+    output.result(
+        {"out": str(out), "changed": done.num_changed, "tensors": done.num_tensors},
+        f"[green]✓[/green] [bold]{out}[/bold]   {done.num_changed} of {done.num_tensors} tensors changed",
+    )
+    output.next_step(f"ctxext eval {model} {out}", "Not measured yet")

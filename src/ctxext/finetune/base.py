@@ -1,0 +1,130 @@
+"""The checkpoint that a fine-tune starts from: what it must be, and how it is loaded."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ctxext.checkpoint import Checkpoint, open_checkpoint
+from ctxext.errors import CtxextError
+from ctxext.families import Family, family_of, text_config
+from ctxext.finetune.options import Options
+from ctxext.recipes.rotary import CODE_KEY, Rotary, provenance, read_rotary
+
+
+@dataclass(frozen=True)
+class Base:
+    """A checkpoint that was extended, and what its files say of it.
+
+    Attributes:
+        checkpoint: Its files.
+        family: What differs in its family.
+        rotary: Its rotary encoding.
+    """
+
+    checkpoint: Checkpoint
+    family: Family
+    rotary: Rotary
+
+    @property
+    def is_own_code(self) -> bool:
+        """Whether it carries modeling code that this package wrote."""
+        config = self.checkpoint.config
+        return bool(config.get("auto_map")) and bool(provenance(config).get("recipe"))
+
+
+def open_base(source: str, length: int | None, *, revision: str | None = None, token: str | None = None) -> Base:
+    """Find the checkpoint and check that it can be trained at a length.
+
+    Args:
+        source: A folder, a Hub id, or `demo`.
+        length: The context length to train for, in tokens; None for the base's window.
+        revision: A branch, tag or commit on the Hub.
+        token: A Hub token.
+
+    Raises:
+        CtxextError: it is not there, was never extended, or its window is shorter.
+    """
+    checkpoint = open_checkpoint(source, revision=revision, token=token)
+    family = family_of(checkpoint.config)
+    base = Base(checkpoint, family, read_rotary(checkpoint.config, family))
+    _check(base, source, length)
+    checkpoint.check_weights()
+    return base
+
+
+def _check(base: Base, source: str, length: int | None) -> None:
+    rotary, config = base.rotary, base.checkpoint.config
+    if not rotary.is_extended:
+        raise CtxextError(
+            f'"{source}" was never extended: its window is the {rotary.context_length} tokens it was trained on.',
+            hint=f"ctxext convert {source} OUT --method yarn --factor 4, then fine-tune OUT.",
+        )
+    if length is not None and length > rotary.context_length:
+        factor = -(-length // rotary.trained_length)
+        raise CtxextError(
+            f'--length {length} is above the window of "{source}": {rotary.context_length} tokens.',
+            hint=f"Convert its source with --factor {factor} first.",
+        )
+    code = text_config(config, base.family).get(CODE_KEY)
+    if isinstance(code, dict) and code.get("ranks") is None:
+        raise CtxextError(
+            f'"{source}" orders its heads anew for each prompt, which no training sequence resembles.',
+            hint="Convert its source with --head-order calibrated.",
+        )
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    if config.get("auto_map") and not base.is_own_code and config.get("model_type") not in CONFIG_MAPPING_NAMES:
+        raise CtxextError(f'"{source}" needs Python code of its own, which ctxext does not run for training.')
+
+
+def load_base(base: Base, options: Options, attention: str | None) -> tuple[Any, Any]:
+    """The model and the tokenizer.
+
+    Args:
+        base: The checkpoint.
+        options: Device and type.
+        attention: An attention implementation of transformers.
+
+    Raises:
+        CtxextError: one of them cannot be loaded, or weights are missing.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    on_cpu = options.device == "cpu" or not torch.cuda.is_available()
+    name, folder = base.checkpoint.name, base.checkpoint.folder
+    dtype = dtypes.get(options.dtype, torch.float32 if on_cpu or options.full else "auto")
+    extra = {"attn_implementation": attention} if attention else {}
+    try:
+        with _quiet_transformers():
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=base.is_own_code)
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, trust_remote_code=base.is_own_code, output_loading_info=True, **extra
+            )
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise CtxextError(
+            f'"{name}" cannot be loaded: {(str(error).strip() or repr(error)).splitlines()[0]}'
+        ) from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise CtxextError(f'"{name}" lacks {len(missing)} weights, "{missing[0]}" among them.')
+    model.config.use_cache = False
+    return model, tokenizer
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No bars of transformers while it loads."""
+    from transformers.utils import logging
+
+    level, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shows_bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,175 @@
+"""Put what was trained into a full checkpoint: recipe, both config dialects, modeling code and tokenizer stay."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctxext.checkpoint import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint
+from ctxext.converters.place import check_out, full_disk_told, publish, recover, workplace
+from ctxext.converters.plan import MANIFEST, as_json, public_name
+from ctxext.errors import CtxextError
+from ctxext.families import family_of, text_config
+from ctxext.finetune.card import render_card
+from ctxext.finetune.rewrite import rewrite, stored_shapes
+from ctxext.finetune.tensors import AdapterChanges, Changes
+from ctxext.recipes.rotary import provenance
+from ctxext.version import __version__
+
+Progress = Callable[[int, int, str], None]
+ADAPTER = "adapter"
+_LEFT_OUT = ("README.md", MANIFEST, "config.json")
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A merge that was carried out.
+
+    Attributes:
+        folder: The checkpoint that was made.
+        num_changed: Tensors with new values.
+        num_tensors: Tensors in all.
+    """
+
+    folder: Path
+    num_changed: int
+    num_tensors: int
+
+
+def merge(
+    model: str,
+    adapter: Path,
+    out: Path,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Merged:
+    """Merge a LoRA adapter into the checkpoint it was trained on.
+
+    Args:
+        model: A folder, a Hub id, or `demo`.
+        adapter: The adapter's folder, as peft saves it.
+        out: The folder to make.
+        revision: A branch, tag or commit on the Hub.
+        token: A Hub token.
+        overwrite: Replace a folder that is there.
+        progress: Called with bytes done, bytes in all and a text.
+
+    Raises:
+        CtxextError: the adapter does not fit the model, or the place is refused; nothing is written then.
+    """
+    checkpoint = open_checkpoint(model, revision=revision, token=token)
+    check_out(out, checkpoint.folder, overwrite=overwrite)
+    check_out(out, adapter, overwrite=overwrite)
+    checkpoint.check_weights()
+    shapes = stored_shapes(checkpoint)
+    changes = AdapterChanges(adapter, shapes, tied=is_tied(checkpoint))
+    out = out.resolve()
+    recover(out)
+    with full_disk_told(out), workplace(out) as work:
+        shutil.copytree(adapter, work / ADAPTER)
+        write_merged(checkpoint, changes, work, notes={"adapter": adapter.resolve().name}, progress=progress)
+        publish(work, out)
+    return Merged(out, len(changes.names), len(shapes))
+
+
+def is_tied(checkpoint: Checkpoint) -> bool:
+    """Whether the output embedding is the input embedding."""
+    config = checkpoint.config
+    text = text_config(config, family_of(config))
+    from transformers import AutoConfig
+
+    stated = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
+    if stated is None:  # The class decides; transformers knows its default.
+        return bool(AutoConfig.for_model(str(config["model_type"])).get_text_config().tie_word_embeddings)
+    return bool(stated)
+
+
+def write_merged(
+    checkpoint: Checkpoint,
+    changes: Changes,
+    work: Path,
+    *,
+    notes: Mapping[str, Any],
+    progress: Progress | None = None,
+) -> None:
+    """Write the merged checkpoint's files into a folder.
+
+    Weights that are not read by transformers (GGUF, ONNX ...) are left out: they would hold the old values.
+
+    Args:
+        checkpoint: The base.
+        changes: What was trained.
+        work: The folder; what it holds already stays.
+        notes: What config.json says of the training, under `ctxext`.
+        progress: Called with bytes done, bytes in all and a text.
+    """
+    headers = {path for path in checkpoint.weight_files if path.suffix == ".safetensors" and len(path.parts) == 1}
+    total, done = sum(checkpoint.size_of(path) for path in headers), 0
+
+    def advance(size: int) -> None:
+        nonlocal done
+        done += size
+        if progress is not None:
+            progress(done, total, "merging")
+
+    weights = {
+        path.name: rewrite(checkpoint.folder / path, work / path.name, changes, advance) for path in sorted(headers)
+    }
+    skipped = (*_LEFT_OUT, *(path.as_posix() for path in checkpoint.files if path.suffix in WEIGHT_SUFFIXES))
+    for path in checkpoint.files:
+        if path.as_posix() not in skipped and path.parts[0] != ADAPTER:
+            (work / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(checkpoint.folder / path, work / path)
+    noted = {**provenance(checkpoint.config), "finetune": {"version": __version__, **notes}}
+    (work / "config.json").write_text(as_json({**checkpoint.config, "ctxext": noted}), encoding="utf-8")
+    (work / "README.md").write_text(render_card(checkpoint, notes), encoding="utf-8")
+    (work / MANIFEST).write_text(as_json(_manifest(checkpoint, work, weights, notes)), encoding="utf-8")
+
+
+def _manifest(
+    checkpoint: Checkpoint, work: Path, weights: Mapping[str, str], notes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The content of ctxext.json, with the digests of what lies there now."""
+    small = [path for path in sorted(work.rglob("*")) if path.is_file() and path.name not in weights]
+    digests = {path.relative_to(work).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in small}
+    old = checkpoint.read_json(MANIFEST) or {}
+    return {
+        **old,
+        "ctxext": __version__,
+        "base": {"name": public_name(checkpoint), "revision": checkpoint.revision},
+        "finetune": dict(notes),
+        "files": digests,
+        "weights": dict(weights),
+    }
+
+
+def save_adapter(saved: Path, folder: Path, checkpoint: Checkpoint) -> None:
+    """Copy an adapter without its optimizer, naming its base as it may be published.
+
+    Args:
+        saved: A folder in which the Trainer saved.
+        folder: The folder to make.
+        checkpoint: The base.
+
+    Raises:
+        CtxextError: there is no adapter.
+    """
+    if not (saved / "adapter_config.json").is_file():
+        raise CtxextError(f'"{saved}" holds no adapter.')
+    folder.mkdir(parents=True)
+    shutil.copyfile(saved / "adapter_model.safetensors", folder / "adapter_model.safetensors")
+    config = json.loads((saved / "adapter_config.json").read_text(encoding="utf-8"))
+    named = {**config, "base_model_name_or_path": public_name(checkpoint), "revision": checkpoint.revision}
+    (folder / "adapter_config.json").write_text(as_json(named), encoding="utf-8")
+    (folder / "README.md").write_text(
+        f"---\nlibrary_name: peft\ntags: [lora, ctxext]\n---\n\nA LoRA adapter of `{public_name(checkpoint)}`. It does "
+        "not carry the change of the rotary embedding:\nload it on that very checkpoint, or merge the two with "
+        "`ctxext merge`.\n",
+        encoding="utf-8",
+    )

@@ -1,0 +1,152 @@
+"""How a fine-tune is run: every choice that decides its outcome, checked when it is made."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from ctxext.errors import CtxextError
+
+_CHOICES = {
+    "pack": ("off", "run-on", "restart"),
+    "positions": ("full", "pose"),
+    "attention": ("full", "shifted"),
+    "schedule": ("cosine", "linear", "constant"),
+    "dtype": ("auto", "bf16", "fp16", "fp32"),
+}
+_AT_LEAST_ONE = ("rank", "steps", "batch_size", "micro_batch", "save_every", "length", "window", "group", "piece")
+_SHARES = ("short_share", "warmup", "dropout")
+CHANGEABLE = ("device", "save_every", "report_to")
+"""What may differ between a run and the one that continues it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The choices of a fine-tune.
+
+    Attributes:
+        length: The context length to train for, in tokens; by default the base's window.
+        steps: Optimizer steps.
+        batch_size: Sequences per step, over all processes.
+        micro_batch: Sequences that one device computes at once.
+        learning_rate: Its peak; by default 2e-4 with LoRA and 2e-5 without.
+        schedule: How the learning rate falls: cosine, linear or constant.
+        warmup: Share of the steps in which it rises.
+        rank: Rank of the LoRA matrices.
+        alpha: Their weight; by default twice the rank.
+        dropout: Share of a LoRA input that is dropped.
+        targets: Names of the linear layers that get one; all of them where empty.
+        rslora: Divide alpha by the root of the rank (arXiv 2312.03732).
+        dora: Train magnitudes beside directions (arXiv 2402.09353).
+        train_norms: Train the norms too.
+        train_embeddings: Train the input embeddings too.
+        full: Train every weight, without LoRA.
+        pack: "off": a sequence comes from one document; "run-on": documents are joined; "restart": they are joined,
+            positions begin anew with each and attention stays inside it.
+        short_share: Share of the steps that train on pieces of the trained length.
+        positions: "full", or "pose" to skip positions in short windows (arXiv 2309.10400).
+        window: Tokens that a sequence has with pose; by default the trained length.
+        attention: "full", or "shifted" for LongLoRA's groups while training (arXiv 2309.12307).
+        group: Tokens in such a group; by default a quarter of a sequence.
+        checkpointing: Keep no activations but each layer's input; by default for more than 4096 tokens.
+        piece: Positions whose logits are computed at once; by default what takes 64 MiB.
+        seed: Decides order, initial weights and skips.
+        save_every: Steps between two saves.
+        dtype: Type of the frozen weights: auto (as saved, float32 on a CPU), bf16, fp16 or fp32.
+        device: auto or cpu.
+        report_to: none, tensorboard, wandb or trackio.
+    """
+
+    length: int | None = None
+    steps: int = 200
+    batch_size: int = 8
+    micro_batch: int = 1
+    learning_rate: float | None = None
+    schedule: str = "cosine"
+    warmup: float = 0.05
+    rank: int = 16
+    alpha: float | None = None
+    dropout: float = 0.0
+    targets: tuple[str, ...] = ()
+    rslora: bool = False
+    dora: bool = False
+    train_norms: bool = False
+    train_embeddings: bool = False
+    full: bool = False
+    pack: str = "off"
+    short_share: float = 0.2
+    positions: str = "full"
+    window: int | None = None
+    attention: str = "full"
+    group: int | None = None
+    checkpointing: bool | None = None
+    piece: int | None = None
+    seed: int = 0
+    save_every: int = 50
+    dtype: str = "auto"
+    device: str = "auto"
+    report_to: str = "none"
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise CtxextError(f'{_option(name)} "{value}" is not known.', hint=f"Choose {', '.join(choices)}.")
+        for name in _AT_LEAST_ONE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise CtxextError(f'{_option(name)} must be at least 1, not "{value}".')
+        for name in _SHARES:
+            if not 0 <= (value := getattr(self, name)) < 1:
+                raise CtxextError(f'{_option(name)} is a share from 0 to 1, not "{value}".')
+        for name in ("learning_rate", "alpha"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise CtxextError(f'{_option(name)} must be above 0, not "{value}".')
+        if self.device not in ("auto", "cpu"):
+            raise CtxextError(f'"{self.device}" is not a device to train on.', hint="Choose auto or cpu.")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Refuse choices that contradict each other."""
+        if self.batch_size % self.micro_batch:
+            raise CtxextError(f"--batch-size {self.batch_size} is no multiple of --micro-batch {self.micro_batch}.")
+        if self.full and (self.dora or self.rslora or self.targets):
+            raise CtxextError("--full trains every weight; --dora, --rslora and --targets are for LoRA.")
+        if self.window and self.positions != "pose":
+            raise CtxextError("--window is for --positions pose.", hint="Add --positions pose, or use --length alone.")
+        if self.group and self.attention != "shifted":
+            raise CtxextError("--group is for --attention shifted.")
+        if self.pack == "restart" and (self.positions, self.attention) != ("full", "full"):
+            raise CtxextError("--pack restart goes with full positions and full attention only.")
+
+    def settled(self, *, window: int, trained_length: int) -> "Options":
+        """The same options with everything filled in that depends on the base.
+
+        Args:
+            window: The context length that the base claims, in tokens.
+            trained_length: The context it was trained on, in tokens.
+        """
+        length = self.length or window
+        num_tokens = (self.window or trained_length) if self.positions == "pose" else length
+        return dataclasses.replace(
+            self,
+            length=length,
+            learning_rate=self.learning_rate or (2e-5 if self.full else 2e-4),
+            alpha=self.alpha or 2.0 * self.rank,
+            window=min(num_tokens, length) if self.positions == "pose" else None,
+            group=(self.group or max(2, num_tokens // 4)) if self.attention == "shifted" else None,
+            checkpointing=num_tokens > 4096 if self.checkpointing is None else self.checkpointing,
+        )
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens in a sequence: the window with PoSE, otherwise the length."""
+        found = self.window or self.length
+        assert found is not None, "the options are not settled"
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """As reports write it."""
+        return {**dataclasses.asdict(self), "targets": list(self.targets)}
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,86 @@
+"""Write a safetensors file again with some tensors changed, one tensor in memory at a time."""
+
+import hashlib
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from ctxext.checkpoint import Checkpoint, read_safetensors_header
+from ctxext.errors import CtxextError
+from ctxext.finetune.tensors import Changes
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_CHUNK = 1 << 22
+Advance = Callable[[int], None]
+
+
+def stored_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors of a checkpoint, from its headers.
+
+    Raises:
+        CtxextError: its weights are not in safetensors files.
+    """
+    shapes = {name: tuple(entry["shape"]) for header in checkpoint.headers() for name, entry in header.items()}
+    if not shapes:
+        raise CtxextError(
+            f'"{checkpoint.name}" has no safetensors weights to merge into.',
+            hint="Save it with transformers once, or keep the adapter apart with --no-merge.",
+        )
+    return shapes
+
+
+def rewrite(origin: Path, target: Path, changes: Changes, advance: Advance | None = None) -> str:
+    """Write a file's tensors again in the same order, places and types.
+
+    Args:
+        origin: A safetensors file.
+        target: The file to make.
+        changes: The tensors that get new values.
+        advance: Called with the bytes that were written.
+
+    Returns:
+        The SHA-256 of what was written.
+
+    Raises:
+        CtxextError: a tensor that changes is stored in a type that cannot be computed with.
+    """
+    header = read_safetensors_header(origin)
+    digest = hashlib.sha256()
+    with origin.open("rb") as reading, target.open("wb") as writing:
+
+        def write(content: bytes) -> None:
+            writing.write(content)
+            digest.update(content)
+            if advance is not None:
+                advance(len(content))
+
+        prefix = reading.read(8)
+        write(prefix + reading.read(struct.unpack("<Q", prefix)[0]))
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
+            size = entry["data_offsets"][1] - entry["data_offsets"][0]
+            if name in changes.names:
+                write(_changed(reading.read(size), name, entry["dtype"], tuple(entry["shape"]), changes))
+            else:
+                _copy(reading, size, write)
+    return digest.hexdigest()
+
+
+def _changed(content: bytes, name: str, dtype: str, shape: tuple[int, ...], changes: Changes) -> bytes:
+    """A tensor's new bytes."""
+    if dtype not in DTYPES:
+        raise CtxextError(f'"{name}" is stored as {dtype}, which nothing can be merged into.')
+    old = torch.frombuffer(bytearray(content), dtype=DTYPES[dtype]).reshape(shape)
+    new = changes.new(name, old)
+    if new.shape != old.shape:
+        raise CtxextError(f'"{name}" was trained as {tuple(new.shape)} but is stored as {shape}.')
+    return new.to(DTYPES[dtype]).contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _copy(reading: BinaryIO, size: int, write: Callable[[bytes], None]) -> None:
+    while size:
+        piece = reading.read(min(size, _CHUNK))
+        write(piece)
+        size -= len(piece)

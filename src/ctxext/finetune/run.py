@@ -1,0 +1,327 @@
+"""A fine-tune from beginning to end: check everything, read the data, train, merge."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctxext.checkpoint import read_json_object
+from ctxext.converters.place import check_out, full_disk_told, publish, recover, workplace
+from ctxext.converters.plan import as_json, public_name
+from ctxext.errors import CtxextError
+from ctxext.finetune.base import Base, load_base, open_base
+from ctxext.finetune.data import DataReport, DocumentReader, read_report, write_sequences
+from ctxext.finetune.merge import ADAPTER, Progress, is_tied, save_adapter, write_merged
+from ctxext.finetune.options import CHANGEABLE, Options
+from ctxext.finetune.rewrite import stored_shapes
+from ctxext.finetune.tensors import AdapterChanges, WholeChanges, stored_name
+
+if TYPE_CHECKING:
+    pass
+
+SETTINGS, REPORT, CURVE, FINAL = "settings.json", "finetune.json", "loss.png", "final"
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """A fine-tune that was carried out.
+
+    Attributes:
+        folder: The checkpoint, or the adapter alone where nothing was merged.
+        options: The options, settled.
+        data: What was read.
+        losses: Step and loss in nats per token.
+        num_trained: Parameters that were trained.
+        num_parameters: Parameters in all.
+        seconds: Time the training took; of a resumed run, since it was taken up.
+    """
+
+    folder: Path
+    options: Options
+    data: DataReport
+    losses: tuple[tuple[int, float], ...]
+    num_trained: int
+    num_parameters: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As finetune.json and `--json` have it."""
+        content = {**dataclasses.asdict(self), "options": self.options.to_dict(), "folder": self.folder.name}
+        return {**content, "losses": [list(entry) for entry in self.losses]}
+
+
+def training_folder(out: Path) -> Path:
+    """Where a run keeps what it needs to be taken up again; gone once OUT is there."""
+    return out.parent / f"{out.name}.training"
+
+
+def finetune(
+    model: str,
+    out: Path,
+    read_documents: DocumentReader,
+    options: Options,
+    *,
+    data: Mapping[str, Any],
+    revision: str | None = None,
+    token: str | None = None,
+    merge: bool = True,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Finetuned | None:
+    """Train an extended checkpoint on long sequences.
+
+    Args:
+        model: A folder, a Hub id, or `demo`.
+        out: The folder to make.
+        read_documents: Gives the documents as token ids, from the tokenizer.
+        options: How to train.
+        data: What the documents are, for reports and for `resume`: at least a `name`.
+        revision: A branch, tag or commit on the Hub.
+        token: A Hub token.
+        merge: Write a full checkpoint; without, only the adapter.
+        resume: Go on with a run that was stopped.
+        overwrite: Replace OUT, and an unfinished run beside it.
+        progress: Called with how much is done, how much in all, and what.
+        tell: Called with facts beside the result, one line each.
+
+    Returns:
+        What was done; None in all processes but the first.
+
+    Raises:
+        CtxextError: the model, the data, an option or the place is refused; nothing is written then.
+    """
+    base = open_base(model, options.length, revision=revision, token=token)
+    options = options.settled(window=base.rotary.context_length, trained_length=base.rotary.trained_length)
+    if options.full and not merge:
+        raise CtxextError("--full has no adapter to keep apart.", hint="Leave --no-merge out.")
+    check_out(out, base.checkpoint.folder, overwrite=overwrite)
+    out = out.resolve()
+    folder = training_folder(out)
+    if is_first():
+        recover(out)
+        _begin(folder, _settings(base, options, data), resume=resume, overwrite=overwrite)
+    try:
+        done = _train(base, folder, read_documents, options, merge=merge, resume=resume, progress=progress, tell=tell)
+    except CtxextError:
+        if is_first() and not any(folder.glob("checkpoint-*")):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if not is_first():
+        return None
+    result = dataclasses.replace(done, folder=out)
+    with full_disk_told(out), workplace(out) as work:
+        _write(base, folder, result, work, merge=merge, data=data, progress=progress)
+        publish(work, out)
+    shutil.rmtree(folder, ignore_errors=True)
+    return result
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes and tells."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _settings(base: Base, options: Options, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be the same when a run is taken up again."""
+    checkpoint = base.checkpoint
+    digest = hashlib.sha256((checkpoint.folder / "config.json").read_bytes())
+    for path in checkpoint.weight_files:
+        with (checkpoint.folder / path).open("rb") as file:
+            digest.update(f"{path} {checkpoint.size_of(path)}".encode() + file.read(1 << 20))
+    chosen = {key: value for key, value in options.to_dict().items() if key not in CHANGEABLE}
+    return {"model": {"name": public_name(checkpoint), "digest": digest.hexdigest()}, "data": dict(data), **chosen}
+
+
+def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
+    """Make the training folder, or check that the one that is there belongs to the same run."""
+    known = folder / SETTINGS
+    if not folder.exists():
+        if resume:
+            raise CtxextError(f'There is no unfinished run at "{folder}".', hint="Leave --resume out to begin one.")
+    elif not known.is_file():
+        raise CtxextError(f'"{folder}" is in the way: a run keeps its saves there.', hint="Choose another OUT.")
+    elif resume:
+        old = read_json_object(known)
+        different = [key for key in settings if old.get(key) != json.loads(json.dumps(settings[key]))]
+        if different:
+            key = different[0]
+            raise CtxextError(
+                f'The unfinished run at "{folder}" has another {key.replace("_", " ")}: {_short(old.get(key))}, '
+                f"not {_short(settings[key])}.",
+                hint="Give the same options as before, or begin anew with --overwrite.",
+            )
+        return
+    elif not overwrite:
+        raise CtxextError(
+            f'"{folder}" holds an unfinished run.', hint="Go on with --resume, or begin anew with --overwrite."
+        )
+    else:
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    known.write_text(as_json(settings), encoding="utf-8")
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(str(entry)[:40] for entry in value.values())
+    return f'"{value}"'
+
+
+def _train(
+    base: Base,
+    folder: Path,
+    read_documents: DocumentReader,
+    options: Options,
+    *,
+    merge: bool,
+    resume: bool,
+    progress: Progress | None,
+    tell: Callable[[str], None] | None,
+) -> Finetuned:
+    """Load, read, train, and save what was trained as the folder `final`."""
+    from ctxext.finetune.attention import register_shifted
+    from ctxext.finetune.batches import Sequences
+    from ctxext.finetune.loop import newest_save, train, training_arguments
+    from ctxext.finetune.lora import count_parameters, with_adapter
+    from ctxext.finetune.loss import use_chunked_loss
+
+    num_processes = int(os.environ.get("WORLD_SIZE", "1"))
+    arguments = training_arguments(options, folder, num_processes)
+    attention = register_shifted(options.group) if options.group else None
+    model, tokenizer = load_base(base, options, attention)
+    use_chunked_loss(model, options.piece)
+    torch_seed(options.seed)
+    trained = model if options.full else with_adapter(model, options)
+    counts = count_parameters(trained)
+    if merge and is_first():
+        _check_mergeable(base, trained)
+    with arguments.main_process_first(desc="reading the data"):
+        report = read_report(folder)
+        if report is None and is_first():
+            report = _read(folder, read_documents(tokenizer), options, tokenizer.eos_token_id)
+    assert report is not None, "the first process writes the sequences"
+    if tell is not None:
+        for line in _data_lines(report, options):
+            tell(line)
+    last_save = newest_save(folder) if resume else None
+    if resume and tell is not None:
+        tell(f"going on after step {last_save.name.rsplit('-', 1)[1]}" if last_save else "nothing was saved yet")
+    sequences = Sequences(folder, options, base.rotary.trained_length)
+    started = time.perf_counter()
+    trainer = train(trained, arguments, sequences, progress, last_save)
+    trainer.save_model(str(folder / FINAL))
+    losses = tuple((entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)
+    return Finetuned(folder, options, report, losses, *counts, round(time.perf_counter() - started, 2))
+
+
+def torch_seed(seed: int) -> None:
+    """Decide the initial weights of the adapter."""
+    from transformers import set_seed
+
+    set_seed(seed)
+
+
+def _read(folder: Path, documents: Any, options: Options, end: int | None) -> DataReport:
+    wanted = options.steps * options.batch_size
+    with full_disk_told(folder):
+        return write_sequences(
+            documents, folder, length=options.sequence_length, pack=options.pack, wanted=wanted, end=end
+        )
+
+
+def _data_lines(report: DataReport, options: Options) -> list[str]:
+    """What was read, for people."""
+    times = options.steps * options.batch_size / report.num_sequences
+    lines = [
+        f"data: {report.num_documents:,} documents, {report.num_tokens:,} tokens → {report.num_sequences:,} sequences "
+        f"of {options.sequence_length:,}; {report.num_dropped:,} tokens dropped"
+    ]
+    if report.num_short:
+        lines.append(f"      {report.num_short:,} documents are too short for a sequence (--pack run-on joins them)")
+    if times > 1:
+        lines.append(f"      each sequence is seen {times:.1f} times")
+    return lines
+
+
+def _check_mergeable(base: Base, model: Any) -> None:
+    """Before anything is trained: every trained weight must have a place in the checkpoint's files."""
+    shapes = stored_shapes(base.checkpoint)
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad or "lm_head" in name:
+            continue
+        owner = name.removeprefix("base_model.model.")
+        for part in (".lora_", ".modules_to_save", ".base_layer"):
+            owner = owner.split(part)[0] if part == ".lora_" else owner.replace(f"{part}.default", "").replace(part, "")
+        owner = owner if owner.endswith((".weight", ".bias")) else f"{owner}.weight"
+        if stored_name(owner, shapes) is None:
+            raise CtxextError(
+                f'"{owner}" cannot be merged: "{base.checkpoint.name}" stores it under another name.',
+                hint="Keep the adapter apart with --no-merge.",
+            )
+
+
+def _write(
+    base: Base,
+    folder: Path,
+    result: Finetuned,
+    work: Path,
+    *,
+    merge: bool,
+    data: Mapping[str, Any],
+    progress: Progress | None,
+) -> None:
+    """Everything that OUT holds."""
+    from ctxext.finetune.batches import Sequences
+    from ctxext.finetune.curve import draw_losses
+
+    options, checkpoint = result.options, base.checkpoint
+    if not options.full:
+        save_adapter(folder / FINAL, work / ADAPTER, checkpoint)
+    sequences = Sequences(folder, options, base.rotary.trained_length)
+    short = frozenset(step + 1 for step in range(options.steps) if sequences.is_short(step))
+    draw_losses(result.losses, short, work / CURVE)
+    settings = {**result.to_dict(), "data": {**dataclasses.asdict(result.data), **data}}
+    (work / REPORT).write_text(as_json(settings), encoding="utf-8")
+    if not merge:
+        return
+    shapes, tied = stored_shapes(checkpoint), is_tied(checkpoint)
+    if options.full:
+        write_merged(
+            checkpoint,
+            WholeChanges(folder / FINAL, shapes, tied=tied),
+            work,
+            notes=_notes(result, data),
+            progress=progress,
+        )
+    else:
+        changes = AdapterChanges(work / ADAPTER, shapes, tied=tied)
+        write_merged(checkpoint, changes, work, notes=_notes(result, data), progress=progress)
+
+
+def _notes(result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What a published file says of the training."""
+    options = result.options
+    how = "all weights" if options.full else f"LoRA rank {options.rank}, alpha {options.alpha:g}"
+    extras = {"rslora": options.rslora, "dora": options.dora, "norms": options.train_norms}
+    extras |= {"embeddings": options.train_embeddings}
+    how += "".join(f", {name}" for name, is_on in extras.items() if is_on)
+    return {
+        "trained": how,
+        "data": str(data["name"]),
+        "length": options.length,
+        "steps": options.steps,
+        "batch_size": options.batch_size,
+        "learning_rate": options.learning_rate,
+        "positions": options.positions + (f", windows of {options.window}" if options.window else ""),
+        "attention": options.attention,
+        "short_share": options.short_share,
+        "seed": options.seed,
+    }

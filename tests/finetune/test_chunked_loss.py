@@ -1,0 +1,98 @@
+"""The loss in pieces equals the family's own, with its gradients, for families with caps and scales too."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from ctxext.finetune.loss import use_chunked_loss
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+FAMILIES = {
+    "llama": {"tie_word_embeddings": True},
+    "qwen3": {},
+    "gemma2": {"final_logit_softcapping": 3.0, "query_pre_attn_scalar": 8},
+    "granite": {"logits_scaling": 4.0},
+    "cohere": {"logit_scale": 0.25},
+    "gpt_neox": {},
+}
+
+
+def make(name):
+    from transformers import AutoConfig
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(name, **{**SIZES, **FAMILIES[name]})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(0.0, 0.2)
+    return model.eval()
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1000])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_loss_and_gradients_equal_the_plain_forward(name, piece):
+    plain = make(name)
+    pieces = copy.deepcopy(plain)
+    use_chunked_loss(pieces, piece)
+    ids = torch.randint(3, 50, (2, 23))
+    labels = ids.clone()
+    labels[:, 0] = labels[1, 9:12] = -100
+    given = {"input_ids": ids, "labels": labels, "position_ids": torch.arange(23).expand(2, -1)}
+    given["attention_mask"] = torch.ones_like(ids)
+    expected, found = plain(**given).loss, pieces(**given).loss
+    assert torch.allclose(expected, found, atol=1e-5)
+    expected.backward()
+    found.backward()
+    for (name, one), two in zip(plain.named_parameters(), pieces.parameters(), strict=True):
+        if one.grad is not None:
+            assert torch.allclose(one.grad, two.grad, atol=1e-5), name
+
+
+def test_the_sum_is_divided_by_what_the_trainer_counted():
+    model = make("llama")
+    use_chunked_loss(model, 5)
+    ids = torch.randint(3, 50, (1, 21))
+    own = model(input_ids=ids, labels=ids).loss
+    shared = model(input_ids=ids, labels=ids, num_items_in_batch=torch.tensor(80)).loss
+    assert torch.allclose(own * 20, shared * 80)
+
+
+def test_logits_of_the_whole_sequence_never_exist():
+    """No tensor of length × vocabulary is made, forward or backward."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                largest = max(largest, result.numel())
+            return result
+
+    config = LlamaConfig(**{**SIZES, "vocab_size": 5000, "max_position_embeddings": 512})
+    model = AutoModelForCausalLM.from_config(config)
+    use_chunked_loss(model, 16)
+    model.get_input_embeddings().weight.requires_grad_(False)
+    ids = torch.randint(3, 50, (1, 400))
+    with Watch():
+        model(input_ids=ids, labels=ids).loss.backward()
+    # The head's own gradient has vocabulary × width numbers; logits would have 400 × 5000.
+    assert largest <= 5000 * 32

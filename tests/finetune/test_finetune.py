@@ -1,0 +1,232 @@
+"""The whole run: what it makes, that it can be stopped and taken up again, and what it refuses."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ctxext.errors import CtxextError
+from ctxext.finetune import Options, finetune
+from ctxext.finetune.loop import newest_save
+from ctxext.finetune.run import training_folder
+from ctxext.recipes import MsPoE, PositionInterpolation
+from tiny_base import QUICK, documents, load, logits, make_base, save_llama, tune
+
+
+def adapter(out):
+    return load_file(out / "adapter" / "adapter_model.safetensors")
+
+
+def furthest(one, two):
+    assert one.keys() == two.keys()
+    return max(float((one[name] - two[name]).abs().max()) for name in one)
+
+
+def change(**options):
+    return dataclasses.replace(QUICK, **options)
+
+
+def test_it_learns_and_reports(base, tmp_path):
+    lines, steps = [], []
+    out = tmp_path / "out"
+    options = change(steps=30, learning_rate=1e-2, batch_size=4, micro_batch=2)
+    done = tune(base, out, options, tell=lines.append, progress=lambda *told: steps.append(told))
+    long = [loss for step, loss in done.losses if step % 5]
+    assert sum(long[-5:]) / 5 < sum(long[:5]) / 5 - 0.2
+    assert lines[0] == "data: 24 documents, 3,120 tokens → 48 sequences of 64; 48 tokens dropped"
+    assert "each sequence is seen 2.5 times" in lines[1]
+    assert [told[0] for told in steps if "loss" in told[2]] == list(range(1, 31))
+    assert "tokens/s" in steps[0][2]
+    report = json.loads((out / "finetune.json").read_text())
+    assert report["data"]["num_sequences"] == 48
+    assert len(report["losses"]) == 30
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert not training_folder(out).exists()
+    assert "was not evaluated" in (out / "README.md").read_text()
+
+
+def test_the_same_seed_gives_the_same_weights(base, tmp_path):
+    for name, seed in (("one", 1), ("two", 1), ("three", 2)):
+        tune(base, tmp_path / name, change(seed=seed, steps=3))
+    assert furthest(adapter(tmp_path / "one"), adapter(tmp_path / "two")) == 0
+    assert furthest(adapter(tmp_path / "one"), adapter(tmp_path / "three")) > 1e-3
+
+
+def test_accumulation_and_checkpointing_change_nothing(base, tmp_path):
+    tune(base, tmp_path / "one", change(batch_size=4, pack="run-on"))
+    tune(base, tmp_path / "two", change(batch_size=4, pack="run-on", micro_batch=4, checkpointing=True, piece=9))
+    assert furthest(adapter(tmp_path / "one"), adapter(tmp_path / "two")) < 1e-5
+
+
+@pytest.mark.parametrize("dropout", [0.0, pytest.param(0.3, marks=pytest.mark.slow)])
+def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout):
+    options = change(dropout=dropout)
+    tune(base, tmp_path / "straight", options)
+    script = (
+        "import os, signal, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "from pathlib import Path\nfrom tiny_base import QUICK, tune\nimport dataclasses\n"
+        "def stop(done, total, text):\n    if done == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"options = dataclasses.replace(QUICK, dropout={dropout})\n"
+        f"tune(Path({str(base)!r}), Path({str(tmp_path / 'killed')!r}), options, progress=stop)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    assert not (tmp_path / "killed").exists()
+    assert newest_save(training_folder(tmp_path / "killed")).name == "checkpoint-4"
+    lines = []
+    done = tune(base, tmp_path / "killed", options, resume=True, tell=lines.append)
+    assert "going on after step 4" in lines
+    assert furthest(adapter(tmp_path / "killed"), adapter(tmp_path / "straight")) < 1e-6
+    straight = json.loads((tmp_path / "straight" / "finetune.json").read_text())["losses"]
+    assert torch.allclose(torch.tensor(done.losses), torch.tensor(straight), atol=1e-4)
+
+
+def test_a_save_that_was_not_finished_is_passed_over(tmp_path):
+    for step, text in ((2, "{}"), (4, '{"half')):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(text)
+    (tmp_path / "checkpoint-10").mkdir()
+    assert newest_save(tmp_path).name == "checkpoint-2"
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_after(step):
+    def progress(done, *_):
+        if done == step:
+            raise Stopped
+
+    return progress
+
+
+def test_resume_refuses_other_settings_and_another_recipe(base, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(Stopped):
+        tune(base, out, progress=stop_after(3))
+    kept = sorted(path.name for path in training_folder(out).iterdir())
+    with pytest.raises(CtxextError, match='another rank: "4", not "8"'):
+        tune(base, out, change(rank=8), resume=True)
+    other = make_base(tmp_path / "pi", PositionInterpolation(factor=4))
+    with pytest.raises(CtxextError, match="another model"):
+        tune(other, out, resume=True)
+    with pytest.raises(CtxextError, match="another data"):
+        tune(base, out, resume=True, data={"name": "else"})
+    with pytest.raises(CtxextError, match="unfinished run"):
+        tune(base, out)
+    assert sorted(path.name for path in training_folder(out).iterdir()) == kept
+    assert tune(base, out, change(save_every=1), resume=True)
+
+
+def test_nothing_to_resume(base, tmp_path):
+    with pytest.raises(CtxextError, match="no unfinished run"):
+        tune(base, tmp_path / "out", resume=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_trained_is_refused(base, tmp_path):
+    source = save_llama(tmp_path / "stock")
+    prompt = make_base(tmp_path / "prompt", MsPoE(first_layer=0))
+    out = tmp_path / "out"
+    for model, options, message in (
+        (source, QUICK, "never extended"),
+        (base, change(length=256), "--length 256 is above the window"),
+        (prompt, change(length=32), "anew for each prompt"),
+        (base, change(targets=("q_prj",)), "q_prj"),
+        (tmp_path / "nowhere", QUICK, "no folder"),
+    ):
+        with pytest.raises(CtxextError, match=message):
+            tune(model, out, options)
+    with pytest.raises(CtxextError) as caught:
+        tune(base, out, change(targets=("q_prj",)))
+    assert 'Did you mean "q_proj"?' in caught.value.hint
+    assert not out.exists()
+    assert not training_folder(out).exists()
+
+
+def test_data_that_is_too_short_is_refused(base, tmp_path):
+    for found, message in (([], "no text"), (documents(4, 20), "longest has 20")):
+        with pytest.raises(CtxextError, match=message):
+            finetune(str(base), tmp_path / "out", lambda _, found=found: found, QUICK, data={"name": "short"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten(base, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("kept")
+    with pytest.raises(CtxextError, match="not empty"):
+        tune(base, out)
+    assert (out / "mine.txt").read_text() == "kept"
+    training_folder(out).mkdir()
+    with pytest.raises(CtxextError, match="in the way"):
+        tune(base, out, overwrite=True)
+    training_folder(out).rmdir()
+    tune(base, out, change(steps=1), overwrite=True)
+    assert not (out / "mine.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 0}, "--rank must be at least 1"),
+        ({"pack": "all"}, '--pack "all"'),
+        ({"short_share": 1.5}, "share from 0 to 1"),
+        ({"learning_rate": -1.0}, "above 0"),
+        ({"window": 64}, "--positions pose"),
+        ({"group": 8}, "--attention shifted"),
+        ({"full": True, "dora": True}, "every weight"),
+        ({"batch_size": 3, "micro_batch": 2}, "no multiple"),
+        ({"pack": "restart", "positions": "pose"}, "restart goes with full"),
+        ({"device": "tpu"}, "not a device"),
+    ],
+)
+def test_options_are_checked_when_they_are_made(options, message):
+    with pytest.raises(CtxextError, match=message):
+        Options(**options)
+
+
+def test_a_loss_that_is_lost_stops_the_run(tmp_path):
+    base = make_base(tmp_path)
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.norm.weight"][:] = float("nan")
+    from safetensors.torch import save_file
+
+    os.unlink(base / "model.safetensors")
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CtxextError, match=r"not finite|cannot be computed"):
+        tune(base, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"positions": "pose", "length": 128},
+        {"attention": "shifted"},
+        {"pack": "restart"},
+        {"pack": "run-on", "attention": "shifted", "checkpointing": True},
+    ],
+    ids=lambda options: "-".join(str(value) for value in options.values()),
+)
+def test_every_way_to_train_makes_a_model(base, tmp_path, options):
+    done = tune(base, tmp_path / "out", change(steps=2, **options))
+    assert all(0 < loss < 10 for _, loss in done.losses)
+    assert (logits(load(tmp_path / "out")) - logits(load(base))).abs().max() > 1e-4
+    assert "ctxext_shifted" not in (tmp_path / "out" / "config.json").read_text()
+
+
+def test_adapter_alone(base, tmp_path):
+    tune(base, tmp_path / "out", change(steps=1), merge=False)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["adapter", "finetune.json", "loss.png"]
+    with pytest.raises(CtxextError, match="no adapter to keep"):
+        tune(base, tmp_path / "full", change(full=True), merge=False)

@@ -1,0 +1,170 @@
+"""What was trained is in the merged checkpoint, whatever was trained, and everything else is as it was."""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ctxext.checkpoint import open_checkpoint, read_safetensors_header
+from ctxext.errors import CtxextError
+from ctxext.finetune import merge
+from ctxext.finetune.rewrite import rewrite, stored_shapes
+from ctxext.recipes import MsPoE, Yarn
+from tiny_base import QUICK, load, logits, make_base, tune
+
+MSPOE = MsPoE(head_order="fixed", first_layer=0, schedule="by-parts", ratio_min=1.5, ratio_max=4)
+
+
+def with_adapter(base, out):
+    """The adapter on its base, as peft puts it there."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(load(base), out / "adapter").eval()
+
+
+def change(**options):
+    return dataclasses.replace(QUICK, **options)
+
+
+CASES = {
+    "lora": {},
+    "rslora": {"rslora": True, "alpha": 3.0},
+    "dora": {"dora": True},
+    "some targets": {"targets": ("q_proj", "down_proj")},
+    "norms and embeddings": {"train_norms": True, "train_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_merged_equals_the_adapter_on_its_base(tmp_path, case, tied):
+    base = make_base(tmp_path, tie_word_embeddings=tied)
+    out = tmp_path / "out"
+    tune(base, out, change(**CASES[case]))
+    found, expected, before = logits(load(out)), logits(with_adapter(base, out)), logits(load(base))
+    assert (found - expected).abs().max() < 1e-4
+    assert (found - before).abs().max() > 1e-2
+    if case == "norms and embeddings":
+        header, old = (read_safetensors_header(folder / "model.safetensors") for folder in (out, base))
+        assert header == old
+        assert ("lm_head.weight" in header) is not tied
+        model = load(out)
+        assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) is tied
+
+
+def test_mspoe_base_keeps_its_code_and_loads_without_ctxext(tmp_path):
+    base, out = make_base(tmp_path, Yarn(factor=4), MSPOE), tmp_path / "tuned"
+    tune(base, out)
+    assert (logits(load(out)) - logits(with_adapter(base, out))).abs().max() < 1e-4
+    for name in ("modeling_mspoe.py", "modeling_ctxext.py", "tokenizer.json", "tokenizer_config.json"):
+        assert (out / name).read_bytes() == (base / name).read_bytes()
+    old, new = (json.loads((folder / "config.json").read_text()) for folder in (base, out))
+    assert new["ctxext"].pop("finetune")["trained"] == "LoRA rank 4, alpha 8"
+    assert new == old
+    script = (
+        "import sys; sys.modules['ctxext'] = None\nfrom transformers import AutoModelForCausalLM\nimport torch\n"
+        f"model = AutoModelForCausalLM.from_pretrained({str(out)!r}, trust_remote_code=True).eval()\n"
+        "ids = torch.randint(2, 64, (2, 48), generator=torch.Generator().manual_seed(1))\n"
+        f"torch.save(model(ids).logits, {str(tmp_path / 'logits.pt')!r})"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    assert (torch.load(tmp_path / "logits.pt") - logits(load(out))).abs().max() < 1e-6
+
+
+def test_full_training_ends_in_the_same_layout(tmp_path):
+    base, out = make_base(tmp_path, tie_word_embeddings=True), tmp_path / "out"
+    tune(base, out, change(full=True, learning_rate=1e-3))
+    header, old = (read_safetensors_header(folder / "model.safetensors") for folder in (out, base))
+    assert header == old
+    assert not (out / "adapter").exists()
+    assert (logits(load(out)) - logits(load(base))).abs().max() > 1e-2
+
+
+@pytest.fixture(scope="module")
+def tuned(base, tmp_path_factory):
+    out = tmp_path_factory.mktemp("tuned") / "out"
+    tune(base, out)
+    return out
+
+
+def test_merge_by_itself_gives_the_same_weights(base, tuned, tmp_path):
+    done = merge(str(base), tuned / "adapter", tmp_path / "again")
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (tuned / "model.safetensors").read_bytes()
+    assert done.num_changed == 14
+    config = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert config["rope_scaling"]["factor"] == config["rope_parameters"]["factor"] == 4.0
+
+
+def test_shards_stay_shards_and_hold_no_more_than_one_tensor(base, tuned, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    sharded = tmp_path / "sharded"
+    shutil.copytree(base, sharded)
+    (sharded / "model.safetensors").unlink()
+    AutoModelForCausalLM.from_pretrained(base).save_pretrained(tmp_path / "plain", max_shard_size="20KB")
+    for path in (tmp_path / "plain").glob("model*"):
+        shutil.copyfile(path, sharded / path.name)
+    assert len(list(sharded.glob("model-*"))) > 2
+    merge(str(sharded), tuned / "adapter", tmp_path / "out")
+    assert (logits(load(tmp_path / "out")) - logits(load(tuned))).abs().max() < 1e-6
+
+
+def test_manifest_has_the_digests_of_what_lies_there(tuned):
+    manifest = json.loads((tuned / "ctxext.json").read_text())
+    for name, digest in {**manifest["files"], **manifest["weights"]}.items():
+        assert hashlib.sha256((tuned / name).read_bytes()).hexdigest() == digest, name
+    assert set(manifest["weights"]) == {"model.safetensors"}
+    assert manifest["recipe"]["steps"][0]["method"] == "yarn"
+
+
+def test_adapter_names_no_folder_of_this_machine(tuned):
+    config = json.loads((tuned / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "base"
+    assert config["task_type"] == "CAUSAL_LM"
+
+
+def test_rewrite_keeps_every_byte_that_does_not_change(base, tmp_path):
+    class Nothing:
+        names = frozenset()
+
+    digest = rewrite(base / "model.safetensors", tmp_path / "copy", Nothing())
+    assert (tmp_path / "copy").read_bytes() == (base / "model.safetensors").read_bytes()
+    assert digest == hashlib.sha256((tmp_path / "copy").read_bytes()).hexdigest()
+
+
+def test_a_stopped_merge_leaves_nothing(base, tuned, tmp_path):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        merge(str(base), tuned / "adapter", tmp_path / "out", progress=stop)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_does_not_fit_is_refused(base, tuned, tmp_path):
+    other = make_base(tmp_path / "wide", hidden_size=48, head_dim=8)
+    deeper = make_base(tmp_path / "deep", num_hidden_layers=1)
+    out = tmp_path / "out"
+    for model, adapter, message in (
+        (other, tuned / "adapter", "does not fit"),
+        (deeper, tuned / "adapter", "does not have"),
+        (base, tmp_path / "wide", "not an adapter"),
+    ):
+        with pytest.raises(CtxextError, match=message):
+            merge(str(model), adapter, out)
+    with pytest.raises(CtxextError, match="not empty"):
+        merge(str(base), tuned / "adapter", tuned)
+    assert not out.exists()
+
+
+def test_weights_that_cannot_be_streamed_are_refused(base, tmp_path):
+    folder = tmp_path / "old"
+    shutil.copytree(base, folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(CtxextError, match="no safetensors"):
+        stored_shapes(open_checkpoint(str(folder)))

@@ -1,0 +1,81 @@
+"""A tiny extended checkpoint with a tokenizer of numbered words, and data for it."""
+
+import json
+import random
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from ctxext.converters import convert
+from ctxext.finetune import Options, finetune
+from ctxext.recipes import Recipe, Yarn
+
+VOCABULARY, TRAINED, FACTOR = 64, 32, 4
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": TRAINED,
+    "initializer_range": 0.2,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def save_llama(folder: Path, **changes) -> Path:
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**{**SIZES, **changes})).save_pretrained(folder)
+    words = {"<s>": 0, "</s>": 1} | {f"w{number}": number for number in range(2, VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", model_max_length=TRAINED
+    )
+    fast.save_pretrained(folder)
+    return folder
+
+
+def make_base(folder: Path, *steps, **changes) -> Path:
+    """A converted checkpoint; Yarn by default."""
+    source = save_llama(folder / "source", **changes)
+    convert(str(source), folder / "base", Recipe(steps or [Yarn(factor=FACTOR)]), check=False)
+    return folder / "base"
+
+
+def documents(count: int = 24, length: int = 130, seed: int = 0) -> list[list[int]]:
+    """Random token ids with a pattern to learn: each is told twice."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(count):
+        half = [rng.randrange(2, VOCABULARY) for _ in range(length // 2)]
+        found.append([*half, *half])
+    return found
+
+
+def write_jsonl(path: Path, **sizes) -> Path:
+    texts = (" ".join(f"w{token}" for token in ids) for ids in documents(**sizes))
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+QUICK = Options(length=64, steps=6, batch_size=2, rank=4, learning_rate=5e-3, save_every=2)
+
+
+def tune(base: Path, out: Path, options: Options = QUICK, **others):
+    given = {"data": {"name": "random"}, **others}
+    return finetune(str(base), out, lambda _: documents(), options, **given)
+
+
+def logits(model, seed: int = 1, length: int = 48) -> torch.Tensor:
+    ids = torch.randint(2, VOCABULARY, (2, length), generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def load(folder: Path):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
