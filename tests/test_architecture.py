@@ -10,7 +10,10 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "ctxext"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # A layer may import itself and those that stand before it. The portable code stands outside: it imports none of them.
-LAYERS = ("version", "errors", "devices", "families", "checkpoint", "recipes", "converters", "evaluate", "demo", "cli")
+LAYERS = (
+    *("version", "errors", "devices", "families", "checkpoint", "recipes", "converters"),
+    *("evaluate", "finetune", "publish", "demo", "cli"),
+)
 HEAVY = ("torch", "transformers", "peft", "matplotlib", "datasets", "numpy")
 
 
@@ -50,7 +53,9 @@ def test_sizes(path):
     assert source.count("\n") <= (300 if layer_of(path) == "portable" else 400)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef):
-            assert node.end_lineno - node.lineno < 70, f"{path.name}: {node.name} is too long"
+            has_docstring = ast.get_docstring(node) is not None and len(node.body) > 1
+            first = node.body[1 if has_docstring else 0].lineno
+            assert node.end_lineno - first < 60, f"{path.name}: {node.name} is too long"
 
 
 def test_every_method_file_is_listed():
