@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from portable_checkpoints import convert, llama, load, tokens
 
 

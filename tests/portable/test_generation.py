@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
-from portable_checkpoints import code_of, convert, llama, load, ranks_of, tokens, with_ranks
 from transformers import DynamicCache, StaticCache
+
+from portable_checkpoints import code_of, convert, llama, load, ranks_of, tokens, with_ranks
 
 LENGTHS = [9, 40, 17]
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from portable_checkpoints import convert, llama, load
 from safetensors.torch import load_file
 
 from ctxext.errors import CtxextError
+from portable_checkpoints import convert, llama, load
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 

@@ -25,6 +25,7 @@ UNREACHED: Mapping[str, str] = {
     "blt": "four models in one, each with a rotary embedding",
     "fuyu": _TOWER,
     "got_ocr2": _TOWER,
+    "moshi": "its decoder layers do not see its position embeddings",
     "moss_transcribe_diarize": _TOWER,
     "qwen4_exp": _INDEXER,
     "qwen4_exp_text": _INDEXER,
@@ -209,7 +210,8 @@ def edit_config(
         "variant": variant,
     }
     if schedule == "by-parts":
-        settings |= {"trained_length": rotary.trained_length, "beta_fast": beta_fast, "beta_slow": beta_slow}
+        settings |= {"trained_length": rotary.trained_length, "theta": rotary.theta}
+        settings |= {"beta_fast": beta_fast, "beta_slow": beta_slow}
     if head_order == "fixed":
         settings["ranks"] = [list(range(heads)) for _ in layers]
     elif head_order == "calibrated":
@@ -295,7 +297,7 @@ def _checked(orders: Sequence[Sequence[int]] | None, layers: int, heads: int) ->
 
 def render_stub(classes: Classes) -> str:
     """The text of the stub file: which family this checkpoint belongs to."""
-    return f'''"""{classes.causal_lm} with Ms-PoE: a position scale for each attention head. {CODE_FILE} has the method."""
+    return f'''"""{classes.causal_lm} with Ms-PoE: a position scale per attention head. The method is in {CODE_FILE}."""
 
 from .{CODE_FILE.removesuffix(".py")} import family
 

@@ -1,0 +1,115 @@
+"""Attention backends, compilation, precision and training."""
+
+import pytest
+import torch
+
+from portable_checkpoints import convert, llama, load, ranks_of, tokens
+
+ORDERS = ["prompt", "fixed"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("backends")
+    source = llama(root / "source", num_attention_heads=8, num_key_value_heads=4)
+    return {order: convert(source, root / order, first_layer=0, head_order=order) for order in ORDERS}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("implementation", ["eager", pytest.param("flex_attention", marks=pytest.mark.slow)])
+def test_backend(folders, order, implementation):
+    ids, mask = tokens(40, rows=2), torch.ones(2, 40, dtype=torch.long)
+    mask[0, :11] = 0
+    expected = load(folders[order], attn_implementation="sdpa")(ids, attention_mask=mask)
+    found = load(folders[order], attn_implementation=implementation)(ids, attention_mask=mask)
+    torch.testing.assert_close(found.logits[:, 11:], expected.logits[:, 11:], rtol=1e-4, atol=1e-4)
+    if order == "prompt":
+        ranks = ranks_of(expected.past_key_values)
+        assert all(torch.equal(ranks_of(found.past_key_values)[layer], ranks[layer]) for layer in ranks)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize("order", ORDERS)
+def test_compiled(folders, order):
+    model = load(folders[order])
+    ids, step = tokens(24), tokens(1, seed=1)
+    expected = model(ids, use_cache=True)
+    after = model(step, past_key_values=expected.past_key_values).logits
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True)
+    found = compiled(ids, use_cache=True)
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+    stepped = compiled(step, past_key_values=found.past_key_values).logits
+    torch.testing.assert_close(stepped, after, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("order", ORDERS)
+def test_traces_without_a_graph_break(folders, order):
+    """The quick half of the compilation test: dynamo alone, without generating code."""
+    model = load(folders[order])
+    ids, step = tokens(24), tokens(1, seed=1)
+    expected = model(ids, use_cache=True)
+    after = model(step, past_key_values=expected.past_key_values).logits
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    found = compiled(ids, use_cache=True)
+    torch.testing.assert_close(found.logits, expected.logits)
+    torch.testing.assert_close(compiled(step, past_key_values=found.past_key_values).logits, after)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(folders, order, dtype):
+    model, exact = load(folders[order], dtype=dtype), load(folders[order])
+    ids = tokens(40)
+    output = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, pad_token_id=0, return_dict_in_generate=True
+    )
+    logits = model(ids).logits
+    assert logits.dtype == dtype
+    assert output.sequences.shape == (1, 44)
+    if order == "fixed":
+        error = (logits.float() - exact(ids).logits).norm() / exact(ids).logits.norm()
+        assert error < (0.05 if dtype == torch.bfloat16 else 0.01)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing(folders, order, reentrant):
+    ids = tokens(40, rows=2)
+    gradients = []
+    for checkpointing in (False, True):
+        model = load(folders[order]).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+            model.enable_input_require_grads()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+        gradients.append({name: weight.grad for name, weight in model.named_parameters()})
+    assert all(gradients[0][name].abs().max() > 0 for name in gradients[0] if "proj" in name)
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_lora(folders, order):
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(
+        load(folders[order]), peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear")
+    )
+    ids = tokens(40, rows=2)
+    optimizer = torch.optim.AdamW((weight for weight in model.parameters() if weight.requires_grad), lr=1e-2)
+    losses = []
+    for _ in range(5):
+        loss = model(ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    assert sum("lora_B" in name for name in weights) == 3 * 7
+    assert all(weight.grad.abs().max() > 0 for name, weight in weights.items() if "lora_B" in name)
+    assert losses[-1] < losses[0]

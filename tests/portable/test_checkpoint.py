@@ -1,0 +1,176 @@
+"""The checkpoint as a whole: how it loads, saves, shares a process with others, and stands alone."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
+
+from ctxext.recipes.mspoe_layout import CODE_FILE, LATCH, STUB_FILE
+from portable_checkpoints import CODE, convert, llama, load, tokens
+
+ORDERS = ["prompt", "fixed"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return llama(tmp_path_factory.mktemp("checkpoint") / "source", num_attention_heads=8, num_key_value_heads=4)
+
+
+@pytest.fixture(scope="module")
+def folders(source, tmp_path_factory):
+    root = tmp_path_factory.mktemp("checkpoint")
+    return {order: convert(source, root / order, first_layer=1, head_order=order) for order in ORDERS}
+
+
+@torch.no_grad()
+def logits(model, length=30):
+    return model(tokens(length)).logits
+
+
+@pytest.mark.parametrize("loader", [AutoModelForCausalLM, AutoModel, LlamaForCausalLM])
+@pytest.mark.parametrize("options", [{}, {"trust_remote_code": False}])
+def test_without_its_code_it_does_not_load(folders, loader, options):
+    with pytest.raises((KeyError, ValueError), match="trust_remote_code"):
+        loader.from_pretrained(folders["fixed"], **options)
+
+
+def test_the_configuration_is_a_stock_one(folders):
+    config = AutoConfig.from_pretrained(folders["fixed"])
+    assert config.model_type == "llama"
+    assert config.architectures == ["MsPoELlamaForCausalLM"]
+    saved = json.loads((folders["fixed"] / "config.json").read_text())
+    assert saved["rope_parameters"]["rope_type"] == saved["rope_scaling"]["rope_type"] == LATCH
+    assert saved["rope_parameters"]["rope_theta"] == saved["rope_theta"] == 10000.0
+
+
+@torch.no_grad()
+def test_auto_model(folders):
+    base = AutoModel.from_pretrained(folders["prompt"], trust_remote_code=True, dtype=torch.float32).eval()
+    model = load(folders["prompt"])
+    assert type(base).__name__ == "MsPoELlamaModel"
+    assert torch.equal(model.lm_head(base(tokens(30)).last_hidden_state), logits(model))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_save_and_load_again(folders, order, tmp_path):
+    model = load(folders[order])
+    model.save_pretrained(tmp_path / f"saved_{order}")
+    assert (tmp_path / f"saved_{order}" / CODE_FILE).read_bytes() == CODE.read_bytes()
+    assert (tmp_path / f"saved_{order}" / STUB_FILE).exists()
+    again = load(tmp_path / f"saved_{order}")
+    assert torch.equal(logits(again), logits(model))
+    again.save_pretrained(tmp_path / f"twice_{order}")
+    assert torch.equal(logits(load(tmp_path / f"twice_{order}")), logits(model))
+    with pytest.raises((KeyError, ValueError), match="trust_remote_code"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / f"saved_{order}")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_merge_lora_and_save(folders, order, tmp_path):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear", init_lora_weights=False)
+    model = peft.get_peft_model(load(folders[order]), config).eval()
+    adapted = logits(model)
+    assert not torch.allclose(adapted, logits(load(folders[order])))
+    model.save_pretrained(tmp_path / "adapter")
+    with_adapter = peft.PeftModel.from_pretrained(load(folders[order]), tmp_path / "adapter").eval()
+    torch.testing.assert_close(logits(with_adapter), adapted)
+    merged = model.merge_and_unload()
+    merged.save_pretrained(tmp_path / f"merged_{order}")
+    torch.testing.assert_close(logits(load(tmp_path / f"merged_{order}")), adapted, rtol=1e-4, atol=1e-4)
+
+
+def test_neighbours_in_one_process(source, folders, tmp_path):
+    stock = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    before = logits(stock)
+    first = load(folders["prompt"])
+    alone = logits(first)
+    second = load(convert(source, tmp_path / "other", first_layer=0, head_order="fixed", ratio_max=3.0))
+    assert not torch.equal(logits(second), alone)
+    assert torch.equal(logits(first), alone)
+    assert torch.equal(logits(stock), before)
+    assert torch.equal(logits(LlamaForCausalLM.from_pretrained(source, dtype=torch.float32).eval()), before)
+    assert type(load(source)) is LlamaForCausalLM
+    assert type(first).__mro__[1] is not type(second).__mro__[1]
+    # Loading one does not make the other loadable without its code.
+    with pytest.raises((KeyError, ValueError), match="trust_remote_code"):
+        AutoModelForCausalLM.from_pretrained(folders["fixed"])
+
+
+def test_pipeline(folders):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: number for number, word in enumerate(["<pad>", "<s>", "</s>", *(f"w{n}" for n in range(3, 64))])}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<s>"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", padding_side="left")
+    model = load(folders["prompt"])
+    generate = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    prompts = ["w5 w9 w11 w20 w7 w5 w8", "w7 w8 w9"]
+    options = {"max_new_tokens": 5, "do_sample": False}
+    together = generate(prompts, batch_size=2, **options)
+    assert [outputs[0]["generated_text"] for outputs in together] == [
+        generate(prompt, **options)[0]["generated_text"] for prompt in prompts
+    ]
+
+
+CLEAN = """
+import sys
+class Refuse:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] == "ctxext":
+            raise ImportError("ctxext is not here")
+sys.meta_path.insert(0, Refuse())
+import torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True, dtype=torch.float32).eval()
+ids = torch.tensor([[int(token) for token in sys.argv[2].split(",")]])
+with torch.no_grad():
+    torch.save(model(ids).logits, sys.argv[3])
+assert not any(name.split(".")[0] == "ctxext" for name in sys.modules)
+"""
+
+
+def test_it_stands_alone(folders, tmp_path):
+    ids = ",".join(map(str, tokens(30)[0].tolist()))
+    arguments = [sys.executable, "-c", CLEAN, str(folders["prompt"]), ids, str(tmp_path / "logits.pt")]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(arguments, check=True, env=environment | {"HF_MODULES_CACHE": str(tmp_path / "modules")})
+    torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), logits(load(folders["prompt"])))
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("schedule", ["linear", "by-parts"])
+def test_vllm_serves_a_static_order(source, tmp_path, schedule):
+    vllm = pytest.importorskip("vllm", reason="vLLM is not installed")
+    folder = convert(source, tmp_path / "served", first_layer=1, head_order="fixed", schedule=schedule)
+    ids = tokens(40)[0].tolist()
+    engine = vllm.LLM(
+        str(folder), trust_remote_code=True, model_impl="transformers", dtype="float32", skip_tokenizer_init=True,
+        max_model_len=128, enforce_eager=True,
+    )  # fmt: skip
+    output = engine.generate(
+        {"prompt_token_ids": ids},
+        vllm.SamplingParams(max_tokens=8, temperature=0.0, prompt_logprobs=1, logprobs=1, detokenize=False),
+    )[0]
+    completion = output.outputs[0]
+    sequence = torch.tensor([ids + list(completion.token_ids)])
+    with torch.no_grad():
+        expected = load(folder)(sequence).logits.log_softmax(-1)
+    for position in range(1, len(ids)):
+        found = output.prompt_logprobs[position][ids[position]].logprob
+        assert found == pytest.approx(expected[0, position - 1, ids[position]].item(), abs=1e-3)
+    for step, token in enumerate(completion.token_ids):
+        found = completion.logprobs[step][token].logprob
+        assert found == pytest.approx(expected[0, len(ids) + step - 1, token].item(), abs=1e-3)

@@ -1,0 +1,125 @@
+"""Every rotary family: ratio 1 is the source, a uniform ratio is position interpolation, and ratio 4 changes something.
+
+A family is either refused with a reason, or it passes all three.
+"""
+
+import json
+
+import pytest
+import torch
+
+import tiny_models
+from ctxext.errors import CtxextError
+from ctxext.families import family_of, rotated_layers
+from portable_checkpoints import MODERN, convert, load
+
+QUICK = ["llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3", "gpt_neox", "falcon", "glm", "cohere", "granite"]
+QUICK += ["stablelm", "olmo2", "mixtral", "gemma4_text", "qwen3_5_text"]
+MINIMUM = 90
+
+# Families that transformers 4.57 builds in a way the shipped code does not reach, while 5.x does not.
+NOT_IN_4 = {
+    "dbrx": "it has no rope dict, so nothing marks its configuration",
+    "modernbert-decoder": "it has no rope dict, so nothing marks its configuration",
+    "phimoe": "its rotary embedding computes a table by length, not by position",
+    "zamba2": "transformers 4.57 cannot save its shared weights",
+}
+
+
+def plain_source(model_type, folder):
+    """A tiny checkpoint whose rotated layers all look back over the whole context, where the family can say so."""
+    folder = tiny_models.save(model_type, folder)
+    config = json.loads((folder / "config.json").read_text())
+    text = config.get("text_config", config)
+    if not rotated_layers(config, family_of(config)):
+        if "layer_types" in text:
+            text["layer_types"] = ["full_attention" if "sliding" in name else name for name in text["layer_types"]]
+        else:
+            text["sliding_window"] = None
+    if not MODERN:
+        for key in ("rope_theta", "partial_rotary_factor"):  # 4.57 reads them one level up.
+            (text.get("rope_scaling") or {}).pop(key, None)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder, config
+
+
+def rotary_modules(model):
+    for name, module in model.named_modules():
+        buffers = [key for key, _ in module.named_buffers(recurse=False) if key.endswith("inv_freq")]
+        if buffers and not any(word in name for word in ("vision", "visual", "audio")):
+            yield name, module, buffers
+
+
+def slowed(folder, config, factor):
+    """The stock model whose full-attention layers turn `factor` times slower: position interpolation by hand."""
+    model, plain = load(folder), load(folder)
+    full = rotated_layers(config, family_of(config))
+    apart = False
+    for name, module, buffers in rotary_modules(model):
+        nested = any("_inv_freq" in key.removeprefix("original") for key in buffers)
+        apart |= nested or "local" in name or "sliding" in name
+        for key in buffers:
+            if "local" not in name and "sliding" not in name and "sliding" not in key:
+                getattr(module, key).data /= factor
+    if apart:
+        return model
+    # One rotary embedding for all layers: those with a window get what they had.
+    (_, rotary, _), *_ = rotary_modules(plain)
+
+    def keep(_, args, kwargs):
+        hidden = args[0] if args else kwargs["hidden_states"]
+        return args, kwargs | {"position_embeddings": rotary(hidden, kwargs["position_ids"])}
+
+    for layer in model.modules():
+        for attention in layer.children():
+            index = getattr(attention, "layer_idx", None)
+            if hasattr(attention, "q_proj") and isinstance(index, int) and index >= 0 and index not in full:
+                layer.register_forward_pre_hook(keep, with_kwargs=True)
+    return model
+
+
+@torch.no_grad()
+def check(model_type, folder):
+    """Run the three checks, or return why the family is refused."""
+    source, config = plain_source(model_type, folder / "source")
+    ids = torch.randint(3, 128, (2, 24), generator=torch.Generator().manual_seed(0))
+    options = {"first_layer": 0, "head_order": "fixed"}
+    try:
+        same = convert(source, folder / "same", ratio_min=1.0, ratio_max=1.0, **options)
+    except CtxextError as error:
+        return str(error)
+    logits = load(source)(input_ids=ids).logits
+    assert torch.equal(load(same)(input_ids=ids).logits, logits), "ratio 1 is not the source"
+    found = load(convert(source, folder / "four", ratio_min=4.0, ratio_max=4.0, **options))(input_ids=ids).logits
+    assert (found - logits).abs().max() > 1e-3, "ratio 4 changes nothing"
+    if model_type != "phimoe":  # It computes its frequencies anew at each call, so slowing a buffer has no effect.
+        expected = slowed(source, config, 4.0)(input_ids=ids).logits
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg="not position interpolation")
+    return ""
+
+
+@pytest.mark.parametrize("model_type", QUICK)
+def test_family(model_type, tmp_path):
+    if model_type not in tiny_models.FAMILIES:
+        pytest.skip(f"this transformers has no {model_type}")
+    assert check(model_type, tmp_path) == ""
+
+
+@pytest.mark.slow
+def test_all_families(tmp_path):
+    passed, refused, failed = [], {}, {}
+    for model_type in tiny_models.FAMILIES:
+        try:
+            reason = check(model_type, tmp_path / model_type)
+        except Exception as error:
+            failed[model_type] = f"{type(error).__name__}: {error}".splitlines()[0]
+            continue
+        if reason:
+            refused[model_type] = reason
+        else:
+            passed.append(model_type)
+    print(f"{len(passed)} of {len(tiny_models.FAMILIES)} families carry Ms-PoE:", *passed)  # noqa: T201
+    print(*(f"{name}: {reason}" for name, reason in refused.items()), sep="\n")  # noqa: T201
+    assert {name: text for name, text in failed.items() if MODERN or name not in NOT_IN_4} == {}
+    if MODERN:
+        assert len(passed) >= MINIMUM

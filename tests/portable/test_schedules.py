@@ -1,0 +1,161 @@
+"""Frequency schedules per head: each equals a native rope type at a uniform ratio, and composes with any other."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from ctxext.errors import CtxextError
+from ctxext.recipes.mspoe_layout import edit_config, ranks_from_scores, ratio_grid
+from portable_checkpoints import convert, llama, load, tokens
+
+BASES = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "llama3": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "longrope": {
+        "rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 8, "long_factor": [1.5] * 8,
+        "original_max_position_embeddings": 64,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return llama(tmp_path_factory.mktemp("schedules") / "source")
+
+
+def native(source, target, schedule, **changes):
+    """The same weights with a schedule that transformers carries itself, in both dialects."""
+    shutil.copytree(source, target)
+    config = json.loads((target / "config.json").read_text())
+    theta = changes.pop("rope_theta", 10000.0)
+    config |= {"rope_theta": theta, "rope_parameters": {**schedule, "rope_theta": theta}, **changes}
+    config.pop("rope_scaling", None)
+    if schedule["rope_type"] != "default":
+        config["rope_scaling"] = schedule
+    if schedule["rope_type"] == "longrope":
+        config["original_max_position_embeddings"] = schedule["original_max_position_embeddings"]
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+@torch.no_grad()
+def logits(folder, length=300):
+    return load(folder)(tokens(length)).logits
+
+
+@pytest.mark.parametrize("order", ["prompt", "fixed"])
+def test_linear_is_position_interpolation(source, tmp_path, order):
+    expected = logits(native(source, tmp_path / "pi", {"rope_type": "linear", "factor": 4.0}))
+    found = logits(convert(source, tmp_path / "out", ratio_min=4.0, ratio_max=4.0, first_layer=0, head_order=order))
+    assert torch.equal(found, expected)
+
+
+def test_ntk_is_a_raised_base(source, tmp_path):
+    expected = logits(native(source, tmp_path / "ntk", BASES["default"], rope_theta=10000.0 * 4 ** (16 / 14)))
+    found = logits(convert(source, tmp_path / "out", ratio_min=4.0, ratio_max=4.0, first_layer=0, schedule="ntk"))
+    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("beta_fast", [8.0, 32.0])
+def test_by_parts_is_yarn_without_temperature(source, tmp_path, beta_fast):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    yarn |= {"beta_fast": beta_fast, "beta_slow": 1.0, "attention_factor": 1.0}
+    expected = logits(native(source, tmp_path / "yarn", yarn))
+    options = {"ratio_min": 4.0, "ratio_max": 4.0, "first_layer": 0, "schedule": "by-parts", "beta_fast": beta_fast}
+    found = logits(convert(source, tmp_path / "out", **options))
+    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "ntk", "by-parts"])
+@pytest.mark.parametrize("base", BASES)
+def test_ratio_1_changes_nothing_on_any_base(source, tmp_path, base, schedule):
+    folder = native(source, tmp_path / "base", BASES[base])
+    options = {"ratio_min": 1.0, "ratio_max": 1.0, "first_layer": 0, "schedule": schedule}
+    for length in (40, 300):
+        assert torch.equal(logits(convert(folder, tmp_path / "out", **options), length), logits(folder, length))
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_ratio_composes_with_any_base(source, tmp_path, base):
+    folder = native(source, tmp_path / "base", BASES[base])
+    slowed = load(folder)
+    forward = slowed.model.rotary_emb.forward
+
+    def quarter(x, position_ids):
+        forward(x, position_ids)  # Applies the base's own length rule first.
+        rotary = slowed.model.rotary_emb
+        angles = position_ids[..., None].float() * (rotary.inv_freq / 4)
+        angles = torch.cat((angles, angles), -1)
+        return angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling
+
+    slowed.model.rotary_emb.forward = quarter
+    found = logits(convert(folder, tmp_path / "out", ratio_min=4.0, ratio_max=4.0, first_layer=0))
+    with torch.no_grad():
+        torch.testing.assert_close(found, slowed(tokens(300)).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_positions_in_the_middle(source, tmp_path):
+    options = {"first_layer": 0, "rescale": "middle", "rescale_start": 20, "rescale_end": 60, "head_order": "fixed"}
+    model = load(convert(source, tmp_path / "out", **options))
+    rotary = model.model.rotary_emb
+    with torch.no_grad():
+        tables, _ = rotary(torch.zeros(1), torch.arange(100)[None])
+    # The first column turns by one radian per position, so its angle is the position itself.
+    angles = torch.atan2(tables.head_sin[:, 0, :, 0], tables.head_cos[:, 0, :, 0]).double()
+    for number, ratio in enumerate(model.config.ctxext_mspoe["ratios"]):
+        steps = angles[number].diff().remainder(2 * torch.pi)
+        expected = torch.ones(99, dtype=torch.double)
+        expected[20:60] = 1 / ratio
+        torch.testing.assert_close(steps, expected, rtol=0, atol=1e-4)
+    ids = tokens(100)
+    with torch.no_grad():
+        whole = model(ids).logits
+        cache = model(ids[:, :50], use_cache=True).past_key_values
+        rest = model(ids[:, 50:], past_key_values=cache).logits
+    torch.testing.assert_close(rest, whole[:, 50:], rtol=1e-4, atol=1e-4)
+
+
+def test_middle_of_nothing_is_the_source(source, tmp_path):
+    options = {"first_layer": 0, "rescale": "middle", "rescale_start": 500, "rescale_end": 600}
+    assert torch.equal(logits(convert(source, tmp_path / "out", **options)), logits(source))
+
+
+def test_layers_before_the_first_are_untouched(source, tmp_path):
+    base = {"output_hidden_states": True}
+    with torch.no_grad():
+        plain = load(source)(tokens(40), **base).hidden_states
+        found = load(convert(source, tmp_path / "out", first_layer=2))(tokens(40), **base).hidden_states
+    assert torch.equal(plain[2], found[2])
+    assert not torch.equal(plain[3], found[3])
+
+
+def test_grids_and_ranks():
+    assert ratio_grid(1.2, 1.8, 4) == pytest.approx([1.2, 1.4, 1.6, 1.8])
+    assert ratio_grid(1.2, 1.8, 4, released=True) == pytest.approx([1.2, 1.35, 1.5, 1.65])
+    assert ratio_grid(1.2, 1.8, 1) == [1.2]
+    assert ranks_from_scores([0.1, 0.4, 0.1, 0.2]) == [2, 0, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"first_layer": 3}, "No layer from 3 on"),
+        ({"head_order": "calibrated"}, "calibrated order needs"),
+        ({"head_order": "calibrated", "orders": [[0, 0]]}, "calibrated order needs"),
+        ({"rescale": "middle", "schedule": "ntk", "rescale_start": 1, "rescale_end": 2}, "compresses positions"),
+        ({"rescale": "middle"}, "cannot compress"),
+        ({"rescale": "middle", "rescale_start": 5, "rescale_end": 5}, "cannot compress"),
+    ],
+)
+def test_contradictions_are_refused(source, options, message):
+    config = json.loads((source / "config.json").read_text())
+    with pytest.raises(CtxextError, match=message):
+        edit_config(config, **options)
