@@ -120,13 +120,17 @@ def _window(found: Inspection) -> str:
     assert found.rotary is not None
     claims = set(found.windows.values())
     agree = "files agree" if len(claims) == 1 else ", ".join(f"{k} says {v}" for k, v in found.windows.items())
-    state = "extended" if found.rotary.is_extended else "not extended"
     trained = found.rotary.trained_length
+    state = "extended" if found.rotary.is_extended else "not extended"
+    if found.rotary.has_code and found.rotary.context_length == trained:
+        state = "not extended, heads scaled by its own code"
     return f"{found.rotary.context_length} tokens, trained to {trained}, {state} ({agree})"
 
 
 def _attention(found: Inspection) -> str:
     numbers = found.attention
+    if numbers["heads"] is None or numbers["head_dim"] is None:
+        return "not said in config.json"
     full, sliding, layers = numbers["full_attention_layers"], numbers["sliding_layers"], numbers["layers"]
     kinds = f"{full} of {layers} layers full" + (f", {sliding} sliding" if sliding else "")
     return f"{numbers['heads']} heads, {numbers['key_heads']} key heads of {numbers['head_dim']} · {kinds}"

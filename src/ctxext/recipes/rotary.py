@@ -18,6 +18,15 @@ Config = dict[str, Any]
 LATCH = "ctxext_needs_trust_remote_code"
 """The rope type that only a checkpoint's own code knows, so that plain transformers refuses to load it without."""
 
+POSITIONS = {
+    "learned": "learned position embeddings",
+    "sinusoidal": "sinusoidal position embeddings",
+    "alibi": "ALiBi biases",
+    "relative": "relative position biases",
+    "none": "no position embeddings",
+}
+"""What models without a rotary embedding have instead."""
+
 CODE_KEY = "ctxext_mspoe"
 """The block of config.json that such code reads; its `rope` holds the schedule that the latch hides."""
 
@@ -67,7 +76,10 @@ def read_rotary(config: Config, family: Family) -> Rotary:
         CtxextError: the family is not rotary or cannot be converted, or its context length is missing.
     """
     if family.positions != "rotary":
-        raise CtxextError(f'"{family.model_type}" has no rotary position embeddings.')
+        raise CtxextError(
+            f'"{family.model_type}" has {POSITIONS[family.positions]}, not rotary ones.',
+            hint="ctxext methods lists what each method needs.",
+        )
     if family.reason:
         raise CtxextError(f'"{family.model_type}" cannot be converted: {family.reason}.')
     text = dict(text_config(config, family))
