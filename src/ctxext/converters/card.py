@@ -11,7 +11,7 @@ import yaml
 
 from ctxext.checkpoint import Checkpoint
 from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file, recipe_yaml
-from ctxext.converters.engines import MARKS, Serving
+from ctxext.converters.engines import EXACT, MARKS, Serving
 from ctxext.recipes.base import Method
 from ctxext.recipes.param import limits_of
 from ctxext.recipes.recipe import Recipe
@@ -20,8 +20,8 @@ from ctxext.version import __version__
 
 ANY_ID = "PATH_OR_ID"
 _INHERITED = ("license", "license_name", "license_link", "language", "datasets", "extra_gated_prompt", "inference")
-_NOTHING_MEASURED = """Nothing yet: this checkpoint **was not evaluated**. A longer window in the configuration is not a \
-model that uses it.
+_NOTHING_MEASURED = """Nothing yet: this checkpoint **was not evaluated**. A longer window in the configuration is not
+a model that uses it.
 `ctxext eval` shows whether it finds things anywhere in the new window and what it lost inside the old one."""
 
 
@@ -54,7 +54,7 @@ class CardFacts:
         rotary: The encoding of the result.
         serving: Which engines run it.
         cautions: What a user must know.
-        training: What fine-tuning changed, in a sentence or several; empty where nothing did.
+        training: What is known of a fine-tuning; empty where the weights are the source's.
         model_id: What to load it by.
         is_adapter: Whether only a LoRA adapter is shared, which needs its base.
         measured: Results; None where there are none.
@@ -67,7 +67,7 @@ class CardFacts:
     rotary: Rotary
     serving: Sequence[Serving]
     cautions: Sequence[str]
-    training: str = ""
+    training: Mapping[str, Any] = field(default_factory=dict)
     model_id: str = ANY_ID
     is_adapter: bool = False
     measured: Measured | None = field(default=None)
@@ -113,15 +113,15 @@ def render(facts: CardFacts) -> str:
     commands += [measured.command] if measured else []
     return Template(template).substitute(
         front_matter=front,
-        title=f"{facts.source.rpartition('/')[2]}, extended: {facts.recipe.summary()}",
+        title=_title(facts),
         summary=_summary(facts),
         recipe_rows="\n".join(row for step in facts.recipe.steps for row in _step_rows(step)),
         commands="\n".join(f"$ {command}" for command in commands),
         recipe_file=_recipe_file(facts.recipe),
-        model_id=facts.model_id,
-        flag=", trust_remote_code=True" if facts.recipe.needs_code else "",
+        training=_training(facts.training),
+        load_code=_load_code(facts),
         reason=_reason(facts),
-        engines="\n".join(_engine_row(row) for row in facts.serving),
+        engines=_engines(facts),
         measured=measured.body if measured else _NOTHING_MEASURED,
         not_measured=_list("Not measured", measured.missing if measured else ()),
         cautions=_list("Mind", facts.cautions),
@@ -131,7 +131,9 @@ def render(facts: CardFacts) -> str:
 
 def _list(title: str, sentences: Sequence[str]) -> str:
     """A section with one point per sentence; nothing where there are none."""
-    points = "".join(f"- {sentence[0].upper()}{sentence[1:]}\n" for sentence in sentences)
+    # A sentence that begins with a method's name keeps it as it is spelled.
+    begun = [text if ":" in text.split()[0] else text[0].upper() + text[1:] for text in sentences]
+    points = "".join(f"- {text}\n" for text in begun)
     return f"\n## {title}\n\n{points}" if points else ""
 
 
@@ -160,6 +162,7 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
         own.append("custom_code")
     elif not facts.training:
         own.append("config-only")
+    own += ["lora"] * facts.is_adapter
     relation = "adapter" if facts.is_adapter else "finetune"
     front = {
         **{key: inherited[key] for key in _INHERITED if key in inherited},
@@ -177,37 +180,81 @@ def _with_results(front: dict[str, Any], facts: CardFacts) -> dict[str, Any]:
 
     assert facts.measured is not None
     name = facts.model_id.rpartition("/")[2] if facts.model_id != ANY_ID else facts.source.rpartition("/")[2]
-    data = ModelCardData(model_name=name, eval_results=list(facts.measured.results), **front).to_dict()
-    return {**front, "model-index": data["model-index"]}
+    data: Any = ModelCardData(model_name=name, eval_results=list(facts.measured.results), **front)
+    return {**front, "model-index": data.to_dict()["model-index"]}
+
+
+def _title(facts: CardFacts) -> str:
+    name, how = facts.source.rpartition("/")[2], facts.recipe.summary()
+    if facts.is_adapter:
+        return f"LoRA adapter for {name}, extended: {how}"
+    return f"{name}, extended{' and fine-tuned' if facts.training else ''}: {how}"
 
 
 def _summary(facts: CardFacts) -> str:
     """What was done, in one paragraph."""
-    link = f"[{facts.source}](https://huggingface.co/{facts.source})" if facts.has_public_source else f"`{facts.source}`"
+    name = facts.source
+    link = f"[{name}](https://huggingface.co/{name})" if facts.has_public_source else f"`{name}`"
     factor = facts.rotary.parameters.get("factor") or 1.0 if facts.rotary.rope_type == "dynamic" else 1.0
     trained, reach = facts.rotary.trained_length, round(facts.rotary.context_length * factor)
-    window = (
-        f"trained on {trained} tokens, the model now accepts {reach}"
-        if reach != trained
-        else f"its window stays at {trained} tokens"
-    )
-    weights = facts.training or f"The weights are those of {link}, byte for byte."
-    origin = f" It was made from {link}." if facts.training else ""
-    return (
-        f"{weights}{origin} What changed is how positions are encoded: {window}. "
-        f"Made with ctxext {__version__}; `ctxext verify` checks that the files are what this card says."
-    )
+    window = f"trained on {trained} tokens, the model now accepts {reach}"
+    if reach == trained:
+        window = f"its window stays at {trained} tokens"
+    if facts.is_adapter:
+        begun = f"What fine-tuning changed in {link} after its positions were extended: {window}."
+    elif facts.training:
+        begun = f"Made from {link} in two steps: its positions were extended, then its weights trained on long text; "
+        begun += f"{window}."
+    else:
+        begun = f"The weights are those of {link}, byte for byte. What changed is how positions are encoded: {window}."
+    checked = "" if facts.is_adapter else "; `ctxext verify` checks that the files are what this card says"
+    return f"{begun} Made with ctxext {__version__}{checked}."
+
+
+def _training(notes: Mapping[str, Any]) -> str:
+    """What is known of the training, one row per fact."""
+    rows = "".join(f"| {key.replace('_', ' ')} | {_short(value)} |\n" for key, value in notes.items())
+    return f"\n## Training\n\n| what | value |\n|---|---|\n{rows}" if rows else ""
+
+
+def _load_code(facts: CardFacts) -> str:
+    """How to load it, in Python."""
+    flag = ", trust_remote_code=True" if facts.recipe.needs_code else ""
+    if facts.is_adapter:
+        return f"""from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("OUT")
+base = AutoModelForCausalLM.from_pretrained("OUT"{flag})  # OUT was made by the command above.
+model = PeftModel.from_pretrained(base, "{facts.model_id}")"""
+    return f"""from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{facts.model_id}")
+model = AutoModelForCausalLM.from_pretrained("{facts.model_id}"{flag})"""
+
+
+def _engines(facts: CardFacts) -> str:
+    """Which engines run it; an adapter alone is run by none."""
+    if facts.is_adapter:
+        return ""
+    rows = "\n".join(_engine_row(row) for row in facts.serving)
+    return f"\n## Serve it\n\n| engine | runs it | start it with | mind |\n|---|---|---|---|\n{rows}\n"
 
 
 def _reason(facts: CardFacts) -> str:
     """Why the flag is needed, or that it is not."""
+    if facts.is_adapter:
+        return (
+            "An adapter does not carry the change of the rotary embedding: it belongs on the extended checkpoint, and "
+            "on the plain one it does harm. `ctxext merge OUT ADAPTER MERGED` makes one checkpoint of the two."
+        )
     if facts.recipe.needs_code:
         return (
             "It carries two small files of modeling code, because its method is more than a configuration. Without "
             "`trust_remote_code=True` loading fails on purpose: as a stock model it would be silently wrong. "
             "Nothing but transformers is needed to run it."
         )
-    return "No custom code: transformers 4.57 or newer reads the configuration as it is, in either major version."
+    return "No custom code: plain transformers reads it."
 
 
 def _step_rows(step: Method) -> list[str]:
@@ -223,7 +270,7 @@ def _step_rows(step: Method) -> list[str]:
 
 
 def _engine_row(row: Serving) -> str:
-    arguments = f"`{row.arguments}`" if row.arguments else "" if row.status == "exact" else "–"
+    arguments = f"`{row.arguments}`" if row.arguments else "nothing more" if row.status == EXACT else "–"
     return f"| {row.engine} | {MARKS[row.status]} {row.status} | {arguments} | {row.remark} |"
 
 
@@ -236,5 +283,7 @@ def _recipe_file(recipe: Recipe) -> str:
 
 def _short(value: Any) -> str:
     if isinstance(value, list):
-        return f"({len(value)} numbers)" if not isinstance(value[0], list) else f"({len(value)} × {len(value[0])} places)"
+        return (
+            f"({len(value)} numbers)" if not isinstance(value[0], list) else f"({len(value)} × {len(value[0])} places)"
+        )
     return f"{value:.10g}" if isinstance(value, float) else str(value)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ctxext.families import Family
 from ctxext.recipes.recipe import Recipe
-from ctxext.recipes.rotary import Rotary
+from ctxext.recipes.rotary import Rotary, native_type
 
 EXACT, PARTLY, WRONG, UNKNOWN = "exact", "with care", "not", "not known"
 MARKS: Mapping[str, str] = {EXACT: "✓", PARTLY: "~", WRONG: "✗", UNKNOWN: "?"}
@@ -92,7 +92,7 @@ def serving_of(recipe: Recipe, family: Family, rotary: Rotary) -> tuple[Serving,
         if engine != "transformers" and status != WRONG and family.model_type not in TRIED_FAMILIES:
             status, remark = UNKNOWN, f"not tried with {family.model_type}"
         served.append(Serving(engine, status, arguments.format(length=rotary.context_length), remark))
-    return tuple([_with_version(served[0], family, rotary), *served[1:]])
+    return (_with_version(served[0], family, rotary), *served[1:])
 
 
 def _row(step: Mapping[str, Any], engine: str, family: Family) -> _Row:
@@ -111,9 +111,10 @@ def _row(step: Mapping[str, Any], engine: str, family: Family) -> _Row:
 def _with_version(row: Serving, family: Family, rotary: Rotary) -> Serving:
     """What transformers 4.57 cannot do, where it is known to differ."""
     types = family.rope_types_4x
-    if types is None or rotary.rope_type in types:
+    rope_type = native_type(family, rotary.rope_type)
+    if types is None or rope_type in types:
         return row
-    reads = "does not know the family" if not types else f'does not take the rope type "{rotary.rope_type}" here'
+    reads = "does not know the family" if not types else f'does not take the rope type "{rope_type}" here'
     remark = "; ".join(part for part in (row.remark, f"5 or newer, as 4.57 {reads}") if part)
     return Serving(row.engine, row.status, row.arguments, remark)
 

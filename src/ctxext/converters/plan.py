@@ -92,7 +92,7 @@ def make_plan(source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = Fal
     gone = {*texts, *_REPLACED, *(CODE_FILES if before.has_code else ())}
     kept = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
     serving = serving_of(recipe, family, rotary)
-    cautions = _cautions(source, recipe, family, rotary)
+    cautions = cautions_of(source, recipe, family, rotary)
     texts["README.md"] = render_card(source, recipe, rotary, serving, cautions)
     return Plan(
         source=source,
@@ -193,7 +193,8 @@ def _with_number(path: Path, content: dict[str, Any], key: str, value: int) -> s
     return text if count == 1 else as_json({**content, key: value})
 
 
-def _cautions(source: Checkpoint, recipe: Recipe, family: Family, rotary: Rotary) -> tuple[str, ...]:
+def cautions_of(source: Checkpoint, recipe: Recipe, family: Family, rotary: Rotary) -> tuple[str, ...]:
+    """What a user of a converted checkpoint must know; SOURCE may be the result as well."""
     cautions = [f"{step.name}: {step.caution}" for step in recipe.steps if step.caution]
     if family.sliding_follows and sliding_layers(source.config, family) and any(step.scales for step in recipe.steps):
         cautions.append("its sliding-window layers read the same schedule as the others, so they change too.")

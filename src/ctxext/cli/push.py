@@ -1,0 +1,104 @@
+"""`ctxext push`: put a finished checkpoint on the Hub."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from ctxext.cli.options import JsonOption, QuietOption, TokenOption
+from ctxext.cli.output import Output
+
+if TYPE_CHECKING:
+    from ctxext.publish.parcel import Parcel
+    from ctxext.publish.push import Push
+
+
+def push(
+    folder: Annotated[Path, typer.Argument(metavar="OUT", help="A converted checkpoint.")],
+    repository: Annotated[str, typer.Argument(metavar="USER/NAME", help="The repository; made if it is not there.")],
+    *,
+    private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="The branch to push to; made if it is not there.")
+    ] = None,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request instead.")] = False,
+    message: Annotated[str | None, typer.Option("--message", help="The commit's title.")] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="DIR", help="Results of ctxext eval, for the model card.")
+    ] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Push the LoRA adapter alone.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Refuse a checkpoint that is not what was recorded.")
+    ] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show files, sizes and the model card; write and send nothing.")
+    ] = False,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Put a finished checkpoint on the Hub, with its model card and the digest of every file.
+
+    Run it again after a broken connection: what has arrived is not sent twice.
+
+    Examples:
+    ctxext push demo-yarn-2k user/demo-yarn-2k --report report --dry-run
+
+    ctxext push demo-yarn-2k user/demo-yarn-2k --report report --private
+    """
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    from ctxext.publish.push import MESSAGE, PushOptions, prepare, send
+
+    output = Output(as_json=as_json, quiet=quiet)
+    options = PushOptions(
+        private=private,
+        revision=revision,
+        create_pr=create_pr,
+        message=message or MESSAGE,
+        adapter=adapter,
+        report=report,
+        check=verify,
+    )
+    parcel = prepare(folder, repository, options)
+    for warning in parcel.warnings:
+        output.warning(warning)
+    if dry_run:
+        _show(output, parcel)
+        return
+    if quiet or as_json or not output.stderr.is_terminal:
+        disable_progress_bars()
+    with output.progress("reading") as advance:
+        done = send(
+            parcel,
+            repository,
+            options,
+            token=token,
+            progress=lambda name, count, total: advance(count, total, name),
+            tell=output.note,
+        )
+    _tell(output, repository, options.revision, done)
+
+
+def _show(output: Output, parcel: "Parcel") -> None:
+    """What would be uploaded."""
+    from ctxext.publish.parcel import total
+
+    lines = [f"{size:>14,}  {name}" for name, size in parcel.sizes.items()]
+    ending = [f"{total(parcel.sizes)}; nothing was written or sent"]
+    content = {"files": parcel.sizes, "card": parcel.card, "warnings": list(parcel.warnings)}
+    output.result(content, *[Text(line) for line in [*lines, "", parcel.card, *ending]])
+
+
+def _tell(output: Output, repository: str, revision: str | None, done: "Push") -> None:
+    """What was uploaded, and how anyone can check it."""
+    from ctxext.publish.parcel import total
+
+    content = {"repository": repository, **vars(done), "others": list(done.others)}
+    news = total(done.sizes) if done.is_new else f"{total(done.sizes)}, all there already"
+    output.result(content, Text.assemble(("✓", "green"), f" {repository}   {news}   {done.url}"))
+    if done.others:
+        output.warning(f"the repository also holds {', '.join(done.others[:5])}; they were left as they are.")
+    branch = f" --revision {revision}" if revision else ""
+    output.next_step(f"ctxext verify {repository}{branch}", "Anyone can check it")

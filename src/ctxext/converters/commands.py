@@ -1,0 +1,62 @@
+"""The commands that made a checkpoint, written so that they can be typed again."""
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from ctxext.recipes.base import Method
+from ctxext.recipes.recipe import Recipe
+
+RECIPE_FILE = "recipe.yaml"
+
+
+def convert_command(source: str, revision: str | None, recipe: Recipe) -> str:
+    """The `ctxext convert` line of a recipe; its numbers as options, or as a file where options cannot say them.
+
+    Args:
+        source: A Hub id, or the name of a folder.
+        revision: The commit on the Hub that was converted.
+        recipe: What was applied, resolved.
+    """
+    words = ["ctxext", "convert", source, "OUT"]
+    if needs_file(recipe):
+        words += ["--recipe", RECIPE_FILE]
+    else:
+        words += [word for step in recipe.steps for word in ("--method", step.name)]
+        options = {name: value for step in recipe.steps for name, value in _given(step).items()}
+        for name, value in options.items():
+            words += ["--" + name.replace("_", "-"), _plain(value)]
+    if revision:
+        words += ["--revision", revision]
+    return shlex.join(words)
+
+
+def needs_file(recipe: Recipe) -> bool:
+    """Whether a recipe holds lists, or one number with two values: options cannot say that."""
+    said: dict[str, Any] = {}
+    for step in recipe.steps:
+        for name, value in _given(step).items():
+            if isinstance(value, tuple) or said.setdefault(name, value) != value:
+                return True
+    # An option reaches every step that takes it, so a step that kept its default must not share its name.
+    numbers = [(field.name, getattr(step, field.name)) for step in recipe.steps for field in dataclasses.fields(step)]
+    return any(name in said and said[name] != value for name, value in numbers)
+
+
+def recipe_yaml(recipe: Recipe) -> str:
+    """The recipe file."""
+    return yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
+
+
+def _given(step: Method) -> Mapping[str, Any]:
+    """The numbers of a step that differ from their defaults."""
+    numbers = {field.name: (getattr(step, field.name), field.default) for field in dataclasses.fields(step)}
+    return {name: value for name, (value, default) in numbers.items() if value is not None and value != default}
+
+
+def _plain(value: Any) -> str:
+    """A number as people write it: 4, not 4.0; all its digits all the same."""
+    return str(int(value)) if isinstance(value, float) and value == int(value) and abs(value) < 1e15 else str(value)

@@ -1,0 +1,226 @@
+"""Put a finished checkpoint on the Hub, with the Hub's own client; safe to run again."""
+
+import glob
+import logging
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ctxext.converters.apply import Progress
+from ctxext.errors import CtxextError
+from ctxext.publish.hub_errors import LOG_IN, illegal_name, is_passing, told_in_one_line
+from ctxext.publish.parcel import Parcel, pack, pack_adapter, seal, stage
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+_ATTEMPTS = 3
+_DEFAULT_BRANCH = "main"
+_OF_THE_HUB = (".gitattributes",)
+_Result = TypeVar("_Result")
+MESSAGE = "Upload a checkpoint made by ctxext"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushOptions:
+    """How to share a checkpoint.
+
+    Attributes:
+        private: Make the repository private.
+        revision: The branch to push to; made where it does not exist.
+        create_pr: Open a pull request instead.
+        message: The commit's title.
+        adapter: Share the LoRA adapter alone.
+        report: The folder of an evaluation that belongs on the card.
+        check: Refuse a checkpoint that is not what was recorded.
+    """
+
+    private: bool = False
+    revision: str | None = None
+    create_pr: bool = False
+    message: str = MESSAGE
+    adapter: bool = False
+    report: Path | None = None
+    check: bool = True
+
+
+@dataclass(frozen=True)
+class Push:
+    """A push that was carried out.
+
+    Attributes:
+        url: Where it can be looked at.
+        commit: The commit that holds it.
+        is_new: Whether anything had to be sent.
+        sizes: Size in bytes of each file, by name.
+        others: Files of the repository that were there before and are not part of the checkpoint.
+    """
+
+    url: str
+    commit: str
+    is_new: bool
+    sizes: dict[str, int]
+    others: tuple[str, ...]
+
+
+def prepare(folder: Path, repository: str, options: PushOptions) -> Parcel:
+    """Work out what would be uploaded. Writes nothing and asks nobody.
+
+    Raises:
+        CtxextError: the name is not allowed, options contradict each other, or the folder is refused.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise illegal_name(repository) from error
+    if repository.count("/") != 1:
+        raise illegal_name(repository)
+    if options.create_pr and options.revision not in (None, _DEFAULT_BRANCH):
+        raise CtxextError("A pull request is opened against main.", hint="Leave out --revision or --create-pr.")
+    if options.adapter and options.report:
+        raise CtxextError("An adapter alone has no results of its own.", hint="Leave out --adapter or --report.")
+    if options.adapter:
+        return pack_adapter(folder, repository)
+    return pack(folder, repository, report=options.report, check=options.check)
+
+
+def push(folder: Path, repository: str, options: PushOptions | None = None, *, token: str | None = None) -> Push:
+    """Upload a finished checkpoint. Records the digests of its weights first.
+
+    Args:
+        folder: The checkpoint.
+        repository: The Hub id, user/name.
+        options: How to share it.
+        token: A Hub token that may write; the usual places are read where it is None.
+
+    Raises:
+        CtxextError: the checkpoint, the name or the token is refused, or the Hub cannot be reached.
+    """
+    options = options or PushOptions()
+    return send(prepare(folder, repository, options), repository, options, token=token)
+
+
+def send(
+    parcel: Parcel,
+    repository: str,
+    options: PushOptions,
+    *,
+    token: str | None = None,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Push:
+    """Write what belongs into the folder, and upload it.
+
+    Args:
+        parcel: From `prepare`.
+        repository: The Hub id, user/name.
+        options: How to share it.
+        token: A Hub token that may write; the usual places are read where it is None.
+        progress: Called with what is being read, how much of it and how much in all.
+        tell: Called with facts beside the result, one line each.
+
+    Raises:
+        CtxextError: the token is refused, or the Hub cannot be reached.
+    """
+    from huggingface_hub import HfApi
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    api = HfApi(token=usable_token(token), library_name="ctxext")
+    # Whatever the Hub refuses at once is known before large files are read.
+    _patiently(lambda: _open(api, repository, options), tell)
+    if not parcel.is_adapter:
+        seal(parcel, progress)
+        return _patiently(lambda: _upload(api, parcel.folder, repository, options), tell)
+    with tempfile.TemporaryDirectory() as place:
+        stage(parcel, Path(place))
+        return _patiently(lambda: _upload(api, Path(place), repository, options), tell)
+
+
+def usable_token(token: str | None) -> str:
+    """The token to push with; never shown.
+
+    Raises:
+        CtxextError: there is none, or it holds characters that no token has.
+    """
+    from huggingface_hub import get_token
+
+    found = (token or get_token() or "").strip()
+    if not found:
+        raise CtxextError("Pushing needs a Hub token, and there is none.", hint=LOG_IN)
+    if not re.fullmatch(r"[\x21-\x7e]+", found):
+        raise CtxextError("The token holds characters that no token has.", hint=LOG_IN)
+    return found
+
+
+def _patiently(action: Callable[[], _Result], tell: Callable[[str], None] | None) -> _Result:
+    """Do something, and again where the connection broke off: what has arrived is not sent twice."""
+    for attempt in range(1, _ATTEMPTS):
+        try:
+            return action()
+        except CtxextError as error:  # noqa: PERF203
+            if not is_passing(error):
+                raise
+            if tell is not None:
+                tell(f"{error.message} Trying again ({attempt} of {_ATTEMPTS - 1}).")
+            time.sleep(2.0**attempt)
+    return action()
+
+
+def _open(api: "HfApi", repository: str, options: PushOptions) -> None:
+    """Make the repository and the branch where they are not there yet."""
+    with told_in_one_line(repository):
+        api.create_repo(repository, private=options.private or None, exist_ok=True)
+        if options.private and not api.model_info(repository).private:
+            raise CtxextError(
+                f'"{repository}" exists and is public.', hint="Make it private in its settings, or leave out --private."
+            )
+        if options.revision not in (None, _DEFAULT_BRANCH):
+            api.create_branch(repository, branch=str(options.revision), exist_ok=True)
+
+
+def _upload(api: "HfApi", folder: Path, repository: str, options: PushOptions) -> Push:
+    """Send what is not there yet, and look whether everything has arrived."""
+    sizes = _sizes(folder)
+    with told_in_one_line(repository):
+        revision, create_pr = _target(api, repository, options)
+        head = api.model_info(repository, revision=revision).sha
+        done: Any = api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            commit_message=options.message,
+            revision=revision,
+            create_pr=create_pr,
+            allow_patterns=[glob.escape(name) for name in sizes],
+        )
+        there = set(api.list_repo_files(repository, revision=done.pr_revision or revision))
+    missing = [name for name in sizes if name not in there]
+    if missing:
+        raise CtxextError(
+            f'The Hub did not keep "{missing[0]}".',
+            hint="Is there a .gitignore in the repository? It leaves files out.",
+        )
+    others = tuple(sorted(there - sizes.keys() - set(_OF_THE_HUB)))
+    return Push(str(done.pr_url or done.commit_url), str(done.oid), done.oid != head, sizes, others)
+
+
+def _target(api: "HfApi", repository: str, options: PushOptions) -> tuple[str | None, bool]:
+    """The branch to push to, and whether to open a pull request: an open one with this title is used again."""
+    if not options.create_pr:
+        return options.revision, False
+    found = api.get_repo_discussions(repository, discussion_type="pull_request", discussion_status="open")
+    number = next((entry.num for entry in found if entry.title == options.message), None)
+    return (None, True) if number is None else (f"refs/pr/{number}", False)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """The files of a folder that go along: all but hidden ones."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    names = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
+    return {name: size for name, size in names.items() if not re.search(r"(^|/)(\.|__pycache__/)", name)}

@@ -1,0 +1,137 @@
+"""From report.json to what a model card shows: tables with intervals, pictures, and what was not measured."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ctxext.checkpoint import read_json_object
+from ctxext.converters.card import Measured
+from ctxext.errors import CtxextError
+from ctxext.evaluate.findings import findings
+from ctxext.evaluate.report import Report
+from ctxext.evaluate.settings import TASKS, Settings
+from ctxext.publish.result_tables import (
+    FOLDER,
+    conditions,
+    harness_table,
+    model_index,
+    perplexity_table,
+    retrieval_table,
+    short_table,
+)
+
+_UNSEEN = {
+    "passkey": "finding a pass key in a text that repeats itself",
+    "needle": "finding a sentence in a long text",
+    "kv": "looking a key up in a long JSON object",
+    "documents": "answering questions over many documents",
+    "perplexity": "the loss on long text, position by position",
+    "short": "what extending cost inside the trained window",
+}
+_NEVER = "Anything else: other languages, following instructions, summaries, code, safety. Those are the source's."
+
+
+def read_report(folder: Path) -> Report:
+    """Read the report.json of an evaluation.
+
+    Raises:
+        CtxextError: there is none, or it is not one of ours.
+    """
+    path = folder / "report.json"
+    if not path.is_file():
+        raise CtxextError(f'"{folder}" has no report.json.', hint=f"Make one: ctxext eval MODEL --out {folder}")
+    report = read_json_object(path)
+    if not all(isinstance(report.get(key), kind) for key, kind in (("settings", dict), ("models", list))):
+        raise CtxextError(f'"{path}" is not a report of ctxext eval.')
+    return report
+
+
+def entry_of(report: Report, digests: Sequence[str]) -> dict[str, Any]:
+    """The report's entry for a checkpoint, found by what was measured and not by what it was called.
+
+    Raises:
+        CtxextError: the report is about other checkpoints, or about this one before it was changed.
+    """
+    for entry in report["models"]:
+        if entry.get("digest") in digests:
+            return dict(entry)
+    names = ", ".join(f'"{entry.get("name")}"' for entry in report["models"])
+    raise CtxextError(
+        f"The report measured {names}, but none of them as this checkpoint stands now.",
+        hint="Evaluate it again: what is shown on the card must be what is shared.",
+    )
+
+
+def pictures_of(folder: Path) -> list[Path]:
+    """The report's files that go along: figures, pictures and the page."""
+    return [path for path in sorted(folder.iterdir()) if path.suffix in (".png", ".html") or path.name == "report.json"]
+
+
+def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> Measured:
+    """What a card shows of a report.
+
+    Args:
+        report: The content of report.json.
+        entry: This checkpoint's part of it.
+        pictures: Names of the report's files that go along.
+    """
+    tasks = dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"])
+    said = "\n".join(f"- {sentence}" for sentence in findings(report))
+    parts = [said, *(retrieval_table(report, entry, task, pictures) for task in tasks)]
+    parts += [
+        perplexity_table(report, entry, pictures),
+        short_table(report, entry),
+        harness_table(entry),
+        conditions(report, entry),
+    ]
+    return Measured(
+        body="\n\n".join(part for part in parts if part),
+        command=_command(report),
+        missing=_missing(report, entry),
+        results=model_index(report, entry),
+    )
+
+
+def _missing(report: Report, entry: Mapping[str, Any]) -> list[str]:
+    settings = report["settings"]
+    asked = {cell["task"] for cell in entry["cells"]}
+    asked |= {task for task in ("perplexity", "short") if entry.get(task)}
+    lengths = [cell["length"] for cell in entry["cells"]]
+    lengths += [int(length) for length in (entry.get("perplexity") or {}).get("lengths", ())]
+    reach, window = max(lengths, default=0), entry.get("context_length") or 0
+    missing = []
+    if reach < window:
+        missing.append(
+            f"Beyond {reach} tokens: the window is {window}."
+            if reach
+            else f"Any length: the window is {window} tokens."
+        )
+    missing += [f"{_UNSEEN[task][0].upper()}{_UNSEEN[task][1:]} (`{task}`)." for task in TASKS if task not in asked]
+    if asked & {"needle", "passkey", "kv"} and not settings["generate"]:
+        missing.append("Free generation: the answers were scored, not written by the model.")
+    if "needle" in asked and not settings["haystack"]:
+        missing.append("Needles in natural text: they stood in prose that the package makes up from a small grammar.")
+    return [*missing, _NEVER]
+
+
+def _command(report: Report) -> str:
+    """The `ctxext eval` line that asks the same questions; what is as by default is left out."""
+    settings, plain = report["settings"], Settings()
+    words = ["ctxext", "eval", *(model["name"] for model in report["models"]), "--task", ",".join(settings["tasks"])]
+    if settings["lengths"]:
+        words += ["--lengths", ",".join(map(str, settings["lengths"]))]
+    depths = ",".join(f"{100 * depth:g}" for depth in settings["depths"])
+    words += ["--depths", depths + ("," if "," not in depths else ""), "--samples", str(settings["samples"])]
+    words += ["--seed", str(settings["seed"])]
+    named = {"num_needles": "--needles", "kv_ids": "--kv-ids", "stride": "--stride", "haystack": "--haystack"}
+    named |= {"data": "--data", "documents": "--documents"}
+    for key, option in named.items():
+        value = settings[key]
+        if value != getattr(plain, key):
+            words += [option, value["name"] if isinstance(value, dict) else str(value)]
+    words += ["--generate"] * bool(settings["generate"]) + ["--allow-beyond"] * bool(settings["allow_beyond"])
+    words += ["--harness", ",".join(settings["harness"])] if settings["harness"] else []
+    loading = report.get("loading") or {}
+    words += ["--dtype", loading["dtype"]] if loading.get("dtype") not in (None, "auto") else []
+    return shlex.join([*words, "--out", FOLDER])
