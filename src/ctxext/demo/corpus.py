@@ -22,7 +22,7 @@ TASKS: dict[str, tuple[Task, float]] = {
     "passkey": (PassKey(), 0.08),
     "needle": (Needle(num_needles=4), 0.2),
     "needle-any": (Needle(num_needles=6, phrasing="any"), 0.1),
-    "kv-number": (KeyValue(ids="number"), 0.27),
+    "kv-number": (KeyValue(ids="number"), 0.35),
     "documents-which": (Documents(ask="which"), 0.17),
     "documents-fact": (Documents(ask="fact"), 0.1),
     "kv-uuid": (KeyValue(ids="uuid"), 0.08),
@@ -56,7 +56,7 @@ def make_example(
         example = make_prompt(encode, start, rng, length, task, rng.random())
         if example is not None:
             return example
-    shares = (0.25, 0.3, 0.15, 0.25, 0.05) if length < 100 else (0.25, 0.3, 0.3, 0.05, 0.1)
+    shares = (0.25, 0.3, 0.15, 0.25, 0.05) if length < 100 else (0.2, 0.4, 0.3, 0.02, 0.08)
     make = rng.choices((_facts, _records, _search_results, _repeats, _prose), shares)[0]
     ids, is_answer = list(start), [False] * len(start)
     for text, answer in make(rng, length, variety):
@@ -145,7 +145,7 @@ def _records(rng: random.Random, length: int, variety: float) -> Iterator[tuple[
             records = {key[:num_characters]: value[:num_characters] for key, value in pairs}
         else:
             count = max(2, round(length * rng.uniform(0.02, 0.07)))
-            records = {_number(rng, 3, variety): _number(rng, 5, variety) for _ in range(count)}
+            records = {_number(rng, 3, variety): _number(rng, 3, variety) for _ in range(count)}
         if rng.random() < 0.5 and length >= 128:
             yield kv.OPENING, False
         yield "{" + ",\n ".join(f'"{key}": "{value}"' for key, value in records.items()) + "}\n", False
@@ -185,7 +185,7 @@ def _repeats(rng: random.Random, length: int, variety: float) -> Iterator[tuple[
         elif kind == 1:
             text = " " + "".join(_number(rng, 3, variety) for _ in range(count))
         elif kind == 2:
-            records = ((_number(rng, 3, variety), _number(rng, 5, variety)) for _ in range(count // 8 + 1))
+            records = ((_number(rng, 3, variety), _number(rng, 3, variety)) for _ in range(count // 8 + 1))
             text = "".join(f' "{key}": "{value}",\n' for key, value in records)
         else:
             text = "".join(f" {prose.person_name(rng)}," for _ in range(count // 3 + 1))

@@ -20,7 +20,7 @@ class KeyValue:
 
     Attributes:
         ids: "uuid" as in the paper, or "number" for short numbers, so that small models and windows can be asked too:
-            keys of three digits (more once half of those are used), values of five.
+            three digits each, and keys of more once half of those are used.
         num_needles: Records that can be asked for; the first is.
     """
 
@@ -59,7 +59,7 @@ class KeyValue:
             key = random_number(rng, num_digits)
             if key not in used:
                 used.add(key)
-                yield key, random_number(rng, 5)
+                yield key, random_number(rng, 3)
 
 
 def _record(key: str, value: str) -> str:
