@@ -1,5 +1,6 @@
 """A tiny extended checkpoint with a tokenizer of numbered words, and data for it."""
 
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -64,6 +65,7 @@ def write_jsonl(path: Path, **sizes) -> Path:
 
 
 QUICK = Options(length=64, steps=6, batch_size=2, rank=4, learning_rate=5e-3, save_every=2)
+PARALLEL = dataclasses.replace(QUICK, batch_size=4, pack="run-on", steps=5)
 
 
 def tune(base: Path, out: Path, options: Options = QUICK, **others):

@@ -44,10 +44,13 @@ def make(name):
     return model.eval()
 
 
+@pytest.mark.parametrize("frozen_head", [True, False])
 @pytest.mark.parametrize("piece", [1, 7, 1000])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_loss_and_gradients_equal_the_plain_forward(name, piece):
+def test_loss_and_gradients_equal_the_plain_forward(name, piece, frozen_head):
     plain = make(name)
+    if frozen_head:
+        plain.get_output_embeddings().requires_grad_(False)
     pieces = copy.deepcopy(plain)
     use_chunked_loss(pieces, piece)
     ids = torch.randint(3, 50, (2, 23))

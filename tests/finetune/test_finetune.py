@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -201,7 +200,7 @@ def test_a_loss_that_is_lost_stops_the_run(tmp_path):
     tensors["model.norm.weight"][:] = float("nan")
     from safetensors.torch import save_file
 
-    os.unlink(base / "model.safetensors")
+    (base / "model.safetensors").unlink()
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CtxextError, match=r"not finite|cannot be computed"):
         tune(base, tmp_path / "out")

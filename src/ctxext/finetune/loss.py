@@ -2,11 +2,13 @@
 
 The base model computes the hidden states once. Then the causal language model's own forward is called on pieces of
 them, with the base model standing in for itself: whatever a family does between hidden states and logits (soft caps,
-scales, norms) it does here too. Each piece is checkpointed: its logits live only while they are used.
+scales, norms) it does here too. Where nothing is trained behind the hidden states, a piece's gradient is computed at
+once, while its logits are there; otherwise each piece is checkpointed.
 """
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,9 +17,12 @@ from torch.utils.checkpoint import checkpoint
 from ctxext.errors import CtxextError
 
 IGNORED = -100
-_PIECE_BYTES = 64 << 20
+# On a CPU small enough that memory is reused instead of asked for again; on an accelerator large enough to fill it.
+_PIECE_BYTES = {"cpu": 24 << 20}
+_ACCELERATOR_BYTES = 256 << 20
 _PROBE_LENGTH, _PROBE_PIECE = 16, 5
 _TOLERANCE = 0.02
+Head = Callable[[torch.Tensor], torch.Tensor]
 
 
 def use_chunked_loss(model: Any, piece: int | None = None) -> None:
@@ -27,7 +32,8 @@ def use_chunked_loss(model: Any, piece: int | None = None) -> None:
 
     Args:
         model: A causal language model of transformers; adapters may be inside already or come later.
-        piece: Positions at once, over all rows; by default as many as make 64 MiB of float32 logits.
+        piece: Positions at once, over all rows; by default as many as make 24 MiB of float32 logits, or 256 MiB on
+            an accelerator.
 
     Raises:
         CtxextError: the model's forward cannot be taken apart like this.
@@ -47,29 +53,70 @@ def use_chunked_loss(model: Any, piece: int | None = None) -> None:
         output = model.base_model(input_ids=input_ids, use_cache=False, **given)
         # The hidden state at a position predicts the next token; the last one predicts nothing.
         targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        at_once = piece or max(1, _PIECE_BYTES // (4 * vocabulary))
+        at_once = piece or _PIECE_BYTES.get(labels.device.type, _ACCELERATOR_BYTES) // (4 * vocabulary)
         size = max(1, at_once // len(input_ids))
+        is_frozen = not any(parameter.requires_grad for parameter in _head_parameters(model))
         total = torch.zeros((), device=labels.device)
         for begin in range(0, input_ids.shape[1], size):
             rows = slice(begin, begin + size)
-            total = total + checkpoint(
-                _piece_loss,
-                *(model, own, output.last_hidden_state[:, rows], input_ids[:, rows], targets[:, rows], type(output)),
-                use_reentrant=False,
-                preserve_rng_state=False,
-            )
+            head = functools.partial(_logits, model, own, type(output), input_ids[:, rows])
+            hidden, wanted = output.last_hidden_state[:, rows], targets[:, rows]
+            if is_frozen:
+                total = total + _EagerLoss.apply(hidden, wanted, head)  # type: ignore[no-untyped-call]
+            else:
+                total = total + checkpoint(
+                    _piece_loss, hidden, wanted, head, use_reentrant=False, preserve_rng_state=False
+                )
         count = (targets != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         return CausalLMOutputWithPast(loss=total / torch.as_tensor(count, device=total.device))
 
     model.forward = forward
 
 
-def _piece_loss(model: Any, own: Any, hidden: Any, ids: Any, targets: Any, kind: type) -> torch.Tensor:
-    """The summed loss of one piece, in float32."""
+def _head_parameters(model: Any) -> Iterator[torch.nn.Parameter]:
+    """What lies between hidden states and logits: all that is not in the base model, and the output embedding."""
+    inside = {id(parameter) for parameter in model.base_model.parameters()}
+    yield from (parameter for parameter in model.parameters() if id(parameter) not in inside)
+    yield from model.get_output_embeddings().parameters()
+
+
+def _logits(model: Any, own: Any, kind: type, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """The logits of some hidden states, by the model's own forward."""
     with _standing_in(model.base_model, kind(last_hidden_state=hidden)):
-        logits = own(input_ids=ids, use_cache=False).logits
-    flat = logits.float().flatten(0, 1)
+        logits: torch.Tensor = own(input_ids=ids, use_cache=False).logits
+    return logits
+
+
+def _piece_loss(hidden: torch.Tensor, targets: torch.Tensor, head: Head) -> torch.Tensor:
+    """The summed loss of one piece, in float32."""
+    flat = head(hidden).float().flatten(0, 1)
     return torch.nn.functional.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+class _EagerLoss(torch.autograd.Function):
+    """The summed loss of one piece, its gradient computed in the same breath: softmax minus one at the target."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, targets: torch.Tensor, head: Head) -> torch.Tensor:
+        """Compute loss and gradient; only the gradient, as large as the hidden states, is kept."""
+        with torch.enable_grad():
+            leaf = hidden.detach().requires_grad_()
+            logits = head(leaf)
+        scores = logits.detach().float().flatten(0, 1).log_softmax(-1)
+        is_kept = (targets.flatten() != IGNORED)[:, None]
+        columns = targets.flatten().clamp(min=0)[:, None]
+        loss = -(scores.gather(1, columns) * is_kept).sum()
+        slope = scores.exp_()
+        slope.scatter_add_(1, columns, slope.new_full((1, 1), -1.0).expand_as(columns)).mul_(is_kept)
+        (gradient,) = torch.autograd.grad(logits, leaf, slope.view_as(logits).to(logits.dtype))
+        ctx.save_for_backward(gradient)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Scale the gradient by what the loss is multiplied with."""
+        (gradient,) = ctx.saved_tensors
+        return gradient * outer[0].to(gradient.dtype), None, None
 
 
 @contextlib.contextmanager

@@ -48,7 +48,8 @@ class Options:
         attention: "full", or "shifted" for LongLoRA's groups while training (arXiv 2309.12307).
         group: Tokens in such a group; by default a quarter of a sequence.
         checkpointing: Keep no activations but each layer's input; by default for more than 4096 tokens.
-        piece: Positions whose logits are computed at once; by default what takes 64 MiB.
+        piece: Positions whose logits are computed at once; by default what takes 24 MiB, 256 MiB on an
+            accelerator.
         seed: Decides order, initial weights and skips.
         save_every: Steps between two saves.
         dtype: Type of the frozen weights: auto (as saved, float32 on a CPU), bf16, fp16 or fp32.

@@ -1,0 +1,126 @@
+"""One training step at 8192 tokens and a vocabulary of 128 256: ours beside Trainer and peft as they come.
+
+Each side runs in a process of its own, so that its peak memory is its own. Prints one table.
+
+    python benchmarks/finetune.py [--length 8192] [--vocabulary 128256] [--steps 3] [--dtype fp32]
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SIDES = ("trainer", "ctxext", "ctxext shifted")
+
+
+def make_model(options, attention):
+    """A tiny Llama with a large vocabulary; eight heads on four key heads."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=options.vocabulary,
+        hidden_size=options.width,
+        intermediate_size=2 * options.width,
+        num_hidden_layers=options.layers,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=options.length,
+        tie_word_embeddings=True,
+        use_cache=False,
+        attn_implementation=attention,
+    )
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
+    return LlamaForCausalLM(config).to(options.device, dtype)
+
+
+def run_side(options):
+    """Train a few steps and print seconds per step and the memory that training added, as JSON."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from ctxext.finetune.attention import register_shifted
+    from ctxext.finetune.loop import memory_in_use
+    from ctxext.finetune.loss import use_chunked_loss
+
+    ours = options.side != "trainer"
+    shifted = register_shifted(options.length // 4) if options.side == "ctxext shifted" else "sdpa"
+    model = make_model(options, shifted)
+    if ours:
+        use_chunked_loss(model)
+    adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear"))
+    adapted.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    ids = torch.randint(0, options.vocabulary, (options.steps + 1, options.length))
+    rows = [{"input_ids": row, "labels": row, "attention_mask": torch.ones_like(row)} for row in ids]
+    times, losses = [], []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            times.append(time.perf_counter())
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            losses.extend([logs["loss"]] if "loss" in logs else [])
+
+    before = memory_in_use() if options.device == "cpu" else torch.cuda.memory_allocated()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder,
+            max_steps=options.steps + 1,
+            per_device_train_batch_size=1,
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=options.device == "cpu",
+        )
+        trainer = Trainer(model=adapted, args=arguments, train_dataset=rows, callbacks=[Clock()])
+        trainer.train()
+    seconds = (times[-1] - times[0]) / (len(times) - 1)
+    found = {"seconds": seconds, "memory": memory_in_use() - before, "peak": memory_in_use(), "loss": losses[0]}
+    sys.stderr.write(json.dumps(found) + "\n")
+
+
+def main():
+    """Run both sides, as often as asked, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--length", type=int, default=8192)
+    parser.add_argument("--vocabulary", type=int, default=128256)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=3, help="steps that are timed, after one that is not")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES[:2])
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        run_side(options)
+        return
+    found = {side: [] for side in options.sides}
+    for _ in range(options.rounds):  # The sides take turns, so that a busy machine is busy for both.
+        for side in options.sides:
+            command = [sys.executable, str(Path(__file__)), *sys.argv[1:], "--side", side]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            if result.returncode:
+                raise SystemExit(result.stderr)
+            found[side].append(json.loads(result.stderr.strip().splitlines()[-1]))
+    print(f"{options.length} tokens, vocabulary {options.vocabulary}, width {options.width}, {options.layers} layers, "
+          f"{options.dtype} on {options.device}; best of {options.rounds}")  # fmt: skip
+    print(f"{'':16}{'s/step':>9}{'tokens/s':>10}{'peak GiB':>10}{'step GiB':>10}{'loss':>9}")
+    first = None
+    for side, runs in found.items():
+        seconds, memory, peak = (min(run[key] for run in runs) for key in ("seconds", "memory", "peak"))
+        line = f"{side:16}{seconds:9.2f}{options.length / seconds:10,.0f}{peak / 2**30:10.2f}{memory / 2**30:10.2f}"
+        first = first or (seconds, memory, peak)
+        ratio = f"   speed × {first[0] / seconds:.2f}, peak × {peak / first[2]:.2f}, step × {memory / first[1]:.2f}"
+        print(line + f"{runs[0]['loss']:9.4f}" + ratio)
+
+
+if __name__ == "__main__":
+    main()

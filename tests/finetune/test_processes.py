@@ -1,0 +1,55 @@
+"""Several processes on this machine train what one trains."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tiny_base import PARALLEL, load, logits, tune
+
+TESTS = Path(__file__).parents[1]
+
+
+def run_two(base, out, **environment):
+    """The same run in two processes, as `accelerate launch` or torchrun would start it."""
+    script = out.parent / "two.py"
+    script.write_text(
+        f"import sys; sys.path[:0] = [{str(TESTS)!r}]\nfrom pathlib import Path\nfrom tiny_base import PARALLEL, tune\n"
+        f"tune(Path({str(base)!r}), Path({str(out)!r}), PARALLEL)\n"
+        "from accelerate.state import AcceleratorState\nprint('ran as', AcceleratorState().distributed_type.value)\n"
+    )
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    words += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", str(script)]
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **environment}
+    result = subprocess.run(words, env=settings, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert result.stdout.count("ran as FSDP" if environment else "ran as MULTI_CPU") == 2, result.stdout
+
+
+FSDP = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": "LlamaDecoderLayer",
+    "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("environment", [{}, FSDP], ids=["ddp", "fsdp2"])
+def test_two_processes_equal_one(base, tmp_path, environment):
+    """One step in two has fewer tokens to predict in one process than in the other, so that means would differ."""
+    alone = tune(base, tmp_path / "one", PARALLEL)
+    run_two(base, tmp_path / "two", **environment)
+    report = json.loads((tmp_path / "two" / "finetune.json").read_text())
+    assert len(report["losses"]) == PARALLEL.steps
+    for (step, loss), (_, expected) in zip(report["losses"], alone.losses, strict=True):
+        assert abs(loss - expected) <= 1e-4, step
+    one, two = (load_file(tmp_path / name / "adapter" / "adapter_model.safetensors") for name in ("one", "two"))
+    assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-4
+    assert (logits(load(tmp_path / "one")) - logits(load(tmp_path / "two"))).abs().max() < 1e-3
