@@ -150,7 +150,7 @@ def rotary_forward(original, rotary, x, position_ids, *args, **kwargs):
 
 def layer_forward(original, layer, *args, **kwargs):
     """Call the family's decoder layer with what its heads need in the place of the tables."""
-    if hasattr(layer, "mspoe"):
+    if hasattr(layer, "mspoe_layer"):
         args = [own_embeddings(layer, value, kwargs) for value in args]
         kwargs = {name: own_embeddings(layer, value, kwargs) for name, value in kwargs.items()}
     return original(layer, *args, **kwargs)
@@ -160,7 +160,7 @@ def own_embeddings(layer, value, inputs):
     """Turn (tables, sin) into what a layer needs: (scales of its heads, sin), or the family's own (cos, sin)."""
     if not (isinstance(value, tuple) and value and isinstance(value[0], Tables)):
         return value
-    (tables, sin), (settings, index, scaling) = value, layer.mspoe
+    (tables, sin), (settings, index, scaling) = value, layer.mspoe_layer
     # Some families run one layer at several depths, and say so in these arguments.
     index = inputs.get("layer_idx", index) + inputs.get("cycle_offset", 0)
     if index not in settings["layers"]:
@@ -255,10 +255,11 @@ def model_init(original, model, config, *args, **kwargs):
         codes = ((child, getattr(inspect.unwrap(child.forward), "__code__", None)) for child in layer.children())
         attention = next((c for c, code in codes if code and "apply_rotary_pos_emb" in code.co_names), None)
         if attention is not None:
-            layer.mspoe = settings, getattr(attention, "layer_idx", None), getattr(attention, "scaling", None)
+            layer.mspoe_layer = settings, getattr(attention, "layer_idx", None), getattr(attention, "scaling", None)
             replace(type(layer), "forward", layer_forward)
-    if settings and not any(hasattr(module, "mspoe_layouts") for module in model.modules()):
-        raise ValueError(f"{type(model).__name__} has no rotary embedding that Ms-PoE can scale.")
+    for part in ("mspoe_layouts", "mspoe_layer") if settings else ():
+        if not any(hasattr(module, part) for module in model.modules()):
+            raise ValueError(f"{type(model).__name__} does not have the parts that Ms-PoE replaces.")
     name = type(model).__name__  # Transformers 5 finds some renamed weights by the name of the class, which is ours.
     if MODERN and (renamed := conversion_mapping.get_checkpoint_conversion_mapping(name.removeprefix("MsPoE"))):
         conversion_mapping.register_checkpoint_conversion_mapping(name, renamed, overwrite=True)
@@ -294,6 +295,6 @@ def family(stub, modeling):
                 replace(cls, "forward", rotary_forward)
             elif issubclass(cls, PreTrainedModel):
                 cls.is_custom_code = classmethod(lambda cls: False)  # Its weights are stored as the family's are.
-                if "__init__" in vars(cls):
+                if "__init__" in vars(cls) and not cls.__name__.endswith("PreTrainedModel"):
                     replace(cls, "__init__", model_init)
     return module
