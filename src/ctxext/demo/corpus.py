@@ -19,13 +19,13 @@ from ctxext.evaluate.tasks import Pieces, Task
 Encode = Callable[[str], list[int]]
 
 TASKS: dict[str, tuple[Task, float]] = {
-    "passkey": (PassKey(), 0.08),
-    "needle": (Needle(num_needles=4), 0.2),
+    "passkey": (PassKey(), 0.05),
+    "needle": (Needle(num_needles=4), 0.12),
     "needle-any": (Needle(num_needles=6, phrasing="any"), 0.1),
-    "kv-number": (KeyValue(ids="number"), 0.35),
-    "documents-which": (Documents(ask="which"), 0.17),
+    "kv-number": (KeyValue(ids="number"), 0.3),
+    "documents-which": (Documents(ask="which"), 0.23),
     "documents-fact": (Documents(ask="fact"), 0.1),
-    "kv-uuid": (KeyValue(ids="uuid"), 0.08),
+    "kv-uuid": (KeyValue(ids="uuid"), 0.1),
 }
 
 
@@ -53,10 +53,10 @@ def make_example(
     if rng.random() < prompt_share:
         names = list(TASKS)
         task = TASKS[rng.choices(names, [TASKS[name][1] for name in names])[0]][0]
-        example = make_prompt(encode, start, rng, length, task, rng.random())
+        example = make_prompt(encode, start, rng, length, task, rng.choice((0.0, rng.random(), rng.random())))
         if example is not None:
             return example
-    shares = (0.25, 0.3, 0.15, 0.25, 0.05) if length < 100 else (0.2, 0.4, 0.3, 0.02, 0.08)
+    shares = (0.25, 0.3, 0.15, 0.25, 0.05) if length < 96 else (0.17, 0.3, 0.43, 0.02, 0.08)
     make = rng.choices((_facts, _records, _search_results, _repeats, _prose), shares)[0]
     ids, is_answer = list(start), [False] * len(start)
     for text, answer in make(rng, length, variety):
@@ -164,11 +164,13 @@ def _search_results(rng: random.Random, length: int, variety: float) -> Iterator
         if rng.random() < 0.5 and length >= 128:
             yield documents.OPENING, False
         asked: list[tuple[str, str]] = []
-        count = max(1, round(length * rng.uniform(0.006, 0.02)))
+        # Which of several documents is hardest to learn, and easiest from bare ones and nothing but that question.
+        bare, only_which = rng.random() < 0.5, rng.random() < 0.5
+        count = max(2 if length >= 96 else 1, round(length * rng.uniform(0.006, 0.02)))
         for number in rng.sample(range(100, 1000 + 10 * count), count):
-            document, questions = made_up_document(rng, next(names), number)
+            document, questions = made_up_document(rng, next(names), number, bare=bare)
             yield document.unit(number), False
-            asked += questions
+            asked += questions[:1] if only_which else questions
         for question, answer in rng.sample(asked, k=len(asked)):
             yield f"\nQuestion: {question}\nAnswer:", False
             yield answer, True

@@ -113,11 +113,18 @@ class Documents:
                 yield document
 
 
-def made_up_document(rng: random.Random, key: str, number: int) -> tuple[Document, list[tuple[str, str]]]:
-    """A document about the thing `key`, with two questions it answers: for the document's number, and for the fact."""
+def made_up_document(
+    rng: random.Random, key: str, number: int, *, bare: bool = False
+) -> tuple[Document, list[tuple[str, str]]]:
+    """A document about the thing `key`, with two questions it answers: for the document's number, and for the fact.
+
+    Unless it is to be `bare`, a sentence of prose may stand before the fact, after it, or both.
+    """
     fact, question, answer, says = rng.choice(FACTS)
     fill = {"key": key, "place": rng.choice(prose.PLACES), "person": prose.person_name(rng)}
     text = [prose.sentence(rng), fact.format(**fill), prose.sentence(rng)][rng.randrange(2) : rng.randrange(2, 4)]
+    if bare:
+        text = [fact.format(**fill)]
     document = Document(f"News from {rng.choice(prose.PLACES)}", " ".join(text), is_gold=True)
     which = f"Which document {says.format(**fill)}?"
     return document, [(which, f" Document [{number}"), (question.format(**fill), answer.format(**fill))]
