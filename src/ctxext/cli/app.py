@@ -9,9 +9,13 @@ from ctxext.cli.convert import convert, with_method_options
 from ctxext.cli.demo import demo
 from ctxext.cli.env import env
 from ctxext.cli.eval import eval_
+from ctxext.cli.finetune import finetune
 from ctxext.cli.inspect import inspect
+from ctxext.cli.merge import merge
 from ctxext.cli.methods import methods
 from ctxext.cli.output import print_error
+from ctxext.cli.push import push
+from ctxext.cli.verify import verify
 from ctxext.errors import CtxextError
 from ctxext.version import __version__
 
@@ -27,7 +31,7 @@ app = typer.Typer(
 app.command()(with_method_options(convert))
 app.command()(inspect)
 app.command("eval")(eval_)
-for command in (methods, demo, env):
+for command in (finetune, merge, verify, push, methods, demo, env):
     app.command()(command)
 
 
