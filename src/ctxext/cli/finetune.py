@@ -135,7 +135,7 @@ def _reader(data: str, options: "Options", model: str) -> "DocumentReader":
     def read(tokenizer: Any) -> Any:
         from ctxext.evaluate.encoding import Encoder
 
-        if data == "demo" and not Path(data).exists():
+        if data == "demo" and not Path(data).is_file():
             from ctxext.checkpoint import open_checkpoint
             from ctxext.demo.long_documents import long_documents
             from ctxext.families import family_of

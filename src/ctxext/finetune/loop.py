@@ -3,7 +3,6 @@
 import math
 import resource
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,10 +132,7 @@ def train(
     trainer = OrderedTrainer(model=model, args=arguments, train_dataset=data, data_collator=stacked)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(LiveLine(progress, options.batch_size * options.sequence_length))
-    with warnings.catch_warnings():
-        # The Trainer asks models in a way that transformers itself calls old.
-        warnings.filterwarnings("ignore", category=FutureWarning)
-        trainer.train(resume_from_checkpoint=str(last_save) if last_save else None)
+    trainer.train(resume_from_checkpoint=str(last_save) if last_save else None)
     return trainer
 
 

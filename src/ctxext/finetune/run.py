@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,12 @@ def finetune(
         recover(out)
         _begin(folder, _settings(base, options, data), resume=resume, overwrite=overwrite)
     try:
-        done = _train(base, folder, read_documents, options, merge=merge, resume=resume, progress=progress, tell=tell)
+        with warnings.catch_warnings():
+            # Trainer and peft ask models in ways that transformers itself calls old.
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            done = _train(
+                base, folder, read_documents, options, merge=merge, resume=resume, progress=progress, tell=tell
+            )
     except CtxextError:
         if is_first() and not any(folder.glob("checkpoint-*")):
             shutil.rmtree(folder, ignore_errors=True)

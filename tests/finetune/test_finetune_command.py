@@ -1,0 +1,118 @@
+"""The commands as a user meets them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ctxext.cli.finetune import finetune
+from ctxext.cli.merge import merge
+from ctxext.errors import CtxextError
+from tiny_base import load, logits, write_jsonl
+
+OPTIONS = ("--length", "64", "--steps", "3", "--batch-size", "2", "--rank", "4", "--learning-rate", "5e-3")
+PROGRAM = (
+    "import typer\nfrom ctxext.cli.finetune import finetune\nfrom ctxext.cli.merge import merge\n"
+    "app = typer.Typer()\napp.command()(finetune)\napp.command()(merge)\napp()\n"
+)
+
+
+def run(*words):
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(finetune)
+    app.command()(merge)
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_jsonl(tmp_path / "numbers.jsonl")
+
+
+def test_one_json_object_and_the_rest_on_stderr(base, data, tmp_path):
+    result = run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--json")
+    content = json.loads(result.stdout)
+    assert content["data"]["num_sequences"] == 6
+    assert content["options"]["rank"] == 4
+    assert len(content["losses"]) == 3
+    assert "data: 3 documents" in result.stderr
+    assert "tokens/s" in result.stderr
+    assert f"Not measured yet: ctxext eval {base} {tmp_path / 'out'}" in result.stderr
+    settings = json.loads((tmp_path / "out" / "finetune.json").read_text())
+    assert settings["data"]["name"] == "numbers.jsonl"
+    assert len(settings["data"]["sha256"]) == 64
+    assert str(tmp_path) not in (tmp_path / "out" / "finetune.json").read_text()
+
+
+def test_quiet_leaves_only_the_result(base, data, tmp_path):
+    result = run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "-q")
+    assert result.stderr.strip() == ""
+    assert "parameters trained" in result.stdout
+
+
+def test_adapter_and_merge_by_itself(base, data, tmp_path):
+    result = run("finetune", base, tmp_path / "lora", "--data", data, *OPTIONS, "--no-merge")
+    assert f"ctxext merge {base} {tmp_path / 'lora'}/adapter MERGED" in result.stderr
+    result = run("merge", base, tmp_path / "lora" / "adapter", tmp_path / "merged", "--json")
+    assert json.loads(result.stdout)["changed"] == 14
+    assert (logits(load(tmp_path / "merged")) - logits(load(base))).abs().max() > 1e-3
+
+
+def test_demo_documents_are_made_for_any_tokenizer(base, tmp_path):
+    result = run("finetune", base, tmp_path / "out", "--data", "demo", *OPTIONS, "--json")
+    found = json.loads(result.stdout)["data"]
+    assert found["num_sequences"] == 6
+
+
+def test_before_and_after_in_one_report(base, data, tmp_path):
+    result = run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--json", "--eval", "short")
+    names = [model["name"] for model in json.loads(result.stdout)["evaluation"]["models"]]
+    assert names[:2] == ["base", "out"]
+    assert (tmp_path / "out" / "evaluation" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--data", "nowhere.txt"), "neither a file nor a data set"),
+        (("--data", "{data}", "--eval", "needles"), 'no task "needles"'),
+        (("--data", "{data}", "--length", "far"), "far"),
+        (("--data", "{data}", "--targets", "q_proj,o_prj"), "o_prj"),
+        (("--data", "{empty}"), "no text"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(base, data, tmp_path, words, message):
+    (tmp_path / "empty.txt").write_text("")
+    filled = [word.format(data=data, empty=tmp_path / "empty.txt") for word in words]
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(CtxextError, match=message):
+        run("finetune", base, tmp_path / "out", "--steps", "1", *filled)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_interrupted_and_resumed(base, data, tmp_path):
+    """Ctrl-C says how to go on, and going on ends in a checkpoint."""
+    words = ["finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--steps", "400", "--save-every", "1"]
+    command = [sys.executable, "-c", PROGRAM, *map(str, words)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    folder = tmp_path / "out.training"
+    while process.poll() is None and not list(folder.glob("checkpoint-*/trainer_state.json")):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate()
+    assert process.returncode != 0
+    assert "--resume" in told
+    assert not (tmp_path / "out").exists()
+    # The learning rate's schedule needs the number of steps, so a resumed run must have the same.
+    with pytest.raises(CtxextError, match='another steps: "400", not "3"'):
+        run(*words[:-4], "--resume")
+    assert folder.exists()
