@@ -262,6 +262,9 @@ class Hub(ThreadingHTTPServer):
             return self._branches[name, revision]
         return (self.repositories[name], COMMIT) if revision in ("main", COMMIT) else (None, "")
 
+    def folder(self, name: str, branch: str) -> Path:
+        return self.at(name, branch)[0]
+
     def make(self, name: str) -> None:
         folder = self.root / name.replace("/", "--") / "main"
         folder.mkdir(parents=True)

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from ctxext.checkpoint import Checkpoint
-from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file, recipe_yaml
+from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file, recipe_yaml, wrapped
 from ctxext.converters.engines import EXACT, MARKS, Serving
 from ctxext.recipes.base import Method
 from ctxext.recipes.param import limits_of
@@ -116,7 +116,7 @@ def render(facts: CardFacts) -> str:
         title=_title(facts),
         summary=_summary(facts),
         recipe_rows="\n".join(row for step in facts.recipe.steps for row in _step_rows(step)),
-        commands="\n".join(f"$ {command}" for command in commands),
+        commands="\n".join(f"$ {wrapped(command)}" for command in commands),
         recipe_file=_recipe_file(facts.recipe),
         training=_training(facts.training),
         load_code=_load_code(facts),

@@ -34,6 +34,17 @@ def convert_command(source: str, revision: str | None, recipe: Recipe) -> str:
     return shlex.join(words)
 
 
+def wrapped(command: str, width: int = 88) -> str:
+    """A long command on several lines, which a shell reads as one."""
+    lines = [""]
+    for word in shlex.split(command):
+        quoted = shlex.quote(word)
+        if lines[-1] and len(lines[-1]) + len(quoted) > width and word.startswith("--"):
+            lines.append("   ")
+        lines[-1] += f" {quoted}" if lines[-1] else quoted
+    return " \\\n".join(lines)
+
+
 def needs_file(recipe: Recipe) -> bool:
     """Whether a recipe holds lists, or one number with two values: options cannot say that."""
     said: dict[str, Any] = {}

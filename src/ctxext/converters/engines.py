@@ -91,6 +91,8 @@ def serving_of(recipe: Recipe, family: Family, rotary: Rotary) -> tuple[Serving,
         remark = remark or next((row[2] for row in rows if row[2]), "")
         if engine != "transformers" and status != WRONG and family.model_type not in TRIED_FAMILIES:
             status, remark = UNKNOWN, f"not tried with {family.model_type}"
+        if engine == "SGLang" and status == EXACT:
+            remark = "; ".join(part for part in (remark, "by its source, not tried") if part)
         served.append(Serving(engine, status, arguments.format(length=rotary.context_length), remark))
     return (_with_version(served[0], family, rotary), *served[1:])
 

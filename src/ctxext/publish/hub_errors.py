@@ -20,6 +20,7 @@ _TOLD: Mapping[int, tuple[str, str]] = {
     429: ("The Hub asks to slow down.", "Wait a few minutes, then run the same command again."),
 }
 _AGAIN = "Run the same command again: what has arrived is not sent twice."
+_LATER = "Later, run the same command again: what has arrived is not sent twice."
 
 
 @contextlib.contextmanager
@@ -55,7 +56,9 @@ def told_in_one_line(name: str) -> Iterator[None]:
         if isinstance(error.__cause__, errors.HfHubHTTPError):
             raise _of_status(error.__cause__, name) from error
         what = str(error).rstrip(".")
-        raise CtxextError(f"{what}: the connection broke off.", hint=_AGAIN) from error
+        raise CtxextError(
+            f"{what}: the connection broke off, several times.", hint=f"Later: {_AGAIN.lower()}"
+        ) from error
     except ValueError as error:
         if "README.md" not in str(error):
             raise

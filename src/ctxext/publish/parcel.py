@@ -15,7 +15,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.candidate import candidate_of
 from ctxext.publish.checks import CARD
 from ctxext.publish.result_tables import FOLDER
-from ctxext.publish.results import entry_of, measured, pictures_of, read_report
+from ctxext.publish.results import entry_of, files_of, measured, read_report
 from ctxext.publish.subject import Subject
 from ctxext.publish.tensors import training_of
 from ctxext.publish.verify import READING, failures, run_checks
@@ -83,11 +83,12 @@ def pack(folder: Path, repository: str, *, report: Path | None = None, check: bo
             f'"{folder}" is not what was recorded: {failed[0].check}: {failed[0].detail}.',
             hint=f"ctxext verify {folder} says more; --no-verify shares it all the same.",
         )
-    files = pictures_of(report) if report else []
+    results = _measured(subject.checkpoint, report) if report else None
+    files = files_of(report, results.body) if report and results else []
     texts = {f"{FOLDER}/{path.name}": path.read_bytes() for path in files}
     edited = _edited_card(subject)
     warnings = [f"{CARD} was edited by hand and stays as it is; delete it to have it written anew."] if edited else []
-    card = edited or render(_facts(subject, repository, _measured(subject.checkpoint, report) if report else None))
+    card = edited or render(_facts(subject, repository, results))
     names = tuple(path.as_posix() for path in subject.checkpoint.files)
     return Parcel(folder, names, {**texts, CARD: card.encode()}, tuple(warnings))
 
@@ -162,7 +163,7 @@ def _measured(checkpoint: Checkpoint, folder: Path) -> Measured:
     report = read_report(folder)
     stripped = _AsMeasured(checkpoint.name, checkpoint.folder, checkpoint.config)
     digests = [candidate_of("this", one).digest for one in (stripped, checkpoint)]
-    return measured(report, entry_of(report, digests), [path.name for path in pictures_of(folder)])
+    return measured(report, entry_of(report, digests), [path.name for path in files_of(folder)])
 
 
 def seal(parcel: Parcel, progress: Progress | None = None) -> None:

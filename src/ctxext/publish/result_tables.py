@@ -19,10 +19,11 @@ def retrieval_table(report: Report, entry: Mapping[str, Any], task: str, picture
             own = [cell for cell in cells if cell["length"] == length]
             share, low, high = pooled(own)
             weakest = min(own, key=lambda cell: cell["share"])
-            depth = f"{percent(weakest['share'])} at {round(100 * weakest['depth'])} %" if len(own) > 1 else ""
+            is_even = all(cell["share"] == share for cell in own)
+            depth = "" if is_even else f"{percent(weakest['share'])} at depth {round(100 * weakest['depth'])} %"
             name = _name(model, entry)
             rows.append([name, str(length), percent(share), f"{percent(low)}–{percent(high)}", depth])
-    head = ["model", "tokens", "% right", "95 % interval", "weakest depth"]
+    head = ["model", "tokens", "% right", "95 % interval", "% right at the weakest depth"]
     return "\n\n".join([f"### {task}", _table(head, rows), *_picture(f"{task}.png", task, pictures)])
 
 

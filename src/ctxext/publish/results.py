@@ -63,9 +63,10 @@ def entry_of(report: Report, digests: Sequence[str]) -> dict[str, Any]:
     )
 
 
-def pictures_of(folder: Path) -> list[Path]:
-    """The report's files that go along: figures, pictures and the page."""
-    return [path for path in sorted(folder.iterdir()) if path.suffix in (".png", ".html") or path.name == "report.json"]
+def files_of(folder: Path, body: str = "") -> list[Path]:
+    """The report's files that go along: figures, the page, and the pictures that a card shows."""
+    known = [path for path in sorted(folder.iterdir()) if path.suffix == ".png" and (not body or path.name in body)]
+    return [path for name in ("report.json", "report.html") if (path := folder / name).is_file()] + known
 
 
 def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> Measured:
@@ -78,7 +79,8 @@ def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) 
     """
     tasks = dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"])
     said = "\n".join(f"- {sentence}" for sentence in findings(report))
-    parts = [said, *(retrieval_table(report, entry, task, pictures) for task in tasks)]
+    called = f"`{entry['name']}` is the name under which this checkpoint was measured."
+    parts = [f"{called}\n\n{said}", *(retrieval_table(report, entry, task, pictures) for task in tasks)]
     parts += [
         perplexity_table(report, entry, pictures),
         short_table(report, entry),
@@ -87,7 +89,7 @@ def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) 
     ]
     return Measured(
         body="\n\n".join(part for part in parts if part),
-        command=_command(report),
+        command=_command(report, entry),
         missing=_missing(report, entry),
         results=model_index(report, entry),
     )
@@ -115,10 +117,11 @@ def _missing(report: Report, entry: Mapping[str, Any]) -> list[str]:
     return [*missing, _NEVER]
 
 
-def _command(report: Report) -> str:
+def _command(report: Report, entry: Mapping[str, Any]) -> str:
     """The `ctxext eval` line that asks the same questions; what is as by default is left out."""
     settings, plain = report["settings"], Settings()
-    words = ["ctxext", "eval", *(model["name"] for model in report["models"]), "--task", ",".join(settings["tasks"])]
+    names = ["OUT" if model["name"] == entry["name"] else model["name"] for model in report["models"]]
+    words = ["ctxext", "eval", *names, "--task", ",".join(settings["tasks"])]
     if settings["lengths"]:
         words += ["--lengths", ",".join(map(str, settings["lengths"]))]
     depths = ",".join(f"{100 * depth:g}" for depth in settings["depths"])

@@ -1,5 +1,7 @@
 """What is being verified: a checkpoint, what was recorded about it, and what its recipe says it must be."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +33,15 @@ class Finding:
     check: str
     status: str
     detail: str
+
+
+@contextlib.contextmanager
+def _making_sense() -> Iterator[None]:
+    """Say of a configuration that someone broke that it is broken, whatever it is that breaks on it."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CtxextError(f'"config.json" makes no sense: {type(error).__name__} {error}') from error
 
 
 @dataclass(frozen=True)
@@ -80,17 +91,20 @@ class Subject:
     @cached_property
     def recipe(self) -> Recipe:
         """What config.json says was applied."""
-        return recipe_from_dict(provenance(self.checkpoint.config).get("recipe"), "config.json")
+        with _making_sense():
+            return recipe_from_dict(provenance(self.checkpoint.config).get("recipe"), "config.json")
 
     @cached_property
     def plain(self) -> Config:
         """The configuration with the recipe taken back."""
-        return plain_config(self.checkpoint.config, self.family)
+        with _making_sense():
+            return plain_config(self.checkpoint.config, self.family)
 
     @cached_property
     def expected(self) -> Config:
         """The configuration as the recipe makes it anew."""
-        return self.recipe.edit_config(self.plain, self.family)
+        with _making_sense():
+            return self.recipe.edit_config(self.plain, self.family)
 
     @cached_property
     def rotary(self) -> Rotary:

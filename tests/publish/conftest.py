@@ -1,0 +1,73 @@
+"""Fixtures: converted checkpoints with recorded digests, and commands run against a Hub on loopback."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctxext.converters import convert
+from ctxext.recipes import MsPoE, Recipe, Yarn
+from hub_server import hub
+
+TOKEN, STRANGER = "hf_goodgoodgood", "hf_otherother"
+
+
+@pytest.fixture(scope="session")
+def originals(llama_source, tmp_path_factory) -> dict[str, Path]:
+    """A checkpoint by configuration alone and one with code; no test may change them."""
+    folder = tmp_path_factory.mktemp("converted")
+    recipes = {"yarn": Recipe([Yarn(factor=4)]), "mspoe": Recipe([MsPoE(first_layer=0, head_order="fixed")])}
+    for name, recipe in recipes.items():
+        convert(str(llama_source), folder / name, recipe, digest=True, copy=True, check=False)
+    return {name: folder / name for name in recipes}
+
+
+@pytest.fixture
+def converted(originals, tmp_path):
+    """Copies of those, for a test of its own: call it with "yarn" or "mspoe"."""
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(originals[name], tmp_path / name))
+
+    return copy
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A Hub on which `me` and `you` may write."""
+    with hub({}, tmp_path / "hub") as running:
+        running.tokens = {TOKEN: "me", STRANGER: "you"}
+        yield running
+
+
+@pytest.fixture
+def commands(server, tmp_path):
+    """Run command lines in one process that uses that Hub; gives (exit code, stdout, stderr) for each."""
+
+    def call(*lines: list[str], **settings: str) -> list:
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": server.url,
+            "HF_HOME": str(tmp_path / "cache"),
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+            **settings,
+        }
+        script = Path(__file__).with_name("several.py")
+        result = subprocess.run(
+            [sys.executable, str(script)],
+            input=json.dumps([[str(word) for word in line] for line in lines]),
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=tmp_path,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)
+
+    return call

@@ -1,0 +1,218 @@
+"""`ctxext push`, by the Hub's own client, against a Hub on loopback."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ctxext.errors import CtxextError
+from ctxext.publish.push import PushOptions, prepare
+from small_llama import read_json
+
+TOKEN, STRANGER = "hf_goodgoodgood", "hf_otherother"
+
+LOGITS = """
+import json, sys, torch
+from transformers import AutoModelForCausalLM
+
+def logits(place):
+    model = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True, dtype=torch.float32)
+    with torch.no_grad():
+        return model(torch.arange(40)[None]).logits
+
+sys.stdout.write(json.dumps(torch.equal(logits(sys.argv[1]), logits(sys.argv[2]))))
+"""
+
+
+def held(server, name="me/tiny") -> dict[str, bytes]:
+    """The files of a repository on the server."""
+    folder = server.repositories[name]
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".gitattributes"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def local(folder) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def asked(server, word: str) -> list[str]:
+    return [line for line in server.requests if word in line]
+
+
+def test_push_then_download_gives_equal_logits(commands, server, converted, tmp_path):
+    """Code, configuration and weights travel; the weights by the way of large files."""
+    folder = converted("mspoe")
+    [[code, out, err], [verified, findings, _]] = commands(
+        ["push", folder, "me/tiny", "--token", TOKEN, "--json"], ["verify", "me/tiny", "--no-load", "--json"]
+    )
+    assert code == 0, err
+    assert json.loads(out)["is_new"]
+    assert held(server) == local(folder)
+    assert len(asked(server, "PUT /objects/")) == 1
+    assert (verified, json.loads(findings)["passed"]) == (0, True), findings
+    assert TOKEN not in out + err
+    environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "cache2"), "HF_HUB_OFFLINE": "0"}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "PYTHONPATH": ""}
+    result = subprocess.run(
+        [sys.executable, "-c", LOGITS, "me/tiny", str(folder)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert result.stdout == "true", result.stderr
+
+
+def test_digests_of_the_weights_are_recorded(commands, converted, llama_source, tmp_path):
+    from ctxext.converters import convert
+    from ctxext.recipes import Recipe, Yarn
+
+    convert(str(llama_source), tmp_path / "out", Recipe([Yarn(factor=4)]))
+    assert read_json(tmp_path / "out" / "ctxext.json")["weights"] == {"model.safetensors": None}
+    [[code, _, err]] = commands(["push", tmp_path / "out", "me/tiny", "--token", TOKEN])
+    assert code == 0, err
+    assert read_json(tmp_path / "out" / "ctxext.json")["weights"]["model.safetensors"]
+
+
+def test_a_broken_connection_then_the_same_command(commands, server, converted):
+    folder = converted("yarn")
+    line = ["push", folder, "me/tiny", "--token", TOKEN]
+    server.cut, server.cut_times = "/commit/", 1000
+    [[code, _, err]] = commands(line)
+    assert code == 1
+    assert "cannot be reached" in err
+    assert "Run the same command again" in err
+    assert held(server) == {}
+    server.cut_times, sent = 0, len(asked(server, "PUT /objects/"))
+    [[code, _, err], [again, told, _]] = commands(line, line)
+    assert code == 0, err
+    assert held(server) == local(folder)
+    assert len(asked(server, "PUT /objects/")) == sent == 1  # What had arrived was not sent twice.
+    assert again == 0
+    assert "all there already" in told
+    assert len(server.commits) == 1
+
+
+def test_a_connection_that_breaks_in_a_large_file_is_taken_up_by_the_client(commands, server, converted):
+    folder = converted("yarn")
+    server.cut, server.cut_times = "PUT /objects/", 1
+    [[code, _, err]] = commands(["push", folder, "me/tiny", "--token", TOKEN])
+    assert code == 0, err
+    assert held(server) == local(folder)
+
+
+def test_what_is_refused_is_told_in_one_line_and_no_token_is_shown(commands, server, converted):
+    folder = converted("yarn")
+    lines = {
+        ("push", folder, "me/tiny", "--token", TOKEN): "",
+        ("push", folder, "me/tiny", "--token", "hf_wrongwrong"): "does not accept the token",
+        ("push", folder, "me/tiny", "--token", STRANGER): '"me/tiny" is not yours to write to',
+        ("push", folder, "someone/tiny", "--token", STRANGER): '"someone/tiny" is not yours to write to',
+        ("push", folder, "me/ti ny", "--token", TOKEN): "not a name that the Hub allows",
+        ("push", folder, "tiny", "--token", TOKEN): "not a name that the Hub allows",
+        ("push", folder, "me/tiny", "--token", "hf_bro\nken"): "characters that no token has",
+        ("push", folder, "me/tiny"): "needs a Hub token",
+        ("push", folder, "me/tiny", "--token", TOKEN, "--private"): "exists and is public",
+        ("push", folder, "me/tiny", "--token", TOKEN, "--create-pr", "--revision", "v2"): "against main",
+    }
+    before = None
+    for (line, wanted), (code, out, err) in zip(lines.items(), commands(*lines), strict=True):
+        before = before or held(server)
+        assert code == bool(wanted), (line, err)
+        assert wanted in err
+        assert err.count("error:") == bool(wanted)
+        assert not [word for word in (TOKEN, STRANGER, "wrongwrong", "hf_bro") if word in out + err]
+    assert held(server) == before
+
+
+@pytest.mark.parametrize(("settings", "wanted"), [({}, "cannot be reached"), ({"HF_HUB_OFFLINE": "1"}, "switched off")])
+def test_no_network(commands, converted, settings, wanted):
+    away = {"HF_ENDPOINT": "http://127.0.0.1:9", **settings}
+    [[code, _, err]] = commands(["push", converted("yarn"), "me/tiny", "--token", TOKEN], **away)
+    assert code == 1
+    assert wanted in err
+    assert err.count("error:") == 1
+
+
+def test_branches_private_repositories_and_pull_requests(commands, server, converted):
+    folder = converted("yarn")
+    hidden = ["push", folder, "me/hidden", "--token", TOKEN, "--private"]
+    branch = ["push", folder, "me/tiny", "--token", TOKEN, "--revision", "long"]
+    request = ["push", folder, "me/asked", "--token", TOKEN, "--create-pr", "--message", "Longer"]
+    answers = commands(hidden, branch, request, request)
+    assert [code for code, _, _ in answers] == [0] * 4, answers
+    assert server.private == {"me/hidden"}
+    assert held(server) == {}  # The branch has it, main has not.
+    assert server.folder("me/tiny", "long").joinpath("config.json").exists()
+    assert server.pulls == {1: ("me/asked", "Longer")}  # Running it again opens no second one.
+    assert held(server, "me/asked") == {}
+    assert server.folder("me/asked", "refs/pr/1").joinpath("model.safetensors").exists()
+
+
+def test_dry_run_shows_everything_and_writes_nothing(commands, server, converted):
+    folder = converted("yarn")
+    before = local(folder)
+    [[code, out, err]] = commands(["push", folder, "me/tiny", "--dry-run"])
+    assert code == 0, err
+    assert "model.safetensors" in out
+    assert 'from_pretrained("me/tiny")' in out
+    assert local(folder) == before
+    assert server.requests == []
+
+
+def test_files_that_were_there_are_left_and_named(commands, server, converted):
+    folder = converted("yarn")
+    line = ["push", folder, "me/tiny", "--token", TOKEN]
+    commands(line)
+    (server.repositories["me/tiny"] / "notes.txt").write_text("mine")
+    [[code, _, err]] = commands(line)
+    assert code == 0
+    assert "notes.txt" in err
+    assert (server.repositories["me/tiny"] / "notes.txt").exists()
+
+
+def test_a_checkpoint_that_was_changed_is_not_shared(converted):
+    folder = converted("yarn")
+    (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
+    with pytest.raises(CtxextError, match=r'files: changed: "config\.json"') as refused:
+        prepare(folder, "me/tiny", PushOptions())
+    assert "ctxext verify" in refused.value.hint
+    assert prepare(folder, "me/tiny", PushOptions(check=False)).card
+
+
+def test_a_card_that_a_person_wrote_stays(converted):
+    folder = converted("yarn")
+    (folder / "README.md").write_text("# Mine\n")
+    parcel = prepare(folder, "me/tiny", PushOptions())
+    assert parcel.card == "# Mine\n"
+    assert "edited by hand" in parcel.warnings[0]
+
+
+def test_what_is_no_checkpoint_of_ours_is_refused(llama_source, tmp_path):
+    for folder, wanted in ((llama_source, "not made by ctxext"), (tmp_path / "none", "no folder")):
+        with pytest.raises(CtxextError, match=wanted):
+            prepare(folder, "me/tiny", PushOptions())
+
+
+def test_an_adapter_alone_names_its_base_and_no_folder_of_this_machine(commands, server, converted, tmp_path):
+    folder = converted("yarn")
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_model.safetensors").write_bytes(b"weights")
+    (folder / "adapter" / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": str(tmp_path / "b")})
+    )
+    before = local(folder)
+    [[code, _, err]] = commands(["push", folder, "me/lora", "--adapter", "--token", TOKEN])
+    assert code == 0, err
+    files = held(server, "me/lora")
+    assert set(files) == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+    assert json.loads(files["adapter_config.json"])["base_model_name_or_path"] == "b"
+    assert b"PeftModel.from_pretrained" in files["README.md"]
+    assert b"ctxext convert" in files["README.md"]
+    assert not [name for name, content in files.items() if str(tmp_path).encode() in content]
+    assert local(folder) == before
+    with pytest.raises(CtxextError, match="has no adapter"):
+        prepare(tmp_path, "me/lora", PushOptions(adapter=True))

@@ -1,0 +1,243 @@
+"""`ctxext verify`: what it finds wrong, and that it finds nothing wrong where nothing is."""
+
+import dataclasses
+import hashlib
+import json
+import random
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import tiny_models
+from ctxext.checkpoint import Checkpoint, open_checkpoint
+from ctxext.converters import convert, make_plan
+from ctxext.errors import CtxextError
+from ctxext.families import family_of
+from ctxext.publish import subject
+from ctxext.publish.checks import check_configuration
+from ctxext.publish.clean_load import LoadedModel
+from ctxext.publish.subject import Subject
+from ctxext.publish.verify import failures, verify
+from ctxext.recipes import METHODS, MsPoE, Recipe, Yarn, method_named
+from ctxext.recipes.frequencies import inverse_frequencies
+from ctxext.recipes.rotary import attention_scaling, read_rotary
+from small_llama import make_llama, read_json
+
+FLIPS_PER_FILE = 40
+# What taking a recipe back and applying it again does not restore, so that verify reports a difference.
+NOT_RESTORED = {
+    "dots3_note": "a partial rotation of 1.0 is not written, where the class's default is another",
+    "dots3_note_text": "a partial rotation of 1.0 is not written, where the class's default is another",
+    "gpt_neox_japanese": "mspoe keeps a partial rotation of 1.0 that is not written again",
+    "olmo": "mspoe hides the activation's name, which is not put back",
+    "olmo2": "mspoe hides the activation's name, which is not put back",
+}
+QUICK_FAMILIES = ("llama", "gemma3_text", "phi3", "gpt_neox", "granite")
+
+
+def told(folder, **options) -> dict[str, tuple[str, str]]:
+    """Status and detail by check."""
+    return {found.check: (found.status, found.detail) for found in verify(str(folder), **options)}
+
+
+def rewrite(folder, name, change) -> None:
+    """Change a JSON file as someone would who covers their tracks: its digest is recorded anew."""
+    content = read_json(folder / name)
+    change(content)
+    (folder / name).write_text(json.dumps(content))
+    manifest = read_json(folder / "ctxext.json")
+    manifest["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    (folder / "ctxext.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("name", ["yarn", pytest.param("mspoe", marks=pytest.mark.slow)])
+def test_a_fresh_conversion_passes_every_check(originals, llama_source, name):
+    found = told(originals[name], against=str(llama_source))
+    expected = ["record", "files", "weights", "configuration", "lengths", "code", "loading", "frequencies"]
+    assert list(found) == [*expected, *(["logits"] if name == "mspoe" else []), "against"]
+    assert {status for status, _ in found.values()} == {"passed"}, found
+    assert "all 21 tensors" in found["against"][1]
+
+
+def names_the_file(folder, name) -> bool:
+    try:
+        return any(f'"{name}"' in found.detail for found in failures(verify(str(folder), load=False)))
+    except CtxextError as error:  # A config.json that cannot be read at all.
+        return name in error.message
+
+
+@pytest.mark.parametrize("kind", ["yarn", "mspoe"])
+def test_every_flipped_byte_is_found_and_its_file_named(converted, kind):
+    folder, rng = converted(kind), random.Random(0)
+    for path in sorted(folder.iterdir()):
+        if path.name in ("README.md", "ctxext.json"):
+            continue
+        content = path.read_bytes()
+        places = {0, len(content) - 1, *(rng.randrange(len(content)) for _ in range(FLIPS_PER_FILE))}
+        for place in places:
+            changed = bytearray(content)
+            changed[place] ^= 1 << rng.randrange(8)
+            path.write_bytes(changed)
+            assert names_the_file(folder, path.name), f"{path.name}, byte {place}"
+        path.write_bytes(content)
+    assert not failures(verify(str(folder), load=False))
+
+
+def test_missing_and_added_files_are_named(converted):
+    folder = converted("yarn")
+    (folder / "special_tokens_map.json").unlink()
+    (folder / "modeling_evil.py").write_text("raise SystemExit\n")
+    status, detail = told(folder, load=False)["files"]
+    assert status == "failed"
+    assert '"special_tokens_map.json"' in detail
+    assert '"modeling_evil.py"' in detail
+
+
+def test_an_edited_card_is_allowed(converted):
+    folder = converted("yarn")
+    (folder / "README.md").write_text("mine")
+    status, detail = told(folder, load=False)["files"]
+    assert status == "passed"
+    assert "edited" in detail
+
+
+def test_weights_without_digests_are_said_to_be_unchecked(llama_source, tmp_path):
+    convert(str(llama_source), tmp_path / "out", Recipe([Yarn(factor=4)]))
+    status, detail = told(tmp_path / "out", load=False)["weights"]
+    assert status == "not checked"
+    assert "convert --digest" in detail
+
+
+def test_a_checkpoint_that_ctxext_did_not_make(llama_source):
+    found = told(llama_source, load=False)
+    assert found["record"][0] == "failed"
+    assert found["files"][0] == "not checked"
+
+
+@pytest.mark.parametrize(
+    ("check", "change"),
+    [
+        ("configuration", lambda config: config["rope_scaling"].update(factor=8.0)),
+        ("configuration", lambda config: config.update(rope_theta=5e5)),
+        ("configuration", lambda config: config["rope_parameters"].update(beta_fast=16.0)),
+        ("lengths", lambda config: config.update(max_position_embeddings=1024)),
+        ("record", lambda config: config["ctxext"]["recipe"]["steps"][0].update(factor=8.0)),
+        ("record", lambda config: config["ctxext"].update(source="another")),
+    ],
+)
+def test_configuration_that_contradicts_its_recipe_is_found_even_if_recorded(converted, check, change):
+    folder = converted("yarn")
+    rewrite(folder, "config.json", change)
+    found = told(folder, load=False)
+    assert found["files"][0] == "passed"
+    assert found[check][0] == "failed", found
+
+
+def test_code_of_another_version_is_found_even_if_recorded_and_not_run(converted):
+    folder = converted("mspoe")
+    code = folder / "modeling_mspoe.py"
+    code.write_text(code.read_text() + f"\nopen({str(folder / 'ran')!r}, 'w')\n")
+    manifest = read_json(folder / "ctxext.json")
+    manifest["files"][code.name] = hashlib.sha256(code.read_bytes()).hexdigest()
+    (folder / "ctxext.json").write_text(json.dumps(manifest))
+    found = told(folder)
+    assert found["files"][0] == "passed"
+    assert found["code"] == ("failed", 'not this version\'s: "modeling_mspoe.py" (it was made by ctxext 0.1.0)')
+    assert {found[name][0] for name in ("loading", "frequencies", "logits")} == {"not checked"}
+    assert not (folder / "ran").exists()
+
+
+def test_code_from_elsewhere_is_not_run(converted):
+    folder = converted("mspoe")
+    rewrite(folder, "config.json", lambda config: config["auto_map"].update(AutoModelForCausalLM="evil.Model"))
+    (folder / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
+    assert told(folder)["loading"][0] == "not checked"
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(("frequency", "scaling"), [(1.0001, 1.0), (1.0, 1.0001)])
+def test_a_model_that_rotates_otherwise_is_found(converted, monkeypatch, frequency, scaling):
+    folder = converted("yarn")
+    rotary = Subject(open_checkpoint(str(folder))).rotary
+    wanted, factor = inverse_frequencies(rotary), attention_scaling(rotary)
+    module = {"module": "model.rotary_emb", "layer_type": "", "frequencies": wanted, "scaling": factor}
+    right = LoadedModel(name="LlamaForCausalLM", rotary=[module])
+    monkeypatch.setattr(subject, "load_in_clean_process", lambda *_args, **_options: right)
+    assert told(folder)["frequencies"][0] == "passed"
+    changed = {**module, "frequencies": [*wanted[:-1], wanted[-1] * frequency], "scaling": factor * scaling}
+    wrong = dataclasses.replace(right, rotary=[changed])
+    monkeypatch.setattr(subject, "load_in_clean_process", lambda *_args, **_options: wrong)
+    assert told(folder)["frequencies"][0] == "failed"
+
+
+def test_against_compares_tensor_by_tensor(converted, llama_source, tmp_path):
+    folder = converted("yarn")
+    other = make_llama(tmp_path / "other", seed=1)
+    status, detail = told(folder, load=False, against=str(other))["against"]
+    assert status == "failed"
+    assert "model.layers.*.mlp.down_proj.weight × 2" in detail
+    # The same tensors in two files and in another order are the same weights.
+    split = shutil.copytree(llama_source, tmp_path / "split")
+    tensors = load_file(split / "model.safetensors")
+    (split / "model.safetensors").unlink()
+    names = sorted(tensors, reverse=True)
+    parts = {"model-00001-of-00002.safetensors": names[:9], "model-00002-of-00002.safetensors": names[9:]}
+    for part, own in parts.items():
+        save_file({name: tensors[name] for name in own}, split / part)
+    index = {"weight_map": {name: part for part, own in parts.items() for name in own}}
+    (split / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert told(folder, load=False, against=str(split))["against"][0] == "passed"
+    pickled = shutil.copytree(llama_source, tmp_path / "pickled")
+    (pickled / "model.safetensors").unlink()
+    torch.save(tensors, pickled / "pytorch_model.bin")
+    assert told(folder, load=False, against=str(pickled))["against"][0] == "passed"
+
+
+def test_after_training_what_changed_is_listed_and_passes(converted, llama_source):
+    folder = converted("yarn")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.self_attn.q_proj.weight"] += 1
+    save_file(tensors, folder / "model.safetensors")
+    assert told(folder, load=False, against=str(llama_source))["against"][0] == "failed"
+    rewrite(folder, "ctxext.json", lambda manifest: manifest.update(finetune={"steps": 3}))
+    status, detail = told(folder, load=False, against=str(llama_source))["against"]
+    assert (status, detail) == (
+        "passed",
+        "trained; 1 of 21 tensors differ: model.layers.*.self_attn.q_proj.weight",
+    )
+
+
+def families() -> list:
+    marks = {name: [] if name in QUICK_FAMILIES else [pytest.mark.slow] for name in tiny_models.FAMILIES}
+    for name, reason in NOT_RESTORED.items():
+        marks[name].append(pytest.mark.xfail(reason=reason))
+    return [pytest.param(name, marks=marks[name]) for name in tiny_models.FAMILIES]
+
+
+@pytest.mark.parametrize("model_type", families())
+def test_the_recipe_gives_the_configuration_again(model_type, tmp_path):
+    """For every family and method: what verify derives anew is what convert wrote."""
+    source = open_checkpoint(str(tiny_models.save(model_type, tmp_path / "source")))
+    family = family_of(source.config)
+    if family.reason:
+        return
+    numbers = {
+        "abf": {"theta": 3e5},
+        "longrope": {"long_factor": (2.0,) * (read_rotary(source.config, family).dim // 2)},
+    }
+    for method in METHODS:
+        if method.refusal(source.config, family):
+            continue
+        try:
+            step = (
+                MsPoE(first_layer=0, head_order="fixed")
+                if method is MsPoE
+                else method_named(method.name)(factor=4, **numbers.get(method.name, {}))
+            )
+            plan = make_plan(source, Recipe([step]))
+        except CtxextError:
+            continue
+        made = Checkpoint("made", source.folder, json.loads(plan.texts["config.json"]))
+        assert check_configuration(Subject(made)).status == "passed", method.name

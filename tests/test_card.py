@@ -1,0 +1,235 @@
+"""The model card: one for every method, read as the Hub reads it and rendered as a reader sees it."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+from ctxext.checkpoint import Checkpoint, open_checkpoint
+from ctxext.converters import convert, make_plan
+from ctxext.converters.card import CardFacts, Measured, front_matter
+from ctxext.converters.commands import convert_command, wrapped
+from ctxext.converters.engines import UNKNOWN, serving_of
+from ctxext.errors import CtxextError
+from ctxext.evaluate.candidate import candidate_of
+from ctxext.families import family_of
+from ctxext.publish.parcel import pack
+from ctxext.recipes import METHODS, AdjustedBase, LongRope, MsPoE, Ntk, Recipe, Yarn, method_named
+from ctxext.recipes.rotary import read_rotary
+from small_llama import read_json
+
+REPORT = Path(__file__).parent / "data" / "report"
+
+
+def recipe_of(name: str) -> Recipe:
+    numbers = {"abf": {"theta": 3e5}, "longrope": {"long_factor": (1.0, 2.0, 3.0, 4.0)}}
+    if name == "mspoe":
+        return Recipe([MsPoE(first_layer=0, ratio_max=2.5)])
+    return Recipe([method_named(name)(factor=4, **numbers.get(name, {}))])
+
+
+def card_of(source: Path, recipe: Recipe) -> str:
+    return make_plan(open_checkpoint(str(source)), recipe).texts["README.md"]
+
+
+def parts(card: str) -> tuple[dict, str]:
+    """Front matter, and the rest as HTML."""
+    _, front, body = card.split("---\n", 2)
+    return yaml.safe_load(front), MarkdownIt("commonmark", {"html": True}).enable("table").render(body)
+
+
+@pytest.mark.parametrize("name", [method.name for method in METHODS])
+def test_a_card_for_every_method(llama_source, name):
+    card = card_of(llama_source, recipe_of(name))
+    front, page = parts(card)
+    assert front["license"] == "mit"
+    assert front["language"] == ["en"]
+    assert {"tiny", "ctxext", "long-context", name} <= set(front["tags"])
+    assert ("custom_code" in front["tags"]) == (name == "mspoe") == ("trust_remote_code=True" in page)
+    assert method_named(name).paper in page
+    assert "was not evaluated" in page
+    titles = re.findall(r"<h2>(.*?)</h2>", page)
+    assert titles[:4] == ["Recipe", "Load it", "Serve it", "Measured"]
+    assert page.count("<table>") == 2
+    assert "| |" not in re.sub(r"<.*?>", "", page), "a table that is not read as one"
+    assert "$" not in page.replace("$ ctxext", ""), "a place of the template that was not filled"
+    assert "\n\n\n" not in card
+    assert str(llama_source.parent) not in card
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *(recipe_of(method.name) for method in METHODS),
+        Recipe([AdjustedBase(theta=1e6, factor=4), Yarn(factor=4, beta_fast=16)]),
+        Recipe([AdjustedBase(theta=1e6, factor=2), Ntk(factor=4)]),
+        Recipe([Yarn(factor=4), MsPoE(schedule="by-parts", ratio_min=1, head_order="fixed", first_layer=0)]),
+    ],
+    ids=lambda recipe: recipe.summary(),
+)
+def test_the_command_of_a_card_makes_the_same_checkpoint(run, llama_source, tmp_path, recipe, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    convert(str(llama_source), tmp_path / "first", recipe, check=False)
+    card = (tmp_path / "first" / "README.md").read_text()
+    if found := re.search(r"```yaml\n(.*?)```", card, re.DOTALL):
+        Path("recipe.yaml").write_text(found[1])
+    command = re.search(r"```console\n\$ ctxext (.*?)\n```", card, re.DOTALL)[1].replace("\\\n", "")
+    words = [str(llama_source) if word == "llama" else word for word in shlex.split(command)]
+    result = run(*words, "--no-verify")
+    assert result.exit_code == 0, result.stderr
+    assert (tmp_path / "OUT" / "config.json").read_bytes() == (tmp_path / "first" / "config.json").read_bytes()
+
+
+def test_long_commands_are_still_one_command():
+    command = convert_command("user/name", "a" * 40, recipe_of("mspoe"))
+    assert shlex.split(wrapped(command, 40).replace("\\\n", "")) == shlex.split(command)
+    assert max(map(len, wrapped(command, 60).splitlines())) < 100
+
+
+def test_a_source_on_the_hub_is_named_as_base(llama_source):
+    local = open_checkpoint(str(llama_source))
+    source = Checkpoint("maker/tiny", local.folder, local.config, revision="b" * 40)
+    card = make_plan(source, Recipe([Yarn(factor=4)])).texts["README.md"]
+    front, page = parts(card)
+    assert (front["base_model"], front["base_model_relation"]) == ("maker/tiny", "finetune")
+    assert f"--revision {'b' * 40}" in page.replace("\\\n   ", "")
+
+
+def test_a_broken_card_of_the_source_does_no_harm(llama):
+    for text in ("---\n: [\n---\n", "---\nnothing ends", "no front matter", "---\n- a list\n---\n"):
+        (llama / "README.md").write_text(text)
+        assert parts(card_of(llama, recipe_of("pi")))[0]["library_name"] == "transformers"
+
+
+# Results
+
+
+def publishable(llama_source, tmp_path):
+    """A converted checkpoint and a report that measured it; the figures are made up."""
+    convert(str(llama_source), tmp_path / "out", Recipe([Yarn(factor=4)]), digest=True, copy=True)
+    (tmp_path / "out" / "tokenizer.json").write_text("{}")
+    manifest = read_json(tmp_path / "out" / "ctxext.json")
+    manifest["files"]["tokenizer.json"] = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+    (tmp_path / "out" / "ctxext.json").write_text(json.dumps(manifest))
+    digest = candidate_of("out", open_checkpoint(str(tmp_path / "out"))).digest
+    report = read_json(REPORT / "report.json")
+    report["models"][1]["digest"] = digest
+    folder = tmp_path / "report"
+    folder.mkdir()
+    (folder / "report.json").write_text(json.dumps(report))
+    (folder / "report.html").write_text("<p>page</p>")
+    for name in ("needle.png", "needle-tiny.png", "perplexity.png"):
+        (folder / name).write_bytes(b"picture")
+    return tmp_path / "out", folder
+
+
+def test_results_stand_on_the_card_with_intervals_and_in_the_front_matter(llama_source, tmp_path):
+    out, folder = publishable(llama_source, tmp_path)
+    parcel = pack(out, "me/tiny-yarn", report=folder)
+    front, page = parts(parcel.card)
+    assert '<td style="text-align:right">83–99</td>' in page
+    assert '<img src="report/needle.png" alt="needle" />' in page
+    assert '<img src="report/perplexity.png"' in page
+    assert "ctxext eval tiny OUT --task needle,perplexity,short" in page
+    assert "from_pretrained(&quot;me/tiny-yarn&quot;)" in page
+    assert "Looking a key up in a long JSON object" in page
+    assert "was not evaluated" not in page
+    assert {"report/report.json", "report/report.html", "report/needle.png", "report/perplexity.png"} <= set(
+        parcel.texts
+    )
+    assert "report/needle-tiny.png" not in parcel.texts
+    index = front["model-index"]
+    assert index[0]["name"] == "tiny-yarn"
+    figures = {
+        (entry["dataset"]["name"], entry["metrics"][0]["type"]): entry["metrics"][0]["value"]
+        for entry in index[0]["results"]
+    }
+    assert figures["needle, 128 tokens", "exact_match"] == pytest.approx(29 / 30, abs=1e-6)
+    assert figures["short, 128 tokens", "perplexity"] == 4.5
+    assert len(figures) == len(index[0]["results"]) == 5
+
+
+def test_a_report_about_another_checkpoint_is_refused(llama_source, tmp_path):
+    out, folder = publishable(llama_source, tmp_path)
+    report = read_json(folder / "report.json")
+    report["models"][1]["digest"] = "0" * 64
+    (folder / "report.json").write_text(json.dumps(report))
+    with pytest.raises(CtxextError, match="none of them as this checkpoint stands now"):
+        pack(out, "me/tiny-yarn", report=folder)
+    with pytest.raises(CtxextError, match="has no report"):
+        pack(out, "me/tiny-yarn", report=tmp_path)
+
+
+def test_a_published_report_does_not_change_what_was_measured(llama_source, tmp_path):
+    """The report lies in the checkpoint afterwards; the same command again must still know the checkpoint by it."""
+    from ctxext.publish.parcel import seal
+    from ctxext.publish.verify import failures, verify
+
+    out, folder = publishable(llama_source, tmp_path)
+    first = pack(out, "me/tiny-yarn", report=folder)
+    seal(first)
+    assert not failures(verify(str(out), load=False))
+    manifest = (out / "ctxext.json").read_bytes()
+    again = pack(out, "me/tiny-yarn", report=folder)
+    assert again.card == first.card
+    seal(again)
+    assert (out / "ctxext.json").read_bytes() == manifest
+    (out / "report" / "report.json").write_text("{}")
+    assert '"report/report.json"' in failures(verify(str(out), load=False))[0].detail
+
+
+# Engines
+
+
+def test_engines_are_only_said_to_run_what_was_tried(llama_source):
+    recipe = Recipe([Yarn(factor=4)])
+    config = open_checkpoint(str(llama_source)).config
+    untried = {**config, "model_type": "seed_oss"}
+    rows = serving_of(recipe, family_of(untried), read_rotary(untried, family_of(untried)))
+    assert [row.status for row in rows[1:]] == [UNKNOWN] * 3
+    assert rows[1].remark == "not tried with seed_oss"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "engine", "status", "arguments"),
+    [
+        (recipe_of("pi"), "vLLM", "exact", "--max-model-len 512"),
+        (recipe_of("yarn"), "vLLM", "exact", ""),
+        (recipe_of("ntk-by-parts"), "SGLang", "not", ""),
+        (Recipe([Yarn(factor=4, attention_factor=1.2)]), "llama.cpp", "not", ""),
+        (recipe_of("longrope"), "vLLM", "exact", "--max-model-len 512"),
+        (recipe_of("longrope"), "transformers", "with care", ""),
+        (recipe_of("dynamic"), "vLLM", "not", ""),
+        (recipe_of("llama3"), "llama.cpp", "exact", ""),
+        (recipe_of("mspoe"), "vLLM", "not", ""),
+        (Recipe([MsPoE(first_layer=0, head_order="fixed")]), "vLLM", "exact", "--trust-remote-code"),
+        (recipe_of("mspoe"), "transformers", "exact", "trust_remote_code=True"),
+    ],
+)
+def test_exact_arguments(llama_source, recipe, engine, status, arguments):
+    plan = make_plan(open_checkpoint(str(llama_source)), recipe)
+    row = next(row for row in plan.serving if row.engine == engine)
+    assert (row.status, row.arguments) == (status, arguments)
+
+
+def test_an_adapter_is_tagged_as_one(llama_source):
+    plan = make_plan(open_checkpoint(str(llama_source)), Recipe([Yarn(factor=4)]))
+    facts = CardFacts(
+        source="maker/tiny",
+        revision="c" * 40,
+        inherited={},
+        recipe=plan.recipe,
+        rotary=plan.rotary,
+        serving=plan.serving,
+        cautions=(),
+        training={"steps": 3},
+        is_adapter=True,
+        measured=Measured(body="", command="", missing=()),
+    )
+    front = front_matter(facts)
+    assert (front["library_name"], front["base_model_relation"]) == ("peft", "adapter")
+    assert LongRope.name not in front["tags"]
