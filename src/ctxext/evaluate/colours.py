@@ -20,6 +20,7 @@ def hexadecimal(colour: tuple[int, int, int]) -> str:
 
 
 def ink(colour: tuple[int, int, int]) -> str:
-    """Black or white, whichever reads better on a colour."""
-    red, green, blue = colour
-    return "#ffffff" if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else "#1a1a1a"
+    """Black or white, whichever has more contrast with a colour."""
+    parts = [part / 3294.6 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in colour]
+    luminance = 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+    return "#ffffff" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.06 else "#1a1a1a"

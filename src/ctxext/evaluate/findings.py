@@ -33,24 +33,28 @@ def percent(share: float) -> str:
 
 
 def _retrieval(task: str, models: Sequence[dict[str, Any]]) -> str:
-    length = max(cell["length"] for model in models for cell in model["cells"] if cell["task"] == task)
-    shares = []
-    for model in models:
-        cells = [cell for cell in model["cells"] if cell["task"] == task and cell["length"] == length]
-        if cells:
-            shares.append((pooled(cells), model["name"], cells))
-    shares.sort(key=lambda entry: entry[0][0], reverse=True)
-    (share, low, high), best, cells = shares[0]
+    """Who finds how much at the longest length at which anything is found, and where the best is weak."""
+    asked = {model["name"]: [cell for cell in model["cells"] if cell["task"] == task] for model in models}
+    cells = [cell for own in asked.values() for cell in own]
+    longest = max(cell["length"] for cell in cells)
+    reached = [cell["length"] for cell in cells if cell["correct"]]
+    if not reached:
+        return f"{task}: nothing was found at any length."
+    length = max(reached)
+    at_length = {name: [cell for cell in own if cell["length"] == length] for name, own in asked.items()}
+    shares = {name: pooled(own) for name, own in at_length.items() if own}
+    best, *others = sorted(shares, key=lambda name: shares[name][0], reverse=True)
+    share, low, high = shares[best]
     sentence = f"{task} at {length} tokens: {best} finds {percent(share)} % ({percent(low)}–{percent(high)})"
-    for (other, _, _), name, _ in shares[1:]:
-        sentence += f", {name} {percent(other)} %"
-    weakest, strongest = min(cells, key=lambda c: c["share"]), max(cells, key=lambda c: c["share"])
+    sentence += "".join(f", {name} {percent(shares[name][0])} %" for name in others)
+    weakest = min(at_length[best], key=lambda cell: cell["share"])
+    strongest = max(at_length[best], key=lambda cell: cell["share"])
     if strongest["share"] - weakest["share"] >= _UNEVEN:
         sentence += (
             f"; {best} is uneven: {percent(weakest['share'])} % at depth {round(100 * weakest['depth'])} %,"
             f" {percent(strongest['share'])} % at depth {round(100 * strongest['depth'])} %"
         )
-    return sentence + "."
+    return f"{sentence}; at {longest} tokens nothing was found." if longest > length else f"{sentence}."
 
 
 def _long_text(models: Sequence[dict[str, Any]]) -> str:

@@ -41,7 +41,7 @@ def token_losses(loaded: LoadedModel, ids: torch.Tensor, *, last: int | None = N
     if not _can_replay(loaded):
         logits = loaded.model(input_ids=ids, use_cache=False).logits[:, begin : length - 1]
         return _checked(loaded, _losses(logits, ids[:, begin + 1 :]))
-    output = loaded.model.base_model(input_ids=ids, use_cache=False)
+    output = _base_of(loaded.model)(input_ids=ids, use_cache=False)
     size = _piece_size(loaded.model, ids)
     losses = []
     with _replayed(loaded.model) as head:
@@ -86,7 +86,7 @@ class _Head:
 @contextlib.contextmanager
 def _replayed(model: Any) -> Iterator[_Head]:
     """While this lasts, the base model inside the model returns what the head holds instead of computing."""
-    head, base = _Head(model), model.base_model
+    head, base = _Head(model), _base_of(model)
     own = base.__dict__.get("forward")
     base.forward = lambda *args, **kwargs: head.output
     try:
@@ -98,6 +98,12 @@ def _replayed(model: Any) -> Iterator[_Head]:
             base.forward = own
 
 
+def _base_of(model: Any) -> Any:
+    """The part that ends with hidden states; the model itself where it has no such part."""
+    # Gemma 3 in transformers 4 is its own base_model.
+    return next((base for base in (model.base_model, getattr(model, "model", model)) if base is not model), model)
+
+
 def _can_replay(loaded: LoadedModel) -> bool:
     """Whether pieces give what the plain forward gives; found out once per model."""
     if loaded.model not in _KNOWN:
@@ -106,8 +112,8 @@ def _can_replay(loaded: LoadedModel) -> bool:
 
 
 def _replay_works(model: Any) -> bool:
-    base = getattr(model, "base_model", None)
-    if base is None or base is model:
+    base = _base_of(model)
+    if base is model:
         return False
     size = model.config.get_text_config(decoder=True).vocab_size
     ids = (torch.arange(_PROBE_LENGTH, device=model.device)[None] * 11 + 5) % size

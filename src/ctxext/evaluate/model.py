@@ -89,9 +89,10 @@ def load_tokenizer(candidate: Candidate, loading: Loading) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(
-            candidate.checkpoint.folder, trust_remote_code=may_run_code(candidate, loading)
-        )
+        with _quiet_transformers():
+            return AutoTokenizer.from_pretrained(
+                candidate.checkpoint.folder, trust_remote_code=may_run_code(candidate, loading)
+            )
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
         raise CtxextError(
             f'The tokenizer of "{candidate.name}" cannot be loaded: {_first_line(error)}',

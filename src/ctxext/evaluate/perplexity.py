@@ -61,11 +61,20 @@ class PerplexityWork:
             "samples": [self.sample],
             "width": width,
             "buckets": [[float(part.sum()), len(part)] for part in buckets],
-            "lengths": {str(n): [float(losses[: n - 1].sum()), n - 1] for n in self.lengths},
+            "lengths": {str(n): self._beginning(loaded, losses, n) for n in self.lengths},
         }
         if self.stride:
             record["sliding"] = {str(n): self._sliding(loaded, n, self.stride) for n in self.lengths}
         yield record
+
+    def _beginning(self, loaded: LoadedModel, losses: torch.Tensor, length: int) -> tuple[float, int]:
+        """The summed loss of the first tokens, and how many they are.
+
+        Where the encoding follows the prompt's own length or content, a shorter text is read anew.
+        """
+        if not loaded.can_share and length < len(losses) + 1:
+            losses = token_losses(loaded, torch.tensor([self.ids[:length]], device=loaded.device))[0]
+        return float(losses[: length - 1].sum()), length - 1
 
     def _sliding(self, loaded: LoadedModel, window: int, stride: int) -> tuple[float, int]:
         """The sum of the windows' mean losses, and how many windows there are.

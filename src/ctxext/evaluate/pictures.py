@@ -116,7 +116,7 @@ def loss_curves(report: Report, *, theme: str = "light") -> Figure | None:
                 fontsize=8,
             )
         longest = max(model["perplexity"]["length"] for model in models)
-        ticks = range(0, longest + 1, max(1, longest // 8))
+        ticks = range(0, longest + 1, max(1, longest // 4))
         axes.set_xlim(0, longest)
         axes.set_xticks(ticks, [format_length(tick) if tick else "0" for tick in ticks])
         axes.set_xlabel("position in tokens")

@@ -1,0 +1,68 @@
+import pytest
+
+from ctxext.evaluate.colours import ink, shade
+from ctxext.evaluate.findings import findings, percent
+from ctxext.evaluate.report import make_report
+
+
+def report_of(shares, settings=None):
+    """A report of some models: for each name and length the right answers out of ten at two depths."""
+    models = [{"name": name, "trained_length": 512, "source": None} for name in shares]
+    records = []
+    for name, lengths in shares.items():
+        for length, counts in lengths.items():
+            for depth, count in zip((0.0, 1.0), counts, strict=True):
+                right = [1] * count + [0] * (10 - count)
+                record = {"task": "needle", "length": length, "depth": depth, "samples": list(range(10))}
+                records.append({"model": name, **record, "correct": right, "seconds": 1.0})
+    return make_report({"models": models, "settings": {"tasks": ["needle"]}}, records)
+
+
+def test_the_best_comes_first_with_its_interval_and_its_weak_side():
+    (sentence,) = findings(report_of({"a": {512: (10, 10), 1024: (1, 2)}, "b": {512: (0, 0), 1024: (2, 9)}}))
+    assert sentence == (
+        "needle at 1024 tokens: b finds 55 % (34–74), a 15 %; b is uneven: 20 % at depth 0 %, 90 % at depth 100 %."
+    )
+
+
+def test_lengths_at_which_nothing_was_found_are_told():
+    (sentence,) = findings(report_of({"a": {512: (10, 10), 1024: (0, 0)}}))
+    assert sentence == "needle at 512 tokens: a finds 100 % (84–100); at 1024 tokens nothing was found."
+    (sentence,) = findings(report_of({"a": {512: (0, 0)}}))
+    assert sentence == "needle: nothing was found at any length."
+
+
+def short_record(model, sample, loss):
+    record = {"model": model, "task": "short", "length": 512, "depth": None, "samples": [sample]}
+    return {**record, "loss": [loss * 100], "tokens": [100], "seconds": 1.0}
+
+
+def test_the_cost_is_paired_by_document():
+    models = [{"name": "s", "source": None, "trained_length": 512}, {"name": "x", "source": "s", "trained_length": 512}]
+    losses = {"s": (1.0, 3.0, 2.0), "x": (1.1, 3.1, 2.1)}
+    records = [short_record(name, n, loss) for name, own in losses.items() for n, loss in enumerate(own)]
+    report = make_report({"models": models, "settings": {"tasks": ["short"]}}, records)
+    against = report["models"][1]["short"]["against"]
+    assert against["model"] == "s"
+    assert (against["loss"], against["low"], against["high"]) == pytest.approx((0.1, 0.1, 0.1))
+    assert "against" not in report["models"][0]["short"]
+    assert findings(report) == [
+        "Cost inside the trained window, in nats per token against the source:"
+        " x +0.100 (perplexity × 1.105, +0.100 to +0.100)."
+    ]
+
+
+def test_only_all_and_nothing_are_100_and_0():
+    assert [percent(share) for share in (0, 0.001, 0.5, 0.999, 1)] == ["0", "1", "50", "99", "100"]
+
+
+def test_text_reads_on_every_shade():
+    def luminance(hexadecimal):
+        parts = [int(hexadecimal[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    for step in range(101):
+        colour = shade(step / 100)
+        pair = sorted((luminance("#{:02x}{:02x}{:02x}".format(*colour)), luminance(ink(colour))))
+        assert (pair[1] + 0.05) / (pair[0] + 0.05) > 3.9
