@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import importlib
 import json
 import random
 import shutil
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import tiny_models
 from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.converters import convert, make_plan
+from ctxext.converters.own_code import runs_only_own_code
 from ctxext.errors import CtxextError
 from ctxext.families import family_of
 from ctxext.publish import subject
@@ -149,12 +151,52 @@ def test_code_of_another_version_is_found_even_if_recorded_and_not_run(converted
     assert not (folder / "ran").exists()
 
 
-def test_code_from_elsewhere_is_not_run(converted):
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config.json", lambda config: config["auto_map"].update(AutoModelForCausalLM="evil.Model")),
+        ("config.json", lambda config: config["auto_map"].update(AutoConfig="evil.Config")),
+        ("config.json", lambda config: config["auto_map"].update(AutoModel="evil/evil--modeling_ctxext.Model")),
+        ("tokenizer_config.json", lambda config: config.update(auto_map={"AutoTokenizer": [None, "evil.Tokenizer"]})),
+    ],
+)
+def test_code_from_elsewhere_is_not_run(converted, file, change):
     folder = converted("mspoe")
-    rewrite(folder, "config.json", lambda config: config["auto_map"].update(AutoModelForCausalLM="evil.Model"))
+    rewrite(folder, file, change)
     (folder / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
     assert told(folder)["loading"][0] == "not checked"
+    assert not runs_only_own_code(open_checkpoint(str(folder)))
     assert not (folder / "ran").exists()
+
+
+def test_a_stock_model_that_names_code_is_loaded_without_it(converted):
+    """A recipe that needs no code leaves its source's `auto_map` alone; verify loads the stock class."""
+    folder = converted("yarn")
+    rewrite(folder, "config.json", lambda config: config.update(auto_map={"AutoModelForCausalLM": "evil.Model"}))
+    (folder / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
+    assert Subject(open_checkpoint(str(folder))).may_load
+    assert not runs_only_own_code(open_checkpoint(str(folder)))
+
+
+def test_converting_runs_no_code_of_the_source(llama, tmp_path):
+    config = {**read_json(llama / "config.json"), "auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}}
+    (llama / "config.json").write_text(json.dumps(config))
+    (llama / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    for name, recipe in {"yarn": Recipe([Yarn(factor=4)]), "mspoe": Recipe([MsPoE(first_layer=0)])}.items():
+        done = convert(str(llama), tmp_path / name, recipe)
+        assert name == "yarn" or "not run" in done.verification.skipped
+    assert not (tmp_path / "ran").exists()
+
+
+def test_foreign_code_from_the_hub_needs_a_pinned_revision(llama_source, monkeypatch):
+    local = open_checkpoint(str(llama_source))
+    from_hub = dataclasses.replace(local, name="evil/model", revision="a" * 40)
+    module = importlib.import_module("ctxext.publish.verify")
+    monkeypatch.setattr(module, "open_checkpoint", lambda *_args, **_options: from_hub)
+    for revision in (None, "main", "v1"):
+        with pytest.raises(CtxextError, match="pinned revision"):
+            verify("evil/model", trust_remote_code=True, revision=revision)
+    assert verify("evil/model", trust_remote_code=True, revision="a" * 40, load=False)
 
 
 @pytest.mark.parametrize(("frequency", "scaling"), [(1.0001, 1.0), (1.0, 1.0001)])
@@ -211,8 +253,8 @@ def test_after_training_what_changed_is_listed_and_passes(converted, llama_sourc
 
 def families() -> list:
     marks = {name: [] if name in QUICK_FAMILIES else [pytest.mark.slow] for name in tiny_models.FAMILIES}
-    for name, reason in NOT_RESTORED.items():
-        marks[name].append(pytest.mark.xfail(reason=reason))
+    for name in marks.keys() & NOT_RESTORED.keys():
+        marks[name].append(pytest.mark.xfail(reason=NOT_RESTORED[name]))
     return [pytest.param(name, marks=marks[name]) for name in tiny_models.FAMILIES]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from ctxext.checkpoint import open_checkpoint
 from ctxext.converters.apply import Progress, Written, apply_plan
 from ctxext.converters.calibration import Calibration, calibrated
+from ctxext.converters.own_code import runs_only_own_code
 from ctxext.converters.place import check_out
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.converters.verification import Verification, verify
@@ -97,8 +98,12 @@ def carry_out(
     found: list[Verification] = []
 
     def checked(folder: Path) -> None:
-        if check and plan.recipe.needs_code:
+        if not check or not plan.recipe.needs_code:
+            return
+        if runs_only_own_code(open_checkpoint(str(folder))):
             found.append(verify(folder, plan.source, plan.stock_config))
+        else:
+            found.append(Verification(skipped="the source brings Python code of its own, which is not run"))
 
     written = apply_plan(
         plan, out, copy=copy, digest=digest, overwrite=overwrite, progress=progress, before_publishing=checked

@@ -124,7 +124,7 @@ def check_lengths(subject: Subject) -> Finding:
 
 def check_code(subject: Subject) -> Finding:
     """Whether the modeling code is byte for byte what this version of ctxext writes."""
-    own = subject.own_code if subject.has_recipe else {}
+    own = subject.own_code
     changed = [name for name in own if Path(name) in subject.foreign_code]
     missing = [name for name in own if Path(name) not in subject.checkpoint.files]
     if changed or missing:

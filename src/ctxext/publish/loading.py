@@ -18,7 +18,7 @@ def check_loading(subject: Subject) -> Finding:
     found = subject.loaded
     if found.error or found.missing:
         return Finding("loading", FAILED, found.error or f"weights are missing: {listed(list(found.missing))}")
-    flag = " with trust_remote_code" if subject.checkpoint.config.get("auto_map") else ""
+    flag = " with its own code" if subject.own_code else ""
     return Finding("loading", PASSED, f"{found.name}, {found.parameters:,} parameters, without ctxext{flag}")
 
 

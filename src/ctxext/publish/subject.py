@@ -9,11 +9,11 @@ from typing import Any
 
 from ctxext.checkpoint import Checkpoint
 from ctxext.converters.apply import Progress
+from ctxext.converters.own_code import own_code, runs_only_own_code
 from ctxext.converters.plan import CODE_FILES, MANIFEST
 from ctxext.errors import CtxextError
-from ctxext.families import Family, family_of
+from ctxext.families import FAMILIES, Family, family_of
 from ctxext.publish.clean_load import LoadedModel, load_in_clean_process
-from ctxext.recipes.mspoe_layout import STUB_FILE
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_from_dict
 from ctxext.recipes.rotary import Config, Rotary, provenance, read_rotary
 
@@ -114,32 +114,30 @@ class Subject:
     @cached_property
     def own_code(self) -> dict[str, str]:
         """The modeling code that the recipe needs, as this version writes it."""
-        return {name: text for step in self.recipe.steps for name, text in step.code_files(self.plain).items()}
+        return own_code(self.checkpoint.config)
 
     @cached_property
     def foreign_code(self) -> list[Path]:
         """Python files that are not this version's own, byte for byte."""
-        own = self.own_code if self.has_recipe else {}
         python = [path for path in self.checkpoint.files if path.suffix == ".py"]
         return [
             path
             for path in python
-            if (self.checkpoint.folder / path).read_bytes() != own.get(path.as_posix(), "").encode()
+            if (self.checkpoint.folder / path).read_bytes() != self.own_code.get(path.as_posix(), "").encode()
         ]
 
     @cached_property
     def loaded(self) -> LoadedModel:
         """What the model uses once it is loaded, in a process that cannot import ctxext."""
-        return load_in_clean_process(self.checkpoint.folder, trust=bool(self.checkpoint.config.get("auto_map")))
+        runs_code = self.trust_remote_code or runs_only_own_code(self.checkpoint)
+        return load_in_clean_process(self.checkpoint.folder, trust=runs_code)
 
-    @property
+    @cached_property
     def may_load(self) -> bool:
-        """Whether loading runs no code but transformers' and this version's own."""
-        places = (self.checkpoint.config.get("auto_map") or {}).values()
-        stub = STUB_FILE.removesuffix(".py")
-        is_own = all(str(place).partition(".")[0] == stub for place in places)
-        is_changed = any(path.as_posix() in CODE_FILES for path in self.foreign_code)
-        return self.trust_remote_code or not places or (is_own and not is_changed)
+        """Whether it can be loaded without running code that is neither transformers' nor this version's own."""
+        needs_code = self.has_recipe and self.recipe.needs_code
+        is_unknown = self.checkpoint.config.get("model_type") not in FAMILIES
+        return self.trust_remote_code or not (needs_code or is_unknown) or runs_only_own_code(self.checkpoint)
 
 
 def listed(names: list[str], limit: int = 5) -> str:
