@@ -52,6 +52,8 @@ def test_a_card_for_every_method(llama_source, name):
     assert ("custom_code" in front["tags"]) == (name == "mspoe") == ("trust_remote_code=True" in page)
     assert method_named(name).paper in page
     assert "was not evaluated" in page
+    window = "its window stays at 128 tokens" if name == "mspoe" else "trained on 128 tokens, the model now accepts 512"
+    assert window in page
     titles = re.findall(r"<h2>(.*?)</h2>", page)
     assert titles[:4] == ["Recipe", "Load it", "Serve it", "Measured"]
     assert page.count("<table>") == 2

@@ -84,8 +84,9 @@ def make_plan(source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = Fal
     recipe = recipe.resolved(config, family)
     source.check_weights()
     edited = recipe.edit_config(config, family)
-    rotary = read_rotary(edited, family)
     edited["ctxext"] = _provenance(source, recipe, read_rotary(config, family))
+    # Read with the note, as schedules without an original length of their own would take the new one for trained.
+    rotary = read_rotary(edited, family)
     texts = {"config.json": as_json(edited), **_length_files(source, before, rotary)}
     for step in recipe.steps:
         texts.update(step.code_files(config))
