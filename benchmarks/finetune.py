@@ -61,7 +61,7 @@ def run_side(options):
 
     class Clock(TrainerCallback):
         def on_step_end(self, *args, **kwargs):
-            times.append(time.perf_counter())
+            times.append((time.perf_counter(), time.process_time()))
 
         def on_log(self, args, state, control, logs=None, **kwargs):
             losses.extend([logs["loss"]] if "loss" in logs else [])
@@ -80,8 +80,14 @@ def run_side(options):
         )
         trainer = Trainer(model=adapted, args=arguments, train_dataset=rows, callbacks=[Clock()])
         trainer.train()
-    seconds = (times[-1] - times[0]) / (len(times) - 1)
-    found = {"seconds": seconds, "memory": memory_in_use() - before, "peak": memory_in_use(), "loss": losses[0]}
+    seconds, cpu = ((last - first) / (len(times) - 1) for first, last in zip(times[0], times[-1], strict=True))
+    found = {
+        "seconds": seconds,
+        "cpu": cpu,
+        "memory": memory_in_use() - before,
+        "peak": memory_in_use(),
+        "loss": losses[0],
+    }
     sys.stderr.write(json.dumps(found) + "\n")
 
 
@@ -112,13 +118,15 @@ def main():
             found[side].append(json.loads(result.stderr.strip().splitlines()[-1]))
     print(f"{options.length} tokens, vocabulary {options.vocabulary}, width {options.width}, {options.layers} layers, "
           f"{options.dtype} on {options.device}; best of {options.rounds}")  # fmt: skip
-    print(f"{'':16}{'s/step':>9}{'tokens/s':>10}{'peak GiB':>10}{'step GiB':>10}{'loss':>9}")
+    print(f"{'':16}{'s/step':>9}{'CPU s':>8}{'tokens/s':>10}{'peak GiB':>10}{'step GiB':>10}{'loss':>9}")
     first = None
     for side, runs in found.items():
-        seconds, memory, peak = (min(run[key] for run in runs) for key in ("seconds", "memory", "peak"))
-        line = f"{side:16}{seconds:9.2f}{options.length / seconds:10,.0f}{peak / 2**30:10.2f}{memory / 2**30:10.2f}"
-        first = first or (seconds, memory, peak)
-        ratio = f"   speed × {first[0] / seconds:.2f}, peak × {peak / first[2]:.2f}, step × {memory / first[1]:.2f}"
+        seconds, cpu, memory, peak = (min(run[key] for run in runs) for key in ("seconds", "cpu", "memory", "peak"))
+        line = f"{side:16}{seconds:9.2f}{cpu:8.2f}{options.length / seconds:10,.0f}"
+        line += f"{peak / 2**30:10.2f}{memory / 2**30:10.2f}"
+        first = first or (seconds, cpu, memory, peak)
+        ratio = f"   speed × {first[0] / seconds:.2f} (CPU time: {first[1] / cpu:.2f}), "
+        ratio += f"peak × {peak / first[3]:.2f}, step × {memory / first[2]:.2f}"
         print(line + f"{runs[0]['loss']:9.4f}" + ratio)
 
 

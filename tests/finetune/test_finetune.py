@@ -80,8 +80,10 @@ def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout):
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert not (tmp_path / "killed").exists()
     assert newest_save(training_folder(tmp_path / "killed")).name == "checkpoint-4"
-    lines = []
-    done = tune(base, tmp_path / "killed", options, resume=True, tell=lines.append)
+    lines, steps = [], []
+    progress = lambda step, total, text: steps.append(step) if "loss" in text else None  # noqa: E731
+    done = tune(base, tmp_path / "killed", options, resume=True, tell=lines.append, progress=progress)
+    assert steps == [5, 6]
     assert "going on after step 4" in lines
     assert furthest(adapter(tmp_path / "killed"), adapter(tmp_path / "straight")) < 1e-6
     straight = json.loads((tmp_path / "straight" / "finetune.json").read_text())["losses"]
