@@ -69,4 +69,8 @@ def run_harness(loaded: "LoadedModel", tasks: Sequence[str], lengths: Sequence[i
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
     kept = {name: value for name, value in metrics.items() if isinstance(value, int | float) and value != _NOT_RUN}
-    return {name.removesuffix(",none"): float(value) for name, value in kept.items() if "stderr" not in name}
+    return {
+        name.removesuffix(",none"): float(value)
+        for name, value in kept.items()
+        if "stderr" not in name and name != "sample_len"
+    }
