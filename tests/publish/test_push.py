@@ -197,6 +197,24 @@ def test_what_is_no_checkpoint_of_ours_is_refused(llama_source, tmp_path):
             prepare(folder, "me/tiny", PushOptions())
 
 
+def test_the_card_of_a_trained_checkpoint_says_how(converted):
+    folder = converted("yarn")
+    manifest = read_json(folder / "ctxext.json")
+    manifest["finetune"] = {"trained": "LoRA rank 4", "steps": 3}
+    (folder / "ctxext.json").write_text(json.dumps(manifest))
+    options = {"length": 512, "steps": 3, "rank": 4, "targets": ["q_proj", "v_proj"], "dora": True, "device": "cpu"}
+    (folder / "finetune.json").write_text(json.dumps({"options": options, "data": {"name": "books.jsonl"}}))
+    (folder / "loss.png").write_bytes(b"picture")
+    card = prepare(folder, "me/tiny", PushOptions(check=False)).card
+    command = "ctxext finetune EXTENDED OUT --data books.jsonl --length 512 --steps 3 --rank 4 --targets q_proj,v_proj"
+    assert f"{command} --dora" in card.replace(" \\\n   ", "")
+    assert "ctxext convert llama EXTENDED --method yarn --factor 4" in card
+    assert "| trained | LoRA rank 4 |" in card
+    assert "![Loss of the training](loss.png)" in card
+    assert "byte for byte" not in card
+    assert "config-only" not in card
+
+
 def test_an_adapter_alone_names_its_base_and_no_folder_of_this_machine(commands, server, converted, tmp_path):
     folder = converted("yarn")
     (folder / "adapter").mkdir()

@@ -19,6 +19,9 @@ from ctxext.recipes.rotary import Rotary
 from ctxext.version import __version__
 
 ANY_ID = "PATH_OR_ID"
+EXTENDED = "EXTENDED"
+"""What commands call the extended checkpoint that was trained further."""
+
 _INHERITED = ("license", "license_name", "license_link", "language", "datasets", "extra_gated_prompt", "inference")
 _NOTHING_MEASURED = """Nothing yet: this checkpoint **was not evaluated**. A longer window in the configuration is not
 a model that uses it.
@@ -55,6 +58,8 @@ class CardFacts:
         serving: Which engines run it.
         cautions: What a user must know.
         training: What is known of a fine-tuning; empty where the weights are the source's.
+        training_command: The command that did it; empty where it is not known.
+        curve: The picture of its loss, by file name; empty where there is none.
         model_id: What to load it by.
         is_adapter: Whether only a LoRA adapter is shared, which needs its base.
         measured: Results; None where there are none.
@@ -68,6 +73,8 @@ class CardFacts:
     serving: Sequence[Serving]
     cautions: Sequence[str]
     training: Mapping[str, Any] = field(default_factory=dict)
+    training_command: str = ""
+    curve: str = ""
     model_id: str = ANY_ID
     is_adapter: bool = False
     measured: Measured | None = field(default=None)
@@ -109,16 +116,17 @@ def render(facts: CardFacts) -> str:
     template = resources.files("ctxext.converters").joinpath("card.md").read_text(encoding="utf-8")
     front = yaml.safe_dump(front_matter(facts), sort_keys=False, allow_unicode=True, width=1000)
     measured = facts.measured
-    commands = [convert_command(facts.source, facts.revision, facts.recipe)]
+    made = EXTENDED if facts.training or facts.is_adapter else "OUT"
+    commands = [convert_command(facts.source, facts.revision, facts.recipe, made), facts.training_command]
     commands += [measured.command] if measured else []
     return Template(template).substitute(
         front_matter=front,
         title=_title(facts),
         summary=_summary(facts),
         recipe_rows="\n".join(row for step in facts.recipe.steps for row in _step_rows(step)),
-        commands="\n".join(f"$ {wrapped(command)}" for command in commands),
+        commands="\n".join(f"$ {wrapped(command)}" for command in commands if command),
         recipe_file=_recipe_file(facts.recipe),
-        training=_training(facts.training),
+        training=_training(facts),
         load_code=_load_code(facts),
         reason=_reason(facts),
         engines=_engines(facts),
@@ -156,12 +164,13 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
     """What the Hub reads: the source's licence and languages, our tags, where the model comes from, its results."""
     inherited = facts.inherited
     listed = inherited.get("tags") or []
-    tags = [str(tag) for tag in (listed if isinstance(listed, list) else [listed])]
+    tags = [str(tag) for tag in (listed if isinstance(listed, list) else [listed]) if tag != "config-only"]
     own = ["ctxext", "long-context", *(step.name for step in facts.recipe.steps)]
     if facts.recipe.needs_code:
         own.append("custom_code")
     elif not facts.training:
         own.append("config-only")
+    own += ["finetuned"] * bool(facts.training)
     own += ["lora"] * facts.is_adapter
     relation = "adapter" if facts.is_adapter else "finetune"
     front = {
@@ -203,18 +212,19 @@ def _summary(facts: CardFacts) -> str:
     if facts.is_adapter:
         begun = f"What fine-tuning changed in {link} after its positions were extended: {window}."
     elif facts.training:
-        begun = f"Made from {link} in two steps: its positions were extended, then its weights trained on long text; "
-        begun += f"{window}."
+        grown = f"extended from {trained} to {reach} tokens" if reach != trained else f"kept at {trained} tokens"
+        begun = f"Made from {link} in two steps: its window was {grown}, its weights were then trained on long text."
     else:
         begun = f"The weights are those of {link}, byte for byte. What changed is how positions are encoded: {window}."
     checked = "" if facts.is_adapter else "; `ctxext verify` checks that the files are what this card says"
     return f"{begun} Made with ctxext {__version__}{checked}."
 
 
-def _training(notes: Mapping[str, Any]) -> str:
+def _training(facts: CardFacts) -> str:
     """What is known of the training, one row per fact."""
-    rows = "".join(f"| {key.replace('_', ' ')} | {_short(value)} |\n" for key, value in notes.items())
-    return f"\n## Training\n\n| what | value |\n|---|---|\n{rows}" if rows else ""
+    rows = "".join(f"| {key.replace('_', ' ')} | {_short(value)} |\n" for key, value in facts.training.items())
+    curve = f"\n![Loss of the training]({facts.curve})\n" if facts.curve else ""
+    return f"\n## Training\n\n| what | value |\n|---|---|\n{rows}{curve}" if rows else ""
 
 
 def _load_code(facts: CardFacts) -> str:
@@ -224,8 +234,8 @@ def _load_code(facts: CardFacts) -> str:
         return f"""from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("OUT")
-base = AutoModelForCausalLM.from_pretrained("OUT"{flag})  # OUT was made by the command above.
+tokenizer = AutoTokenizer.from_pretrained("{EXTENDED}")
+base = AutoModelForCausalLM.from_pretrained("{EXTENDED}"{flag})  # Made by the first command above.
 model = PeftModel.from_pretrained(base, "{facts.model_id}")"""
     return f"""from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -246,7 +256,7 @@ def _reason(facts: CardFacts) -> str:
     if facts.is_adapter:
         return (
             "An adapter does not carry the change of the rotary embedding: it belongs on the extended checkpoint, and "
-            "on the plain one it does harm. `ctxext merge OUT ADAPTER MERGED` makes one checkpoint of the two."
+            f"on the plain one it does harm. `ctxext merge {EXTENDED} ADAPTER OUT` makes one checkpoint of the two."
         )
     if facts.recipe.needs_code:
         return (

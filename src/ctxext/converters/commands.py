@@ -13,15 +13,16 @@ from ctxext.recipes.recipe import Recipe
 RECIPE_FILE = "recipe.yaml"
 
 
-def convert_command(source: str, revision: str | None, recipe: Recipe) -> str:
+def convert_command(source: str, revision: str | None, recipe: Recipe, out: str = "OUT") -> str:
     """The `ctxext convert` line of a recipe; its numbers as options, or as a file where options cannot say them.
 
     Args:
         source: A Hub id, or the name of a folder.
         revision: The commit on the Hub that was converted.
         recipe: What was applied, resolved.
+        out: What the result is called.
     """
-    words = ["ctxext", "convert", source, "OUT"]
+    words = ["ctxext", "convert", source, out]
     if needs_file(recipe):
         words += ["--recipe", RECIPE_FILE]
     else:

@@ -17,7 +17,7 @@ from ctxext.publish.checks import CARD
 from ctxext.publish.result_tables import FOLDER
 from ctxext.publish.results import entry_of, files_of, measured, read_report
 from ctxext.publish.subject import Subject
-from ctxext.publish.tensors import training_of
+from ctxext.publish.training import curve_of, training_command, training_of
 from ctxext.publish.verify import READING, failures, run_checks
 from ctxext.recipes.rotary import read_rotary
 
@@ -152,6 +152,8 @@ def _facts(subject: Subject, repository: str, results: Measured | None, *, is_ad
         serving=serving_of(subject.recipe, subject.family, rotary),
         cautions=cautions_of(checkpoint, subject.recipe, subject.family, rotary),
         training=training_of(subject),
+        training_command=training_command(checkpoint.folder),
+        curve="" if is_adapter else curve_of(checkpoint.folder),
         model_id=repository,
         is_adapter=is_adapter,
         measured=results,

@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ctxext.checkpoint import Checkpoint, read_safetensors_header
 from ctxext.converters.apply import Progress
 from ctxext.errors import CtxextError
 from ctxext.publish.subject import FAILED, PASSED, Finding, Subject, listed
-from ctxext.recipes.rotary import provenance
+from ctxext.publish.training import training_of
 
 _PIECE = 1 << 22
 _LOADED = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
@@ -47,13 +46,6 @@ def check_against(subject: Subject) -> Finding | None:
     told += [f"missing: {listed(gone)}"] * bool(gone) + [f"added: {listed(added)}"] * bool(added)
     is_trained = bool(training_of(subject)) and not gone and not added
     return Finding(name, PASSED if is_trained else FAILED, ("trained; " if is_trained else "") + "; ".join(told))
-
-
-def training_of(subject: Subject) -> dict[str, Any]:
-    """What ctxext.json or config.json notes of a fine-tuning; empty where they note none."""
-    noted = provenance(subject.checkpoint.config).get("finetune")
-    found = subject.manifest.get("finetune") or noted or {}
-    return dict(found) if isinstance(found, dict) else {}
 
 
 def grouped(names: list[str]) -> str:
