@@ -21,9 +21,9 @@ Encode = Callable[[str], list[int]]
 TASKS: dict[str, tuple[Task, float]] = {
     "passkey": (PassKey(), 0.05),
     "needle": (Needle(num_needles=4), 0.12),
-    "needle-any": (Needle(num_needles=6, phrasing="any"), 0.1),
-    "kv-number": (KeyValue(ids="number"), 0.3),
-    "documents-which": (Documents(ask="which"), 0.23),
+    "needle-any": (Needle(num_needles=6, phrasing="any"), 0.08),
+    "kv-number": (KeyValue(ids="number"), 0.45),
+    "documents-which": (Documents(ask="which"), 0.1),
     "documents-fact": (Documents(ask="fact"), 0.1),
     "kv-uuid": (KeyValue(ids="uuid"), 0.1),
 }
@@ -56,7 +56,7 @@ def make_example(
         example = make_prompt(encode, start, rng, length, task, rng.choice((0.0, rng.random(), rng.random())))
         if example is not None:
             return example
-    shares = (0.25, 0.3, 0.15, 0.25, 0.05) if length < 96 else (0.17, 0.3, 0.43, 0.02, 0.08)
+    shares = (0.25, 0.3, 0.15, 0.25, 0.05) if length < 96 else (0.17, 0.45, 0.28, 0.02, 0.08)
     make = rng.choices((_facts, _records, _search_results, _repeats, _prose), shares)[0]
     ids, is_answer = list(start), [False] * len(start)
     for text, answer in make(rng, length, variety):
