@@ -3,7 +3,7 @@ from itertools import islice
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from ctxext.errors import CtxextError
@@ -29,8 +29,8 @@ TEMPLATE = (
 def word_start_tokenizer():
     """In the manner of Llama 2: every text it is given begins with a word start, wanted or not."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=False, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
-    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always", split=False)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Replace("▁", " ")
     alphabet = [chr(code) for code in range(32, 127)] + ["\n", "▁"]
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>"], initial_alphabet=alphabet)
     tokenizer.train_from_iterator(list(islice(prose.sentences(random.Random(0)), 200)), trainer)
@@ -118,11 +118,14 @@ def test_pieces_of_a_tokenizer_that_marks_word_starts(word_start_tokenizer):
     assert encoder._needs_anchor
     pieces = PassKey().pieces(random.Random(0))
     prompt = lay_out(pieces, encode_parts(pieces, encoder), encoder, 900, [0.5], random.Random(0))[0]
-    text = word_start_tokenizer.decode(prompt.ids)
+    # The decoder of this tokenizer joins its tokens with spaces, so the text is put together by hand.
+    text = "".join(word_start_tokenizer.convert_ids_to_tokens(prompt.ids)).replace("▁", " ")
     assert len(prompt.ids) == 900
+    assert text.startswith(f" {pieces.opening}")
     assert "  " not in text
-    assert pieces.needles[0] in text
+    assert f".{pieces.needles[0]}" in text
     assert text.endswith(pieces.question + pieces.answer)
+    assert " \n" not in text
 
 
 @pytest.mark.parametrize("task", TASKS, ids=str)

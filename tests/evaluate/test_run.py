@@ -11,6 +11,7 @@ import pytest
 from ctxext.errors import CtxextError
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
+from ctxext.evaluate.work import keys_of
 
 SETTINGS = {
     "tasks": ("needle", "passkey", "kv", "perplexity", "short"),
@@ -64,6 +65,9 @@ def test_killed_and_resumed_is_as_uninterrupted(checkpoint, tmp_path):
     assert written == without_times(json.loads((tmp_path / "whole" / "report.json").read_text()))
     assert before < lines.read_bytes().count(b"\n"), "nothing was left to do"
     assert len(whole["models"][0]["cells"]) == 18
+    records = [json.loads(line) for line in lines.read_text().splitlines()]
+    keys = [key for record in records if "task" in record for key in keys_of(record)]
+    assert len(keys) == len(set(keys)), "something was measured twice"
     for name in ("report.html", "needle-tiny.png", "perplexity.png"):
         assert (tmp_path / "whole" / name).stat().st_size > 1000
 
@@ -130,6 +134,7 @@ import sys
 from pathlib import Path
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
+from ctxext.evaluate.work import keys_of
 evaluate([sys.argv[1]], Settings(**eval(sys.argv[3])), loading=Loading(device="cpu"), out=Path(sys.argv[2]))
 """
 
