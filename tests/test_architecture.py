@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "ctxext"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # A layer may import itself and those that stand before it. The portable code stands outside: it imports none of them.
 LAYERS = (
-    *("version", "errors", "devices", "families", "checkpoint", "recipes", "converters"),
+    *("version", "errors", "loading", "families", "checkpoint", "recipes", "converters"),
     *("evaluate", "finetune", "publish", "demo", "cli"),
 )
 HEAVY = ("torch", "transformers", "peft", "matplotlib", "datasets", "numpy")

@@ -14,8 +14,8 @@ from typing import Any
 from ctxext.checkpoint import Checkpoint
 from ctxext.converters.apply import Progress
 from ctxext.converters.plan import Plan, make_plan
-from ctxext.devices import choose_device, choose_dtype
 from ctxext.errors import CtxextError
+from ctxext.loading import choose_device, choose_dtype, quiet_transformers
 from ctxext.recipes.mspoe import MsPoE
 from ctxext.recipes.mspoe_layout import ranks_from_scores
 from ctxext.recipes.recipe import Recipe
@@ -120,8 +120,9 @@ def _measure(
 
     device, dtype = choose_device(calibration.device), choose_dtype(calibration.dtype)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=dtype)
+        with quiet_transformers():
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
         first = (str(error).splitlines() or ["no message"])[0]
         raise CtxextError(

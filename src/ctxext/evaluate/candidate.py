@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint import Checkpoint, open_checkpoint
+from ctxext.converters.own_code import runs_only_own_code
 from ctxext.errors import CtxextError
 from ctxext.recipes.recipe import describe_step
 
@@ -50,8 +51,8 @@ class Candidate:
 
     @property
     def is_own_code(self) -> bool:
-        """Whether it carries modeling code that this package wrote."""
-        return bool(self.checkpoint.config.get("auto_map")) and bool(self.provenance.get("recipe"))
+        """Whether it carries modeling code, all of it this version's own, byte for byte."""
+        return runs_only_own_code(self.checkpoint)
 
     @cached_property
     def digest(self) -> str:

@@ -1,7 +1,5 @@
 """Loading a checkpoint to evaluate it: device, number format, attention, and whose code may run."""
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +9,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.candidate import Candidate
 from ctxext.evaluate.encoding import Encoder
 from ctxext.evaluate.sharing import is_static, sharing_works
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+from ctxext.loading import DTYPES, choose_device, choose_dtype, quiet_transformers
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ def load_tokenizer(candidate: Candidate, loading: Loading) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             return AutoTokenizer.from_pretrained(
                 candidate.checkpoint.folder, trust_remote_code=may_run_code(candidate, loading)
             )
@@ -112,10 +109,10 @@ def load_model(candidate: Candidate, loading: Loading) -> LoadedModel:
     tokenizer = load_tokenizer(candidate, loading)
     extra = {"attn_implementation": loading.attention} if loading.attention else {}
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             model, report = AutoModelForCausalLM.from_pretrained(
                 candidate.checkpoint.folder,
-                dtype=DTYPES.get(loading.dtype, "auto"),
+                dtype=choose_dtype(loading.dtype),
                 trust_remote_code=may_run_code(candidate, loading),
                 output_loading_info=True,
                 **extra,
@@ -147,45 +144,6 @@ def may_run_code(candidate: Candidate, loading: Loading) -> bool:
             hint="Read that code; if you trust it, add --trust-remote-code.",
         )
     return False
-
-
-def choose_device(name: str) -> torch.device:
-    """The device to run on; auto takes an accelerator where there is one.
-
-    Raises:
-        CtxextError: there is no such device.
-    """
-    if name == "auto":
-        if torch.cuda.is_available():
-            from ctxext.evaluate.processes import local_rank
-
-            return torch.device("cuda", local_rank() % torch.cuda.device_count())
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise CtxextError(f'"{name}" is not a device.', hint="Choose auto, cpu, cuda or mps.") from error
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}.get(device.type, True)
-    if not there:
-        raise CtxextError(f'This machine has no "{name}" that torch can use.', hint="Choose --device auto or cpu.")
-    return device
-
-
-@contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """No bars and warnings of transformers while it loads; we tell what matters ourselves."""
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    shows_bars = logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if shows_bars:
-            logging.enable_progress_bar()
 
 
 def _first_line(error: BaseException) -> str:

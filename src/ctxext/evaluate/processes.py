@@ -9,11 +9,6 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def local_rank() -> int:
-    """This process's number on this machine."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
-
 def num_processes() -> int:
     """How many processes share the work."""
     return int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,15 +1,15 @@
 """The checkpoint that a fine-tune starts from: what it must be, and how it is loaded."""
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ctxext.checkpoint import Checkpoint, open_checkpoint
+from ctxext.converters.own_code import runs_only_own_code
 from ctxext.errors import CtxextError
 from ctxext.families import Family, family_of, text_config
 from ctxext.finetune.options import Options
-from ctxext.recipes.rotary import CODE_KEY, Rotary, provenance, read_rotary
+from ctxext.loading import quiet_transformers
+from ctxext.recipes.rotary import CODE_KEY, Rotary, read_rotary
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,8 @@ class Base:
 
     @property
     def is_own_code(self) -> bool:
-        """Whether it carries modeling code that this package wrote."""
-        config = self.checkpoint.config
-        return bool(config.get("auto_map")) and bool(provenance(config).get("recipe"))
+        """Whether it carries modeling code, all of it this version's own, byte for byte."""
+        return runs_only_own_code(self.checkpoint)
 
 
 def open_base(source: str, length: int | None, *, revision: str | None = None, token: str | None = None) -> Base:
@@ -98,7 +97,7 @@ def load_base(base: Base, options: Options, attention: str | None) -> tuple[Any,
     dtype = dtypes.get(options.dtype, torch.float32 if on_cpu or options.full else "auto")
     extra = {"attn_implementation": attention} if attention else {}
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=base.is_own_code)
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, trust_remote_code=base.is_own_code, output_loading_info=True, **extra
@@ -112,19 +111,3 @@ def load_base(base: Base, options: Options, attention: str | None) -> tuple[Any,
         raise CtxextError(f'"{name}" lacks {len(missing)} weights, "{missing[0]}" among them.')
     model.config.use_cache = False
     return model, tokenizer
-
-
-@contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """No bars of transformers while it loads."""
-    from transformers.utils import logging
-
-    level, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if shows_bars:
-            logging.enable_progress_bar()

@@ -1,0 +1,68 @@
+"""How models are loaded, for every command that loads one: device, number format, and in silence."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ctxext.errors import CtxextError
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""The words of the command line, and torch's names for them."""
+
+
+def choose_device(name: str) -> "torch.device":
+    """The device of a name; "auto" takes an accelerator where there is one, each process its own.
+
+    Raises:
+        CtxextError: there is no such device here.
+    """
+    import torch
+
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise CtxextError(f'"{name}" is not a device.', hint="Choose auto, cpu, cuda or mps.") from error
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}.get(device.type, True)
+    if not there:
+        raise CtxextError(f'This machine has no "{name}" that torch can use.', hint="Choose --device auto or cpu.")
+    return device
+
+
+def choose_dtype(name: str) -> "torch.dtype | str":
+    """The number format of a name; "auto" stays "auto", which transformers takes for "as saved".
+
+    Raises:
+        CtxextError: the name is none of auto, bf16, fp16 and fp32.
+    """
+    import torch
+
+    if name == "auto":
+        return name
+    if name not in DTYPES:
+        raise CtxextError(f'"{name}" is not a dtype.', hint=f"Choose auto, {', '.join(DTYPES)}.")
+    dtype: torch.dtype = getattr(torch, DTYPES[name])
+    return dtype
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No bars and warnings of transformers while it loads; we tell what matters ourselves."""
+    from transformers.utils import logging
+
+    level, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shows_bars:
+            logging.enable_progress_bar()
