@@ -77,6 +77,18 @@ def test_digests_of_the_weights_are_recorded(commands, converted, llama_source, 
     assert read_json(tmp_path / "out" / "ctxext.json")["weights"]["model.safetensors"]
 
 
+def test_weights_that_were_just_compared_are_not_read_again(converted, monkeypatch):
+    from ctxext.publish import parcel
+
+    folder, read = converted("yarn"), []
+    right = parcel.sha256_of
+    monkeypatch.setattr(parcel, "sha256_of", lambda path: read.append(path.name) or right(path))
+    before = read_json(folder / "ctxext.json")["weights"]
+    parcel.seal(prepare(folder, "me/tiny", PushOptions()))
+    assert "model.safetensors" not in read
+    assert read_json(folder / "ctxext.json")["weights"] == before
+
+
 def test_a_broken_connection_then_the_same_command(commands, server, converted):
     folder = converted("yarn")
     line = ["push", folder, "me/tiny", "--token", TOKEN]

@@ -10,6 +10,7 @@ from ctxext.cli.options import JsonOption, QuietOption, TokenOption
 from ctxext.cli.output import Output
 
 if TYPE_CHECKING:
+    from ctxext.converters.apply import Progress
     from ctxext.publish.parcel import Parcel
     from ctxext.publish.push import Push
 
@@ -61,23 +62,17 @@ def push(
         report=report,
         check=verify,
     )
-    parcel = prepare(folder, repository, options)
-    for warning in parcel.warnings:
-        output.warning(warning)
     if dry_run:
-        _show(output, parcel)
+        _show(output, prepare(folder, repository, options, read_weights=False))
         return
     if quiet or as_json or not output.stderr.is_terminal:
         disable_progress_bars()
     with output.progress("reading") as advance:
-        done = send(
-            parcel,
-            repository,
-            options,
-            token=token,
-            progress=lambda name, count, total: advance(count, total, name),
-            tell=output.note,
-        )
+        progress: Progress = lambda name, count, total: advance(count, total, name)  # noqa: E731
+        parcel = prepare(folder, repository, options, progress=progress)
+        for warning in parcel.warnings:
+            output.warning(warning)
+        done = send(parcel, repository, options, token=token, progress=progress, tell=output.note)
     _tell(output, repository, options.revision, done)
 
 
@@ -85,6 +80,8 @@ def _show(output: Output, parcel: "Parcel") -> None:
     """What would be uploaded."""
     from ctxext.publish.parcel import total
 
+    for warning in parcel.warnings:
+        output.warning(warning)
     lines = [f"{size:>14,}  {name}" for name, size in parcel.sizes.items()]
     ending = [f"{total(parcel.sizes)}; nothing was written or sent"]
     content = {"files": parcel.sizes, "card": parcel.card, "warnings": list(parcel.warnings)}

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from ctxext.converters.engines import serving_of
 from ctxext.converters.plan import MANIFEST, as_json, cautions_of
 from ctxext.errors import CtxextError
 from ctxext.evaluate.candidate import candidate_of
-from ctxext.publish.checks import CARD
+from ctxext.publish.checks import CARD, check_weights
 from ctxext.publish.result_tables import FOLDER
 from ctxext.publish.results import entry_of, files_of, measured, read_report
 from ctxext.publish.subject import Subject
@@ -35,6 +35,7 @@ class Parcel:
         texts: Content of files that the push writes or changes, by name; the record is not among them.
         warnings: What the user should know.
         is_adapter: Whether it is an adapter alone, whose folder is left as it is.
+        known: Digests of weight files that were just found to be right, by name.
     """
 
     folder: Path
@@ -42,6 +43,7 @@ class Parcel:
     texts: Mapping[str, bytes]
     warnings: tuple[str, ...] = ()
     is_adapter: bool = False
+    known: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def card(self) -> str:
@@ -64,7 +66,15 @@ class _AsMeasured(Checkpoint):
         return [path for path in Checkpoint(self.name, self.folder, self.config).files if path.parts[0] != FOLDER]
 
 
-def pack(folder: Path, repository: str, *, report: Path | None = None, check: bool = True) -> Parcel:
+def pack(
+    folder: Path,
+    repository: str,
+    *,
+    report: Path | None = None,
+    check: bool = True,
+    read_weights: bool = True,
+    progress: Progress | None = None,
+) -> Parcel:
     """Work out what a push of a whole checkpoint would upload. Writes nothing.
 
     Args:
@@ -72,12 +82,15 @@ def pack(folder: Path, repository: str, *, report: Path | None = None, check: bo
         repository: The Hub id it will have.
         report: The folder of an evaluation; None where nothing was measured.
         check: Refuse a checkpoint that is not what was recorded.
+        read_weights: Whether that reads the weights.
+        progress: Called with a file's name, how much is done and how much in all.
 
     Raises:
         CtxextError: the folder is not a finished checkpoint, was changed, or the report is about another one.
     """
-    subject = _subject(folder, rewritten=FOLDER if report else None)
-    failed = failures(run_checks(READING, subject)) if check else []
+    subject = _subject(folder, rewritten=FOLDER if report else None, progress=progress)
+    checks = [one for one in READING if check and (read_weights or one is not check_weights)]
+    failed = failures(run_checks(checks, subject))
     if failed:
         raise CtxextError(
             f'"{folder}" is not what was recorded: {failed[0].check}: {failed[0].detail}.',
@@ -90,7 +103,9 @@ def pack(folder: Path, repository: str, *, report: Path | None = None, check: bo
     warnings = [f"{CARD} was edited by hand and stays as it is; delete it to have it written anew."] if edited else []
     card = edited or render(_facts(subject, repository, results))
     names = tuple(path.as_posix() for path in subject.checkpoint.files)
-    return Parcel(folder, names, {**texts, CARD: card.encode()}, tuple(warnings))
+    known = {name: digest for name, digest in subject.recorded("weights").items() if digest}
+    known = known if check_weights in checks else {}
+    return Parcel(folder, names, {**texts, CARD: card.encode()}, tuple(warnings), known=known)
 
 
 def pack_adapter(folder: Path, repository: str) -> Parcel:
@@ -122,10 +137,10 @@ def pack_adapter(folder: Path, repository: str) -> Parcel:
     return Parcel(place, names, texts, is_adapter=True)
 
 
-def _subject(folder: Path, rewritten: str | None = None) -> Subject:
+def _subject(folder: Path, rewritten: str | None = None, progress: Progress | None = None) -> Subject:
     if not folder.is_dir():
         raise CtxextError(f'There is no folder "{folder}".', hint="ctxext push takes what ctxext convert has made.")
-    subject = Subject(open_checkpoint(str(folder)), rewritten=rewritten)
+    subject = Subject(open_checkpoint(str(folder)), rewritten=rewritten, progress=progress)
     if not subject.manifest or not subject.has_recipe:
         raise CtxextError(f'"{folder}" was not made by ctxext: it has no {MANIFEST}.', hint="ctxext convert --help")
     return subject
@@ -178,7 +193,7 @@ def seal(parcel: Parcel, progress: Progress | None = None) -> None:
     for name, content in parcel.texts.items():
         _write(parcel.folder / name, content)
     checkpoint = open_checkpoint(str(parcel.folder))
-    record = _record(checkpoint.folder, checkpoint.files, progress)
+    record = _record(checkpoint.folder, checkpoint.files, parcel.known, progress)
     weights = [path.as_posix() for path in checkpoint.weight_files if len(path.parts) == 1]
     written = {
         **(checkpoint.read_json(MANIFEST) or {}),
@@ -188,15 +203,16 @@ def seal(parcel: Parcel, progress: Progress | None = None) -> None:
     _write(checkpoint.folder / MANIFEST, as_json(written).encode())
 
 
-def _record(folder: Path, files: Sequence[Path], progress: Progress | None) -> dict[str, str]:
-    """The digest of each file, by name."""
-    found = {}
-    sizes = {path: (folder / path).stat().st_size for path in files}
-    for path in files:
-        if path.as_posix() not in (MANIFEST, ".gitattributes"):
-            found[path.as_posix()] = sha256_of(folder / path)
+def _record(folder: Path, files: Sequence[Path], known: Mapping[str, str], progress: Progress | None) -> dict[str, str]:
+    """The digest of each file, by name; those that are known are not read again."""
+    found: dict[str, str] = {}
+    sizes = [(folder / path).stat().st_size for path in files]
+    for number, path in enumerate(files, 1):
+        name = path.as_posix()
+        if name not in (MANIFEST, ".gitattributes"):
+            found[name] = known.get(name) or sha256_of(folder / path)
         if progress is not None:
-            progress("digests", sum(sizes[one] for one in files[: files.index(path) + 1]), sum(sizes.values()))
+            progress("digests", sum(sizes[:number]), sum(sizes))
     return found
 
 

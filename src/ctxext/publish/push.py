@@ -67,8 +67,22 @@ class Push:
     others: tuple[str, ...]
 
 
-def prepare(folder: Path, repository: str, options: PushOptions) -> Parcel:
+def prepare(
+    folder: Path,
+    repository: str,
+    options: PushOptions,
+    *,
+    read_weights: bool = True,
+    progress: Progress | None = None,
+) -> Parcel:
     """Work out what would be uploaded. Writes nothing and asks nobody.
+
+    Args:
+        folder: The checkpoint.
+        repository: The Hub id, user/name.
+        options: How to share it.
+        read_weights: Whether weights with recorded digests are read and compared.
+        progress: Called with a file's name, how much is done and how much in all.
 
     Raises:
         CtxextError: the name is not allowed, options contradict each other, or the folder is refused.
@@ -88,7 +102,14 @@ def prepare(folder: Path, repository: str, options: PushOptions) -> Parcel:
         raise CtxextError("An adapter alone has no results of its own.", hint="Leave out --adapter or --report.")
     if options.adapter:
         return pack_adapter(folder, repository)
-    return pack(folder, repository, report=options.report, check=options.check)
+    return pack(
+        folder,
+        repository,
+        report=options.report,
+        check=options.check,
+        read_weights=read_weights,
+        progress=progress,
+    )
 
 
 def push(folder: Path, repository: str, options: PushOptions | None = None, *, token: str | None = None) -> Push:
