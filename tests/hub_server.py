@@ -50,10 +50,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def _api(self, name: str, rest: str) -> None:
         kind, _, revision = rest.partition("/")
+        revision, _, inside = (revision, "", "") if revision in self.server.heads(name) else revision.partition("/")
         folder, commit = self.server.at(name, revision or "main")
         if folder is None:
             return self._missing("RevisionNotFound")
-        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        if not (folder / inside).is_dir():
+            return self._missing("EntryNotFound")
+        files = [path for path in sorted((folder / inside).rglob("*")) if path.is_file()]
         names = {path.relative_to(folder).as_posix(): path for path in files}
         if kind == "tree":
             return self._json(
