@@ -2,8 +2,9 @@
 
     python benchmarks/mspoe.py [--rounds 5] [--length 4096] [--cached 1024] [--schedule linear]
 
-Times are processor seconds of one thread, the smallest of several rounds that take turns within one process, so that
-other work on the machine disturbs them little. Peak memory is that of a process which does nothing but one prefill.
+Times are processor seconds of one thread, the smallest of many rounds that take turns within one process: other work
+on the machine disturbs them little. Peak memory is that of a process which does nothing but one prefill, with large
+blocks given back to the system at once: the C library's heap would otherwise add a share that differs from run to run.
 """
 
 import argparse
@@ -67,9 +68,8 @@ def prefill(model, length: int) -> float:
     return time.process_time() - start
 
 
-def decode(model, length: int, steps: int = 32) -> float:
-    """Processor seconds of one decoding step after `length` tokens."""
-    cache = model(tokens(length), use_cache=True, logits_to_keep=1).past_key_values
+def decode(model, cache, steps: int = 8) -> float:
+    """Processor seconds of one decoding step."""
     step = tokens(1)
     start = time.process_time()
     for _ in range(steps):
@@ -80,7 +80,9 @@ def decode(model, length: int, steps: int = 32) -> float:
 def peak(folder: Path, length: int) -> float:
     """Peak memory in MiB of a process that loads a model and prefills once."""
     command = [sys.executable, __file__, "--peak-of", str(folder), "--length", str(length)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    return float(done.stdout.split()[-1])
 
 
 @torch.no_grad()
@@ -105,16 +107,18 @@ def main() -> None:
         root = Path(name)
         make(root, options.schedule)
         models = {kind: load(root / kind) for kind in KINDS}
-        for model in models.values():
-            prefill(model, 128), decode(model, 128)
+        caches = {
+            kind: model(tokens(options.cached), use_cache=True, logits_to_keep=1).past_key_values
+            for kind, model in models.items()
+        }
         times = {kind: ([], []) for kind in KINDS}
         for _ in range(options.rounds):
             for kind, model in models.items():
                 times[kind][0].append(prefill(model, options.length))
-            for _ in range(3):
+            for _ in range(12):
                 for kind, model in models.items():
-                    times[kind][1].append(decode(model, options.cached))
-        del models
+                    times[kind][1].append(decode(model, caches[kind]))
+        del models, caches
         peaks = {kind: peak(root / kind, options.length) for kind in KINDS}
     print(f"torch {torch.__version__}, one thread, float32, width 512, 8 layers, 8 heads, schedule {options.schedule}")
     heads = [f"prefill {options.length}, s", f"decode at {options.cached}, ms", "peak, MiB"]

@@ -109,7 +109,8 @@ def test_positions_in_the_middle(source, tmp_path):
     with torch.no_grad():
         tables, _ = rotary(torch.zeros(1), torch.arange(100)[None])
     # The first column turns by one radian per position, so its angle is the position itself.
-    angles = torch.atan2(tables.head_sin[:, 0, :, 0], tables.head_cos[:, 0, :, 0]).double()
+    cos, sin = tables.heads[:, 0].chunk(2, -1)
+    angles = torch.atan2(sin[..., 0], cos[..., 0]).double()
     for number, ratio in enumerate(model.config.ctxext_mspoe["ratios"]):
         steps = angles[number].diff().remainder(2 * torch.pi)
         expected = torch.ones(99, dtype=torch.double)

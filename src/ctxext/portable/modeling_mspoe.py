@@ -1,13 +1,12 @@
 """Ms-PoE for any rotary transformers model: every key head gets its own position scale.
 
-Paper: "Found in the Middle", https://arxiv.org/abs/2403.04797. This file travels inside checkpoints and stands alone. A
-stub beside it names a model family; `family` gives it a private copy of that family's modeling module, in which (1) the
-rotary embedding also returns cos and sin for every ratio, (2) a decoder layer picks from them what its own heads need,
-and (3) `apply_rotary_pos_emb` rotates each key head, and all queries that read it, with that head's ratio. Attention is
-the family's, so every attention backend, cache and mask works as before. In the configuration `ctxext_mspoe` holds
-`ratios` (one per key head, ascending), `layers` (those that take part), `ranks` (for each of these the number of each
-head's ratio; absent: each prompt chooses), `schedule`, `rescale`, `variant`, and `rope`, the model's own schedule.
-Shapes: b batch, g key heads, n queries per key head, l length, d rotary dimensions, r ratios.
+Paper: "Found in the Middle", https://arxiv.org/abs/2403.04797. This file travels inside checkpoints and stands alone.
+A stub beside it names a model family; `family` makes a private copy of that family's modeling module, in which (1) the
+rotary embedding also returns cos and sin for every ratio, (2) decoder layers pass on what their heads need, and (3)
+`apply_rotary_pos_emb` rotates each key head, and all queries that read it, with that head's ratio. Attention itself
+stays the family's. In the configuration, `ctxext_mspoe` holds `ratios` (one per key head, ascending), `layers` (those
+that take part), `ranks` (for each of these the number of each head's ratio; absent: each prompt chooses), `schedule`,
+`rescale`, `variant` and `rope`. Shapes: b batch, g key heads, n queries per key head, l length, d rotary, r ratios.
 """
 
 import copy
@@ -30,13 +29,12 @@ LATCH = "ctxext_needs_trust_remote_code"  # The rope type in config.json: withou
 MODERN = int(transformers.__version__.split(".")[0]) >= 5
 conversion_mapping = importlib.import_module("transformers.conversion_mapping") if MODERN else None
 
-
-# What the rotary embedding returns in the place of cos: the family's own cos (b, l, d), for layers that take no part; a
-# table per ratio (r, b, l, d); and the number of each head's ratio (layers, g), or None where each prompt chooses.
-Tables = namedtuple("Tables", ["cos", "head_cos", "head_sin", "ranks"])
-# What a decoder layer passes to its attention in the place of cos: cos and sin of each key head (b, g, l, d), or None
-# where this prompt has to choose, and what choosing takes. The mask is in any attention backend's form.
-HeadScales = namedtuple("HeadScales", ["cos", "sin", "tables", "layer", "settings", "scaling", "mask", "cache"])
+# What the rotary embedding returns in the place of cos: the family's own cos, for layers that take no part; cos and sin
+# of every ratio (r, b, l, 2 d); and the number of each head's ratio (layers, 1, g), or None where each prompt chooses.
+Tables = namedtuple("Tables", ["cos", "heads", "ranks"])
+# What a decoder layer passes to its attention in the place of cos: the tables, the number of each key head's ratio (1
+# or b, g), or None where this prompt has to choose, and what choosing takes. The mask is in any backend's form.
+HeadScales = namedtuple("HeadScales", ["tables", "ranks", "layer", "settings", "scaling", "mask", "cache"])
 
 
 def visible_keys(mask, length):
@@ -142,23 +140,24 @@ def rotary_forward(original, rotary, x, position_ids, *args, **kwargs):
         start, end = settings["rescale"]
         ratios = torch.tensor(settings["ratios"], device=x.device).view(-1, 1, 1, 1)
         positions = positions - (positions.clamp(start, end) - start) * (1 - 1 / ratios)
-    ranks = torch.tensor(settings["ranks"], device=x.device) if "ranks" in settings else None
     angles = positions * frequencies[:, None, None]
     scaling = getattr(rotary, f"{prefix}attention_scaling", 1.0)
-    return Tables(cos, (angles.cos() * scaling).to(cos.dtype), (angles.sin() * scaling).to(cos.dtype), ranks), sin
+    heads = torch.cat([(f(angles) * scaling).to(cos.dtype) for f in (torch.cos, torch.sin)], -1)
+    ranks = torch.tensor(settings["ranks"], device=x.device)[:, None] if "ranks" in settings else None
+    return Tables(cos, heads, ranks), sin
 
 
 def layer_forward(original, layer, *args, **kwargs):
     """Call the family's decoder layer with what its heads need in the place of the tables."""
     if hasattr(layer, "mspoe_layer"):
-        args = [own_embeddings(layer, value, kwargs) for value in args]
-        kwargs = {name: own_embeddings(layer, value, kwargs) for name, value in kwargs.items()}
+        args = [own_embeddings(layer, value, kwargs) if isinstance(value, tuple) else value for value in args]
+        kwargs |= {k: own_embeddings(layer, value, kwargs) for k, value in kwargs.items() if isinstance(value, tuple)}
     return original(layer, *args, **kwargs)
 
 
 def own_embeddings(layer, value, inputs):
     """Turn (tables, sin) into what a layer needs: (scales of its heads, sin), or the family's own (cos, sin)."""
-    if not (isinstance(value, tuple) and value and isinstance(value[0], Tables)):
+    if not value or not isinstance(value[0], Tables):
         return value
     (tables, sin), (settings, index, scaling) = value, layer.mspoe_layer
     # Some families run one layer at several depths, and say so in these arguments.
@@ -168,16 +167,16 @@ def own_embeddings(layer, value, inputs):
     cache = next((inputs[name] for name in ("past_key_values", "past_key_value", "layer_past") if name in inputs), None)
     ranks = getattr(cache, "mspoe_ranks", {}).get(index)
     if tables.ranks is not None:
-        ranks = tables.ranks[settings["layers"].index(index)][None]
-    own = (None, None) if ranks is None else pick(tables, ranks)
-    return HeadScales(*own, tables, index, settings, scaling, inputs.get("attention_mask"), cache), sin
+        ranks = tables.ranks[settings["layers"].index(index)]
+    return HeadScales(tables, ranks, index, settings, scaling, inputs.get("attention_mask"), cache), sin
 
 
 def pick(tables, ranks):
-    """Turn tables (r, b, l, d) and the numbers of the heads' ratios (1 or b, g) into cos and sin (b, g, l, d)."""
-    batch = tables.head_cos.shape[1]
+    """Turn tables (r, b, l, 2 d) and the numbers of the heads' ratios (1 or b, g) into cos and sin (b, g, l, d)."""
+    batch = tables.heads.shape[1]
     rows = ranks if batch == 1 else ranks * batch + torch.arange(batch, device=ranks.device)[:, None]
-    return [t.flatten(0, 1).index_select(0, rows.flatten()).view(*rows.shape, *t.shape[2:]) for t in tables[1:3]]
+    own = tables.heads.flatten(0, 1).index_select(0, rows.flatten())
+    return own.view(*rows.shape, *own.shape[1:]).chunk(2, -1)
 
 
 def apply(original, names, *args, **kwargs):
@@ -190,11 +189,12 @@ def apply(original, names, *args, **kwargs):
     heads, found = len(scales.settings["ratios"]), tensors[-1].shape[axis]
     if len(tensors) == 2 and found != heads:
         raise ValueError(f"This checkpoint has ratios for {heads} key heads; layer {scales.layer} has {found}.")
-    tensors = [tensor.unflatten(axis, (heads, -1)) for tensor in tensors]
-    cos, sin = scales.cos, scales.sin
-    if cos is None:
+    tensors = [tensor.view(*tensor.shape[:axis], heads, -1, *tensor.shape[axis + 1 :]) for tensor in tensors]
+    ranks = scales.ranks
+    if ranks is None:
         query, key = (tensor if axis == 1 else tensor.movedim(1, 3) for tensor in tensors)
-        cos, sin = pick(scales.tables, choose_ranks(scales, query, key[:, :, 0]))
+        ranks = choose_ranks(scales, query, key[:, :, 0])
+    cos, sin = pick(scales.tables, ranks)
     if axis == 2:
         cos, sin = cos.transpose(1, 2), sin.transpose(1, 2)
     rotated = original(*tensors, cos, sin, unsqueeze_dim=axis + 1)
