@@ -327,10 +327,11 @@ def measure(schedule: str, dtype: str, length: int, names: Iterable[str], sample
 for length in (256, WINDOW):
     measure("stock", "float32", length, TASKS, 100)
 measure("stock", "bfloat16", WINDOW, TASKS, 100)
-for schedule in schedules:
-    for length in (WINDOW, 1024, 2048):
-        if (schedule, length) != ("stock", WINDOW):
-            measure(schedule, "float32", length, LONG_TASKS, 20)
+for length in (1024, 2048):
+    measure("stock", "float32", length, LONG_TASKS, 10)
+for schedule in ("yarn", "ntk", "pi"):
+    for length in (2048, WINDOW):
+        measure(schedule, "float32", length, LONG_TASKS, 10)
 log(
     {
         "parameters": num_parameters,
