@@ -90,7 +90,9 @@ class Settings:
             elif name == "kv":
                 made[name] = KeyValue(ids="number" if self.kv_ids == "number" else "uuid")
             elif name == "documents":
-                made[name] = Documents(questions=read_questions(self.documents) if self.documents else ())
+                questions = read_questions(self.documents) if self.documents else ()
+                # A fact, as in a user's own questions; that a document has a number is beside the point.
+                made[name] = Documents(questions=questions, ask="fact")
         return list(made.values())
 
     def to_dict(self) -> dict[str, Any]:
