@@ -14,7 +14,7 @@ from ctxext.families import family_of, rotated_layers
 from portable_checkpoints import MODERN, convert, load
 
 QUICK = ["llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3", "gpt_neox", "falcon", "glm", "cohere", "granite"]
-QUICK += ["stablelm", "olmo2", "mixtral", "gemma4_text", "qwen3_5_text"]
+QUICK += ["stablelm", "olmo2", "mixtral", "gemma2", "gemma4_text", "qwen3_5_text"]
 MINIMUM = 90
 
 # Families that transformers 4.57 builds in a way the shipped code does not reach, while 5.x does not.

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
+import tiny_models
 from portable_checkpoints import code_of, convert, llama, load, ranks_of, tokens, with_ranks
 
 LENGTHS = [9, 40, 17]
@@ -179,3 +180,25 @@ def test_awareness_ignores_what_padding_holds(model):
     key[0, :, :5] = 100.0
     torch.testing.assert_close(before, awareness(query, key, mask))
     torch.testing.assert_close(before[0], awareness(query[:1, :, :, 5:], key[:1, :, 5:])[0])
+
+
+@torch.no_grad()
+def test_the_statistic_has_the_scale_of_the_attention(tmp_path):
+    model = load(convert(tiny_models.save("granite", tmp_path / "source"), tmp_path / "prompt", first_layer=0))
+    code, seen = code_of(model), []
+    awareness = code.awareness
+    code.awareness = lambda query, key, mask, scaling: seen.append(scaling) or awareness(query, key, mask, scaling)
+    model(tokens(20))
+    assert seen == [model.config.attention_multiplier] * 2
+    assert seen[0] != model.model.layers[0].self_attn.head_dim ** -0.5
+
+
+def test_awareness_scales_and_computes_in_float32(model):
+    awareness = code_of(model).awareness
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(1, 8, 2, 300, 16, generator=generator), torch.randn(1, 8, 300, 16, generator=generator)
+    scaled = awareness(query, key, scaling=0.5)
+    assert torch.equal(scaled, awareness(query * 2.0, key, scaling=0.25))
+    assert not torch.equal(scaled, awareness(query, key))
+    half, half_key = query.bfloat16(), key.bfloat16()
+    assert torch.equal(awareness(half, half_key), awareness(half.float(), half_key.float()))
