@@ -107,10 +107,14 @@ class Documents:
         """The question's own distractors, then those of the other questions that do not hold an answer."""
         yield from (document for document in chosen.documents if not document.is_gold)
         others = [question for question in self.questions if question is not chosen] or [chosen]
-        while True:
-            document = rng.choice(rng.choice(others).documents)
-            if document.text != chosen.gold.text and not best_subspan_match(document.text, chosen.answers):
-                yield document
+        pool = [
+            document
+            for question in others
+            for document in question.documents
+            if document.text != chosen.gold.text and not best_subspan_match(document.text, chosen.answers)
+        ]
+        while pool:  # Without any, the haystack ends, and the prompt's builder says that it is too short.
+            yield rng.choice(pool)
 
 
 def made_up_document(
