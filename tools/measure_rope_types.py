@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 import transformers
-from make_families import ALL_TYPES, TABLE, save
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import tiny_models
 from ctxext.families import Family, family_of, read, rotary_dim, rotated_layers
+from make_families import ALL_TYPES, TABLE, save
 
 NEW = int(transformers.__version__.split(".")[0]) >= 5
 TRAINED, FACTOR, LENGTH = tiny_models.MAX_POSITIONS, 4.0, 200

@@ -29,13 +29,6 @@ from small_llama import make_llama, read_json
 
 FLIPS_PER_FILE = 40
 # What taking a recipe back and applying it again does not restore, so that verify reports a difference.
-NOT_RESTORED = {
-    "dots3_note": "a partial rotation of 1.0 is not written, where the class's default is another",
-    "dots3_note_text": "a partial rotation of 1.0 is not written, where the class's default is another",
-    "gpt_neox_japanese": "mspoe keeps a partial rotation of 1.0 that is not written again",
-    "olmo": "mspoe hides the activation's name, which is not put back",
-    "olmo2": "mspoe hides the activation's name, which is not put back",
-}
 QUICK_FAMILIES = ("llama", "gemma3_text", "phi3", "gpt_neox", "granite")
 
 
@@ -253,8 +246,6 @@ def test_after_training_what_changed_is_listed_and_passes(converted, llama_sourc
 
 def families() -> list:
     marks = {name: [] if name in QUICK_FAMILIES else [pytest.mark.slow] for name in tiny_models.FAMILIES}
-    for name in marks.keys() & NOT_RESTORED.keys():
-        marks[name].append(pytest.mark.xfail(reason=NOT_RESTORED[name]))
     return [pytest.param(name, marks=marks[name]) for name in tiny_models.FAMILIES]
 
 

@@ -83,16 +83,13 @@ def _convert_all(output: Output, out: Path) -> dict[str, Path]:
 
 def _ask(output: Output, folders: dict[str, Path], out: Path, lengths: tuple[int, ...], samples: int) -> dict[str, Any]:
     from ctxext.evaluate import Settings, evaluate
-    from ctxext.evaluate.publish import write_report
 
     settings = Settings(tasks=("needle",), lengths=lengths, samples=samples, allow_beyond=True)
     place = out / "report"
     shutil.rmtree(place, ignore_errors=True)
     title = f"asking {len(settings.depths)} depths × {samples} needles at {lengths[0]} and {lengths[1]} tokens"
     with output.progress(title) as bar:
-        report = evaluate(["demo", *map(str, folders.values())], settings, out=place, progress=bar)
-    write_report(report, place)
-    return report
+        return evaluate(["demo", *map(str, folders.values())], settings, out=place, progress=bar)
 
 
 def _shares(report: dict[str, Any]) -> dict[str, dict[int, list[float]]]:

@@ -11,8 +11,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint import Checkpoint
+from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.converters.apply import Progress
+from ctxext.converters.own_code import runs_only_own_code
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.errors import CtxextError
 from ctxext.loading import choose_device, choose_dtype, quiet_transformers
@@ -119,6 +120,10 @@ def _measure(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     device, dtype = choose_device(calibration.device), choose_dtype(calibration.dtype)
+    if not runs_only_own_code(open_checkpoint(str(folder))):
+        raise CtxextError(
+            "The source brings Python code of its own, which calibration would run.", hint="Use --head-order fixed."
+        )
     try:
         with quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -13,7 +13,7 @@ from ctxext.errors import CtxextError
 from ctxext.recipes.recipe import describe_step
 
 _MEASURED = (".json", ".model", ".py", ".txt", ".jinja", ".tiktoken", ".safetensors", ".bin", ".pt", ".pth")
-_NOT_MEASURED = ("ctxext.json", "generation_config.json")
+_NOT_MEASURED = ("ctxext.json", "generation_config.json", "report.json")
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 _CHUNK = 1 << 22

@@ -123,7 +123,10 @@ def without_code(config: Config) -> Config:
     text = inner if isinstance(inner, dict) and mspoe_layout.KEY in inner else plain
     if mspoe_layout.KEY not in text:
         return plain
-    own = text.pop(mspoe_layout.KEY)["rope"]
+    settings = text.pop(mspoe_layout.KEY)
+    own = settings["rope"]
+    if text.get("hidden_act") == LATCH:
+        text["hidden_act"] = settings["hidden_act"]
     for key in ("rope_parameters", "rope_scaling"):
         for entry in (text.get(key) or {}, *(text.get(key) or {}).values()):
             if isinstance(entry, dict) and entry.get("rope_type") == LATCH:

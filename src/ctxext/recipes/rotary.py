@@ -166,7 +166,8 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     text: Config = edited[family.text_config] if text_config(edited, family) is not edited else edited  # type: ignore[index]
     parameters = {"rope_theta": rotary.theta, **_schedule(config, family, rotary)}
     partial = read(config, family, "partial_rotary_factor")
-    if partial not in (None, 1.0):
+    usual = {partial, family.defaults.get("partial_rotary_factor", 1.0)} <= {1.0, None}
+    if not usual or "partial_rotary_factor" in _full_attention_parameters(text, family):
         parameters["partial_rotary_factor"] = partial
         text.setdefault(family.partial_key or "partial_rotary_factor", partial)
     text[family.length_key] = rotary.context_length
