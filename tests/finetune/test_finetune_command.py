@@ -18,6 +18,8 @@ from tiny_base import load, logits, write_jsonl
 
 OPTIONS = ("--length", "64", "--steps", "3", "--batch-size", "2", "--rank", "4", "--learning-rate", "5e-3")
 PROGRAM = (
+    # A shell starts what it puts in the background with Ctrl-C ignored, and children inherit that.
+    "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
     "import typer\nfrom ctxext.cli.finetune import finetune\nfrom ctxext.cli.merge import merge\n"
     "app = typer.Typer()\napp.command()(finetune)\napp.command()(merge)\napp()\n"
 )
