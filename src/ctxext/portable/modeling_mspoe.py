@@ -30,12 +30,11 @@ MODERN = int(transformers.__version__.split(".")[0]) >= 5
 conversion_mapping = importlib.import_module("transformers.conversion_mapping") if MODERN else None
 
 # What the rotary embedding returns in the place of cos: the family's own cos, for layers that take no part; cos and sin
-# of every ratio (r, b, l, 2 d); the number of each head's ratio (layers, 1, g), or None where each prompt chooses; and
-# cos and sin of each layer's heads, where they were picked for all layers at once.
-Tables = namedtuple("Tables", ["cos", "heads", "ranks", "picked"])
-# What a decoder layer passes to its attention in the place of cos: the tables, cos and sin of its heads if picked, the
-# number of each head's ratio (1 or b, g) if known, and what choosing takes. The mask is in any backend's form.
-HeadScales = namedtuple("HeadScales", ["tables", "own", "ranks", "layer", "settings", "scaling", "mask", "cache"])
+# of every ratio (r, b, l, 2 d); and the number of each head's ratio (layers, 1, g), or None where each prompt chooses.
+Tables = namedtuple("Tables", ["cos", "heads", "ranks"])
+# What a decoder layer passes to its attention in the place of cos: the tables, the number of each key head's ratio (1
+# or b, g), or None where this prompt has to choose, and what choosing takes. The mask is in any backend's form.
+HeadScales = namedtuple("HeadScales", ["tables", "ranks", "layer", "settings", "scaling", "mask", "cache"])
 
 
 def visible_keys(mask, length):
@@ -124,39 +123,28 @@ def head_frequencies(settings, inverse):
     return inverse / ratios
 
 
-def constants(rotary, layer_type, device):
-    """Frequencies of every column at every ratio (r, d), and ranks (layers, 1, g) or None. Kept while nothing moves."""
-    settings, buffer = rotary.mspoe, getattr(rotary, f"{layer_type}_inv_freq" if layer_type else "inv_freq")
-    kept = rotary.mspoe_kept.get(layer_type, (None,))
-    if kept[0] is not buffer or torch.compiler.is_compiling():
-        columns, ranks = torch.tensor(rotary.mspoe_layouts[layer_type][0], device=device), settings.get("ranks")
-        ranks = None if ranks is None else torch.tensor(ranks, device=device)[:, None]
-        kept = buffer, head_frequencies(settings, buffer.to(device).float())[:, columns], ranks
-        # The types that depend on the length may change the buffer in place.
-        if not torch.compiler.is_compiling() and not {"dynamic", "longrope"} & set(str(rotary.rope_type).split("'")):
-            rotary.mspoe_kept[layer_type] = kept
-    return kept[1:]
-
-
 def rotary_forward(original, rotary, x, position_ids, *args, **kwargs):
     """Return the family's (cos, sin), with tables for every ratio in the place of cos."""
     cos, sin = original(rotary, x, position_ids, *args, **kwargs)
     layer_type = next((value for value in (*args, *kwargs.values()) if isinstance(value, str)), None)
     if layer_type not in getattr(rotary, "mspoe_layouts", ()):
         return cos, sin
-    settings, axes, positions = rotary.mspoe, rotary.mspoe_layouts[layer_type][1], position_ids.float()
+    prefix, settings = f"{layer_type}_" if layer_type else "", rotary.mspoe
+    columns, axes = rotary.mspoe_layouts[layer_type]
+    frequencies = head_frequencies(settings, getattr(rotary, f"{prefix}inv_freq").to(x.device).float())
+    frequencies = frequencies[:, torch.tensor(columns, device=x.device)]
+    positions = position_ids.float()
     # With several position axes (multimodal models) every column has its own.
-    positions = positions[axes].movedim(0, -1)[None] if positions.ndim == 3 else positions[None, ..., None]
+    positions = positions[axes].movedim(0, -1)[None] if position_ids.ndim == 3 else positions[None, ..., None]
     if settings["rescale"] != "uniform":  # Only the stretch between two positions is compressed.
         start, end = settings["rescale"]
         ratios = torch.tensor(settings["ratios"], device=x.device).view(-1, 1, 1, 1)
         positions = positions - (positions.clamp(start, end) - start) * (1 - 1 / ratios)
-    frequencies, ranks = constants(rotary, layer_type, x.device)
     angles = positions * frequencies[:, None, None]
-    heads = torch.cat((angles.cos(), angles.sin()), -1)
-    scaling = getattr(rotary, f"{layer_type}_attention_scaling" if layer_type else "attention_scaling", 1.0)
-    heads = (heads if scaling == 1 else heads * scaling).to(cos.dtype)
-    return Tables(cos, heads, ranks, {}), sin
+    scaling = getattr(rotary, f"{prefix}attention_scaling", 1.0)
+    heads = torch.cat([(f(angles) * scaling).to(cos.dtype) for f in (torch.cos, torch.sin)], -1)
+    ranks = torch.tensor(settings["ranks"], device=x.device)[:, None] if "ranks" in settings else None
+    return Tables(cos, heads, ranks), sin
 
 
 def layer_forward(original, layer, *args, **kwargs):
@@ -171,26 +159,20 @@ def own_embeddings(layer, value, inputs):
     """Turn (tables, sin) into what a layer needs: (scales of its heads, sin), or the family's own (cos, sin)."""
     if not value or not isinstance(value[0], Tables):
         return value
-    (tables, sin), (settings, index, scaling), ranks = value, layer.mspoe_layer, None
+    (tables, sin), (settings, index, scaling) = value, layer.mspoe_layer
     # Some families run one layer at several depths, and say so in these arguments.
     index = inputs.get("layer_idx", index) + inputs.get("cycle_offset", 0)
     if index not in settings["layers"]:
         return tables.cos, sin
     cache = next((inputs[name] for name in ("past_key_values", "past_key_value", "layer_past") if name in inputs), None)
-    if index not in tables.picked:
-        known = getattr(cache, "mspoe_ranks", {})
-        if tables.ranks is not None:
-            known = dict(zip(settings["layers"], tables.ranks, strict=True))
-        ranks = known.get(index)
-        if ranks is not None and sin.shape[-2] == 1:  # While decoding, all layers at once are cheaper than each.
-            picked = pick(tables, torch.stack([ranks.to(sin.device) for ranks in known.values()]))
-            tables.picked.update(zip(known, zip(*(table.unbind() for table in picked), strict=True), strict=True))
-    own, mask = tables.picked.get(index), inputs.get("attention_mask")
-    return HeadScales(tables, own, ranks, index, settings, scaling, mask, cache), sin
+    ranks = getattr(cache, "mspoe_ranks", {}).get(index)
+    if tables.ranks is not None:
+        ranks = tables.ranks[settings["layers"].index(index)]
+    return HeadScales(tables, ranks, index, settings, scaling, inputs.get("attention_mask"), cache), sin
 
 
 def pick(tables, ranks):
-    """Turn tables (r, b, l, 2 d) and numbers of ratios (..., 1 or b, g) into cos and sin (..., b, g, l, d)."""
+    """Turn tables (r, b, l, 2 d) and the numbers of the heads' ratios (1 or b, g) into cos and sin (b, g, l, d)."""
     batch = tables.heads.shape[1]
     rows = ranks if batch == 1 else ranks * batch + torch.arange(batch, device=ranks.device)[:, None]
     own = tables.heads.flatten(0, 1).index_select(0, rows.flatten())
@@ -207,17 +189,15 @@ def apply(original, names, *args, **kwargs):
     heads, found = len(scales.settings["ratios"]), tensors[-1].shape[axis]
     if len(tensors) == 2 and found != heads:
         raise ValueError(f"This checkpoint has ratios for {heads} key heads; layer {scales.layer} has {found}.")
-    grouped = [tensor.view(*tensor.shape[:axis], heads, -1, *tensor.shape[axis + 1 :]) for tensor in tensors]
+    tensors = [tensor.view(*tensor.shape[:axis], heads, -1, *tensor.shape[axis + 1 :]) for tensor in tensors]
     ranks = scales.ranks
     if ranks is None:
-        query, key = (tensor if axis == 1 else tensor.movedim(1, 3) for tensor in grouped)
+        query, key = (tensor if axis == 1 else tensor.movedim(1, 3) for tensor in tensors)
         ranks = choose_ranks(scales, query, key[:, :, 0])
-    cos, sin = scales.own or pick(scales.tables, ranks)
-    if axis == 1 and len(cos) == 1 and tensors[0].shape[1] == heads:  # One row without groups.
-        return original(*tensors, cos[0], sin[0], unsqueeze_dim=0)
+    cos, sin = pick(scales.tables, ranks)
     if axis == 2:
         cos, sin = cos.transpose(1, 2), sin.transpose(1, 2)
-    rotated = original(*grouped, cos, sin, unsqueeze_dim=axis + 1)
+    rotated = original(*tensors, cos, sin, unsqueeze_dim=axis + 1)
     if len(tensors) == 1:
         return rotated.flatten(axis, axis + 1)
     return tuple(tensor.flatten(axis, axis + 1) for tensor in rotated)
@@ -248,7 +228,7 @@ def rotary_init(original, rotary, config=None, *args, **kwargs):
     original(rotary, config, *args, **kwargs)
     if not layer_types:
         return
-    rotary.mspoe, rotary.mspoe_layouts, rotary.mspoe_kept = getattr(config, KEY), {}, {}
+    rotary.mspoe, rotary.mspoe_layouts = getattr(config, KEY), {}
     with torch.device("cpu"):  # The model itself may be on the meta device, and this needs values.
         probe = type(rotary)(config)
         positions = torch.tensor([1.0, 0.7, 0.4])[: 3 if hasattr(probe, "mrope_section") else 1, None, None]
