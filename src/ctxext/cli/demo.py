@@ -32,7 +32,7 @@ def demo(
     out: Annotated[Path, typer.Argument(metavar="[OUT]", help="Where the checkpoints and the report go.")] = Path(
         "demo-out"
     ),
-    samples: Annotated[int, typer.Option(help="Questions per depth and length.")] = 10,
+    samples: Annotated[int, typer.Option(help="Questions per depth and length.")] = 6,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
