@@ -78,10 +78,12 @@ class Recipe:
         Raises:
             CtxextError: a step does not apply.
         """
+        # A step may raise the window; those after it must still know what the model was trained on.
+        noted = {**config, "ctxext": {"trained_length": read_rotary(config, family).trained_length}}
         for step in self.steps:
             if with_code or not step.needs_code:
-                config = step.edit_config(config, family)
-        return config
+                noted = step.edit_config(noted, family)
+        return {key: value for key, value in noted.items() if key != "ctxext"}
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the recipe file."""
