@@ -20,7 +20,9 @@ class AdjustedBase(Scaling):
     scales = False
     caution = "a raised base is meant to be trained with: fine-tune before you rely on it."
 
-    theta: float = param(help="The new base of the rotary frequencies, for example 500000.", min=1.0, search=(1e4, 1e8))
+    theta: float = param(
+        help="The new base of the rotary frequencies, for example 500000.", min=1.0, search=(1e4, 1e8), paper=5e5
+    )
 
     def theta_after(self, rotary: Rotary) -> float:
         """The base as given."""

@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 from ctxext.errors import CtxextError
 from ctxext.families import Family
-from ctxext.recipes.param import checked, param
+from ctxext.recipes.param import SearchRange, checked, param, search_ranges
 from ctxext.recipes.rotary import Config, Rotary, read_rotary, unsupported, write_rotary
 
 
@@ -51,6 +51,25 @@ class Method:
         if family.positions != "rotary":
             return f"{family.positions} positions, not rotary"
         return family.reason
+
+    @classmethod
+    def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
+        """What a search tries on a model, by number.
+
+        Args:
+            rotary: The model's encoding.
+            factor: How many times longer the wanted context is.
+        """
+        return search_ranges(cls)
+
+    @classmethod
+    def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
+        """The step with numbers from its search space.
+
+        Raises:
+            CtxextError: the numbers do not go together.
+        """
+        return cls(**numbers)
 
     def code_files(self, config: Config) -> Mapping[str, str]:
         """Modeling code that the checkpoint must carry: file name and content."""
@@ -129,6 +148,17 @@ class Scaling(Method):
                 parameters={"rope_type": self.rope_type, **step.schedule(rotary)},
             ),
         )
+
+    @classmethod
+    def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
+        """What a search tries; a schedule may be made for more than the wanted context, never for less."""
+        own = {"factor": SearchRange((factor, 2 * factor), factor)} if cls.scales else {}
+        return {**own, **super().search_space(rotary, factor)}
+
+    @classmethod
+    def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
+        """The step with numbers from its search space, and the wanted factor where that is not among them."""
+        return cls(**{**numbers, "factor": max(factor, numbers.get("factor", factor))})
 
     @property
     def stretch(self) -> float:

@@ -1,13 +1,32 @@
 """LongRoPE: one factor per dimension."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import Self
+
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
-from ctxext.recipes.param import param
+from ctxext.recipes.param import SearchRange, param
 from ctxext.recipes.rotary import Rotary
+
+_KNOTS = 8
+_MAX_RISE = 3.0
+_MOST = 1.25
+"""No dimension is slowed by more than so many times the factor: the search space of section 3.2."""
+
+
+def _num_knots(rotary: Rotary) -> int:
+    return min(_KNOTS, rotary.dim // 2)
+
+
+def _between(knots: Sequence[float], place: float) -> float:
+    """The height at a place from 0 to 1 of the line through evenly spaced knots."""
+    at = place * (len(knots) - 1)
+    left = min(int(at), len(knots) - 2) if len(knots) > 1 else 0
+    return knots[left] + (knots[min(left + 1, len(knots) - 1)] - knots[left]) * (at - left)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +52,38 @@ class LongRope(Scaling):
         None, help="The same inside the trained length; ones where not given."
     )
     attention_factor: float | None = param(
-        None, help="Multiplier of cos and sin, instead of sqrt(1 + ln(factor) / ln(trained length)).", min=0.01
+        None,
+        help="Multiplier of cos and sin, instead of sqrt(1 + ln(factor) / ln(trained length)).",
+        min=0.01,
+        search=(1.0, 1.6),
     )
+
+    @classmethod
+    def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
+        """How far the curve of factors rises at each of a few knots, and what becomes of the trained window.
+
+        No rise is below zero, so factors never fall from one dimension to the next: the paper's own constraint
+        (section 3.2). All rises at one give the curve of NTK-aware scaling.
+        """
+        rises = {f"rise_{knot}": SearchRange((0.0, _MAX_RISE), 1.0) for knot in range(_num_knots(rotary))}
+        attention = super().search_space(rotary, factor)["attention_factor"]
+        return {"short": SearchRange(("ones", "long"), "ones"), "attention_factor": attention, **rises}
+
+    @classmethod
+    def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
+        """The step whose factors, on a logarithmic scale, run straight from knot to knot."""
+        count, pairs = _num_knots(rotary), rotary.dim // 2
+        most, level, knots = math.log(_MOST * factor), 0.0, []
+        for knot in range(count):
+            level = min(level + numbers[f"rise_{knot}"] * math.log(factor) / count, most)
+            knots.append(level)
+        long = tuple(float(f"{math.exp(_between(knots, pair / max(pairs - 1, 1))):.4g}") for pair in range(pairs))
+        return cls(
+            factor=factor,
+            long_factor=long,
+            short_factor=long if numbers["short"] == "long" else None,
+            attention_factor=numbers.get("attention_factor"),
+        )
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
         """The `longrope` type of transformers.

@@ -34,10 +34,10 @@ class MsPoE(Method):
         "prompt",
         help="Order heads anew for each prompt (the paper), once over calibration text, or by their index.",
         choices=("prompt", "calibrated", "fixed"),
-        search=("calibrated", "prompt"),
+        search=("calibrated", "prompt", "fixed"),
     )
     first_layer: int = param(
-        2, help="The first layer that takes part; those before keep their rotary embedding.", min=0
+        2, help="The first layer that takes part; those before keep their rotary embedding.", min=0, search=(0, 3)
     )
     schedule: str = param(
         "linear",

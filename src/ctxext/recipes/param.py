@@ -21,6 +21,7 @@ class Limits:
     max: float | None = None
     choices: tuple[str, ...] = ()
     search: tuple[Any, ...] = ()
+    paper: Any = None
     measured: bool = False
 
     def describe(self) -> str:
@@ -41,6 +42,7 @@ def param(
     max: float | None = None,
     choices: Sequence[str] = (),
     search: Sequence[Any] = (),
+    paper: Any = None,
     measured: bool = False,
 ) -> Any:
     """Declare a method's parameter.
@@ -52,9 +54,12 @@ def param(
         max: The largest legal value.
         choices: The legal words of a text parameter.
         search: The range, or the values, that a search tries.
+        paper: The paper's own value of a parameter that has no default; a search starts there.
         measured: Found by a measurement and kept in recipe files, but not offered on the command line.
     """
-    limits = Limits(help=help, min=min, max=max, choices=tuple(choices), search=tuple(search), measured=measured)
+    limits = Limits(
+        help=help, min=min, max=max, choices=tuple(choices), search=tuple(search), paper=paper, measured=measured
+    )
     return dataclasses.field(default=default, metadata={"limits": limits})
 
 
@@ -68,6 +73,37 @@ def limits_of(field: "dataclasses.Field[Any]") -> Limits:
 def options_of(owner: type) -> "list[dataclasses.Field[Any]]":
     """The parameters of a method that a user may set on the command line."""
     return [field for field in dataclasses.fields(owner) if not limits_of(field).measured]
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchRange:
+    """What a search tries for one number of a method.
+
+    Attributes:
+        values: The smallest and the largest number, or the words to choose from.
+        start: The published value, which is tried first; None where nothing is published.
+        optional: Whether some trials leave the number out, so that the method's own rule decides.
+    """
+
+    values: tuple[Any, ...]
+    start: Any = None
+    optional: bool = False
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether it is a list of words and not a range of numbers."""
+        return isinstance(self.values[0], str)
+
+
+def search_ranges(owner: type) -> dict[str, SearchRange]:
+    """What the declarations of a method say a search should try, by parameter."""
+    found = {}
+    for field in options_of(owner):
+        limits = limits_of(field)
+        start = limits.paper if field.default is dataclasses.MISSING else field.default
+        if limits.search:
+            found[field.name] = SearchRange(limits.search, start, optional=field.default is None)
+    return found
 
 
 def value_type(owner: type, name: str) -> Any:
