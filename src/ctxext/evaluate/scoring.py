@@ -58,6 +58,34 @@ def score_depths(
         )
 
 
+@torch.inference_mode()
+def answer_losses(
+    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]]
+) -> Iterator[tuple[int, list[float], list[bool]]]:
+    """How surprised a model is by the right answers, at every depth.
+
+    Args:
+        loaded: The model.
+        questions: For each question its prompts, one per depth; all of the same length.
+
+    Yields:
+        The number of a depth, and for each question the mean loss of its answer's tokens in nats, and whether it is
+        answered.
+
+    Raises:
+        CtxextError: the model returns numbers that are not finite.
+    """
+    ids = torch.tensor([[prompt.ids for prompt in question] for question in questions], device=loaded.device)
+    num_kept = max(prompt.num_answer for question in questions for prompt in question) + 1
+    for depth, logits in _run_all(loaded, ids, num_kept, set(range(ids.shape[1])), loaded.can_share):
+        counts = [question[depth].num_answer for question in questions]
+        correct = are_exact(loaded.name, logits, ids[:, depth], counts)
+        scores = logits[:, :-1].float().log_softmax(-1)
+        targets = ids[:, depth, -scores.shape[1] :, None]
+        losses = -scores.gather(-1, targets)[..., 0].double()
+        yield depth, [float(losses[row, -count:].mean()) for row, count in enumerate(counts)], correct
+
+
 def _run_all(
     loaded: LoadedModel, ids: torch.Tensor, num_kept: int, wanted: set[int], share: bool
 ) -> Iterator[tuple[int, torch.Tensor]]:
