@@ -57,16 +57,29 @@ def calibrated(
     Raises:
         CtxextError: the text cannot be read or is too short, or the model does not load.
     """
-    *before, last = recipe.steps
-    if not isinstance(last, MsPoE) or last.head_order != "calibrated" or last.ranks:
+    per_prompt = per_prompt_form(recipe)
+    if per_prompt is None:
         return recipe
     text = read_text(calibration.text)
-    per_prompt = Recipe([*before, dataclasses.replace(last, head_order="prompt")])
     plan = make_plan(source, per_prompt, replace_scaling=replace_scaling)
     with tempfile.TemporaryDirectory() as place:
-        scores = _measure(
-            _linked_checkpoint(plan, Path(place)), text, calibration, plan.rotary.trained_length, progress
-        )
+        model, tokenizer = _load(_linked_checkpoint(plan, Path(place)), calibration)
+        scores = head_scores(model, tokenizer, text, plan.rotary.trained_length, progress)
+    return with_order(recipe, scores)
+
+
+def per_prompt_form(recipe: Recipe) -> Recipe | None:
+    """The recipe with heads ordered by each prompt, which calibration listens to; None where no step waits for it."""
+    *before, last = recipe.steps
+    if not isinstance(last, MsPoE) or last.head_order != "calibrated" or last.ranks:
+        return None
+    return Recipe([*before, dataclasses.replace(last, head_order="prompt")])
+
+
+def with_order(recipe: Recipe, scores: dict[int, list[float]]) -> Recipe:
+    """The recipe with its heads ordered by their average scores, from layer to one score per key head."""
+    *before, last = recipe.steps
+    assert isinstance(last, MsPoE)
     ranks = tuple(_ranks(scores[layer], last.variant) for layer in sorted(scores))
     return Recipe([*before, dataclasses.replace(last, ranks=ranks)], recipe.description, recipe.source)
 
@@ -112,11 +125,8 @@ def _linked_checkpoint(plan: Plan, place: Path) -> Path:
     return place
 
 
-def _measure(
-    folder: Path, text: str, calibration: Calibration, trained_length: int, progress: Progress | None
-) -> dict[int, list[float]]:
-    """The average share of outliers per key head, by layer."""
-    import torch
+def _load(folder: Path, calibration: Calibration) -> tuple[Any, Any]:
+    """The model and the tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     device, dtype = choose_device(calibration.device), choose_dtype(calibration.dtype)
@@ -133,6 +143,26 @@ def _measure(
         raise CtxextError(
             f"The model does not load for calibration: {first}", hint="Try --head-order fixed."
         ) from error
+    return model.to(device).eval(), tokenizer
+
+
+def head_scores(
+    model: Any, tokenizer: Any, text: str, trained_length: int, progress: Progress | None = None
+) -> dict[int, list[float]]:
+    """The average share of outliers per key head, by layer, of an Ms-PoE model that orders heads by each prompt.
+
+    Args:
+        model: The model, in eval mode.
+        tokenizer: Its tokenizer.
+        text: What it reads, in pieces that each end where a prompt might.
+        trained_length: No piece is longer.
+        progress: Called with what is being done, how much of it and how much in all.
+
+    Raises:
+        CtxextError: the text is too short.
+    """
+    import torch
+
     ids = tokenizer(text, return_tensors="pt", verbose=False)["input_ids"][0]
     length = min(trained_length, _MAX_LENGTH, len(ids) // _NUM_SEQUENCES)
     if length < _MIN_LENGTH:
@@ -140,10 +170,9 @@ def _measure(
             f"The calibration text has {len(ids)} tokens; {_NUM_SEQUENCES * _MIN_LENGTH} are needed.",
             hint="Give a longer --calibration-text.",
         )
-    model = model.to(device).eval()
     with _scores_of(model) as totals, torch.inference_mode():
         for number in range(_NUM_SEQUENCES):
-            piece = ids[number * length : (number + 1) * length][None].to(device)
+            piece = ids[number * length : (number + 1) * length][None].to(model.device)
             model.base_model(piece, use_cache=False)
             if progress is not None:
                 progress("calibrating the head order", number + 1, _NUM_SEQUENCES)
