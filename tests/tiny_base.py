@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from ctxext.converters import convert
 from ctxext.finetune import Options, finetune
+from ctxext.finetune.documents import Document
 from ctxext.recipes import Recipe, Yarn
 
 VOCABULARY, TRAINED, FACTOR = 64, 32, 4
@@ -70,7 +71,7 @@ PARALLEL = dataclasses.replace(QUICK, batch_size=4, pack="run-on", steps=5)
 
 def tune(base: Path, out: Path, options: Options = QUICK, **others):
     given = {"data": {"name": "random"}, **others}
-    return finetune(str(base), out, lambda _: documents(), options, **given)
+    return finetune(str(base), out, lambda *_: map(Document, documents()), options, **given)
 
 
 def logits(model, seed: int = 1, length: int = 48) -> torch.Tensor:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from ctxext.errors import CtxextError
 from ctxext.finetune import Options, finetune
+from ctxext.finetune.documents import Document
 from ctxext.finetune.loop import newest_save
 from ctxext.finetune.run import training_folder
 from ctxext.recipes import MsPoE, PositionInterpolation
@@ -40,7 +41,7 @@ def test_it_learns_and_reports(base, tmp_path):
     long = [loss for step, loss in done.losses if step % 5]
     assert sum(long[-5:]) / 5 < sum(long[:5]) / 5 - 0.2
     assert lines[0] == "data: 24 documents, 3,120 tokens → 48 sequences of 64; 48 tokens dropped"
-    assert "each sequence is seen 2.5 times" in lines[1]
+    assert lines[1:] == ["      and 48 of 32 tokens", "      each sequence is seen 2.0 times"]
     assert [told[0] for told in steps if "loss" in told[2]] == list(range(1, 31))
     assert "tokens/s" in steps[0][2]
     report = json.loads((out / "finetune.json").read_text())
@@ -157,7 +158,9 @@ def test_what_cannot_be_trained_is_refused(base, tmp_path):
 def test_data_that_is_too_short_is_refused(base, tmp_path):
     for found, message in (([], "no text"), (documents(4, 20), "longest has 20")):
         with pytest.raises(CtxextError, match=message):
-            finetune(str(base), tmp_path / "out", lambda _, found=found: found, QUICK, data={"name": "short"})
+            finetune(
+                str(base), tmp_path / "out", lambda *_, found=found: map(Document, found), QUICK, data={"name": "short"}
+            )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,7 +13,7 @@ from ctxext.errors import CtxextError
 from ctxext.recipes.length import parse_length
 
 if TYPE_CHECKING:
-    from ctxext.finetune.data import DocumentReader
+    from ctxext.finetune.documents import DocumentReader
     from ctxext.finetune.options import Options
     from ctxext.finetune.run import Finetuned
 
@@ -26,6 +26,8 @@ def finetune(
     *,
     data: own.DataOption,
     length: own.LengthOption = None,
+    start_length: own.StartLengthOption = None,
+    learn: own.LearnOption = "answers",
     steps: own.StepsOption = 200,
     batch_size: own.BatchSizeOption = 8,
     merge: own.MergeOption = True,
@@ -83,7 +85,7 @@ def finetune(
             done = run.finetune(
                 model,
                 out,
-                _reader(data, options, model),
+                _reader(data, options),
                 options,
                 data=_described(data),
                 revision=revision,
@@ -106,6 +108,8 @@ def finetune(
 _OPTION_NAMES = (
     *(
         "length",
+        "start_length",
+        "learn",
         "steps",
         "batch_size",
         "micro_batch",
@@ -122,35 +126,21 @@ _OPTION_NAMES = (
 
 
 def _lengths(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: given[name] for name in ("length", "window", "group")}
+    return {name: given[name] for name in ("length", "start_length", "window", "group")}
 
 
 def _names(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
-def _reader(data: str, options: "Options", model: str) -> "DocumentReader":
+def _reader(data: str, options: "Options") -> "DocumentReader":
     """How the documents are read, once the tokenizer is there."""
+    from ctxext.demo.long_documents import long_documents
+    from ctxext.finetune.documents import read_documents
 
-    def read(tokenizer: Any) -> Any:
-        from ctxext.evaluate.encoding import Encoder
-
-        if data == "demo" and not Path(data).is_file():
-            from ctxext.checkpoint import open_checkpoint
-            from ctxext.demo.long_documents import long_documents
-            from ctxext.families import family_of
-            from ctxext.recipes.rotary import read_rotary
-
-            config = open_checkpoint(model).config
-            rotary = read_rotary(config, family_of(config))
-            settled = options.settled(window=rotary.context_length, trained_length=rotary.trained_length)
-            return long_documents(tokenizer, settled.sequence_length, options.seed)
-        from ctxext.evaluate.texts import read_texts
-
-        encoder = Encoder(tokenizer, chat_template=False)
-        return (encoder.document(text) for text in read_texts(data))
-
-    return read
+    if data == "demo" and not Path(data).is_file():
+        return lambda tokenizer, lengths: long_documents(tokenizer, lengths, options.seed, options.learn)
+    return lambda tokenizer, lengths: read_documents(data, tokenizer, options.learn)
 
 
 def _described(data: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ DataOption = Annotated[
     str,
     typer.Option(
         "--data",
-        help="A text, JSON lines or parquet file, the id of a data set, or demo for documents made on the fly.",
+        help="A text, JSON lines or parquet file, or the id of a data set: records with text, prompt and completion, "
+        "or messages. demo makes documents on the fly.",
         show_default=False,
     ),
 ]
@@ -23,11 +24,27 @@ BatchSizeOption = Annotated[int, typer.Option("--batch-size", help="Sequences pe
 MicroBatchOption = Annotated[
     int, typer.Option("--micro-batch", help="Sequences that one device computes at once.", rich_help_panel=_LOOP)
 ]
+LearnOption = Annotated[
+    str,
+    typer.Option(
+        "--learn",
+        help="answers: where the data marks answers (prompt and completion, messages, demo) only those; or all.",
+    ),
+]
 
+StartLengthOption = Annotated[
+    str | None,
+    typer.Option(
+        "--start-length",
+        help="Tokens of the first sequences, which double up to the length in equal parts of the steps. Saves time.",
+        rich_help_panel=_LENGTH,
+        show_default=False,
+    ),
+]
 ShortShareOption = Annotated[
     float,
     typer.Option(
-        "--short-share", help="Share of steps on pieces of the trained length, 0 to 1.", rich_help_panel=_LENGTH
+        "--short-share", help="Share of steps on sequences of the trained length, 0 to 1.", rich_help_panel=_LENGTH
     ),
 ]
 PackOption = Annotated[

@@ -71,7 +71,10 @@ def make_example(
 def make_prompt(
     encode: Encode, start: list[int], rng: random.Random, length: int, task: Task, depth: float
 ) -> Example | None:
-    """One question as evaluation asks it, `length` tokens long with its answer; None if it does not fit."""
+    """One question as evaluation asks it, `length` tokens long with its answer; None if it does not fit.
+
+    It is a little shorter where the tokenizer makes several tokens of what fills the rest.
+    """
     pieces = task.pieces(rng)
     needle, *distractors = [encode(needle) for needle in pieces.needles]
     opening, answer = start + encode(pieces.opening), encode(pieces.answer)
@@ -83,9 +86,10 @@ def make_prompt(
     for distractor in distractors:
         units.insert(rng.randint(0, len(units)), distractor)
     before, after = _split(units, depth, may_cut=not pieces.padding and rng.random() < 0.5)
-    padding = encode(pieces.padding) * (room - sum(map(len, units)) + sum(map(len, distractors)))
+    pad = encode(pieces.padding)
+    padding = pad * ((room - sum(map(len, units)) + sum(map(len, distractors))) // max(1, len(pad)))
     ids = [*opening, *before, *needle, *after, *padding, *question]
-    return Example(ids, [False] * (length - len(answer)) + [True] * len(answer))
+    return Example(ids, [False] * (len(ids) - len(answer)) + [True] * len(answer))
 
 
 def _fill(encode: Encode, pieces: Pieces, room: int) -> list[list[int]]:

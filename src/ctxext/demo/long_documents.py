@@ -1,26 +1,29 @@
 """Long documents to fine-tune on: made on the fly, full of facts and questions about them, for any tokenizer."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 from ctxext.demo.corpus import make_example
 from ctxext.evaluate.encoding import Encoder
+from ctxext.finetune.documents import Document
 
-_PROMPT_SHARE = 0.5
+_PROMPT_SHARE = 0.2
+_TEXT_SHARE = 0.1
 
 
-def long_documents(tokenizer: Any, length: int, seed: int) -> Iterator[list[int]]:
+def long_documents(tokenizer: Any, lengths: Sequence[int], seed: int, learn: str = "answers") -> Iterator[Document]:
     """Documents without end, as the demo checkpoint learned from, but as long as is asked for.
+
+    Their answers are marked, and some of their other tokens too: most of those are random and teach nothing, but a
+    model that never sees their loss forgets how to write.
 
     Args:
         tokenizer: A transformers tokenizer.
-        length: Tokens of each document.
+        lengths: How many tokens documents have; as many tokens are made of each length.
         seed: Decides every document.
-
-    Yields:
-        Token ids of a document.
+        learn: "answers", or "all" to mark nothing.
     """
     encoder = Encoder(tokenizer, chat_template=False)
     start = encoder.start()
@@ -29,8 +32,12 @@ def long_documents(tokenizer: Any, length: int, seed: int) -> Iterator[list[int]
     def encode(text: str) -> tuple[int, ...]:
         return tuple(encoder.piece(text))
 
+    round_of_lengths = [length for length in sorted(lengths) for _ in range(max(lengths) // length)]
     number = 0
     while True:
+        length = round_of_lengths[number % len(round_of_lengths)]
         rng = random.Random(f"{seed} long document {number}")
-        yield make_example(lambda text: list(encode(text)), start, rng, length, _PROMPT_SHARE).ids
+        example = make_example(lambda text: list(encode(text)), start, rng, length, _PROMPT_SHARE)
+        marks = [is_answer or rng.random() < _TEXT_SHARE for is_answer in example.is_answer]
+        yield Document(example.ids, marks if learn == "answers" else None)
         number += 1

@@ -2,10 +2,11 @@
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate import prose
@@ -92,8 +93,27 @@ def _pieces(text: str, encoder: Encoder, count: int, length: int) -> Iterator[li
         yield [*start, *body[begin : begin + size]]
 
 
+Record = Mapping[str, Any]
+
+
 def read_texts(data: str) -> Iterator[str]:
-    """The documents of a file or a data set.
+    """The texts of a file or a data set.
+
+    Raises:
+        CtxextError: it cannot be read, or a record has no text; a broken line is named by its number.
+    """
+    for place, record in read_records(data, (FIELD,)):
+        if not isinstance(record.get(FIELD), str):
+            raise CtxextError(f'{place} has no text in the field "{FIELD}".')
+        yield record[FIELD]
+
+
+def read_records(data: str, fields: Sequence[str]) -> Iterator[tuple[str, Record]]:
+    """The records of a file or a data set, each with its place for messages; a plain text file is one record.
+
+    Args:
+        data: A text, JSON lines or parquet file, or the id of a data set.
+        fields: What is wanted of a record; of a parquet file only these columns are read.
 
     Raises:
         CtxextError: it cannot be read; a broken line is named by its number.
@@ -106,40 +126,43 @@ def read_texts(data: str) -> Iterator[str]:
         if path.suffix in (".jsonl", ".json", ".ndjson"):
             yield from _read_json_lines(path)
         elif path.suffix == ".parquet":
-            yield from _read_parquet(path)
+            yield from _read_parquet(path, fields)
         else:
-            yield path.read_text(encoding="utf-8")
+            yield f'"{path}"', {FIELD: path.read_text(encoding="utf-8")}
     except (OSError, UnicodeDecodeError) as error:
         raise CtxextError(f'"{data}" cannot be read: {error}.', hint="Give a UTF-8 text file.") from error
 
 
-def _read_json_lines(path: Path) -> Iterator[str]:
+def _read_json_lines(path: Path) -> Iterator[tuple[str, Record]]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
+            place = f'Line {number} of "{path}"'
             try:
                 record = json.loads(line)
             except json.JSONDecodeError as error:
-                raise CtxextError(f'Line {number} of "{path}" is not valid JSON: {error.msg}.') from error
-            yield _text_of(record, f'Line {number} of "{path}"')
+                raise CtxextError(f"{place} is not valid JSON: {error.msg}.") from error
+            # A line that is no object has none of the fields, and is refused by who looks for them.
+            yield place, record if isinstance(record, dict) else {}
 
 
-def _read_parquet(path: Path) -> Iterator[str]:
+def _read_parquet(path: Path, fields: Sequence[str]) -> Iterator[tuple[str, Record]]:
     from pyarrow import ArrowException, parquet
 
     try:
         file = parquet.ParquetFile(path)
-        if FIELD not in file.schema_arrow.names:
+        columns = [name for name in fields if name in file.schema_arrow.names]
+        if not columns:
             names = ", ".join(file.schema_arrow.names)
-            raise CtxextError(f'"{path}" has no column "{FIELD}".', hint=f"It has: {names}.")
-        for batch in file.iter_batches(columns=[FIELD], batch_size=64):
-            yield from (_text_of({FIELD: text}, f'A row of "{path}"') for text in batch.column(0).to_pylist())
+            raise CtxextError(f'"{path}" has no column "{fields[0]}".', hint=f"It has: {names}.")
+        for batch in file.iter_batches(columns=columns, batch_size=64):
+            yield from ((f'A row of "{path}"', record) for record in batch.to_pylist())
     except ArrowException as error:
         raise CtxextError(f'"{path}" is not a parquet file: {str(error).splitlines()[0]}') from error
 
 
-def _read_data_set(data: str) -> Iterator[str]:
+def _read_data_set(data: str) -> Iterator[tuple[str, Record]]:
     import datasets
     from datasets.exceptions import DatasetsError
 
@@ -152,11 +175,4 @@ def _read_data_set(data: str) -> Iterator[str]:
             hint="Give a file, or the id of a data set as NAME or NAME:CONFIGURATION.",
         ) from error
     split = next((split for split in _SPLITS if split in splits), next(iter(splits)))
-    for record in splits[split]:
-        yield _text_of(record, f'A record of "{data}"')
-
-
-def _text_of(record: object, place: str) -> str:
-    if not isinstance(record, dict) or not isinstance(record.get(FIELD), str):
-        raise CtxextError(f'{place} has no text in the field "{FIELD}".')
-    return str(record[FIELD])
+    yield from ((f'A record of "{data}"', record) for record in splits[split])

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from ctxext.finetune.data import TOKENS
+from ctxext.finetune.data import IGNORE, START, sequence_file
 from ctxext.finetune.loss import IGNORED
 from ctxext.finetune.options import Options
 from ctxext.finetune.positions import pose_positions, restarting_positions
@@ -19,57 +19,78 @@ Tensors = dict[str, torch.Tensor]
 class Sequences(Dataset[Tensors]):
     """All sequences of all steps in order; entry i belongs to step i // batch_size, whoever computes it.
 
-    So the order depends on the seed alone: not on the number of processes, nor on where a run was taken up again.
+    So the order depends on the seed alone: not on the number of processes, nor on where a run was taken up again. A
+    step at a shorter length has as many more sequences as make up the tokens of a step at the full length.
 
     Args:
         folder: Where `write_sequences` wrote them.
         options: The options, settled.
-        trained_length: The context length of the base before it was extended, in tokens.
     """
 
-    def __init__(self, folder: Path, options: Options, trained_length: int) -> None:
-        self.options, self.trained_length = options, trained_length
-        self.rows = np.memmap(folder / TOKENS, dtype=np.int32, mode="r").reshape(-1, options.sequence_length)
-        self._epoch, self._order = -1, torch.empty(0)
+    def __init__(self, folder: Path, options: Options) -> None:
+        self.options = options
+        full, read = options.sequence_length, {}
+        for length in sorted(options.sequences_wanted()):
+            path = sequence_file(folder, length)
+            # A length for which the data holds nothing is left out of the run.
+            if path.stat().st_size:
+                read[length] = np.memmap(path, dtype=np.int32, mode="r").reshape(-1, length)
+        self.lengths = [
+            length if length in read else full for length in map(options.length_of_step, range(options.steps))
+        ]
+        self._rows = {length: _Shuffled(rows, f"{options.seed} {length}") for length, rows in read.items()}
+        # How many sequences were used before each step.
+        self._used: list[int] = []
+        used = dict.fromkeys(read, 0)
+        for length in self.lengths:
+            self._used.append(used[length])
+            used[length] += options.batch_size * (full // length)
 
     def __len__(self) -> int:
         return self.options.steps * self.options.batch_size
 
     def __getitem__(self, index: int) -> Tensors:
         """Tensors of shape (rows, length): one row, or several short ones."""
-        epoch, place = divmod(index, len(self.rows))
-        if epoch != self._epoch:
-            shuffle = torch.Generator().manual_seed(self.options.seed * 1_000_003 + epoch)
-            self._epoch, self._order = epoch, torch.randperm(len(self.rows), generator=shuffle)
-        row = torch.from_numpy(self.rows[int(self._order[place])].astype(np.int64))
-        is_short = self.is_short(index // self.options.batch_size)
-        size = min(self.trained_length, len(row)) if is_short else len(row)
-        pieces = row[: len(row) // size * size].reshape(-1, size)
-        starts = pieces < 0
-        ids = torch.where(starts, -1 - pieces, pieces)
+        step, place = divmod(index, self.options.batch_size)
+        length = self.lengths[step]
+        count = self.options.sequence_length // length
+        first = self._used[step] + place * count
+        rows = torch.stack([self._rows[length][number] for number in range(first, first + count)])
+        ids = rows & (IGNORE - 1)
+        starts = (rows & START) != 0
         # Nothing is learned from the end of one document about the beginning of the next.
-        labels = ids.masked_fill(starts, IGNORED)
+        labels = ids.masked_fill(starts | ((rows & IGNORE) != 0), IGNORED)
         labels[:, 0] = IGNORED
-        positions = torch.tensor([self._positions(piece, index, is_short) for piece in starts.tolist()])
+        numbered = enumerate(starts.tolist(), start=first)
+        positions = torch.tensor([self._positions(piece, step, number) for number, piece in numbered])
         tensors = {"input_ids": ids, "labels": labels, "position_ids": positions}
         if self.options.pack == "restart":
             return tensors  # Without a mask transformers sees from the positions where documents begin.
         return {**tensors, "attention_mask": torch.ones_like(ids)}
 
-    def is_short(self, step: int) -> bool:
-        """Whether a step trains on pieces of the trained length; such steps are spread evenly."""
-        share = self.options.short_share
-        useful = self.trained_length < self.options.sequence_length or self.options.positions == "pose"
-        return useful and int((step + 1) * share) > int(step * share)
-
-    def _positions(self, starts: list[bool], index: int, is_short: bool) -> list[int]:
+    def _positions(self, starts: list[bool], step: int, number: int) -> list[int]:
         if self.options.pack == "restart":
             return restarting_positions(starts)
-        if self.options.positions == "pose" and not is_short:
+        if self.options.positions == "pose" and not self.options.is_short(step):
             assert self.options.length is not None
-            rng = random.Random(f"{self.options.seed} positions {index}")
+            rng = random.Random(f"{self.options.seed} positions {step} {number}")
             return pose_positions(len(starts), self.options.length, rng)
         return list(range(len(starts)))
+
+
+class _Shuffled:
+    """Rows without end: all of them in a random order, then all of them in another."""
+
+    def __init__(self, rows: Any, seed: str) -> None:
+        self.rows, self.seed = rows, seed
+        self._epoch, self._order = -1, np.empty(0)
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        epoch, place = divmod(number, len(self.rows))
+        if epoch != self._epoch:
+            seed = random.Random(f"{self.seed} {epoch}").getrandbits(64)
+            self._epoch, self._order = epoch, np.random.default_rng(seed).permutation(len(self.rows))
+        return torch.from_numpy(self.rows[self._order[place]].astype(np.int64))
 
 
 def stacked(entries: list[dict[str, Any]]) -> Tensors:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def draw_losses(losses: Sequence[tuple[int, float]], short_steps: frozenset[int], path: Path) -> None:
-    """Draw the loss of every step; steps on short pieces are marked, as their loss lies elsewhere.
+def draw_losses(losses: Sequence[tuple[int, float]], lengths: Sequence[int], path: Path) -> None:
+    """Draw the loss of every step, in one colour for each length: their losses lie at different heights.
 
     Args:
-        losses: Step and loss.
-        short_steps: Steps that trained inside the old window.
+        losses: Step, counted from 1, and loss.
+        lengths: Tokens of a sequence in each step.
         path: The PNG file to make.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -18,12 +18,11 @@ def draw_losses(losses: Sequence[tuple[int, float]], short_steps: frozenset[int]
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    kinds = (("long", "#1f77b4", False), ("inside the old window", "#ff7f0e", True))
-    for label, colour, is_short in kinds:
-        chosen = [(step, loss) for step, loss in losses if (step in short_steps) == is_short]
+    for length in sorted(set(lengths), reverse=True):
+        chosen = [(step, loss) for step, loss in losses if lengths[step - 1] == length]
         if chosen:
             steps, values = zip(*chosen, strict=True)
-            axes.plot(steps, values, "." if is_short else "-", color=colour, label=f"{label} sequences")
+            axes.plot(steps, values, "-" if length == max(lengths) else ".", label=f"{length:,} tokens")
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per token)")
     axes.grid(alpha=0.3)

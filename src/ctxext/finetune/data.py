@@ -1,17 +1,18 @@
-"""Documents to training sequences: tokenized once, cut to one length, and kept in a file that all processes map."""
+"""Documents to training sequences: tokenized once, cut to the lengths of the run, and kept in files that are mapped."""
 
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ctxext.errors import CtxextError
+from ctxext.finetune.documents import Document
 
-TOKENS, COUNTS = "sequences.bin", "sequences.json"
-DocumentReader = Callable[[Any], Iterable[list[int]]]
-"""Gives the documents as token ids, from the tokenizer of the model; asked for as many as are needed."""
+COUNTS = "sequences.json"
+START, IGNORE = 1 << 30, 1 << 29
+"""Bits beside a token's id: a document begins with it; the loss leaves it out."""
 
 
 @dataclass(frozen=True)
@@ -21,65 +22,106 @@ class DataReport:
     Attributes:
         num_documents: Documents read.
         num_tokens: Tokens in them.
-        num_sequences: Sequences made of them.
+        num_sequences: Sequences of the full length made of them.
+        num_shorter: Sequences of each shorter length, where the run has any.
+        num_learned: Tokens in all sequences that the loss counts.
         num_short: Documents too short for one sequence, which were left out.
-        num_dropped: Tokens that are in no sequence.
+        num_long: Documents with marked answers that are too long to stay whole, which were left out.
+        num_dropped: Tokens that are in no sequence of the full length, nor in a shorter one that holds their document.
     """
 
     num_documents: int
     num_tokens: int
     num_sequences: int
+    num_shorter: Mapping[str, int]
+    num_learned: int
     num_short: int
+    num_long: int
     num_dropped: int
 
 
-def write_sequences(
-    documents: Iterable[list[int]], folder: Path, *, length: int, pack: str, wanted: int, end: int | None
-) -> DataReport:
-    """Cut documents to sequences and write them, until there are enough; nothing is held in memory but one document.
+def sequence_file(folder: Path, length: int) -> Path:
+    """The file of the sequences of one length: 32-bit numbers, `length` of them for each sequence."""
+    return folder / f"sequences-{length}.bin"
 
-    The file holds 32-bit numbers, `length` for each sequence: a token's id, or -1 - id where a document begins.
+
+def write_sequences(
+    documents: Iterable[Document], folder: Path, *, wanted: Mapping[int, int], pack: str, end: int | None
+) -> DataReport:
+    """Make sequences of documents and write them, until there are enough; no more is in memory than one document.
+
+    A document whose tokens are all learned is cut to sequences of every length. One with marked answers stays whole:
+    it goes where it fits with the least room left over, and the rest is filled up with tokens that the loss leaves out.
 
     Args:
-        documents: Token ids of each document.
+        documents: The documents.
         folder: Where the files go.
-        length: Tokens in a sequence.
-        pack: "off" cuts every document by itself; otherwise documents are joined.
-        wanted: Sequences that are needed; reading stops there.
+        wanted: For each length, in tokens, how many sequences are needed; reading stops when they are there.
+        pack: "off": a sequence comes from one document; otherwise documents are joined.
         end: The id that ends a document where documents are joined; None where the tokenizer has none.
 
     Raises:
         CtxextError: there are no documents, or none is long enough.
     """
-    counts = dict.fromkeys(("documents", "tokens", "sequences", "short"), 0)
+    full = max(wanted)
+    rows = {length: _Rows(folder, length, pack != "off", wanted[length], end) for length in sorted(wanted)}
+    counts = dict.fromkeys(("documents", "tokens", "used", "short", "long"), 0)
     longest = 0
-
-    def counted() -> Iterator[list[int]]:
-        nonlocal longest
-        for ids in documents:
+    try:
+        for document in documents:
+            size = len(document.ids)
             counts["documents"] += 1
-            counts["tokens"] += len(ids)
-            counts["short"] += pack == "off" and len(ids) < length
-            longest = max(longest, len(ids))
-            yield ids
-
-    pieces = _cut(counted(), length) if pack == "off" else _joined(counted(), length, end)
-    with (folder / TOKENS).open("wb") as file:
-        for piece in pieces:
-            array("i", piece).tofile(file)
-            counts["sequences"] += 1
-            if counts["sequences"] == wanted:
+            counts["tokens"] += size
+            longest = max(longest, size)
+            if document.is_learned is None:
+                for kind in rows.values():
+                    kind.cut(document.ids)
+                counts["short"] += pack == "off" and size < full
+            else:
+                home = next((kind for length, kind in rows.items() if size <= length), None)
+                counts["long"] += home is None
+                counts["used"] += home.keep(document.ids, document.is_learned) if home else 0
+            if all(kind.is_enough for kind in rows.values()):
                 break
-    if not counts["tokens"]:
-        raise CtxextError("The data holds no text.", hint="Give a file with text to --data.")
-    if not counts["sequences"]:
-        hint = "Give longer documents, or join them with --pack run-on." if pack == "off" else "Give more text."
-        what = f"the longest has {longest}" if pack == "off" else f"all of them have {counts['tokens']}"
-        raise CtxextError(f"No document has the {length} tokens that a sequence needs; {what}.", hint=hint)
-    dropped = max(0, counts["tokens"] - counts["sequences"] * length)
-    report = DataReport(counts["documents"], counts["tokens"], counts["sequences"], counts["short"], dropped)
+        for kind in rows.values():
+            kind.finish()
+    finally:
+        for kind in rows.values():
+            kind.file.close()
+    made = {length: kind.count for length, kind in rows.items()}
+    _check(counts, made[full], longest, full, pack)
+    report = DataReport(
+        num_documents=counts["documents"],
+        num_tokens=counts["tokens"],
+        num_sequences=made.pop(full),
+        num_shorter={str(length): count for length, count in made.items()},
+        num_learned=sum(kind.num_learned for kind in rows.values()),
+        num_short=counts["short"],
+        num_long=counts["long"],
+        num_dropped=max(0, counts["tokens"] - counts["used"] - rows[full].num_cut),
+    )
     (folder / COUNTS).write_text(json.dumps(asdict(report)), encoding="utf-8")
     return report
+
+
+def _check(counts: Mapping[str, int], num_sequences: int, longest: int, length: int, pack: str) -> None:
+    if not counts["tokens"]:
+        raise CtxextError("The data holds no text.", hint="Give a file with text to --data.")
+    if num_sequences:
+        return
+    if counts["long"] == counts["documents"]:
+        raise CtxextError(
+            f"Every document is longer than {length} tokens, and those with marked answers are not cut.",
+            hint="Raise --length, or learn every token with --learn all and --pack run-on.",
+        )
+    if counts["used"]:
+        raise CtxextError(
+            f"Every document is so short that none needs a sequence of {length} tokens; the longest has {longest}.",
+            hint="Give longer documents, or join them at the full length with --short-share 0 --pack restart.",
+        )
+    hint = "Give longer documents, or join them with --pack run-on." if pack == "off" else "Give more text."
+    what = f"the longest has {longest}" if pack == "off" else f"all of them have {counts['tokens']}"
+    raise CtxextError(f"No document has the {length} tokens that a sequence needs; {what}.", hint=hint)
 
 
 def read_report(folder: Path) -> DataReport | None:
@@ -88,18 +130,55 @@ def read_report(folder: Path) -> DataReport | None:
     return DataReport(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
 
-def _cut(documents: Iterator[list[int]], length: int) -> Iterator[list[int]]:
-    for ids in documents:
-        for begin in range(0, len(ids) - length + 1, length):
-            piece = ids[begin : begin + length]
-            yield [-1 - piece[0], *piece[1:]] if begin == 0 else piece
+class _Rows:
+    """The sequences of one length while they are written."""
 
+    def __init__(self, folder: Path, length: int, is_joined: bool, wanted: int, end: int | None) -> None:
+        self.file = sequence_file(folder, length).open("wb")
+        self.length, self.is_joined, self.wanted, self.end = length, is_joined, wanted, end
+        self.count = self.num_cut = self.num_learned = 0
+        self.rest: list[int] = []
+        self.holds_whole = False
 
-def _joined(documents: Iterator[list[int]], length: int, end: int | None) -> Iterator[list[int]]:
-    rest: list[int] = []
-    for ids in documents:
-        if ids:
-            rest += [-1 - ids[0], *ids[1:], *([] if end is None or ids[-1] == end else [end])]
-        while len(rest) >= length:
-            yield rest[:length]
-            rest = rest[length:]
+    @property
+    def is_enough(self) -> bool:
+        return self.count >= self.wanted
+
+    def cut(self, ids: Any) -> None:
+        """Cut a document to sequences, joined to the last one or by itself."""
+        if self.is_enough or not ids:
+            return
+        closing = [] if not self.is_joined or self.end is None or ids[-1] == self.end else [self.end]
+        tokens = [*self.rest, ids[0] | START, *ids[1:], *closing]
+        before = self.count
+        while len(tokens) >= self.length and not self.is_enough:
+            self._write(tokens[: self.length])
+            tokens = tokens[self.length :]
+        self.num_cut += (self.count - before) * self.length
+        self.rest = tokens if self.is_joined else []
+
+    def keep(self, ids: Any, is_learned: Any) -> int:
+        """Put a document into a sequence as a whole; the number of its tokens, or 0 where it is not needed."""
+        if len(self.rest) + len(ids) > self.length:
+            self.finish()
+        if self.is_enough or not ids:
+            return 0
+        marked = [token if learned else token | IGNORE for token, learned in zip(ids, is_learned, strict=True)]
+        self.rest += [marked[0] | START, *marked[1:]]
+        self.holds_whole = True
+        if not self.is_joined:
+            self.finish()
+        return len(ids)
+
+    def finish(self) -> None:
+        """Fill up and write a sequence that marked documents were put into; a cut one is dropped."""
+        if self.holds_whole and not self.is_enough:
+            padding = (self.end or 0) | IGNORE
+            self._write([*self.rest, *[padding] * (self.length - len(self.rest))])
+        self.rest = []
+
+    def _write(self, tokens: list[int]) -> None:
+        array("i", tokens).tofile(self.file)
+        self.count += 1
+        self.holds_whole = False
+        self.num_learned += sum(not token & IGNORE for token in tokens)

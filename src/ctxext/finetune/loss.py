@@ -32,8 +32,8 @@ def use_chunked_loss(model: Any, piece: int | None = None) -> None:
 
     Args:
         model: A causal language model of transformers; adapters may be inside already or come later.
-        piece: Positions at once, over all rows; by default as many as make 24 MiB of float32 logits, or 256 MiB on
-            an accelerator.
+        piece: Learned positions at once, over all rows; by default as many as make 24 MiB of float32 logits, or 256
+            MiB on an accelerator.
 
     Raises:
         CtxextError: the model's forward cannot be taken apart like this.
@@ -53,21 +53,22 @@ def use_chunked_loss(model: Any, piece: int | None = None) -> None:
         output = model.base_model(input_ids=input_ids, use_cache=False, **given)
         # The hidden state at a position predicts the next token; the last one predicts nothing.
         targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        at_once = piece or _PIECE_BYTES.get(labels.device.type, _ACCELERATOR_BYTES) // (4 * vocabulary)
-        size = max(1, at_once // len(input_ids))
+        kept = targets != IGNORED
+        # Only positions that are learned need logits; in a row, as the head sees each by itself.
+        hidden, wanted, ids = output.last_hidden_state[kept][None], targets[kept][None], input_ids[kept][None]
+        size = piece or max(1, _PIECE_BYTES.get(labels.device.type, _ACCELERATOR_BYTES) // (4 * vocabulary))
         is_frozen = not any(parameter.requires_grad for parameter in _head_parameters(model))
-        total = torch.zeros((), device=labels.device)
-        for begin in range(0, input_ids.shape[1], size):
+        total = hidden[:, :0].sum()  # Nothing yet, but with a gradient, for a batch that learns nothing.
+        for begin in range(0, hidden.shape[1], size):
             rows = slice(begin, begin + size)
-            head = functools.partial(_logits, model, own, type(output), input_ids[:, rows])
-            hidden, wanted = output.last_hidden_state[:, rows], targets[:, rows]
+            head = functools.partial(_logits, model, own, type(output), ids[:, rows])
             if is_frozen:
-                total = total + _EagerLoss.apply(hidden, wanted, head)  # type: ignore[no-untyped-call]
+                total = total + _EagerLoss.apply(hidden[:, rows], wanted[:, rows], head)  # type: ignore[no-untyped-call]
             else:
                 total = total + checkpoint(
-                    _piece_loss, hidden, wanted, head, use_reentrant=False, preserve_rng_state=False
+                    _piece_loss, hidden[:, rows], wanted[:, rows], head, use_reentrant=False, preserve_rng_state=False
                 )
-        count = (targets != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        count = kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         return CausalLMOutputWithPast(loss=total / torch.as_tensor(count, device=total.device))
 
     model.forward = forward

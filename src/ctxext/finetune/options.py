@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxext.errors import CtxextError
+from ctxext.finetune.documents import LEARN
 
 _CHOICES = {
     "pack": ("off", "run-on", "restart"),
@@ -12,8 +13,20 @@ _CHOICES = {
     "attention": ("full", "shifted"),
     "schedule": ("cosine", "linear", "constant"),
     "dtype": ("auto", "bf16", "fp16", "fp32"),
+    "learn": LEARN,
 }
-_AT_LEAST_ONE = ("rank", "steps", "batch_size", "micro_batch", "save_every", "length", "window", "group", "piece")
+_AT_LEAST_ONE = (
+    "rank",
+    "steps",
+    "batch_size",
+    "micro_batch",
+    "save_every",
+    "length",
+    "start_length",
+    "window",
+    "group",
+    "piece",
+)
 _SHARES = ("short_share", "warmup", "dropout")
 CHANGEABLE = ("device", "save_every", "report_to")
 """What may differ between a run and the one that continues it."""
@@ -25,6 +38,9 @@ class Options:
 
     Attributes:
         length: The context length to train for, in tokens; by default the base's window.
+        start_length: Tokens of the first sequences. They double up to the length, each for as many steps: a short
+            beginning learns the same in less time (arXiv 2310.00576).
+        learn: "answers" counts only marked answers where data marks them; "all" counts every token.
         steps: Optimizer steps.
         batch_size: Sequences per step, over all processes.
         micro_batch: Sequences that one device computes at once.
@@ -42,7 +58,8 @@ class Options:
         full: Train every weight, without LoRA.
         pack: "off": a sequence comes from one document; "run-on": documents are joined; "restart": they are joined,
             positions begin anew with each and attention stays inside it.
-        short_share: Share of the steps that train on pieces of the trained length.
+        short_share: Share of the steps that train at the short length.
+        short_length: Tokens of their sequences; by default the trained length.
         positions: "full", or "pose" to skip positions in short windows (arXiv 2309.10400).
         window: Tokens that a sequence has with pose; by default the trained length.
         attention: "full", or "shifted" for LongLoRA's groups while training (arXiv 2309.12307).
@@ -58,6 +75,8 @@ class Options:
     """
 
     length: int | None = None
+    start_length: int | None = None
+    learn: str = "answers"
     steps: int = 200
     batch_size: int = 8
     micro_batch: int = 1
@@ -75,6 +94,7 @@ class Options:
     full: bool = False
     pack: str = "off"
     short_share: float = 0.2
+    short_length: int | None = None
     positions: str = "full"
     window: int | None = None
     attention: str = "full"
@@ -124,15 +144,24 @@ class Options:
         Args:
             window: The context length that the base claims, in tokens.
             trained_length: The context it was trained on, in tokens.
+
+        Raises:
+            CtxextError: the lengths contradict each other.
         """
         length = self.length or window
         num_tokens = (self.window or trained_length) if self.positions == "pose" else length
+        if self.start_length and self.start_length >= num_tokens:
+            raise CtxextError(
+                f"--start-length {self.start_length} is not below the {num_tokens} tokens of a sequence.",
+                hint="Leave it out to train at one length.",
+            )
         return dataclasses.replace(
             self,
             length=length,
             learning_rate=self.learning_rate or (2e-5 if self.full else 2e-4),
             alpha=self.alpha or 2.0 * self.rank,
             window=min(num_tokens, length) if self.positions == "pose" else None,
+            short_length=min(self.short_length or trained_length, num_tokens),
             group=(self.group or max(2, num_tokens // 4)) if self.attention == "shifted" else None,
             checkpointing=num_tokens > 4096 if self.checkpointing is None else self.checkpointing,
         )
@@ -143,6 +172,29 @@ class Options:
         found = self.window or self.length
         assert found is not None, "the options are not settled"
         return found
+
+    def is_short(self, step: int) -> bool:
+        """Whether a step trains at the short length, without skips; such steps are spread evenly."""
+        useful = self.short_length != self.sequence_length or self.positions == "pose"
+        return useful and int((step + 1) * self.short_share) > int(step * self.short_share)
+
+    def length_of_step(self, step: int) -> int:
+        """Tokens of a sequence in a step, counted from 0."""
+        assert self.short_length is not None, "the options are not settled"
+        lengths = [self.start_length or self.sequence_length]
+        while 2 * lengths[-1] < self.sequence_length:
+            lengths.append(2 * lengths[-1])
+        if lengths[-1] < self.sequence_length:
+            lengths.append(self.sequence_length)
+        length = lengths[step * len(lengths) // self.steps]
+        return min(length, self.short_length) if self.is_short(step) else length
+
+    def sequences_wanted(self) -> dict[int, int]:
+        """How many sequences of each length all steps take together."""
+        wanted = {self.sequence_length: 0}
+        for length in map(self.length_of_step, range(self.steps)):
+            wanted[length] = wanted.get(length, 0) + self.batch_size * (self.sequence_length // length)
+        return wanted
 
     def to_dict(self) -> dict[str, Any]:
         """As reports write it."""

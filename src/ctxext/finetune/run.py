@@ -17,7 +17,8 @@ from ctxext.converters.place import check_out, full_disk_told, publish, recover,
 from ctxext.converters.plan import as_json, public_name
 from ctxext.errors import CtxextError
 from ctxext.finetune.base import Base, load_base, open_base
-from ctxext.finetune.data import DataReport, DocumentReader, read_report, write_sequences
+from ctxext.finetune.data import DataReport, read_report, write_sequences
+from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.merge import ADAPTER, Progress, is_tied, save_adapter, write_merged
 from ctxext.finetune.options import CHANGEABLE, Options
 from ctxext.finetune.rewrite import stored_shapes
@@ -82,7 +83,7 @@ def finetune(
     Args:
         model: A folder, a Hub id, or `demo`.
         out: The folder to make.
-        read_documents: Gives the documents as token ids, from the tokenizer.
+        read_documents: Gives the documents.
         options: How to train.
         data: What the documents are, for reports and for `resume`: at least a `name`.
         revision: A branch, tag or commit on the Hub.
@@ -212,7 +213,7 @@ def _train(
     with arguments.main_process_first(desc="reading the data"):
         report = read_report(folder)
         if report is None and is_first():
-            report = _read(folder, read_documents(tokenizer), options, tokenizer.eos_token_id)
+            report = _read(folder, read_documents, options, tokenizer)
     assert report is not None, "the first process writes the sequences"
     if tell is not None:
         for line in _data_lines(report, options):
@@ -220,7 +221,7 @@ def _train(
     last_save = newest_save(folder) if resume else None
     if resume and tell is not None:
         tell(f"going on after step {last_save.name.rsplit('-', 1)[1]}" if last_save else "nothing was saved yet")
-    sequences = Sequences(folder, options, base.rotary.trained_length)
+    sequences = Sequences(folder, options)
     started = time.perf_counter()
     trainer = train(trained, arguments, sequences, progress, last_save)
     trainer.save_model(str(folder / FINAL))
@@ -235,23 +236,36 @@ def torch_seed(seed: int) -> None:
     set_seed(seed)
 
 
-def _read(folder: Path, documents: Any, options: Options, end: int | None) -> DataReport:
-    wanted = options.steps * options.batch_size
+def _read(folder: Path, read_documents: DocumentReader, options: Options, tokenizer: Any) -> DataReport:
+    wanted = options.sequences_wanted()
     with full_disk_told(folder):
-        return write_sequences(
-            documents, folder, length=options.sequence_length, pack=options.pack, wanted=wanted, end=end
-        )
+        documents = read_documents(tokenizer, tuple(wanted))
+        return write_sequences(documents, folder, wanted=wanted, pack=options.pack, end=tokenizer.eos_token_id)
 
 
 def _data_lines(report: DataReport, options: Options) -> list[str]:
     """What was read, for people."""
-    times = options.steps * options.batch_size / report.num_sequences
+    times = options.sequences_wanted()[options.sequence_length] / report.num_sequences
     lines = [
         f"data: {report.num_documents:,} documents, {report.num_tokens:,} tokens → {report.num_sequences:,} sequences "
         f"of {options.sequence_length:,}; {report.num_dropped:,} tokens dropped"
     ]
+    shorter = [f"{count:,} of {int(length):,}" for length, count in report.num_shorter.items()]
+    if shorter:
+        lines.append(f"      and {', '.join(shorter)} tokens")
+    num_in_all = sum(int(length) * count for length, count in report.num_shorter.items())
+    num_in_all += report.num_sequences * options.sequence_length
+    if report.num_learned < num_in_all:
+        lines.append(f"      the loss counts {100 * report.num_learned / num_in_all:.1f} % of all tokens")
     if report.num_short:
         lines.append(f"      {report.num_short:,} documents are too short for a sequence (--pack run-on joins them)")
+    if report.num_long:
+        lines.append(f"      {report.num_long:,} documents with marked answers are too long for a sequence")
+    lines += [
+        f"      nothing has {int(length):,} tokens; those steps use {options.sequence_length:,}"
+        for length, count in report.num_shorter.items()
+        if not count
+    ]
     if times > 1:
         lines.append(f"      each sequence is seen {times:.1f} times")
     return lines
@@ -285,15 +299,13 @@ def _write(
     progress: Progress | None,
 ) -> None:
     """Everything that OUT holds."""
-    from ctxext.finetune.batches import Sequences
     from ctxext.finetune.curve import draw_losses
 
     options, checkpoint = result.options, base.checkpoint
     if not options.full:
         save_adapter(folder / FINAL, work / ADAPTER, checkpoint)
-    sequences = Sequences(folder, options, base.rotary.trained_length)
-    short = frozenset(step + 1 for step in range(options.steps) if sequences.is_short(step))
-    draw_losses(result.losses, short, work / CURVE)
+    lengths = [options.length_of_step(step) for step in range(options.steps)]
+    draw_losses(result.losses, lengths, work / CURVE)
     settings = {**result.to_dict(), "data": {**dataclasses.asdict(result.data), **data}}
     (work / REPORT).write_text(as_json(settings), encoding="utf-8")
     if not merge:
