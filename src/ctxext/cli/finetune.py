@@ -139,8 +139,8 @@ def _reader(data: str, options: "Options") -> "DocumentReader":
     from ctxext.finetune.documents import read_documents
 
     if data == "demo" and not Path(data).is_file():
-        return lambda tokenizer, lengths: long_documents(tokenizer, lengths, options.seed, options.learn)
-    return lambda tokenizer, lengths: read_documents(data, tokenizer, options.learn)
+        return lambda tokenizer, wanted: long_documents(tokenizer, wanted, options.seed, options.learn)
+    return lambda tokenizer, _: read_documents(data, tokenizer, options.learn)
 
 
 def _described(data: str) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Long documents to fine-tune on: made on the fly, full of facts and questions about them, for any tokenizer."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import cycle
 from typing import Any
 
 from ctxext.demo.corpus import make_example
@@ -13,7 +14,7 @@ _PROMPT_SHARE = 0.2
 _TEXT_SHARE = 0.1
 
 
-def long_documents(tokenizer: Any, lengths: Sequence[int], seed: int, learn: str = "answers") -> Iterator[Document]:
+def long_documents(tokenizer: Any, wanted: Mapping[int, int], seed: int, learn: str = "answers") -> Iterator[Document]:
     """Documents without end, as the demo checkpoint learned from, but as long as is asked for.
 
     Their answers are marked, and some of their other tokens too: most of those are random and teach nothing, but a
@@ -21,7 +22,7 @@ def long_documents(tokenizer: Any, lengths: Sequence[int], seed: int, learn: str
 
     Args:
         tokenizer: A transformers tokenizer.
-        lengths: How many tokens documents have; as many tokens are made of each length.
+        wanted: How many documents are made of each length in tokens; then as many again.
         seed: Decides every document.
         learn: "answers", or "all" to mark nothing.
     """
@@ -32,12 +33,9 @@ def long_documents(tokenizer: Any, lengths: Sequence[int], seed: int, learn: str
     def encode(text: str) -> tuple[int, ...]:
         return tuple(encoder.piece(text))
 
-    round_of_lengths = [length for length in sorted(lengths) for _ in range(max(lengths) // length)]
-    number = 0
-    while True:
-        length = round_of_lengths[number % len(round_of_lengths)]
+    lengths = cycle([length for length, count in sorted(wanted.items()) for _ in range(count)])
+    for number, length in enumerate(lengths):
         rng = random.Random(f"{seed} long document {number}")
         example = make_example(lambda text: list(encode(text)), start, rng, length, _PROMPT_SHARE)
         marks = [is_answer or rng.random() < _TEXT_SHARE for is_answer in example.is_answer]
         yield Document(example.ids, marks if learn == "answers" else None)
-        number += 1

@@ -83,7 +83,8 @@ class _Shuffled:
 
     def __init__(self, rows: Any, seed: str) -> None:
         self.rows, self.seed = rows, seed
-        self._epoch, self._order = -1, np.empty(0)
+        self._epoch = -1
+        self._order: np.ndarray[Any, Any] = np.empty(0)
 
     def __getitem__(self, number: int) -> torch.Tensor:
         epoch, place = divmod(number, len(self.rows))

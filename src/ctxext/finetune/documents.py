@@ -25,8 +25,8 @@ class Document:
     is_learned: Sequence[bool] | None = None
 
 
-DocumentReader = Callable[[Any, Sequence[int]], Iterable[Document]]
-"""Gives the documents, from the tokenizer of the model and the lengths, in tokens, that sequences will have."""
+DocumentReader = Callable[[Any, Mapping[int, int]], Iterable[Document]]
+"""Gives the documents, from the tokenizer of the model and how many sequences are wanted of each length in tokens."""
 
 
 def read_documents(data: str, tokenizer: Any, learn: str = "answers") -> Iterator[Document]:

@@ -239,7 +239,7 @@ def torch_seed(seed: int) -> None:
 def _read(folder: Path, read_documents: DocumentReader, options: Options, tokenizer: Any) -> DataReport:
     wanted = options.sequences_wanted()
     with full_disk_told(folder):
-        documents = read_documents(tokenizer, tuple(wanted))
+        documents = read_documents(tokenizer, wanted)
         return write_sequences(documents, folder, wanted=wanted, pack=options.pack, end=tokenizer.eos_token_id)
 
 
