@@ -67,6 +67,26 @@ def test_loss_and_gradients_equal_the_plain_forward(name, piece, frozen_head):
             assert torch.allclose(one.grad, two.grad, atol=1e-5), name
 
 
+def test_labels_that_are_shifted_already_are_taken_as_they_are():
+    """As the Trainer gives them where a sequence is spread over devices."""
+    model = make("llama")
+    use_chunked_loss(model, 7)
+    ids = torch.randint(3, 50, (2, 23))
+    shifted = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+    assert torch.equal(model(input_ids=ids, labels=ids).loss, model(ids, ids, shift_labels=shifted).loss)
+    assert model(ids, ids, shift_labels=ids).loss != model(input_ids=ids, labels=ids).loss
+
+
+def test_a_batch_that_learns_nothing_has_a_gradient_of_zero():
+    model = make("llama")
+    use_chunked_loss(model)
+    ids = torch.randint(3, 50, (1, 9))
+    loss = model(input_ids=ids, labels=torch.full_like(ids, -100)).loss
+    loss.backward()
+    assert loss == 0
+    assert all(weight.grad is None or not weight.grad.any() for weight in model.parameters())
+
+
 def test_the_sum_is_divided_by_what_the_trainer_counted():
     model = make("llama")
     use_chunked_loss(model, 5)

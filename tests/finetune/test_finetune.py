@@ -155,6 +155,16 @@ def test_what_cannot_be_trained_is_refused(base, tmp_path):
     assert not training_folder(out).exists()
 
 
+def test_what_this_machine_lacks_is_said(base, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CtxextError, match="needs bitsandbytes") as caught:
+        tune(base, tmp_path / "out", change(quantize="4bit"))
+    assert caught.value.hint == 'pip install "ctxext[quantize]"'
+    with pytest.raises(CtxextError, match="--context-parallel 2 needs a multiple of 2 processes"):
+        tune(base, tmp_path / "out", change(context_parallel=2))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_data_that_is_too_short_is_refused(base, tmp_path):
     for found, message in (([], "no text"), (documents(4, 20), "longest has 20")):
         with pytest.raises(CtxextError, match=message):

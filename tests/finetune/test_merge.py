@@ -57,6 +57,18 @@ def test_merged_equals_the_adapter_on_its_base(tmp_path, case, tied):
         assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) is tied
 
 
+def test_a_base_in_four_bits_is_merged_into_its_own_weights(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    base = make_base(tmp_path, hidden_size=64, intermediate_size=64)  # It packs blocks of 64.
+    out, plain = tmp_path / "out", tmp_path / "plain"
+    done, whole = tune(base, out, change(quantize="4bit")), tune(base, plain)
+    assert (done.num_trained, done.num_parameters) == (whole.num_trained, whole.num_parameters)
+    # It was trained in 4 bits: the loss of the first step, before any change, is near the other, and not the same.
+    assert 0 < abs(done.losses[0][1] - whole.losses[0][1]) < 0.2
+    assert (logits(load(out)) - logits(with_adapter(base, out))).abs().max() < 1e-4
+    assert "base in 4bit while training" in (out / "ctxext.json").read_text()
+
+
 def test_mspoe_base_keeps_its_code_and_loads_without_ctxext(tmp_path):
     base, out = make_base(tmp_path, Yarn(factor=4), MSPOE), tmp_path / "tuned"
     tune(base, out)

@@ -57,6 +57,8 @@ def finetune(
     seed: own.SeedOption = 0,
     save_every: own.SaveEveryOption = 50,
     report_to: own.ReportToOption = "none",
+    quantize: own.QuantizeOption = "none",
+    context_parallel: own.ContextParallelOption = 1,
     device: own.DeviceOption = "auto",
     dtype: own.DtypeOption = "auto",
     revision: RevisionOption = None,
@@ -122,6 +124,7 @@ _OPTION_NAMES = (
     ),
     *("rslora", "dora", "train_norms", "train_embeddings", "full", "pack", "short_share", "positions", "window"),
     *("attention", "group", "checkpointing", "seed", "save_every", "dtype", "device", "report_to"),
+    *("quantize", "context_parallel"),
 )
 
 

@@ -148,6 +148,18 @@ SaveEveryOption = Annotated[int, typer.Option("--save-every", help="Steps betwee
 ReportToOption = Annotated[
     str, typer.Option("--report-to", help="none, tensorboard, wandb or trackio.", rich_help_panel=_LOOP)
 ]
+QuantizeOption = Annotated[
+    str,
+    typer.Option(
+        "--quantize", help="none, or 4bit: keep frozen weights in 4 bits while training.", rich_help_panel=_LOOP
+    ),
+]
+ContextParallelOption = Annotated[
+    int,
+    typer.Option(
+        "--context-parallel", help="Accelerators that share one sequence (ring attention).", rich_help_panel=_LOOP
+    ),
+]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto or cpu.", rich_help_panel=_LOOP)]
 DtypeOption = Annotated[
     str, typer.Option("--dtype", help="Of frozen weights: auto, bf16, fp16 or fp32.", rich_help_panel=_LOOP)

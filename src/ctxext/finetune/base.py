@@ -95,7 +95,9 @@ def load_base(base: Base, options: Options, attention: str | None) -> tuple[Any,
     on_cpu = options.device == "cpu" or not torch.cuda.is_available()
     name, folder = base.checkpoint.name, base.checkpoint.folder
     dtype = dtypes.get(options.dtype, torch.float32 if on_cpu or options.full else "auto")
-    extra = {"attn_implementation": attention} if attention else {}
+    extra: dict[str, Any] = {"attn_implementation": attention} if attention else {}
+    if options.quantize == "4bit":
+        extra["quantization_config"] = _four_bits(dtype)
     try:
         with quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=base.is_own_code)
@@ -109,5 +111,30 @@ def load_base(base: Base, options: Options, attention: str | None) -> tuple[Any,
     missing = sorted(report["missing_keys"])
     if missing:
         raise CtxextError(f'"{name}" lacks {len(missing)} weights, "{missing[0]}" among them.')
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            # bitsandbytes would repack the weights of a model in eval mode for a kernel that has no gradient.
+            module.support_avx512bf16_for_cpu = False
     model.config.use_cache = False
     return model, tokenizer
+
+
+def _four_bits(dtype: Any) -> Any:
+    """QLoRA's quantization (arXiv 2305.14314, section 3): normal floats, their scales quantized too.
+
+    Raises:
+        CtxextError: bitsandbytes is not there.
+    """
+    from importlib.util import find_spec
+
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    if find_spec("bitsandbytes") is None:
+        raise CtxextError("--quantize 4bit needs bitsandbytes.", hint='pip install "ctxext[quantize]"')
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16 if dtype == "auto" else dtype,
+    )

@@ -77,10 +77,17 @@ def training_arguments(options: Options, folder: Path, num_processes: int) -> Tr
     Raises:
         CtxextError: the batch cannot be shared among the processes.
     """
-    at_once = options.micro_batch * num_processes
+    sharing = options.context_parallel
+    if num_processes % sharing or (sharing > 1 and not torch.cuda.is_available()):
+        raise CtxextError(
+            f"--context-parallel {sharing} needs a multiple of {sharing} processes, each with an accelerator; "
+            f"there are {num_processes} processes and {torch.cuda.device_count()} accelerators.",
+            hint=f"accelerate launch --num_processes {sharing} --use_fsdp --fsdp_version 2 -m ctxext finetune ...",
+        )
+    at_once = options.micro_batch * num_processes // sharing
     if options.batch_size % at_once:
         raise CtxextError(
-            f"--batch-size {options.batch_size} cannot be shared by {num_processes} processes with "
+            f"--batch-size {options.batch_size} cannot be shared by {num_processes // sharing} processes with "
             f"{options.micro_batch} sequences at once.",
             hint=f"Use a multiple of {at_once}.",
         )
@@ -108,7 +115,17 @@ def training_arguments(options: Options, folder: Path, num_processes: int) -> Tr
         remove_unused_columns=False,
         dataloader_pin_memory=not on_cpu,
         ddp_find_unused_parameters=False,
+        **_parallelism(sharing, num_processes),
     )
+
+
+def _parallelism(sharing: int, num_processes: int) -> dict[str, Any]:
+    """How accelerate spreads a sequence over devices: ring attention, beside weights that FSDP2 shards."""
+    if sharing == 1:
+        return {}
+    from accelerate import ParallelismConfig
+
+    return {"parallelism_config": ParallelismConfig(cp_size=sharing, dp_shard_size=num_processes // sharing)}
 
 
 def train(

@@ -68,6 +68,9 @@ def _embedding(model: Any) -> list[str]:
 
 
 def count_parameters(model: Any) -> tuple[int, int]:
-    """How many parameters are trained, and how many there are."""
+    """How many parameters are trained, and how many there are; peft knows how those in 4 bits are packed."""
+    if hasattr(model, "get_nb_trainable_parameters"):
+        trained, in_all = model.get_nb_trainable_parameters()
+        return int(trained), int(in_all)
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     return sum(count for count, is_trained in counts if is_trained), sum(count for count, _ in counts)

@@ -46,13 +46,18 @@ def use_chunked_loss(model: Any, piece: int | None = None) -> None:
     own = model.forward
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
 
-    def forward(input_ids: Any, labels: Any, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
+    def forward(
+        input_ids: Any, labels: Any, num_items_in_batch: Any = None, shift_labels: Any = None, **kwargs: Any
+    ) -> Any:
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
         given = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
         output = model.base_model(input_ids=input_ids, use_cache=False, **given)
-        # The hidden state at a position predicts the next token; the last one predicts nothing.
-        targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        # The hidden state at a position predicts the next token; the last one predicts nothing. Where a sequence is
+        # spread over devices its neighbour is elsewhere, and the Trainer gives labels that are shifted already.
+        targets = shift_labels
+        if targets is None:
+            targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
         kept = targets != IGNORED
         # Only positions that are learned need logits; in a row, as the head sees each by itself.
         hidden, wanted, ids = output.last_hidden_state[kept][None], targets[kept][None], input_ids[kept][None]
@@ -144,20 +149,25 @@ def _can_replay(model: Any) -> bool:
     ids = (torch.arange(_PROBE_LENGTH, device=model.device)[None] * 11 + 5) % size
     was_training, own = model.training, model.forward
     model.eval()
-    pieces = []
     try:
         plain = own(input_ids=ids, use_cache=False).logits.float()
-        output = base(input_ids=ids, use_cache=False)
+        replayed = _replayed(own, base, ids)
+    finally:
+        model.train(was_training)
+    if replayed is None or replayed.shape != plain.shape or not plain.isfinite().any():
+        return False
+    close = (plain - replayed).abs() <= _TOLERANCE * plain[plain.isfinite()].std()
+    return bool((close | (plain == replayed)).all())
+
+
+def _replayed(own: Any, base: Any, ids: torch.Tensor) -> torch.Tensor | None:
+    """The logits in pieces; None where the forward stops for lack of what it did not get."""
+    output, pieces = base(input_ids=ids, use_cache=False), []
+    try:
         for begin in range(0, _PROBE_LENGTH, _PROBE_PIECE):
             rows = slice(begin, begin + _PROBE_PIECE)
             with _standing_in(base, type(output)(last_hidden_state=output.last_hidden_state[:, rows])):
                 pieces.append(own(input_ids=ids[:, rows], use_cache=False).logits.float())
     except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError, IndexError, KeyError):
-        return False
-    finally:
-        model.train(was_training)
-    replayed = torch.cat(pieces, dim=1)
-    if replayed.shape != plain.shape or not plain.isfinite().any():
-        return False
-    close = (plain - replayed).abs() <= _TOLERANCE * plain[plain.isfinite()].std()
-    return bool((close | (plain == replayed)).all())
+        return None
+    return torch.cat(pieces, dim=1)

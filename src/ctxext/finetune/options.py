@@ -14,18 +14,11 @@ _CHOICES = {
     "schedule": ("cosine", "linear", "constant"),
     "dtype": ("auto", "bf16", "fp16", "fp32"),
     "learn": LEARN,
+    "quantize": ("none", "4bit"),
 }
 _AT_LEAST_ONE = (
-    "rank",
-    "steps",
-    "batch_size",
-    "micro_batch",
-    "save_every",
-    "length",
-    "start_length",
-    "window",
-    "group",
-    "piece",
+    *("rank", "steps", "batch_size", "micro_batch", "save_every", "length", "start_length", "window", "group"),
+    *("short_length", "piece", "context_parallel"),
 )
 _SHARES = ("short_share", "warmup", "dropout")
 CHANGEABLE = ("device", "save_every", "report_to")
@@ -69,6 +62,9 @@ class Options:
             accelerator.
         seed: Decides order, initial weights and skips.
         save_every: Steps between two saves.
+        quantize: "4bit" to keep the frozen weights in 4 bits while training, as QLoRA (arXiv 2305.14314); needs
+            bitsandbytes. What is merged are the checkpoint's own weights.
+        context_parallel: Accelerators that share one sequence.
         dtype: Type of the frozen weights: auto (as saved, float32 on a CPU), bf16, fp16 or fp32.
         device: auto or cpu.
         report_to: none, tensorboard, wandb or trackio.
@@ -103,6 +99,8 @@ class Options:
     piece: int | None = None
     seed: int = 0
     save_every: int = 50
+    quantize: str = "none"
+    context_parallel: int = 1
     dtype: str = "auto"
     device: str = "auto"
     report_to: str = "none"
@@ -131,6 +129,10 @@ class Options:
             raise CtxextError(f"--batch-size {self.batch_size} is no multiple of --micro-batch {self.micro_batch}.")
         if self.full and (self.dora or self.rslora or self.targets):
             raise CtxextError("--full trains every weight; --dora, --rslora and --targets are for LoRA.")
+        if self.full and self.quantize != "none":
+            raise CtxextError("--quantize is for LoRA; --full trains the weights themselves.")
+        if self.context_parallel > 1 and (self.pack == "restart" or self.attention == "shifted"):
+            raise CtxextError("--context-parallel goes without --pack restart and --attention shifted.")
         if self.window and self.positions != "pose":
             raise CtxextError("--window is for --positions pose.", hint="Add --positions pose, or use --length alone.")
         if self.group and self.attention != "shifted":
@@ -154,6 +156,11 @@ class Options:
             raise CtxextError(
                 f"--start-length {self.start_length} is not below the {num_tokens} tokens of a sequence.",
                 hint="Leave it out to train at one length.",
+            )
+        if num_tokens % (2 * self.context_parallel) and self.context_parallel > 1:
+            raise CtxextError(
+                f"{num_tokens} tokens cannot be shared by --context-parallel {self.context_parallel}.",
+                hint=f"Use a multiple of {2 * self.context_parallel}.",
             )
         return dataclasses.replace(
             self,

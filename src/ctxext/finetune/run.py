@@ -328,6 +328,7 @@ def _notes(result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:
     """What a published file says of the training."""
     options = result.options
     how = "all weights" if options.full else f"LoRA rank {options.rank}, alpha {options.alpha:g}"
+    how += f", base in {options.quantize} while training" if options.quantize != "none" else ""
     extras = {"rslora": options.rslora, "dora": options.dora, "norms": options.train_norms}
     extras |= {"embeddings": options.train_embeddings}
     how += "".join(f", {name}" for name, is_on in extras.items() if is_on)
