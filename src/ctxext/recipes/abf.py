@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ctxext.recipes.base import Scaling
-from ctxext.recipes.param import param
+from ctxext.recipes.param import SearchRange, param, search_start
 from ctxext.recipes.rotary import Rotary
 
 
@@ -20,9 +20,14 @@ class AdjustedBase(Scaling):
     scales = False
     caution = "a raised base is meant to be trained with: fine-tune before you rely on it."
 
-    theta: float = param(
-        help="The new base of the rotary frequencies, for example 500000.", min=1.0, search=(1e4, 1e8), paper=5e5
-    )
+    theta: float = param(help="The new base of the rotary frequencies, for example 500000.", min=1.0, paper=5e5)
+
+    @classmethod
+    def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
+        """From the model's own base to a few times what NTK-aware scaling would make of it."""
+        most = 4 * rotary.theta * factor**2
+        paper = search_start(cls, "theta")
+        return {"theta": SearchRange((rotary.theta, most), paper if rotary.theta < paper < most else None)}
 
     def theta_after(self, rotary: Rotary) -> float:
         """The base as given."""

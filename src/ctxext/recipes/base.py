@@ -25,6 +25,8 @@ class Method:
     """Whether it stretches the frequencies by a factor; a recipe holds at most one such step."""
     needs_code: ClassVar[bool] = False
     """Whether the checkpoint must carry modeling code."""
+    is_published: ClassVar[bool] = True
+    """Whether there are numbers that its paper gives for any model; otherwise a search starts from a guess."""
     caution: ClassVar[str] = ""
     """What a user of the result must know, in one sentence; shown after converting and on the card."""
 

@@ -1,5 +1,6 @@
 """LongRoPE: one factor per dimension."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing_extensions import Self
 
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
+from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.param import SearchRange, param
 from ctxext.recipes.rotary import Rotary
 
@@ -20,6 +22,20 @@ _MOST = 1.25
 
 def _num_knots(rotary: Rotary) -> int:
     return min(_KNOTS, rotary.dim // 2)
+
+
+def _starts(rotary: Rotary, factor: float) -> list[float]:
+    """How far YaRN's curve rises up to each knot, where one is an even share of the way to the factor."""
+    yarn = {"rope_type": "yarn", "factor": factor}
+    plain, slowed = (
+        inverse_frequencies(dataclasses.replace(rotary, parameters=parameters))
+        for parameters in ({"rope_type": "default"}, yarn)
+    )
+    curve = [math.log(own / other) / math.log(factor) for own, other in zip(plain, slowed, strict=True)]
+    count = _num_knots(rotary)
+    heights = [_between(curve, knot / max(count - 1, 1)) for knot in range(count)]
+    rises = [count * (after - before) for before, after in zip([0.0, *heights], heights, strict=False)]
+    return [min(max(rise, 0.0), _MAX_RISE) for rise in rises]
 
 
 def _between(knots: Sequence[float], place: float) -> float:
@@ -40,6 +56,7 @@ class LongRope(Scaling):
     title = "LongRoPE"
     paper = "https://arxiv.org/abs/2402.13753"
     rope_type = "longrope"
+    is_published = False
     caution = (
         "transformers picks the list by the whole batch's longest row and switches while decoding: "
         "with two different lists, cached decoding across the trained length differs from the uncached forward."
@@ -63,9 +80,11 @@ class LongRope(Scaling):
         """How far the curve of factors rises at each of a few knots, and what becomes of the trained window.
 
         No rise is below zero, so factors never fall from one dimension to the next: the paper's own constraint
-        (section 3.2). All rises at one give the curve of NTK-aware scaling.
+        (section 3.2). The curve starts as YaRN's, which is one of those that the paper's search starts from.
         """
-        rises = {f"rise_{knot}": SearchRange((0.0, _MAX_RISE), 1.0) for knot in range(_num_knots(rotary))}
+        rises = {
+            f"rise_{knot}": SearchRange((0.0, _MAX_RISE), start) for knot, start in enumerate(_starts(rotary, factor))
+        }
         attention = super().search_space(rotary, factor)["attention_factor"]
         return {"short": SearchRange(("ones", "long"), "ones"), "attention_factor": attention, **rises}
 

@@ -4,13 +4,16 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
+
+from typing_extensions import Self
 
 from ctxext.errors import CtxextError
 from ctxext.families import Family
 from ctxext.recipes import mspoe_layout
 from ctxext.recipes.base import Method
 from ctxext.recipes.param import param
-from ctxext.recipes.rotary import LATCH, Config
+from ctxext.recipes.rotary import LATCH, Config, Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +79,12 @@ class MsPoE(Method):
             raise CtxextError("mspoe: rescale middle moves positions, so it goes with schedule linear only.")
         if self.rescale == "middle" and (self.rescale_start or 0) >= (self.rescale_end or 2**31):
             raise CtxextError("mspoe: rescale_start must be before rescale_end.")
+
+    @classmethod
+    def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
+        """The step with numbers from its search space; the smaller of its two ratios is the smallest."""
+        smallest, largest = sorted(numbers[name] for name in ("ratio_min", "ratio_max"))
+        return cls(**{**numbers, "ratio_min": smallest, "ratio_max": largest})
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:

@@ -97,13 +97,19 @@ class SearchRange:
 
 def search_ranges(owner: type) -> dict[str, SearchRange]:
     """What the declarations of a method say a search should try, by parameter."""
-    found = {}
-    for field in options_of(owner):
-        limits = limits_of(field)
-        start = limits.paper if field.default is dataclasses.MISSING else field.default
-        if limits.search:
-            found[field.name] = SearchRange(limits.search, start, optional=field.default is None)
-    return found
+    return {
+        field.name: SearchRange(
+            limits_of(field).search, search_start(owner, field.name), optional=field.default is None
+        )
+        for field in options_of(owner)
+        if limits_of(field).search
+    }
+
+
+def search_start(owner: type, name: str) -> Any:
+    """The published value of a parameter: its default, or the paper's own where it has none."""
+    (field,) = (field for field in dataclasses.fields(owner) if field.name == name)
+    return limits_of(field).paper if field.default is dataclasses.MISSING else field.default
 
 
 def value_type(owner: type, name: str) -> Any:
