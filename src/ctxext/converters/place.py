@@ -83,7 +83,7 @@ def recover(out: Path) -> None:
         return
     for folder in sorted(out.parent.iterdir()):
         match = pattern.fullmatch(folder.name)
-        if not match or _is_running(int(match[2])):
+        if not match or is_running(int(match[2])):
             continue
         if match[1] == "old" and not out.exists():
             folder.rename(out)
@@ -91,7 +91,8 @@ def recover(out: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_running(process: int) -> bool:
+def is_running(process: int) -> bool:
+    """Whether another process of this machine is alive; what bears this one's own number was left by an earlier."""
     if process == os.getpid():
         return False
     try:

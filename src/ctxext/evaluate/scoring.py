@@ -16,7 +16,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.branches import Branch, grow
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.prompt import Prompt
-from ctxext.evaluate.sharing import new_cache
+from ctxext.evaluate.sharing import is_static_beyond, new_cache
 
 _WORTH = 1 / 8
 """A smaller common beginning is run again for each prompt: the first piece of a prompt needs no mask and is faster."""
@@ -77,7 +77,8 @@ def answer_losses(
     """
     ids = torch.tensor([[prompt.ids for prompt in question] for question in questions], device=loaded.device)
     num_kept = max(prompt.num_answer for question in questions for prompt in question) + 1
-    for depth, logits in _run_all(loaded, ids, num_kept, set(range(ids.shape[1])), loaded.can_share):
+    share = loaded.can_share or _shares_beyond(loaded, ids, num_kept)
+    for depth, logits in _run_all(loaded, ids, num_kept, set(range(ids.shape[1])), share):
         counts = [question[depth].num_answer for question in questions]
         correct = are_exact(loaded.name, logits, ids[:, depth], counts)
         scores = logits[:, :-1].float().log_softmax(-1)
@@ -96,6 +97,11 @@ def _run_all(
         return
     for root in _roots(grow(ids, num_kept), _WORTH * ids.shape[2]):
         yield from _visit(loaded.model, ids, num_kept, wanted, root, None)
+
+
+def _shares_beyond(loaded: LoadedModel, ids: torch.Tensor, num_kept: int) -> bool:
+    """Whether what these prompts have in common ends where the model's schedule changes no more."""
+    return ids.shape[1] > 1 and is_static_beyond(loaded.model.config.to_dict(), grow(ids, num_kept).end)
 
 
 def _roots(branch: Branch, worth: float) -> Iterator[Branch]:

@@ -1,6 +1,6 @@
 """Whether one prompt's cache may be cropped and used for another prompt that begins alike."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,24 @@ def is_static(config: Mapping[str, Any]) -> bool:
 
     Not so where the schedule follows the length of the prompt, or where the order of heads is chosen from each prompt.
     """
+    return _depends_on_nothing(config, _LENGTH_DEPENDENT)
+
+
+def is_static_beyond(config: Mapping[str, Any], length: int) -> bool:
+    """Whether that is so for prompts whose common beginning is longer than some length in tokens.
+
+    LongRoPE's two lists are one from the trained length on.
+    """
+    others = [kind for kind in _LENGTH_DEPENDENT if kind != "longrope"]
+    switches = [
+        node.get("original_max_position_embeddings") or 0
+        for node in _dicts(config)
+        if "longrope" in (node.get("rope_type"), node.get("type"))
+    ]
+    return bool(switches) and length >= max(switches) > 0 and _depends_on_nothing(config, others)
+
+
+def _depends_on_nothing(config: Mapping[str, Any], length_dependent: Collection[str]) -> bool:
     mspoe = config.get("ctxext_mspoe")
     if isinstance(mspoe, dict) and mspoe.get("ranks") is None:
         return False
@@ -23,7 +41,7 @@ def is_static(config: Mapping[str, Any]) -> bool:
             return False
         rope_type = node.get("rope_type") or node.get("type")
         same_lists = rope_type != "dynamic" and node.get("short_factor") == node.get("long_factor")
-        if rope_type in _LENGTH_DEPENDENT and not same_lists:
+        if rope_type in length_dependent and not same_lists:
             return False
     return True
 
