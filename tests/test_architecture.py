@@ -12,9 +12,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A layer may import itself and those that stand before it. The portable code stands outside: it imports none of them.
 LAYERS = (
     *("version", "errors", "loading", "families", "checkpoint", "recipes", "converters"),
-    *("evaluate", "finetune", "publish", "demo", "cli"),
+    *("evaluate", "search", "finetune", "publish", "demo", "cli"),
 )
-HEAVY = ("torch", "transformers", "peft", "matplotlib", "datasets", "numpy")
+HEAVY = ("torch", "transformers", "peft", "matplotlib", "datasets", "numpy", "optuna", "sqlalchemy")
 
 
 def layer_of(path: Path) -> str:

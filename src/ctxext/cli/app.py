@@ -15,6 +15,7 @@ from ctxext.cli.merge import merge
 from ctxext.cli.methods import methods
 from ctxext.cli.output import print_error
 from ctxext.cli.push import push
+from ctxext.cli.search import search_
 from ctxext.cli.verify import verify
 from ctxext.errors import CtxextError
 from ctxext.version import __version__
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command()(with_method_options(convert))
 app.command()(inspect)
 app.command("eval")(eval_)
+app.command("search")(search_)
 for command in (finetune, merge, verify, push, methods, demo, env):
     app.command()(command)
 

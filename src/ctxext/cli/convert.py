@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from ctxext.checkpoint import open_checkpoint
+from ctxext.cli.auto import MinutesOption, TrialsOption, searched_recipe, wants_search
 from ctxext.cli.method_options import build_recipe, method_parameters
 from ctxext.cli.options import (
     JsonOption,
@@ -41,7 +42,9 @@ def convert(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            "--method", "-m", help=f"{', '.join(m.name for m in METHODS)}. Repeat it to apply several in order."
+            "--method",
+            "-m",
+            help=f"{', '.join(m.name for m in METHODS)}; repeat it to apply several in order. auto searches.",
         ),
     ] = None,
     recipe: Annotated[str | None, typer.Option("--recipe", help="A recipe file, or the name of a preset.")] = None,
@@ -69,6 +72,8 @@ def convert(
     dtype: Annotated[
         str, typer.Option("--dtype", help="auto (as saved), bf16, fp16 or fp32.", rich_help_panel=_CALIBRATION)
     ] = "auto",
+    trials: TrialsOption = None,
+    minutes: MinutesOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
     as_json: JsonOption = False,
@@ -82,13 +87,19 @@ def convert(
     ctxext convert demo --method yarn --factor 4
 
     ctxext convert meta-llama/Llama-3.2-1B out --method ntk --target-length 256k --dry-run
+
+    ctxext convert demo out --method auto --target-length 2k
     """
     output, started = Output(as_json=as_json, quiet=quiet, verbose=verbose), time.perf_counter()
     given = {name: value for name, value in options.items() if value is not None}
-    steps = build_recipe(method or [], recipe, given)
+    is_searched = wants_search(method or [], trials, minutes)
+    steps = None if is_searched else build_recipe(method or [], recipe, given)
     checkpoint = open_checkpoint(source, revision=revision, token=token, weights=not dry_run)
     if out is not None:
         check_out(out, checkpoint.folder, overwrite=overwrite)
+    if steps is None:
+        hub = {"device": device, "dtype": dtype, "revision": revision, "token": token}
+        steps = searched_recipe(source, given, (trials, minutes), hub, output)
     with output.progress("") as advance:
         progress: Progress = lambda what, done, total: advance(done, total, what)  # noqa: E731
         if not dry_run:

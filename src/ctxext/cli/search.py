@@ -1,0 +1,209 @@
+"""`ctxext search`: find the recipe for a model by measuring recipes on it."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+
+from ctxext.cli import search_options as own
+from ctxext.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    QuietOption,
+    RevisionOption,
+    SourceArgument,
+    TokenOption,
+    VerboseOption,
+)
+from ctxext.cli.output import Output
+from ctxext.cli.search_view import points_table, watching
+from ctxext.errors import CtxextError
+from ctxext.recipes.length import parse_length
+from ctxext.search.options import Options
+from ctxext.search.run import Found, figures, search, study_beside
+
+if TYPE_CHECKING:
+    from ctxext.evaluate.model import Loading
+
+_CAP = 12
+
+
+def search_(
+    source: SourceArgument,
+    out: own.OutArgument = Path("best.yaml"),
+    *,
+    target_length: own.TargetOption = None,
+    trials: own.TrialsOption = None,
+    minutes: own.MinutesOption = None,
+    methods: own.MethodsOption = None,
+    keep_short: own.KeepShortOption = Options.keep_short,
+    samples: own.SamplesOption = Options.samples,
+    lengths: own.LengthsOption = None,
+    data: own.DataOption = None,
+    checked: own.CheckedOption = Options.checked,
+    seed: own.SeedOption = Options.seed,
+    chat_template: own.ChatTemplateOption = True,
+    study: own.StudyOption = None,
+    resume: own.ResumeOption = False,
+    overwrite: own.OverwriteOption = False,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    revision: RevisionOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Try recipes on a model, without training, and write the best as an ordinary recipe file.
+
+    Examples:
+    ctxext search demo best.yaml --target-length 2k --minutes 10
+
+    ctxext search my-model best.yaml --target-length 32k --methods yarn,mspoe --data my-texts.jsonl
+    """
+    output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
+    if target_length is None:
+        raise CtxextError("How far should the model reach?", hint="Say it with --target-length, for example 32k.")
+    options = Options(
+        target_length=parse_length(target_length),
+        trials=trials,
+        minutes=minutes,
+        methods=_names(methods),
+        keep_short=keep_short,
+        samples=samples,
+        lengths=tuple(sorted({parse_length(word) for word in _names([lengths or ""])})),
+        data=data,
+        seed=seed,
+        checked=checked,
+    )
+    loading = _loading(device, dtype, chat_template, revision, token)
+    place = study or study_beside(out)
+    try:
+        with watching(output) as watch:
+            found = search(
+                source,
+                options,
+                out=out,
+                study=study,
+                resume=resume,
+                overwrite=overwrite,
+                loading=loading,
+                watch=watch,
+            )
+    except KeyboardInterrupt:
+        if place.exists():
+            given = {"--study": study, "--data": data, "--lengths": lengths, "--revision": revision}
+            output.next_step(_again(source, out, options, given), "Stopped; go on with")
+        raise
+    _tell(output, found, source, out, place, options)
+
+
+def _again(source: str, out: Path, options: Options, given: dict[str, Any]) -> str:
+    """The command that goes on with a search."""
+    words: dict[str, Any] = {
+        "--target-length": options.target_length,
+        "--trials": options.trials,
+        "--minutes": options.minutes,
+        "--methods": ",".join(options.methods) or None,
+        **{
+            f"--{name.replace('_', '-')}": getattr(options, name)
+            for name in ("keep_short", "samples", "checked", "seed")
+            if getattr(options, name) != getattr(Options, name)
+        },
+        **given,
+    }
+    spelled = [str(word) for option, value in words.items() if value is not None for word in (option, value)]
+    return shlex.join(["ctxext", "search", source, str(out), *spelled, "--resume"])
+
+
+def _loading(device: str, dtype: str, chat_template: bool, revision: str | None, token: str | None) -> "Loading":
+    from ctxext.evaluate.model import Loading
+
+    return Loading(device=device, dtype=dtype, chat_template=chat_template, revision=revision, token=token)
+
+
+def _names(words: Sequence[str] | None) -> tuple[str, ...]:
+    """Names from options that may be repeated and may hold several with commas, each once."""
+    return tuple(dict.fromkeys(name.strip() for word in words or () for name in word.split(",") if name.strip()))
+
+
+def _tell(output: Output, found: Found, source: str, out: Path, study: Path, options: Options) -> None:
+    """Show the front, what the last check found, and the command that converts with it."""
+    from ctxext.search.front import front_of
+
+    points = list(found.standing.points)
+    published = [point for point in points if point.tried.published]
+    front = front_of(points)
+    shown = sorted({id(point): point for point in [*front[:_CAP], *published]}.values(), key=lambda point: point.loss)
+    lines: list[RenderableType] = [
+        points_table(shown, found.standing.stock),
+        "",
+        *figures(found.check),
+        "",
+        verdict(found, options),
+    ]
+    output.result(found_data(found, options), *lines)
+    if found.recipe is not None:
+        output.note(f"[green]✓[/green] [bold]{out}[/bold]   {found.recipe.summary()}")
+    output.note(f"Front: {out.with_suffix('.png')}   study: {study}")
+    if found.recipe is not None:
+        output.next_step(shlex.join(["ctxext", "convert", source, "OUT", "--recipe", str(out)]))
+
+
+def verdict(found: Found, options: Options) -> str:
+    """What to do with the model, in one sentence."""
+    gain, half = found.check.gain
+    if found.check.winner is None:
+        return (
+            f"No recipe surely keeps the loss inside the trained window within {options.keep_short:.1%}: "
+            "leave the model as it is, or allow more with --keep-short."
+        )
+    if found.recipe is None:
+        return (
+            f"No recipe makes the model better: on unseen prompts the best changes the loss of an answer by "
+            f"{-gain:+.4f} ± {half:.4f} nats. Leave the model as it is."
+        )
+    rise, spread = found.check.rise
+    return (
+        f"{found.recipe.summary()} lowers the loss of an answer by {gain:.3f} ± {half:.3f} nats on unseen prompts and "
+        f"changes the loss inside the trained window by {100 * rise:+.2f} ± {100 * spread:.2f} %."
+    )
+
+
+def found_data(found: Found, options: Options) -> dict[str, Any]:
+    """A search as JSON."""
+    from ctxext.search.front import front_of
+
+    def point_data(point: Any) -> dict[str, Any]:
+        measured = point.tried.measurement
+        return {
+            "trial": point.tried.number,
+            "published": point.tried.published,
+            "recipe": point.tried.recipe.to_dict(),
+            "loss": point.loss,
+            "rise": point.rise,
+            "found": {str(length): measured.exact(length) for length in measured.lengths},
+        }
+
+    points = found.standing.points
+    return {
+        "recipe": found.recipe.to_dict() if found.recipe else None,
+        "verdict": verdict(found, options),
+        "trials": len(found.standing.tried),
+        "front": [point_data(point) for point in front_of(points)],
+        "published": [point_data(point) for point in points if point.tried.published],
+        "checked": {
+            name: {
+                "loss": answers.loss,
+                "rise": answers.rise(found.check.answers["stock"])[0],
+                "found": {str(length): answers.exact(length) for length in answers.lengths},
+            }
+            for name, answers in found.check.answers.items()
+        },
+        "gain": list(found.check.gain),
+        "rise": list(found.check.rise),
+        "files": [str(path) for path in found.files],
+    }

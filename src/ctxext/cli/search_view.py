@@ -1,0 +1,93 @@
+"""A search while it runs: a table of the best so far on a terminal, now and then a line in a log."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ctxext.cli.output import Output
+
+if TYPE_CHECKING:
+    from ctxext.search.front import Point
+    from ctxext.search.measurement import Measurement
+    from ctxext.search.seeker import Standing
+
+_SHOWN = 5
+_QUIET_SECONDS = 60.0
+
+
+@contextmanager
+def watching(output: Output) -> "Iterator[Callable[[Standing], None]]":
+    """What a search calls to be seen."""
+    if output.quiet:
+        yield lambda standing: None
+    elif output.stderr.is_terminal:
+        with Live(console=output.stderr, transient=True, auto_refresh=False) as live:
+            yield lambda standing: live.update(_live(standing), refresh=True)
+    else:
+        yield _Log(output).show
+
+
+class _Log:
+    """Plain lines: each stage, each new best, and at least one a minute."""
+
+    def __init__(self, output: Output) -> None:
+        self.output, self.stage, self.best = output, "", -1
+        self.told = time.monotonic()
+
+    def show(self, standing: "Standing") -> None:
+        best = standing.best.tried.number if standing.best else -1
+        is_late = time.monotonic() - self.told > _QUIET_SECONDS
+        if standing.stage == self.stage and best == self.best and not is_late:
+            return
+        self.told = time.monotonic()
+        self.stage, self.best = standing.stage, best
+        self.output.note(Text(state_line(standing) + (f"; best {point_line(standing.best)}" if standing.best else "")))
+
+
+def state_line(standing: "Standing") -> str:
+    """What is being done, how much was done, and the time left."""
+    parts = [standing.stage]
+    if standing.tried:
+        whole = f" of {standing.trials}" if standing.trials else ""
+        stopped = len(standing.tried) - len(standing.points)
+        parts.append(f"{len(standing.tried)}{whole} recipes, {stopped} stopped early")
+    if math.isfinite(standing.seconds_left) and standing.stock:
+        minutes, seconds = divmod(round(standing.seconds_left), 60)
+        parts.append(f"{minutes}:{seconds:02d} left")
+    return " · ".join(parts)
+
+
+def point_line(point: "Point") -> str:
+    """A recipe with its two aims."""
+    return f"{point.tried.name} (answers {point.loss:.4f} nats, trained window {100 * point.rise:+.2f} %)"
+
+
+def _live(standing: "Standing") -> RenderableType:
+    shown = sorted(standing.points, key=lambda point: (point is not standing.best, point.loss))[:_SHOWN]
+    return Group(Text(state_line(standing)), points_table(shown, standing.stock)) if shown else state_line(standing)
+
+
+def points_table(points: "list[Point]", stock: "Measurement | None") -> Table:
+    """Recipes by what they lose at either length."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("recipe", overflow="fold")
+    lengths = points[0].tried.measurement.lengths if points and points[0].tried.measurement else ()
+    for name in ("answers, nats", "trained window", *(f"found at {length}" for length in lengths)):
+        table.add_column(name, justify="right")
+    for point in points:
+        found = point.tried.measurement
+        assert found is not None
+        name = point.tried.name + (" (published)" if point.tried.published else "")
+        shares = [f"{100 * found.exact(length):.0f} %" for length in lengths]
+        table.add_row(name, f"{point.loss:.4f}", f"{100 * point.rise:+.2f} %", *shares)
+    if stock is not None and points:
+        shares = [f"{100 * stock.exact(length):.0f} %" for length in lengths]
+        table.add_row("as it is", f"{stock.loss:.4f}", "", *shares, style="dim")
+    return table

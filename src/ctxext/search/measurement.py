@@ -1,0 +1,148 @@
+"""What a recipe costs inside the trained window, and whether its model answers: cheapest part first."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ctxext.evaluate.batches import rows_that_fit
+from ctxext.evaluate.intervals import mean_interval
+from ctxext.evaluate.loss import token_losses
+from ctxext.evaluate.model import LoadedModel
+from ctxext.evaluate.prompt import Prompt
+from ctxext.evaluate.scoring import answer_losses
+from ctxext.search.exam import Exam
+
+_ROUND = 8
+"""Questions at each depth and length that are asked before the next look at whether it is worth going on."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One model's answers to an exam, in the order in which it was asked.
+
+    Attributes:
+        short: For each document its mean loss in nats per token.
+        answers: By prompt length: for each prompt the mean loss of its answer's tokens in nats.
+        correct: By prompt length: for each prompt whether it is answered.
+        lengths: Every length of the exam; those that were not reached have no answers.
+        num_prompts: How many prompts the exam has at each length.
+    """
+
+    short: list[float]
+    answers: Mapping[int, list[float]]
+    correct: Mapping[int, list[bool]]
+    lengths: tuple[int, ...]
+    num_prompts: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything was asked."""
+        return sum(map(len, self.answers.values())) == self.num_prompts * len(self.lengths)
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """The mean loss of the answers, by length."""
+        return {length: mean(losses) for length, losses in self.answers.items()}
+
+    @property
+    def loss(self) -> float:
+        """The mean over all lengths; a length that was not reached counts like the last one that was.
+
+        A model that was asked for no needle at all has an infinite one.
+        """
+        found = list(self.losses.values())
+        if not found:
+            return math.inf
+        return mean([*found, *[found[-1]] * (len(self.lengths) - len(found))])
+
+    @property
+    def least_loss(self) -> float:
+        """What the loss comes to at least, whatever the prompts bring that were not asked."""
+        known = math.fsum(loss for losses in self.answers.values() for loss in losses)
+        return known / (self.num_prompts * len(self.lengths))
+
+    def exact(self, length: int) -> float:
+        """The share of prompts of a length that are answered."""
+        return mean([float(right) for right in self.correct[length]])
+
+    def rise(self, stock: "Measurement") -> tuple[float, float]:
+        """By which share the loss on the documents rises over the source's, and half its 95 % interval."""
+        differences = [own - other for own, other in zip(self.short, stock.short, strict=True)]
+        middle, half = mean_interval(differences)
+        return middle / mean(stock.short), half / mean(stock.short)
+
+    def gain(self, stock: "Measurement") -> tuple[float, float]:
+        """By how much the loss of an answer is below the source's, in nats, and half its 95 % interval."""
+        pairs = [
+            other - own
+            for length in self.answers
+            for own, other in zip(self.answers[length], stock.answers[length], strict=True)
+        ]
+        return mean_interval(pairs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a study keeps it."""
+        by_text = {str(length): losses for length, losses in self.answers.items()}
+        right = {str(length): [int(one) for one in own] for length, own in self.correct.items()}
+        exam = {"lengths": list(self.lengths), "num_prompts": self.num_prompts}
+        return {"short": self.short, "answers": by_text, "correct": right, **exam}
+
+
+def measurement_from(content: Mapping[str, Any]) -> Measurement:
+    """A measurement as a study kept it."""
+    return Measurement(
+        list(content["short"]),
+        {int(length): list(losses) for length, losses in content["answers"].items()},
+        {int(length): [bool(one) for one in own] for length, own in content["correct"].items()},
+        tuple(content["lengths"]),
+        content["num_prompts"],
+    )
+
+
+def mean(values: list[float]) -> float:
+    """The mean, summed without loss of digits, so that it hangs on nothing but the values."""
+    return math.fsum(values) / len(values)
+
+
+def measure(loaded: LoadedModel, exam: Exam, is_hopeless: Callable[[Measurement], bool] | None = None) -> Measurement:
+    """Ask a model: documents first, then rounds of needles, each from the shortest prompts to the longest.
+
+    Args:
+        loaded: The model.
+        exam: What to ask.
+        is_hopeless: Asked before each length of each round; the rest is left out where it says so.
+
+    Raises:
+        CtxextError: the model returns numbers that are not finite.
+    """
+    found = Measurement(_document_losses(loaded, exam), {}, {}, exam.lengths, exam.num_prompts)
+    for first in range(0, exam.num_questions, _ROUND):
+        for length, questions in exam.questions.items():
+            if is_hopeless is not None and is_hopeless(found):
+                return found
+            losses, correct = _answers(loaded, length, questions[first : first + _ROUND])
+            answers = {**found.answers, length: found.answers.get(length, []) + losses}
+            right = {**found.correct, length: found.correct.get(length, []) + correct}
+            found = dataclasses.replace(found, answers=answers, correct=right)
+    return found
+
+
+def _answers(loaded: LoadedModel, length: int, questions: Sequence[Sequence[Prompt]]) -> tuple[list[float], list[bool]]:
+    losses: list[float] = []
+    correct: list[bool] = []
+    size = rows_that_fit(loaded.model, length)
+    for first in range(0, len(questions), size):
+        # By depth, so that prompts stand in the same order however much of them a model could share.
+        for _, own_losses, own_correct in sorted(answer_losses(loaded, questions[first : first + size])):
+            losses += own_losses
+            correct += own_correct
+    return losses, correct
+
+
+def _document_losses(loaded: LoadedModel, exam: Exam) -> list[float]:
+    size = rows_that_fit(loaded.model, exam.documents.shape[1])
+    starts = range(0, len(exam.documents), size)
+    pieces = [token_losses(loaded, exam.documents[start : start + size].to(loaded.device)) for start in starts]
+    return [float(loss) for piece in pieces for loss in piece.mean(1)]

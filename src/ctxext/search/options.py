@@ -1,0 +1,96 @@
+"""What a search is told: how far to reach, what may be lost, and how long to try."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ctxext.errors import CtxextError
+from ctxext.evaluate.settings import even_depths
+from ctxext.recipes.length import format_length
+
+DEFAULT_MINUTES = 20.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to search.
+
+    Attributes:
+        target_length: The wanted context in tokens.
+        trials: Stop after so many recipes, those of earlier runs of the same study included.
+        minutes: Stop after so many minutes of this run; twenty where neither is given.
+        methods: Names of the methods to try; all that apply to the model where empty.
+        keep_short: The share by which the loss inside the trained window may rise.
+        samples: Questions at each depth and length for each recipe; twice as many for the best few.
+        lengths: Prompt lengths in tokens; by default the trained length and its doubles up to the target.
+        num_depths: At how many depths needles lie.
+        data: The user's own text: documents inside the trained window, and where needles are hidden.
+        seed: Decides the questions and which recipes are tried.
+        checked: Questions at each depth and length for the last check.
+    """
+
+    target_length: int
+    trials: int | None = None
+    minutes: float | None = None
+    methods: tuple[str, ...] = ()
+    keep_short: float = 0.01
+    samples: int = 16
+    lengths: tuple[int, ...] = ()
+    num_depths: int = 5
+    data: str | None = None
+    seed: int = 0
+    checked: int = 20
+
+    def __post_init__(self) -> None:
+        least = {"target_length": 1, "trials": 1, "samples": 1, "num_depths": 1, "checked": 2}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise CtxextError(f"{name} must be at least {smallest}, not {value}.")
+        if self.minutes is not None and not self.minutes > 0:
+            raise CtxextError(f"minutes must be above 0, not {self.minutes:g}.")
+        if not 0 <= self.keep_short < 10:
+            raise CtxextError(
+                f"keep_short must be a share from 0 to 10, not {self.keep_short:g}.",
+                hint="--keep-short 0.01 lets the loss inside the trained window rise by one percent.",
+            )
+        if self.lengths and max(self.lengths) > self.target_length:
+            raise CtxextError(
+                f"A length of {max(self.lengths)} is beyond the target of {self.target_length} tokens.",
+                hint="Ask for shorter --lengths, or for a longer --target-length.",
+            )
+
+    @property
+    def depths(self) -> tuple[float, ...]:
+        """Where needles lie, from 0 (the beginning) to 1."""
+        return even_depths(self.num_depths)
+
+    @property
+    def seconds(self) -> float:
+        """When to stop, counted from the start of this run."""
+        if self.minutes is None:
+            return float("inf") if self.trials is not None else 60 * DEFAULT_MINUTES
+        return 60 * self.minutes
+
+    def lengths_from(self, trained_length: int) -> tuple[int, ...]:
+        """The prompt lengths, shortest first; the target is always among them.
+
+        Raises:
+            CtxextError: the target is not beyond the trained length.
+        """
+        if self.target_length <= trained_length:
+            raise CtxextError(
+                f"The model was trained to {trained_length} tokens already; a target of {self.target_length} is no "
+                "longer.",
+                hint=f"Choose a longer one, for example --target-length {format_length(4 * trained_length)}.",
+            )
+        doubles: list[int] = []
+        while trained_length << len(doubles) < self.target_length:
+            doubles.append(trained_length << len(doubles))
+        return tuple(sorted({*(self.lengths or doubles), self.target_length}))
+
+    def what_is_asked(self, trained_length: int) -> dict[str, Any]:
+        """What must be the same for two runs to share a study."""
+        names: Sequence[str] = ("target_length", "keep_short", "samples", "num_depths", "seed")
+        asked = {name: getattr(self, name) for name in names}
+        return {**asked, "lengths": list(self.lengths_from(trained_length)), "methods": list(self.methods)}

@@ -1,0 +1,64 @@
+"""The picture of a search: every recipe by what it loses at either length, and the front."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from ctxext.evaluate.colours import SERIES
+from ctxext.evaluate.pictures import as_png
+from ctxext.search.front import Point, front_of
+
+_INK, _FAINT = "#222222", "#d5d5d5"
+_MARKERS = "osDv^P*X"
+
+
+def front_picture(points: Sequence[Point], best: Point | None, keep_short: float, title: str) -> bytes:
+    """A PNG with the rise inside the trained window across and the loss of the answers upwards.
+
+    Args:
+        points: Recipes that were measured to the end.
+        best: The one that was taken.
+        keep_short: The share that may be lost.
+        title: What was searched.
+    """
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    axes = figure.subplots()
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        assert point.tried.recipe is not None
+        groups.setdefault(" + ".join(step.name for step in point.tried.recipe.steps), []).append(point)
+    for number, (name, own) in enumerate(sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))):
+        axes.scatter(
+            [100 * point.rise for point in own],
+            [point.loss for point in own],
+            s=[46 if point.tried.published else 20 for point in own],
+            color=SERIES[number % len(SERIES)],
+            marker=_MARKERS[number // len(SERIES) % len(_MARKERS)],
+            linewidths=0.8,
+            edgecolors=[_INK if point.tried.published else "none" for point in own],
+            label=name,
+            zorder=3,
+        )
+    front = sorted(front_of(points), key=lambda point: point.rise)
+    line = {"color": _INK, "linewidth": 1.0, "zorder": 2}
+    axes.step([100 * point.rise for point in front], [point.loss for point in front], where="post", **line)
+    axes.axvline(100 * keep_short, color=_INK, linewidth=0.9, linestyle=":")
+    if best is not None:
+        axes.scatter(
+            [100 * best.rise], [best.loss], s=190, facecolors="none", edgecolors=_INK, linewidths=1.4, zorder=4
+        )
+    if all(point.loss > 0 for point in points):
+        axes.set_yscale("log")
+    axes.set_xscale("symlog", linthresh=2 * max(100 * keep_short, 0.1))
+    axes.set_xlabel("rise of the loss inside the trained window, in percent")
+    axes.set_ylabel("loss of the answers, in nats per token")
+    axes.set_title(title, fontsize=10, fontweight="bold")
+    axes.grid(color=_FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if points:
+        note = "outlined: published numbers\nring: taken\ndotted: what may be lost"
+        axes.legend(
+            fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), title=note, title_fontsize=7
+        )
+    return as_png(figure)

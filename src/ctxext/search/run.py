@@ -1,0 +1,180 @@
+"""A whole search, top to bottom: load, ask the plain model, try recipes, check the best on prompts nobody saw."""
+
+import dataclasses
+import hashlib
+import importlib.util
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctxext.checkpoint import Checkpoint
+from ctxext.converters.plan import already_extended, public_name
+from ctxext.errors import CtxextError
+from ctxext.evaluate.candidate import open_candidates
+from ctxext.recipes.length import format_length
+from ctxext.recipes.recipe import Recipe
+from ctxext.search.options import Options
+from ctxext.search.recipe_file import check_recipe_place, recipe_text, write_whole
+from ctxext.search.space import space_of
+from ctxext.version import __version__
+
+if TYPE_CHECKING:
+    from ctxext.evaluate.model import LoadedModel, Loading
+    from ctxext.search.finals import Check
+    from ctxext.search.seeker import Standing, Watch
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        recipe: The best recipe; None where no recipe surely makes the model better.
+        standing: Everything that was tried.
+        check: What the best one and others answered to prompts that the search never saw.
+        files: What was written.
+    """
+
+    recipe: Recipe | None
+    standing: "Standing"
+    check: "Check"
+    files: tuple[Path, ...]
+
+
+def check_optuna() -> None:
+    """Refuse to begin without optuna.
+
+    Raises:
+        CtxextError: it is not installed.
+    """
+    if importlib.util.find_spec("optuna") is None:
+        raise CtxextError("A search needs optuna, which is not installed.", hint='pip install "ctxext[search]"')
+
+
+def study_beside(out: Path) -> Path:
+    """Where the study of a recipe file is kept unless another place is named."""
+    return out.with_suffix(".db")
+
+
+def search(
+    source: str,
+    options: Options,
+    *,
+    out: Path | None = None,
+    study: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    loading: "Loading | None" = None,
+    watch: "Watch | None" = None,
+) -> Found:
+    """Find the recipe for a model by measuring recipes on it, without training.
+
+    Args:
+        source: A folder, a Hub id, or `demo`.
+        options: How far to reach, what may be lost, how long to try.
+        out: The recipe file to write; beside it a picture of the front. None writes neither.
+        study: The SQLite file of the study; beside `out` where None, and nowhere without that.
+        resume: Go on with the study; several processes may share one.
+        overwrite: Replace a study and a recipe file that are there.
+        loading: How to load the model.
+        watch: Called whenever there is something new to see.
+
+    Raises:
+        CtxextError: the source, an option or a place is refused; nothing is written then.
+    """
+    started = time.monotonic()
+    check_optuna()
+    revision, token = (loading.revision, loading.token) if loading else (None, None)
+    (candidate,) = open_candidates([source], revision=revision, token=token)
+    checkpoint = candidate.checkpoint
+    space = space_of(checkpoint, options.target_length, options.methods)
+    if space.rotary.is_extended:
+        raise already_extended(checkpoint, space.rotary)
+    trained_length = space.rotary.trained_length
+    options.lengths_from(trained_length)
+    if out is not None:
+        check_recipe_place(out, overwrite=overwrite or resume)
+
+    # From here on it takes torch, and seconds.
+    from ctxext.evaluate.model import Loading, load_model
+    from ctxext.search.exam import make_exams
+    from ctxext.search.finals import check, run_off
+    from ctxext.search.measurement import measure
+    from ctxext.search.seeker import Seeker, Standing
+    from ctxext.search.study import check_study
+    from ctxext.search.trial_model import Workbench
+
+    watch = watch or (lambda standing: None)
+    with tempfile.TemporaryDirectory() as place:
+        path = study or (study_beside(out) if out else Path(place) / "study.db")
+        check_study(path, resume=resume, overwrite=overwrite)
+        watch(Standing("loading the model"))
+        stock = load_model(candidate, loading or Loading())
+        tried, final, unseen = make_exams(stock.encoder, options, trained_length)
+        bench = Workbench(stock, checkpoint, Path(place) / Path(place).name)
+        watch(Standing("asking the plain model"))
+        seeker = Seeker(bench, space, options, tried, measure(stock, tried), watch, started + options.seconds)
+        standing = seeker.run(path, _header(checkpoint, candidate.digest, options, trained_length, stock))
+        watch(dataclasses.replace(standing, stage="asking the best once more"))
+        winner = run_off(bench, final, standing, options)
+        watch(dataclasses.replace(standing, stage="checking on unseen prompts"))
+        checked = check(bench, unseen, standing, winner)
+    return _written(standing, checked, out, checkpoint, options)
+
+
+def _written(
+    standing: "Standing", checked: "Check", out: Path | None, checkpoint: Checkpoint, options: Options
+) -> Found:
+    """The result, its origin noted in the recipe, and its files written."""
+    from ctxext.search.picture import front_picture
+
+    name, tried = public_name(checkpoint), f"{len(standing.tried)} recipes tried, seed {options.seed}"
+    recipe, files = None, []
+    if checked.winner is not None and checked.winner.tried.recipe is not None and checked.is_better:
+        note = f"Found by ctxext search on {name} for {options.target_length} tokens; {tried}."
+        recipe = Recipe(checked.winner.tried.recipe.steps, note, f"ctxext search {__version__}")
+    if out is not None:
+        title = f"{name} to {format_length(options.target_length)} tokens: {tried}"
+        files.append(out.with_suffix(".png"))
+        write_whole(files[-1], front_picture(standing.points, checked.winner, options.keep_short, title))
+    if out is not None and recipe is not None:
+        files.append(out)
+        write_whole(out, recipe_text(recipe, figures(checked)).encode())
+    return Found(recipe, standing, checked, tuple(files))
+
+
+def figures(checked: "Check") -> list[str]:
+    """What the last check found, in lines."""
+    stock = checked.answers["stock"]
+    lines = ["Measured on prompts that the search never saw:"]
+    for name, answers in checked.answers.items():
+        shares = ", ".join(f"{100 * answers.exact(length):.1f} % at {length}" for length in answers.lengths)
+        rise = "" if name == "stock" else f"; trained window {100 * answers.rise(stock)[0]:+.2f} %"
+        shown = f"published ({checked.published.tried.name})" if name == "published" and checked.published else name
+        lines.append(f"  {shown}: loss of an answer {answers.loss:.4f}, needles {shares}{rise}")
+    return lines
+
+
+def _header(
+    checkpoint: Checkpoint, digest: str, options: Options, trained_length: int, stock: "LoadedModel"
+) -> dict[str, Any]:
+    """What a study must have been made with to be continued."""
+    import optuna
+    import torch
+    import transformers
+
+    data = options.data
+    if data is not None and Path(data).is_file():
+        data = hashlib.sha256(Path(data).read_bytes()).hexdigest()
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "optuna": optuna.__version__}
+    return {
+        "source": public_name(checkpoint),
+        "digest": digest,
+        **options.what_is_asked(trained_length),
+        "data": data,
+        "ctxext": __version__,
+        **versions,
+        **stock.facts(),
+    }

@@ -1,0 +1,165 @@
+"""What can be tried on a model: recipes as parameters of a trial, read from the method classes, and back."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ctxext.checkpoint import Checkpoint
+from ctxext.errors import CtxextError
+from ctxext.families import family_of
+from ctxext.recipes.base import Method
+from ctxext.recipes.methods import METHODS, method_named
+from ctxext.recipes.param import SearchRange
+from ctxext.recipes.recipe import Recipe
+from ctxext.recipes.rotary import Rotary, read_rotary
+
+NONE = "-"
+"""The choice of a slot that stays empty."""
+
+_SLOTS: Mapping[str, Callable[[type[Method]], bool]] = {
+    "base": lambda method: not method.scales and not method.needs_code,
+    "schedule": lambda method: method.scales,
+    "heads": lambda method: method.needs_code,
+}
+"""A recipe holds at most one step of each kind, in this order."""
+
+_DIGITS = 4
+
+Parameters = dict[str, Any]
+
+
+class Trial(Protocol):
+    """What draws parameters: an optuna trial."""
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        """One of some words."""
+        ...
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        """A number between two bounds."""
+        ...
+
+    def suggest_int(self, name: str, low: int, high: int) -> int:
+        """A whole number between two bounds."""
+        ...
+
+
+@dataclass(frozen=True)
+class Space:
+    """The recipes for one model and one target.
+
+    Attributes:
+        rotary: The model's encoding.
+        factor: How many times longer the wanted context is.
+        slots: By slot, the methods that apply.
+    """
+
+    rotary: Rotary
+    factor: float
+    slots: Mapping[str, tuple[type[Method], ...]]
+
+    def draw(self, trial: Trial) -> Parameters:
+        """Let a trial choose methods and their numbers."""
+        drawn: Parameters = {}
+        for slot, methods in self.slots.items():
+            drawn[slot] = trial.suggest_categorical(slot, [NONE, *(method.name for method in methods)])
+            for method in methods:
+                if method.name == drawn[slot]:
+                    drawn |= self._draw_numbers(trial, method)
+        return drawn
+
+    def _draw_numbers(self, trial: Trial, method: type[Method]) -> Parameters:
+        drawn: Parameters = {}
+        for number, tried in method.search_space(self.rotary, self.factor).items():
+            name = f"{method.name}.{number}"
+            if tried.optional:
+                drawn[f"{name}.given"] = trial.suggest_categorical(f"{name}.given", [False, True])
+                if not drawn[f"{name}.given"]:
+                    continue
+            drawn[name] = _draw(trial, name, tried)
+        return drawn
+
+    def recipe(self, parameters: Parameters) -> Recipe:
+        """The recipe of drawn parameters.
+
+        Raises:
+            CtxextError: there is no step, or the numbers of one do not go together.
+        """
+        chosen = [
+            method for slot, methods in self.slots.items() for method in methods if method.name == parameters.get(slot)
+        ]
+        return Recipe(
+            method.from_search(self._numbers(parameters, method), self.rotary, self.factor) for method in chosen
+        )
+
+    def _numbers(self, parameters: Parameters, method: type[Method]) -> Parameters:
+        ranges = method.search_space(self.rotary, self.factor)
+        found = {number: parameters.get(f"{method.name}.{number}") for number in ranges}
+        return {
+            number: value if value == ranges[number].start else _rounded(value)
+            for number, value in found.items()
+            if value is not None
+        }
+
+    def starts(self) -> list[tuple[type[Method], Parameters]]:
+        """Every method alone with the numbers from which a search starts: the published ones where there are any."""
+        found = []
+        for slot, methods in self.slots.items():
+            for method in methods:
+                ranges = method.search_space(self.rotary, self.factor)
+                if any(tried.start is None and not tried.optional for tried in ranges.values()):
+                    continue
+                parameters: Parameters = {**dict.fromkeys(self.slots, NONE), slot: method.name}
+                for number, tried in ranges.items():
+                    name = f"{method.name}.{number}"
+                    parameters |= {f"{name}.given": tried.start is not None} if tried.optional else {}
+                    parameters |= {name: tried.start} if tried.start is not None else {}
+                found.append((method, parameters))
+        return found
+
+
+def _draw(trial: Trial, name: str, tried: SearchRange) -> Any:
+    if tried.is_choice:
+        return trial.suggest_categorical(name, list(tried.values))
+    low, high = tried.values
+    if isinstance(low, int) and isinstance(high, int) and isinstance(tried.start, int):
+        return trial.suggest_int(name, low, high)
+    # Numbers that cannot be zero are scales: what doubles them matters as much as what halves them.
+    return trial.suggest_float(name, low, high, log=low > 0)
+
+
+def _rounded(value: Any) -> Any:
+    """A drawn number as a recipe file shows it."""
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+
+
+def space_of(source: Checkpoint, target_length: int, names: Sequence[str] = ()) -> Space:
+    """What can be tried on a model.
+
+    Args:
+        source: The checkpoint, plain.
+        target_length: The wanted context in tokens.
+        names: The methods to try; all that apply where empty.
+
+    Raises:
+        CtxextError: the model is not rotary, a method is unknown or does not apply, or none does.
+    """
+    config, family = source.config, family_of(source.config)
+    rotary = read_rotary(config, family)
+    wanted = [method_named(name) for name in names] or list(METHODS)
+    refused = {method: _refusal(method, source) for method in wanted}
+    for method, reason in refused.items():
+        if names and reason:
+            raise CtxextError(f'{method.name} does not apply to "{source.name}": {reason}.')
+    able = [method for method in METHODS if method in refused and not refused[method]]
+    if not able:
+        raise CtxextError(f'No method applies to "{source.name}": {next(iter(refused.values()))}.')
+    slots = {slot: tuple(method for method in able if fits(method)) for slot, fits in _SLOTS.items()}
+    filled = {slot: methods for slot, methods in slots.items() if methods}
+    return Space(rotary, target_length / rotary.trained_length, filled)
+
+
+def _refusal(method: type[Method], source: Checkpoint) -> str:
+    if method.needs_code and source.config.get("auto_map"):
+        return "it brings Python code of its own, which stands where the method's would"
+    return method.refusal(source.config, family_of(source.config))

@@ -1,0 +1,104 @@
+"""A recipe on a model that is in memory: as if it were converted and loaded, without a byte of weights moved."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ctxext.checkpoint import Checkpoint
+from ctxext.converters.calibration import head_scores, per_prompt_form, read_text, with_order
+from ctxext.errors import CtxextError
+from ctxext.evaluate.model import LoadedModel
+from ctxext.evaluate.sharing import is_static
+from ctxext.families import family_of
+from ctxext.loading import quiet_transformers
+from ctxext.recipes.recipe import Recipe
+from ctxext.recipes.rotary import provenance, read_rotary
+
+
+class Workbench:
+    """A loaded model on which recipes are tried.
+
+    For each recipe the family's model is built anew from the configuration that a conversion would write, without
+    weights, and every parameter and buffer of the loaded model is put into it; only what the configuration decides,
+    the inverse frequencies and the code around them, is its own. The loaded model itself is never changed.
+
+    Args:
+        stock: The loaded model, plain.
+        source: The checkpoint that it was loaded from.
+        folder: Where configurations and the code that some methods bring are put; made here.
+    """
+
+    def __init__(self, stock: LoadedModel, source: Checkpoint, folder: Path) -> None:
+        self.stock, self.source, self.folder = stock, source, folder
+        self.family = family_of(source.config)
+        self.rotary = read_rotary(source.config, self.family)
+        folder.mkdir()
+
+    def prepared(self, recipe: Recipe) -> Recipe:
+        """The recipe with everything filled in that depends on the model, a calibrated head order measured.
+
+        Raises:
+            CtxextError: a step does not apply.
+        """
+        recipe = recipe.resolved(self.source.config, self.family)
+        listening = per_prompt_form(recipe)
+        if listening is None:
+            return recipe
+        encoder = self.stock.encoder
+        model = self.apply(listening).model
+        scores = head_scores(model, encoder.tokenizer, read_text(None), self.rotary.trained_length)
+        return with_order(recipe, scores)
+
+    def apply(self, recipe: Recipe) -> LoadedModel:
+        """The model with a prepared recipe.
+
+        Raises:
+            CtxextError: a step does not apply, or the model is not built as its family's is.
+        """
+        config = self.source.config
+        edited = recipe.edit_config(config, self.family)
+        # Noted as a conversion does: some schedules are read otherwise without.
+        edited["ctxext"] = {**provenance(config), "trained_length": self.rotary.trained_length}
+        code = {name: text for step in recipe.steps for name, text in step.code_files(config).items()}
+        for name, text in {**code, "config.json": json.dumps(edited)}.items():
+            (self.folder / name).write_text(text, encoding="utf-8")
+        model = self._built(has_code=bool(code))
+        self._adopt(model)
+        can_share = self.stock.can_share and is_static(model.config.to_dict())
+        return LoadedModel(recipe.summary(), model.eval(), self.stock.encoder, can_share)
+
+    def _built(self, *, has_code: bool) -> Any:
+        """The family's model around the configuration in the folder; its parameters take no memory."""
+        from accelerate import init_empty_weights
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        stock = self.stock.model
+        with quiet_transformers(), init_empty_weights(include_buffers=False):
+            config = AutoConfig.from_pretrained(self.folder, trust_remote_code=has_code)
+            return AutoModelForCausalLM.from_config(
+                config,
+                trust_remote_code=has_code,
+                attn_implementation=getattr(stock.config, "_attn_implementation", None),
+                dtype=stock.dtype,
+            )
+
+    def _adopt(self, model: Any) -> None:
+        """Put the loaded model's tensors into another of the same shape, save its inverse frequencies."""
+        try:
+            model.load_state_dict(self.stock.model.state_dict(), assign=True)
+        except RuntimeError as error:
+            raise CtxextError(
+                f'Recipes cannot be tried on "{self.source.name}": its weights are not kept as its family keeps them.',
+                hint="Search on the checkpoint before it was quantized.",
+            ) from error
+        buffers = dict(self.stock.model.named_buffers())
+        with torch.no_grad():
+            for name, buffer in list(model.named_buffers()):
+                place, _, own = name.rpartition(".")
+                module, given = model.get_submodule(place), buffers.get(name)
+                if own.endswith("inv_freq") or given is None or given.shape != buffer.shape:
+                    module._buffers[own] = buffer.to(self.stock.device)
+                else:
+                    module._buffers[own] = given

@@ -1,0 +1,18 @@
+"""Fixtures: a tiny checkpoint with a tokenizer, trained to few tokens, so that prompts beyond that are short."""
+
+from pathlib import Path
+
+import pytest
+
+from hand_made import make_tokenizer, tiny_llama
+
+TRAINED = 320
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory) -> Path:
+    """A tiny random Llama with its tokenizer, as a folder."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tiny_llama(max_position_embeddings=TRAINED).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder

@@ -1,0 +1,163 @@
+"""Losses of answers and of documents, when a recipe is given up, and which one is best."""
+
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from ctxext.checkpoint import open_checkpoint
+from ctxext.errors import CtxextError
+from ctxext.evaluate import scoring
+from ctxext.evaluate.encoding import Encoder
+from ctxext.evaluate.model import make_ready
+from ctxext.evaluate.scoring import answer_losses
+from ctxext.evaluate.sharing import is_static_beyond
+from ctxext.recipes import LongRope, Recipe
+from ctxext.search import measurement
+from ctxext.search.exam import make_exams
+from ctxext.search.front import Point, best_of, front_of, is_hopeless, points_of
+from ctxext.search.measurement import Measurement, measure, measurement_from
+from ctxext.search.options import Options
+from ctxext.search.study import Tried
+from ctxext.search.trial_model import Workbench
+from hand_made import make_tokenizer, tiny_llama
+
+OPTIONS = Options(target_length=640, samples=3, num_depths=3, checked=4)
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return make_ready("tiny", tiny_llama(), make_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def exams(loaded):
+    return make_exams(loaded.encoder, OPTIONS, 320)
+
+
+def found(answers: dict[int, float], short: float = 1.0, lengths=(160, 320)) -> Measurement:
+    losses = {length: [loss, loss] for length, loss in answers.items()}
+    return Measurement([short, short], losses, {length: [True, False] for length in answers}, lengths, 2)
+
+
+def tried(number: int, measurement: Measurement, published: str = "") -> Tried:
+    return Tried(number, published, None, measurement, "", 1.0)
+
+
+def test_the_loss_is_that_of_the_answer_tokens(loaded, exams):
+    for length, questions in exams[0].questions.items():
+        for depth, losses, correct in answer_losses(loaded, questions):
+            for question, loss, right in zip(questions, losses, correct, strict=True):
+                prompt = question[depth]
+                ids = torch.tensor([prompt.ids])
+                with torch.no_grad():
+                    scores = loaded.model(ids).logits[0].log_softmax(-1)
+                own = [
+                    -scores[place - 1, prompt.ids[place]].item() for place in range(length - prompt.num_answer, length)
+                ]
+                assert math.isclose(loss, sum(own) / len(own), rel_tol=1e-4)
+                assert right == all(scores[place - 1].argmax() == prompt.ids[place]
+                                    for place in range(length - prompt.num_answer, length))  # fmt: skip
+
+
+def test_documents_first_then_the_shortest_prompts(loaded, exams):
+    whole = measure(loaded, exams[0])
+    assert whole.is_whole
+    assert [len(losses) for losses in whole.answers.values()] == [9, 9]
+    seen = []
+    part = measure(loaded, exams[0], lambda now: seen.append(sorted(now.answers)) or len(seen) == 2)
+    assert seen == [[], [320]]
+    assert part.short == whole.short
+    assert part.answers == {320: whole.answers[320]}
+    assert not part.is_whole
+    assert measurement_from(part.to_dict()) == part
+
+
+def test_rounds_show_early_what_is_hopeless(loaded, exams, monkeypatch):
+    whole = measure(loaded, exams[0])
+    monkeypatch.setattr(measurement, "_ROUND", 1)
+    bounds = []
+    again = measure(loaded, exams[0], lambda now: bounds.append(now.least_loss) and False)
+    assert {length: sorted(losses) for length, losses in again.answers.items()} == {
+        length: pytest.approx(sorted(losses), abs=1e-5) for length, losses in whole.answers.items()
+    }
+    assert len(bounds) == 2 * 3
+    assert bounds == sorted(bounds)
+    assert bounds[-1] < whole.loss
+
+
+def test_prompts_share_what_lies_beyond_a_switch_of_schedules(tmp_path, monkeypatch):
+    source = tmp_path / "tiny"
+    tiny_llama(max_position_embeddings=320).save_pretrained(source)
+    long = Recipe([LongRope(factor=4, long_factor=(1.0, 2.0, 3.0, 4.0))])
+    stock = make_ready("tiny", AutoModelForCausalLM.from_pretrained(source), make_tokenizer())
+    loaded = Workbench(stock, open_checkpoint(str(source)), tmp_path / "bench").apply(long)
+    assert stock.can_share
+    assert not loaded.can_share
+    exam = make_exams(stock.encoder, Options(target_length=1280, samples=2, num_depths=3), 320)[0]
+    shared = {length: list(answer_losses(loaded, questions)) for length, questions in exam.questions.items()}
+    monkeypatch.setattr(scoring, "_shares_beyond", lambda *_: False)
+    for length, questions in exam.questions.items():
+        own = sorted(answer_losses(loaded, questions))
+        wanted = [pytest.approx(two, abs=1e-4) for _, two, _ in sorted(shared[length])]
+        assert [losses for _, losses, _ in own] == wanted
+    config = loaded.model.config.to_dict()
+    assert is_static_beyond(config, 320)
+    assert not is_static_beyond(config, 319)
+    assert not is_static_beyond({**config, "ctxext_mspoe": {}}, 320)
+    assert not is_static_beyond(stock.model.config.to_dict(), 10**6), "nothing switches: is_static says it all"
+
+
+def test_exams_share_no_prompt_and_no_document(exams):
+    prompts = [
+        {tuple(prompt.ids) for own in exam.questions.values() for one in own for prompt in one} for exam in exams
+    ]
+    documents = [{tuple(row) for row in exam.documents.tolist()} for exam in exams]
+    for sets in (prompts, documents):
+        assert sum(map(len, sets)) == len(set().union(*sets))
+    assert [len(own) for own in prompts] == [2 * 9, 2 * 18, 2 * 12]
+
+
+def test_exams_from_the_users_text(tmp_path):
+    encoder = Encoder(make_tokenizer())
+    path = tmp_path / "own.txt"
+    path.write_text(" ".join(f"Sentence number {number} stands alone here." for number in range(1500)))
+    exams = make_exams(encoder, Options(target_length=640, data=str(path), samples=2, checked=2), 320)
+    texts = [encoder.tokenizer.decode(exam.questions[640][0][0].ids) for exam in exams]
+    assert all("stands alone here." in text for text in texts)
+    documents = [{tuple(row) for row in exam.documents.tolist()} for exam in exams]
+    assert sum(map(len, documents)) == len(set().union(*documents))
+    path.write_text("Too little text. For three exams.")
+    with pytest.raises(CtxextError, match=r"holds"):
+        make_exams(encoder, Options(target_length=640, data=str(path)), 320)
+
+
+def test_a_length_that_was_not_reached_counts_like_the_last_one():
+    part = found({160: 0.5})
+    assert part.loss == 0.5
+    assert part.least_loss == 0.25
+    assert found({160: 0.5, 320: 1.5}).loss == 1.0
+    assert found({}).loss == math.inf
+
+
+def test_given_up_where_it_cannot_be_on_the_front_any_more():
+    stock = found({160: 0.1, 320: 4.0})
+    good = points_of([tried(0, found({160: 0.2, 320: 0.4}, short=1.005))], stock)
+    assert is_hopeless(found({}, short=1.02), stock, [], 0.01), "it loses more than it may"
+    assert not is_hopeless(found({}, short=1.005), stock, [], 0.01)
+    assert is_hopeless(found({160: 0.7}, short=1.006), stock, good, 0.01), "0.7 / 2 is above 0.3 already"
+    assert not is_hopeless(found({160: 0.7}, short=1.004), stock, good, 0.01), "it keeps the short text better"
+    assert not is_hopeless(found({160: 0.5}, short=1.006), stock, good, 0.01), "it may still come out below 0.3"
+
+
+def test_the_front_and_the_best():
+    stock = found({160: 0.1, 320: 4.0})
+    shapes = [(0.3, 1.005), (0.2, 1.02), (0.3, 1.006), (0.4, 1.0), (0.3, 1.005)]
+    points = points_of([tried(n, found({160: a, 320: a}, short)) for n, (a, short) in enumerate(shapes)], stock)
+    assert [point.tried.number for point in front_of(points)] == [1, 0, 4, 3]
+    assert best_of(points, 0.01).tried.number == 0
+    assert best_of(points, 0.05).tried.number == 1
+    assert best_of(points[1:3], 0.001) is None
+    assert points_of([tried(0, found({160: 0.1}))], stock) == []
+    assert isinstance(points[0], Point)

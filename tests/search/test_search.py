@@ -1,0 +1,136 @@
+"""The whole search on a tiny model: steady, resumable, and honest where nothing helps."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from ctxext.recipes import load_recipe
+from ctxext.search import Options, sampler, search, seeker
+from ctxext.search.space import space_of
+from ctxext.search.study import Study
+
+METHODS = ("ntk", "yarn", "longrope", "mspoe")
+QUICK = Options(
+    target_length=640, trials=8, samples=1, num_depths=2, checked=2, keep_short=5.0, seed=3, methods=METHODS
+)
+
+
+class Killed(BaseException):
+    """What a kill looks like from inside: nothing catches it."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def soon_not_random():
+    """The sampler learns from the first trials on, so that what it draws hangs on all before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "_RANDOM_AT_FIRST", 1)
+        yield
+
+
+def told(found):
+    return [(one.published, one.recipe.to_dict() if one.recipe else None, one.refusal) for one in found.standing.tried]
+
+
+@pytest.fixture(scope="module")
+def whole(source, tmp_path_factory):
+    """A search that nothing interrupts."""
+    return search(str(source), QUICK, out=tmp_path_factory.mktemp("whole") / "best.yaml")
+
+
+def test_the_same_seed_and_trials_give_the_same_recipe(source, tmp_path, whole):
+    again = search(str(source), QUICK)
+    assert told(again) == told(whole)
+    assert again.check == dataclasses.replace(whole.check, winner=again.check.winner, published=again.check.published)
+    assert again.check.winner.tried.recipe == whole.check.winner.tried.recipe
+    other = search(str(source), dataclasses.replace(QUICK, seed=4))
+    assert told(other)[-3:] != told(whole)[-3:]
+
+
+@pytest.mark.parametrize("dead_at", [2, 5])
+def test_a_killed_search_goes_on_as_if_nothing_had_happened(source, tmp_path, whole, monkeypatch, dead_at):
+    measure, calls = seeker.measure, []
+
+    def dying(*args):
+        calls.append(1)
+        if len(calls) == dead_at:
+            raise Killed
+        return measure(*args)
+
+    monkeypatch.setattr(seeker, "measure", dying)
+    out = tmp_path / "best.yaml"
+    with pytest.raises(Killed):
+        search(str(source), QUICK, out=out)
+    assert not out.exists()
+    found = search(str(source), QUICK, out=out, resume=True)
+    assert told(found) == told(whole), "a trial was lost, repeated or changed"
+    assert found.check.winner.tried.recipe == whole.check.winner.tried.recipe
+    more = search(str(source), dataclasses.replace(QUICK, trials=9), out=out, resume=True)
+    assert told(more)[:-1] == told(found)
+
+
+def test_published_recipes_are_measured_to_the_end(whole):
+    published = {one.published: one for one in whole.standing.tried if one.published}
+    assert set(published) == {"ntk", "yarn", "mspoe"}, "longrope's starting curve is a guess"
+    assert all(one.measurement is None or one.measurement.is_whole for one in published.values())
+    best = min(point.loss for point in whole.standing.points if point.tried.published)
+    assert whole.standing.best.loss <= best
+
+
+def test_a_model_that_nothing_helps_is_left_alone(source, tmp_path, run):
+    out = tmp_path / "best.yaml"
+    words = ["--target-length", 640, "--trials", 3, "--samples", 1, "--checked", 4, "--methods", "yarn,mspoe"]
+    result = run("search", source, out, *words, "-q")
+    assert result.exit_code == 0, result.output
+    assert "eave the model as it is" in result.stdout
+    assert not out.exists()
+    assert (tmp_path / "best.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_recipe_of_another_process_is_left_to_it(source, tmp_path):
+    from ctxext.checkpoint import open_checkpoint
+
+    space = space_of(open_checkpoint(str(source)), 1280)
+    mine, theirs = (Study(tmp_path / "shared.db", space, 0, 0.01) for _ in range(2))
+    for study in (mine, theirs):
+        study.begin({"source": "tiny"})
+    trial, parameters = theirs.ask()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        trial.set_user_attr("owner", [os.uname().nodename, other.pid])
+        mine.rescue()
+        assert mine.ask()[1] != parameters
+        other.communicate(b"\n")
+    mine.rescue()
+    drawn = [mine.ask()[1] for _ in range(len(space.starts()) - 1)]
+    assert drawn.count(parameters) == 1, "what a dead process was trying is lined up again"
+
+
+def test_the_demo_gets_a_recipe_file_that_converts(tmp_path, run):
+    out = tmp_path / "best.yaml"
+    words = [
+        "--target-length",
+        "1k",
+        "--lengths",
+        "1k",
+        "--trials",
+        3,
+        "--methods",
+        "yarn,ntk",
+        "--samples",
+        1,
+        "--checked",
+        2,
+    ]
+    result = run("search", "demo", out, *words, "--keep-short", "0.05")
+    assert result.exit_code == 0, result.output
+    assert f"ctxext convert demo OUT --recipe {out}" in result.stderr
+    text = out.read_text()
+    assert text.startswith("# Measured on prompts that the search never saw:\n#   stock: loss of an answer")
+    assert load_recipe(str(out)).description.startswith("Found by ctxext search on demo for 1024 tokens; 3 recipes")
+    assert yaml.safe_load(text)["steps"][0]["method"] in ("yarn", "ntk")
+    converted = run("convert", "demo", tmp_path / "long", "--recipe", out)
+    assert converted.exit_code == 0, converted.output
+    assert "Found by ctxext search" in (tmp_path / "long" / "ctxext.json").read_text()

@@ -1,0 +1,117 @@
+"""What can be tried is read from the classes, and what is drawn is a recipe that they accept."""
+
+import math
+import random
+
+import pytest
+
+import tiny_models
+from ctxext.checkpoint import open_checkpoint
+from ctxext.errors import CtxextError
+from ctxext.recipes import METHODS, LongRope, MsPoE, Recipe, Yarn
+from ctxext.recipes.frequencies import inverse_frequencies
+from ctxext.recipes.rotary import Rotary
+from ctxext.search.space import NONE, Space, space_of
+
+
+class Dice:
+    """Draws at random where optuna would choose."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+
+    def suggest_categorical(self, name, choices):
+        return self.rng.choice(choices)
+
+    def suggest_float(self, name, low, high, *, log=False):
+        assert not log or low > 0
+        return self.rng.choice([low, high, self.rng.uniform(low, high)])
+
+    def suggest_int(self, name, low, high):
+        return self.rng.randint(low, high)
+
+
+@pytest.fixture
+def space(source) -> Space:
+    return space_of(open_checkpoint(str(source)), 1280)
+
+
+def test_every_method_is_in_it(space):
+    assert {method for methods in space.slots.values() for method in methods} == set(METHODS)
+    assert space.factor == 4.0
+
+
+def test_the_search_starts_from_the_published_numbers(space):
+    starts = {method.name: space.recipe(parameters) for method, parameters in space.starts()}
+    assert set(starts) == {method.name for method in METHODS}
+    assert starts["yarn"] == Recipe([Yarn(factor=4)])
+    assert starts["mspoe"] == Recipe([MsPoE()])
+    assert starts["abf"].steps[0].theta == 5e5
+    yarn = Rotary(1e4, 8, 8, 320, 1280, {"rope_type": "yarn", "factor": 4.0})
+    plain = [1e4 ** (-pair / 4) for pair in range(4)]
+    ramp = [own / slowed for own, slowed in zip(plain, inverse_frequencies(yarn), strict=True)]
+    assert starts["longrope"].steps[0].long_factor == pytest.approx(ramp, rel=1e-3), "YaRN's, as in its paper"
+
+
+def test_a_base_below_the_models_own_is_no_start(source):
+    folder = source.parent / "high"
+    tiny_models.build("llama")
+    checkpoint = open_checkpoint(str(source))
+    high = {**checkpoint.config, "rope_theta": 1e6, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+    space = space_of(type(checkpoint)(str(folder), folder, high), 1280)
+    assert "abf" not in [method.name for method, _ in space.starts()]
+
+
+def test_what_is_drawn_is_accepted_and_can_be_drawn_again_from_its_parameters(space):
+    refused, kinds = [], set()
+    for seed in range(400):
+        parameters = space.draw(Dice(seed))
+        try:
+            recipe = space.recipe(parameters)
+        except CtxextError as error:
+            refused.append(error.message)
+            continue
+        assert space.recipe(dict(parameters)) == recipe
+        assert all(step.factor >= 4 for step in recipe.steps if step.scales)
+        kinds.add(tuple(step.name for step in recipe.steps))
+    assert len(refused) < 40
+    assert set(refused) == {"The recipe has no steps."}
+    assert ("abf", "yarn", "mspoe") in kinds
+    assert len(kinds) > 25
+
+
+def test_longrope_factors_rise_and_stay_within_the_papers_bounds(space):
+    seen = set()
+    for seed in range(100):
+        numbers = {name: Dice(seed + 1000 * place).suggest_float(name, *tried.values)
+                   for place, (name, tried) in enumerate(LongRope.search_space(space.rotary, 4.0).items())
+                   if name.startswith("rise")}  # fmt: skip
+        factors = LongRope.from_search({"short": "ones", **numbers}, space.rotary, 4.0).long_factor
+        assert list(factors) == sorted(factors)
+        assert factors[0] >= 1
+        assert factors[-1] <= 1.25 * 4 * (1 + 1e-3)
+        seen.add(factors)
+    assert len(seen) > 50
+    assert math.isclose(max(max(factors) for factors in seen), 5.0, rel_tol=1e-3)
+
+
+def test_methods_narrow_it(source):
+    space = space_of(open_checkpoint(str(source)), 1280, ("yarn", "mspoe"))
+    assert {slot: [method.name for method in methods] for slot, methods in space.slots.items()} == {
+        "schedule": ["yarn"],
+        "heads": ["mspoe"],
+    }
+    assert space.starts()[0][1]["heads"] == NONE
+
+
+def test_a_method_that_does_not_apply_is_told(tmp_path):
+    source = open_checkpoint(str(tiny_models.save("phi3", tmp_path / "phi3")))
+    with pytest.raises(CtxextError, match=r"yarn does not apply.*longrope"):
+        space_of(source, 1280, ("yarn",))
+    assert "yarn" not in [method.name for method, _ in space_of(source, 1280).starts()]
+
+
+def test_foreign_code_leaves_no_room_for_a_methods_own(source):
+    checkpoint = open_checkpoint(str(source))
+    config = {**checkpoint.config, "auto_map": {"AutoModelForCausalLM": "own.Own"}}
+    assert "heads" not in space_of(type(checkpoint)("x", checkpoint.folder, config), 1280).slots

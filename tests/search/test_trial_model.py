@@ -1,0 +1,133 @@
+"""A recipe applied to a model in memory is the recipe converted and loaded, and leaves the model as it was."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+import tiny_models
+from ctxext.checkpoint import open_checkpoint
+from ctxext.converters import convert
+from ctxext.errors import CtxextError
+from ctxext.evaluate.model import LoadedModel, make_ready
+from ctxext.families import family_of
+from ctxext.recipes import METHODS, AdjustedBase, MsPoE, Recipe, Yarn
+from ctxext.recipes.rotary import read_rotary
+from ctxext.search.trial_model import Workbench
+from hand_made import make_tokenizer
+
+IS_4 = transformers.__version__.startswith("4.")
+QUICK = ("llama", "gemma3_text", "phi3", "gpt_neox", "deepseek_v3", "glm", "gpt_oss", "qwen3")
+LENGTHS = (40, 150, 70)
+"""Inside and beyond the 64 positions that the tiny models know, not in order: some schedules remember."""
+
+
+def workbench(folder: Path, place: Path, dtype=torch.float32) -> Workbench:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    return Workbench(LoadedModel("stock", model, None, can_share=False), open_checkpoint(str(folder)), place / "bench")
+
+
+def logits(model) -> list[torch.Tensor]:
+    size = model.config.get_text_config().vocab_size
+    ids = [torch.arange(3, 3 + length)[None] * 7 % size for length in LENGTHS]
+    with torch.no_grad():
+        return [model(one, use_cache=False).logits for one in ids]
+
+
+def same(one, other) -> bool:
+    return all(torch.equal(own, theirs) for own, theirs in zip(one, other, strict=True))
+
+
+def recipes(folder: Path) -> dict[str, Recipe]:
+    """Each method that the checkpoint's family carries here, and compositions."""
+    config = open_checkpoint(str(folder)).config
+    family = family_of(config)
+    rotary = read_rotary(config, family)
+    made = {}
+    for method in METHODS:
+        native = getattr(method, "rope_type", "default")
+        if method.refusal(config, family) or (IS_4 and native not in (family.rope_types_4x or [native])):
+            continue
+        ranges = method.search_space(rotary, 4.0)
+        numbers = {name: tried.start for name, tried in ranges.items() if tried.start is not None}
+        numbers |= {"first_layer": 0} if method is MsPoE else {}
+        numbers |= {"theta": 3e5} if method is AdjustedBase else {}
+        made[method.name] = Recipe([method.from_search(numbers, rotary, 4.0)])
+    if "mspoe" in made and "yarn" in made:
+        heads = MsPoE(schedule="by-parts", ratio_min=1.0, ratio_max=3.0, head_order="fixed", first_layer=1)
+        made["yarn+mspoe"] = Recipe([AdjustedBase(theta=2e4, factor=4), Yarn(factor=4, attention_factor=1.3), heads])
+    return made
+
+
+def families() -> list:
+    marks = {name: () if name in QUICK else pytest.mark.slow for name in tiny_models.FAMILIES}
+    return [pytest.param(name, marks=marks[name]) for name in tiny_models.FAMILIES]
+
+
+@pytest.mark.parametrize("model_type", families())
+def test_applied_is_converted_and_loaded(model_type, tmp_path):
+    source = tiny_models.save(model_type, tmp_path / "source")
+    config = open_checkpoint(str(source)).config
+    if family_of(config).reason:
+        pytest.skip(family_of(config).reason)
+    bench = workbench(source, tmp_path)
+    before = logits(bench.stock.model)
+    made = recipes(source)
+    changed = num_carried = 0
+    for name, recipe in made.items():
+        try:
+            convert(str(source), tmp_path / name, recipe, check=False)
+        except CtxextError:
+            with pytest.raises(CtxextError):
+                bench.apply(bench.prepared(recipe))
+            continue
+        loaded = AutoModelForCausalLM.from_pretrained(
+            tmp_path / name, dtype=torch.float32, trust_remote_code=recipe.needs_code
+        ).eval()
+        found = logits(bench.apply(bench.prepared(recipe)).model)
+        assert same(found, logits(loaded)), name
+        num_carried += 1
+        changed += not same(found, before)
+    assert same(logits(bench.stock.model), before)
+    assert changed == num_carried > 0 or model_type not in QUICK
+
+
+def test_a_trial_shares_every_weight_and_changes_none(tmp_path):
+    source = tiny_models.save("llama", tmp_path / "source")
+    bench = workbench(source, tmp_path)
+    weights = {name: tensor.clone() for name, tensor in bench.stock.model.state_dict().items()}
+    model = bench.apply(Recipe([Yarn(factor=4)])).model
+    mine, theirs = dict(model.named_parameters()), dict(bench.stock.model.named_parameters())
+    assert mine.keys() == theirs.keys()
+    assert all(tensor.data_ptr() == theirs[name].data_ptr() for name, tensor in mine.items())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in bench.stock.model.state_dict().items())
+
+
+def test_16_bit_models_keep_their_frequencies_in_32(tmp_path):
+    source = tiny_models.save("llama", tmp_path / "source")
+    bench = workbench(source, tmp_path, torch.bfloat16)
+    convert(str(source), tmp_path / "out", Recipe([Yarn(factor=4)]))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16).eval()
+    assert same(logits(bench.apply(Recipe([Yarn(factor=4)])).model), logits(loaded))
+
+
+def test_a_calibrated_order_is_the_one_that_converting_measures(source, tmp_path):
+    recipe = Recipe([Yarn(factor=4), MsPoE(head_order="calibrated", first_layer=0, ratio_max=3.0)])
+    stock = AutoModelForCausalLM.from_pretrained(source).eval()
+    bench = Workbench(make_ready("stock", stock, make_tokenizer()), open_checkpoint(str(source)), tmp_path / "bench")
+    prepared = bench.prepared(recipe)
+    assert prepared.steps[-1].ranks is not None
+    done = convert(str(source), tmp_path / "out", recipe, check=False)
+    assert prepared.to_dict() == done.plan.recipe.to_dict()
+    again = convert(str(source), tmp_path / "again", prepared, check=False)
+    assert again.plan.texts["config.json"] == done.plan.texts["config.json"]
+
+
+def test_a_model_with_other_weights_than_its_family_is_refused(tmp_path):
+    source = tiny_models.save("llama", tmp_path / "source")
+    bench = workbench(source, tmp_path)
+    del bench.stock.model.model.layers[0].mlp.up_proj
+    with pytest.raises(CtxextError, match="cannot be tried"):
+        bench.apply(Recipe([Yarn(factor=4)]))
