@@ -147,7 +147,8 @@ def test_given_up_where_it_cannot_be_on_the_front_any_more():
     assert is_hopeless(found({}, short=1.02), stock, [], 0.01), "it loses more than it may"
     assert not is_hopeless(found({}, short=1.005), stock, [], 0.01)
     assert is_hopeless(found({160: 0.7}, short=1.006), stock, good, 0.01), "0.7 / 2 is above 0.3 already"
-    assert not is_hopeless(found({160: 0.7}, short=1.004), stock, good, 0.01), "it keeps the short text better"
+    assert not is_hopeless(found({160: 0.7}, short=1.004), stock, good, 0.006), "it keeps the short text better"
+    assert is_hopeless(found({160: 0.7}, short=1.004), stock, good, 0.01), "both lose no more than half of it"
     assert not is_hopeless(found({160: 0.5}, short=1.006), stock, good, 0.01), "it may still come out below 0.3"
 
 

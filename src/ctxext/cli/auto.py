@@ -25,7 +25,7 @@ MinutesOption = Annotated[
     float | None,
     typer.Option(
         "--minutes",
-        help=f"Stop trying after so many minutes. Default: {DEFAULT_MINUTES:g}, without --trials.",
+        help=f"About how long it may take. Default: {DEFAULT_MINUTES:g}, without --trials.",
         rich_help_panel=_PANEL,
     ),
 ]

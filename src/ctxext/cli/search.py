@@ -164,7 +164,8 @@ def verdict(found: Found, options: Options) -> str:
     if found.recipe is None:
         return (
             f"No recipe makes the model better: on unseen prompts the best changes the loss of an answer by "
-            f"{-gain:+.4f} ± {half:.4f} nats. Leave the model as it is."
+            f"{-gain:+.4f} ± {half:.4f} nats and finds {found.check.answers['found'].share:.0%} of the needles, "
+            f"where the model finds {found.check.answers['stock'].share:.0%} as it is. Leave the model as it is."
         )
     rise, spread = found.check.rise
     return (

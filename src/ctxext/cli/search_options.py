@@ -18,7 +18,7 @@ TrialsOption = Annotated[
 ]
 MinutesOption = Annotated[
     float | None,
-    typer.Option("--minutes", help="Stop trying after so many minutes. Default: 20, without --trials."),
+    typer.Option("--minutes", help="About how long it may take, checks included. Default: 20, without --trials."),
 ]
 MethodsOption = Annotated[
     list[str] | None,

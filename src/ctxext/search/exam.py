@@ -58,7 +58,7 @@ def make_exams(encoder: Encoder, options: Options, trained_length: int) -> tuple
         CtxextError: a length is too short for a question, or the data cannot be read or is too little.
     """
     samples = (options.samples, 2 * options.samples, options.checked)
-    counts = [max(2, own) for own in (options.samples, 4 * options.samples, 4 * options.checked)]
+    counts = [max(2, own) for own in (2 * options.samples, 8 * options.samples, 4 * options.checked)]
     documents = _documents(encoder, options, trained_length, counts)
     sentences = _own_sentences(options.data)
     exams = []

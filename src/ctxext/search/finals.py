@@ -33,8 +33,11 @@ class Check:
 
     @property
     def is_better(self) -> bool:
-        """Whether the winner gains more than chance would give; no other reason is good enough to change a model."""
-        return self.gain[0] - self.gain[1] > 0
+        """Whether the winner finds more, and its loss is lower by more than chance would give.
+
+        Nothing less is a reason to change a model.
+        """
+        return self.gain[0] - self.gain[1] > 0 and self.answers["found"].share > self.answers["stock"].share
 
 
 def run_off(bench: Workbench, exam: Exam, standing: Standing, options: Options) -> Point | None:

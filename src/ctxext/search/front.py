@@ -54,7 +54,8 @@ def is_hopeless(found: Measurement, stock: Measurement, points: Sequence[Point],
     """Whether a recipe that is being measured is not worth the rest of its exam.
 
     It loses more inside the trained window than it may, or what it has lost so far already makes sure that another
-    one dominates it.
+    one dominates it. Recipes that lose less than half of what they may count as alike in that.
     """
     rise = found.rise(stock)[0]
-    return rise > keep_short or any(point.dominates(found.least_loss, rise) for point in points)
+    alike = max(rise, keep_short / 2)
+    return rise > keep_short or any(point.dominates(found.least_loss, alike) for point in points)

@@ -67,6 +67,11 @@ class Measurement:
         """The share of prompts of a length that are answered."""
         return mean([float(right) for right in self.correct[length]])
 
+    @property
+    def share(self) -> float:
+        """The share of prompts that are answered, the mean over all lengths."""
+        return mean([self.exact(length) for length in self.correct])
+
     def rise(self, stock: "Measurement") -> tuple[float, float]:
         """By which share the loss on the documents rises over the source's, and half its 95 % interval."""
         differences = [own - other for own, other in zip(self.short, stock.short, strict=True)]

@@ -1,0 +1,244 @@
+"""`ctxext search` and `ctxext convert --method auto` as a user types them."""
+
+import io
+import json
+import os
+import shlex
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from ctxext.cli import auto
+from ctxext.cli.output import Output
+from ctxext.cli.search_view import watching
+from ctxext.errors import CtxextError
+from ctxext.search.front import best_of, points_of
+from ctxext.search.measurement import Measurement
+from ctxext.search.seeker import Standing
+from ctxext.search.study import Tried
+
+SMALL = (
+    "--trials",
+    2,
+    "--samples",
+    1,
+    "--checked",
+    2,
+    "--lengths",
+    640,
+    "--target-length",
+    640,
+    "--methods",
+    "ntk,yarn",
+)
+
+
+def write(path, text=""):
+    path.write_text(text)
+
+
+def extended(folder):
+    from ctxext.converters import convert
+    from ctxext.recipes import Recipe, Yarn
+
+    convert(str(folder / "model"), folder / "long", Recipe([Yarn(factor=2)]))
+    shutil.rmtree(folder / "model")
+    (folder / "long").rename(folder / "model")
+
+
+def learned(folder):
+    config = json.loads((folder / "model" / "config.json").read_text())
+    write(folder / "model" / "config.json", json.dumps({**config, "model_type": "gpt2", "n_positions": 320}))
+
+
+def studied(folder):
+    sqlite3.connect(folder / "best.db").close()
+
+
+FAR = ("--target-length", "640")
+BAD = {
+    "no target": ((), None, "How far should the model reach?"),
+    "target inside": (("--target-length", "320"), None, "trained to 320 tokens already"),
+    "no length": (("--target-length", "far"), None, '"far" is not a length'),
+    "no such method": ((*FAR, "--methods", "yarm"), None, 'no method "yarm"'),
+    "no time": ((*FAR, "--minutes", "0"), None, "minutes must be above 0"),
+    "a share below zero": ((*FAR, "--keep-short", "-1"), None, "keep_short must be a share"),
+    "beyond the target": ((*FAR, "--lengths", "1k"), None, "beyond the target of 640"),
+    "too short": ((*FAR, "--lengths", "100"), None, 'The task "needle" needs at least'),
+    "extended": ((*FAR,), extended, "is already extended: yarn ×2"),
+    "not rotary": ((*FAR,), learned, "learned position embeddings"),
+    "a folder": ((*FAR,), lambda folder: (folder / "best.yaml").mkdir(), "is a folder, not a place"),
+    "a recipe there": ((*FAR,), lambda folder: write(folder / "best.yaml"), "There is a file"),
+    "a study there": ((*FAR,), studied, "There is a study"),
+    "no study": ((*FAR, "--resume"), None, "There is no study"),
+    "not a study": ((*FAR, "--resume"), lambda folder: write(folder / "best.db", "text " * 99), "cannot be used"),
+    "no data": ((*FAR, "--data", "absent.txt"), None, "neither a file nor a data set"),
+    "little data": ((*FAR, "--data", "little.txt"), lambda folder: write(folder / "little.txt", "Few."), "holds"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_line(run, source, tmp_path, monkeypatch, case):
+    words, spoil, message = BAD[case]
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(source, tmp_path / "model")
+    if spoil:
+        spoil(tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    result = run("search", "model", "best.yaml", *words, "-q")
+    assert isinstance(result.exception, CtxextError), result.output
+    assert message in result.exception.message
+    assert "\n" not in result.exception.message + result.exception.hint
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_without_optuna_it_says_what_to_install(run, source, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = run("search", source, tmp_path / "best.yaml", *FAR)
+    assert result.exception.hint == 'pip install "ctxext[search]"'
+
+
+def test_json_is_alone_on_stdout(run, source, tmp_path):
+    out = tmp_path / "best.yaml"
+    result = run("search", source, out, *SMALL, "--keep-short", 5, "--json", "--study", tmp_path / "own.db")
+    data = json.loads(result.stdout)
+    assert data["trials"] == 2
+    assert [point["published"] for point in data["published"]] == ["ntk", "yarn"]
+    assert set(data["checked"]) == {"stock", "published", "found"}
+    assert (tmp_path / "own.db").exists()
+    assert data["files"] == [str(tmp_path / "best.png")]
+    again = run("search", source, out, *SMALL, "--keep-short", 5, "--resume", "--study", tmp_path / "own.db", "--json")
+    assert json.loads(again.stdout) == data
+    other = run("search", source, out, *SMALL, "--keep-short", 4, "--resume", "--study", tmp_path / "own.db")
+    assert "was made otherwise: keep_short 5.0, now 4.0" in other.exception.message
+
+
+def standing(numbers, stage="trying recipes", seconds=90.4):
+    from ctxext.recipes import Recipe, Yarn
+
+    stock = Measurement([1.0, 1.0], {64: [3.0]}, {64: [False]}, (64,), 1)
+    tried = [
+        Tried(n, "yarn" if n == 0 else "", Recipe([Yarn(factor=4 + n)]),
+              Measurement([1.001, 1.001], {64: [loss]}, {64: [True]}, (64,), 1), "", 1.0)
+        for n, loss in enumerate(numbers)
+    ]  # fmt: skip
+    points = points_of(tried, stock)
+    return Standing(stage, stock, tried, points, best_of(points, 0.01), seconds)
+
+
+def test_the_table_of_the_best_so_far():
+    output = Output()
+    output.stderr = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
+    with watching(output) as watch:
+        watch(Standing("loading the model"))
+        watch(standing([0.5, 0.2]))
+        shown = output.stderr.file.getvalue()
+    assert "trying recipes · 2 recipes, 0 stopped early · 1:30 left" in shown
+    assert shown.index("yarn ×5") < shown.index("yarn ×4 (published)")
+    assert "0.2000" in shown
+    assert "+0.10 %" in shown
+
+
+def test_a_log_has_a_line_for_each_new_best_and_no_other():
+    output = Output()
+    output.stderr = Console(file=io.StringIO(), width=200)
+    with watching(output) as watch:
+        for state in (standing([]), standing([0.5]), standing([0.5, 0.6]), standing([0.5, 0.6, 0.1])):
+            watch(state)
+    lines = output.stderr.file.getvalue().splitlines()
+    assert len(lines) == 3
+    assert "3 recipes, 0 stopped early · 1:30 left; best yarn ×6 (answers 0.1000 nats" in lines[-1]
+
+
+def test_auto_converts_with_what_it_found(run, tmp_path, monkeypatch):
+    small = lambda **given: Options(**given, samples=1, checked=2, methods=("yarn",), lengths=(1024,), keep_short=0.05)  # noqa: E731
+    from ctxext.search.options import Options
+
+    monkeypatch.setattr(auto, "Options", small)
+    result = run("convert", "demo", tmp_path / "out", "--method", "auto", "--target-length", "1k", "--trials", 1)
+    assert result.exit_code == 0, result.output
+    assert "yarn ×2" in result.stdout
+    assert "Measured on prompts that the search never saw" in result.stderr
+    assert json.loads((tmp_path / "out" / "ctxext.json").read_text())["recipe"]["description"].startswith("Found by")
+
+
+def test_auto_converts_nothing_where_nothing_helps(run, source, tmp_path, monkeypatch):
+    from ctxext.search.options import Options
+
+    monkeypatch.setattr(auto, "Options", lambda **given: Options(**given, samples=1, checked=2, methods=("yarn",)))
+    result = run("convert", source, tmp_path / "out", "--method", "auto", *FAR, "--trials", 1)
+    assert "eave the model as it is" in result.exception.message
+    assert not (tmp_path / "out").exists()
+
+
+BAD_AUTO = {
+    ("-m", "auto"): "needs to know how far",
+    ("-m", "auto", "--factor", "2"): "chooses --factor itself",
+    ("-m", "auto", *FAR, "--beta-fast", "16"): "chooses --beta-fast itself",
+    ("-m", "auto", "-m", "yarn", *FAR): "stands alone",
+    ("-m", "yarn", "--factor", "2", "--trials", "3"): "for --method auto",
+}
+
+
+@pytest.mark.parametrize("words", BAD_AUTO, ids=" ".join)
+def test_auto_stands_alone(run, source, tmp_path, words):
+    result = run("convert", source, tmp_path / "out", *words)
+    assert BAD_AUTO[words] in result.exception.message
+    assert not (tmp_path / "out").exists()
+
+
+PROGRAM = (
+    "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nfrom ctxext.cli.app import main\nmain()\n"
+)
+
+
+def finished(study) -> list:
+    """The parameters of the trials that came to an end, in order."""
+    with sqlite3.connect(study) as database:
+        query = "SELECT trial_id FROM trials WHERE state = 'COMPLETE' ORDER BY trial_id"
+        trials = [row[0] for row in database.execute(query)]
+        wanted = "SELECT param_name, param_value FROM trial_params WHERE trial_id = ? ORDER BY param_name"
+        return [database.execute(wanted, (trial,)).fetchall() for trial in trials]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
+def test_stopped_and_resumed(run, source, tmp_path, how):
+    """Ctrl-C says how to go on; neither it nor a kill loses a trial or repeats one."""
+    words = ["search", str(source), str(tmp_path / "best.yaml"), "--target-length", "640", "--trials", "24"]
+    words += ["--samples", "1", "--checked", "2", "--lengths", "640", "--keep-short", "5.0"]
+    command = [sys.executable, "-c", PROGRAM, *words]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    study = tmp_path / "best.db"
+    while process.poll() is None:
+        time.sleep(0.1)
+        try:
+            if study.exists() and len(finished(study)) > 10:
+                break
+        except sqlite3.OperationalError:
+            continue
+    process.send_signal(how)
+    _, told = process.communicate()
+    assert process.returncode != 0
+    before = finished(study)
+    assert 10 < len(before) < 24
+    if how == signal.SIGINT:
+        (line,) = (line for line in told.splitlines() if line.startswith("Stopped; go on with: "))
+        words = shlex.split(line.removeprefix("Stopped; go on with: ctxext "))
+        assert words[-1] == "--resume"
+    else:
+        words.append("--resume")
+    assert run(*words).exit_code == 0
+    after = finished(study)
+    assert after[: len(before)] == before
+    assert len(after) == 24
+    whole = tmp_path / "whole" / "best.yaml"
+    whole.parent.mkdir()
+    assert run("search", source, whole, *words[3:-1]).exit_code == 0
+    assert finished(whole.with_suffix(".db")) == after
