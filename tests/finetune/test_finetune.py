@@ -160,6 +160,9 @@ def test_what_this_machine_lacks_is_said(base, tmp_path, monkeypatch):
     with pytest.raises(CtxextError, match="needs bitsandbytes") as caught:
         tune(base, tmp_path / "out", change(quantize="4bit"))
     assert caught.value.hint == 'pip install "ctxext[quantize]"'
+    monkeypatch.setattr("ctxext.finetune.loop.find_spec", lambda name: None)
+    with pytest.raises(CtxextError, match="--report-to trackio needs a package"):
+        tune(base, tmp_path / "out", change(report_to="trackio"))
     with pytest.raises(CtxextError, match="--context-parallel 2 needs a multiple of 2 processes"):
         tune(base, tmp_path / "out", change(context_parallel=2))
     assert list(tmp_path.iterdir()) == []
@@ -202,6 +205,10 @@ def test_nothing_is_overwritten(base, tmp_path):
         ({"batch_size": 3, "micro_batch": 2}, "no multiple"),
         ({"pack": "restart", "positions": "pose"}, "restart goes with full"),
         ({"device": "tpu"}, "not a device"),
+        ({"report_to": "paper"}, '--report-to "paper"'),
+        ({"full": True, "quantize": "4bit"}, "is for LoRA"),
+        ({"learn": "most"}, '--learn "most"'),
+        ({"context_parallel": 2, "attention": "shifted"}, "goes without"),
     ],
 )
 def test_options_are_checked_when_they_are_made(options, message):

@@ -10,8 +10,8 @@ from ctxext.demo.corpus import make_example
 from ctxext.evaluate.encoding import Encoder
 from ctxext.finetune.documents import Document
 
-_PROMPT_SHARE = 0.2
-_TEXT_SHARE = 0.1
+_PROMPT_SHARE = 0.1
+_TEXT_SHARE = 0.05
 
 
 def long_documents(tokenizer: Any, wanted: Mapping[int, int], seed: int, learn: str = "answers") -> Iterator[Document]:

@@ -4,6 +4,7 @@ import math
 import resource
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,12 @@ def training_arguments(options: Options, folder: Path, num_processes: int) -> Tr
     """The Trainer's arguments. Making them starts the process group where there are several processes.
 
     Raises:
-        CtxextError: the batch cannot be shared among the processes.
+        CtxextError: the batch cannot be shared among the processes, or what is reported to is not installed.
     """
+    if options.report_to != "none" and find_spec(options.report_to) is None:
+        raise CtxextError(
+            f"--report-to {options.report_to} needs a package that is not here.", hint=f"pip install {options.report_to}"
+        )
     sharing = options.context_parallel
     if num_processes % sharing or (sharing > 1 and not torch.cuda.is_available()):
         raise CtxextError(

@@ -13,6 +13,7 @@ _CHOICES = {
     "attention": ("full", "shifted"),
     "schedule": ("cosine", "linear", "constant"),
     "dtype": ("auto", "bf16", "fp16", "fp32"),
+    "report_to": ("none", "tensorboard", "wandb", "trackio"),
     "learn": LEARN,
     "quantize": ("none", "4bit"),
 }

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     pass
 
 SETTINGS, REPORT, CURVE, FINAL = "settings.json", "finetune.json", "loss.png", "final"
+RUNS = "runs"
+"""Where tensorboard's files lie, here and on the Hub."""
 
 
 @dataclass(frozen=True)
@@ -304,6 +306,8 @@ def _write(
     options, checkpoint = result.options, base.checkpoint
     if not options.full:
         save_adapter(folder / FINAL, work / ADAPTER, checkpoint)
+    if (folder / RUNS).is_dir():
+        shutil.copytree(folder / RUNS, work / RUNS)
     lengths = [options.length_of_step(step) for step in range(options.steps)]
     draw_losses(result.losses, lengths, work / CURVE)
     settings = {**result.to_dict(), "data": {**dataclasses.asdict(result.data), **data}}
