@@ -1,6 +1,7 @@
 # make demo   install into .venv if needed, then the main job on the checkpoint in the package
 # make test   the same set-up, then the quick tests
 # make check  what CI runs: linters, types, quick tests
+# make story  every command of the README in an environment where nothing but ctxext was installed
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
@@ -9,7 +10,7 @@ WORKERS ?= 2
 # Each test process computes on one thread, so that the workers do not fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: demo test check slow test-transformers-4 lint docs clean
+.PHONY: demo test check slow story test-transformers-4 lint docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ctxext demo
@@ -27,6 +28,11 @@ lint: $(VENV)/installed
 slow: $(VENV)/installed
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) -m "slow and not engine"
 
+story: $(VENV)/installed
+	rm -rf .venv-story && $(PYTHON) -m venv .venv-story
+	.venv-story/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) ".[search]"
+	CTXEXT_BIN=$(CURDIR)/.venv-story/bin $(TEST_ENV) $(BIN)/python -m pytest -q tests/test_readme.py
+
 test-transformers-4:
 	$(MAKE) test VENV=.venv-transformers-4 CONSTRAINTS=constraints-transformers-4.txt
 
@@ -40,4 +46,4 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf .venv .venv-transformers-4 demo-out .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-transformers-4 .venv-story demo-out .pytest_cache .mypy_cache .ruff_cache
