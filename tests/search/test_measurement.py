@@ -11,6 +11,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate import scoring
 from ctxext.evaluate.encoding import Encoder
 from ctxext.evaluate.model import make_ready
+from ctxext.evaluate.prompt import Prompt
 from ctxext.evaluate.scoring import answer_losses
 from ctxext.evaluate.sharing import is_static_beyond
 from ctxext.recipes import LongRope, Recipe
@@ -59,6 +60,17 @@ def test_the_loss_is_that_of_the_answer_tokens(loaded, exams):
                 assert math.isclose(loss, sum(own) / len(own), rel_tol=1e-4)
                 assert right == all(scores[place - 1].argmax() == prompt.ids[place]
                                     for place in range(length - prompt.num_answer, length))  # fmt: skip
+
+
+def test_answers_of_different_lengths_in_one_batch(loaded):
+    ids = list(range(5, 45))
+    questions = [[Prompt(ids, 2, ("a",))], [Prompt(ids, 5, ("b",))]]
+    ((_, (short, long), _),) = answer_losses(loaded, questions)
+    with torch.no_grad():
+        scores = loaded.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    own = [-scores[place - 1, ids[place]].item() for place in range(35, 40)]
+    assert math.isclose(short, sum(own[-2:]) / 2, rel_tol=1e-4)
+    assert math.isclose(long, sum(own) / 5, rel_tol=1e-4)
 
 
 def test_documents_first_then_the_shortest_prompts(loaded, exams):

@@ -24,6 +24,10 @@ _REFUSED_RISE = 10.0
 """What the sampler is told of recipes that cannot be measured: far more than may be lost."""
 
 
+_NEAR = 2.0
+"""Recipes that lose up to so many times what they may are still worth changing a little."""
+
+
 @dataclass(frozen=True)
 class Tried:
     """One recipe of a study.
@@ -133,10 +137,12 @@ class Study:
         # Where no needle was asked for, a recipe counts as no better than none.
         loss = measurement.loss if measurement and measurement.answers else stock.loss
         trial.set_constraint("short", rise - self.keep_short)
+        trial.set_user_attr("is_near", bool(measurement and measurement.answers) and rise <= _NEAR * self.keep_short)
         trial.set_user_attr("refusal", refusal)
         trial.set_user_attr("recipe", recipe.to_dict() if recipe else None)
         trial.set_user_attr("measurement", measurement.to_dict() if measurement else None)
-        self._study.tell(trial, [loss, rise])
+        # As where recipes are given up: those that lose less than half of what they may count as alike in that.
+        self._study.tell(trial, [loss, max(rise, self.keep_short / 2)])
 
     def tried(self) -> list[Tried]:
         """Every recipe that was tried, in order."""

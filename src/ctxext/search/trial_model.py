@@ -14,7 +14,7 @@ from ctxext.evaluate.sharing import is_static
 from ctxext.families import family_of
 from ctxext.loading import quiet_transformers
 from ctxext.recipes.recipe import Recipe
-from ctxext.recipes.rotary import provenance, read_rotary
+from ctxext.recipes.rotary import read_rotary
 
 
 class Workbench:
@@ -59,8 +59,6 @@ class Workbench:
         """
         config = self.source.config
         edited = recipe.edit_config(config, self.family)
-        # Noted as a conversion does: some schedules are read otherwise without.
-        edited["ctxext"] = {**provenance(config), "trained_length": self.rotary.trained_length}
         code = {name: text for step in recipe.steps for name, text in step.code_files(config).items()}
         for name, text in {**code, "config.json": json.dumps(edited)}.items():
             (self.folder / name).write_text(text, encoding="utf-8")
