@@ -80,6 +80,17 @@ def test_published_recipes_are_measured_to_the_end(whole):
     assert whole.standing.best.loss <= best
 
 
+def test_a_recipe_is_measured_once(source, monkeypatch):
+    asked = []
+    original = seeker.measure
+    monkeypatch.setattr(seeker, "measure", lambda *given: asked.append(given[0].name) or original(*given))
+    monkeypatch.setattr(sampler, "_mutated", lambda rng, value, space: value)
+    options = dataclasses.replace(QUICK, methods=("pi",), trials=6)
+    found = search(str(source), options)
+    recipes = [one.recipe.to_dict() for one in found.standing.tried if one.recipe]
+    assert len(recipes) > len({str(recipe) for recipe in recipes}) == len(asked), "one was drawn twice, as it is here"
+
+
 def test_a_model_that_nothing_helps_is_left_alone(source, tmp_path, run):
     out = tmp_path / "best.yaml"
     words = ["--target-length", 640, "--trials", 3, "--samples", 1, "--checked", 4, "--methods", "yarn,mspoe"]

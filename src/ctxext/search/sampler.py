@@ -14,6 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 _RANDOM_AT_FIRST = 10
 _NUM_PARENTS = 6
+_ALIKE = 2
 _CHANCE = 0.15
 """How likely a mutation is to draw a word anew."""
 _SPREAD = 0.15
@@ -86,8 +87,17 @@ class SteadySampler(BaseSampler):
             return None
         finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         near = [trial for trial in finished if trial.user_attrs["is_near"] and trial.number < number]
-        best = sorted(near, key=lambda trial: (trial.values[0], trial.number))[:_NUM_PARENTS]
+        best: list[FrozenTrial] = []
+        for trial in sorted(near, key=lambda trial: (trial.values[0], trial.number)):
+            # A few of each kind, so that the first good kind does not crowd out a better one.
+            if sum(_kind(trial) == _kind(other) for other in best) < _ALIKE and len(best) < _NUM_PARENTS:
+                best.append(trial)
         return self._random(number).choice(best) if best else None
+
+
+def _kind(trial: FrozenTrial) -> set[tuple[str, str]]:
+    """Which words were chosen, methods among them."""
+    return {(name, value) for name, value in trial.params.items() if isinstance(value, str)}
 
 
 def _mutated(rng: random.Random, value: Any, space: Any) -> Any:
