@@ -93,7 +93,20 @@ def test_a_recipe_is_measured_once(source, monkeypatch):
 
 def test_a_model_that_nothing_helps_is_left_alone(source, tmp_path, run):
     out = tmp_path / "best.yaml"
-    words = ["--target-length", 640, "--trials", 3, "--samples", 1, "--checked", 4, "--methods", "yarn,mspoe"]
+    out.write_text("an older one")
+    words = [
+        "--overwrite",
+        "--target-length",
+        640,
+        "--trials",
+        3,
+        "--samples",
+        1,
+        "--checked",
+        4,
+        "--methods",
+        "yarn,mspoe",
+    ]
     result = run("search", source, out, *words, "-q")
     assert result.exit_code == 0, result.output
     assert "eave the model as it is" in result.stdout

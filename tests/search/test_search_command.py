@@ -79,6 +79,11 @@ BAD = {
     "no study": ((*FAR, "--resume"), None, "There is no study"),
     "not a study": ((*FAR, "--resume"), lambda folder: write(folder / "best.db", "text " * 99), "cannot be used"),
     "no data": ((*FAR, "--data", "absent.txt"), None, "neither a file nor a data set"),
+    "little data, an old study": (
+        (*FAR, "--data", "little.txt", "--overwrite"),
+        lambda folder: (studied(folder), write(folder / "little.txt", "Few.")),
+        "holds",
+    ),
     "little data": ((*FAR, "--data", "little.txt"), lambda folder: write(folder / "little.txt", "Few."), "holds"),
 }
 

@@ -114,6 +114,8 @@ def search(
         stock = load_model(candidate, loading or Loading())
         tried, final, unseen = make_exams(stock.encoder, options, trained_length)
         bench = Workbench(stock, checkpoint, Path(place) / Path(place).name)
+        if not resume:
+            path.unlink(missing_ok=True)
         watch(Standing("asking the plain model"))
         seeker = Seeker(bench, space, options, tried, measure(stock, tried), watch, started + options.seconds)
         standing = seeker.run(path, _header(checkpoint, candidate.digest, options, trained_length, stock))
@@ -142,6 +144,8 @@ def _written(
     if out is not None and recipe is not None:
         files.append(out)
         write_whole(out, recipe_text(recipe, figures(checked)).encode())
+    elif out is not None:
+        out.unlink(missing_ok=True)  # One that is there was to be replaced, and this search would not recommend it.
     return Found(recipe, standing, checked, tuple(files))
 
 

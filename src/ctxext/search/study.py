@@ -199,5 +199,3 @@ def check_study(path: Path, *, resume: bool, overwrite: bool) -> None:
         raise CtxextError(f'There is no study "{path}" to go on with.', hint="Leave --resume away.")
     if not path.resolve().parent.is_dir():
         raise CtxextError(f'There is no folder "{path.parent}" for the study.', hint="Make it, or choose another OUT.")
-    if path.exists() and overwrite and not resume:
-        path.unlink()
