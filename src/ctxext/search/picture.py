@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
 from ctxext.evaluate.colours import SERIES
 from ctxext.evaluate.pictures import as_png
@@ -50,6 +51,8 @@ def front_picture(points: Sequence[Point], best: Point | None, keep_short: float
     if all(point.loss > 0 for point in points):
         axes.set_yscale("log")
     axes.set_xscale("symlog", linthresh=2 * max(100 * keep_short, 0.1))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set_xlabel("rise of the loss inside the trained window, in percent")
     axes.set_ylabel("loss of the answers, in nats per token")
     axes.set_title(title, fontsize=10, fontweight="bold")
