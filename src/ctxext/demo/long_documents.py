@@ -6,12 +6,17 @@ from functools import lru_cache
 from itertools import cycle
 from typing import Any
 
-from ctxext.demo.corpus import make_example
+from ctxext.demo.corpus import Encode, Example, make_example
+from ctxext.evaluate import prose
 from ctxext.evaluate.encoding import Encoder
+from ctxext.evaluate.needle import OPENING, PHRASINGS
+from ctxext.evaluate.tasks import random_number
 from ctxext.finetune.documents import Document
 
+_FAR_SHARE = 0.4
 _PROMPT_SHARE = 0.1
 _TEXT_SHARE = 0.05
+_MOST_FACTS = 200
 
 
 def long_documents(tokenizer: Any, wanted: Mapping[int, int], seed: int, learn: str = "answers") -> Iterator[Document]:
@@ -30,12 +35,43 @@ def long_documents(tokenizer: Any, wanted: Mapping[int, int], seed: int, learn: 
     start = encoder.start()
 
     @lru_cache(maxsize=20_000)
-    def encode(text: str) -> tuple[int, ...]:
+    def known(text: str) -> tuple[int, ...]:
         return tuple(encoder.piece(text))
+
+    def encode(text: str) -> list[int]:
+        return list(known(text))
 
     lengths = cycle([length for length, count in sorted(wanted.items()) for _ in range(count)])
     for number, length in enumerate(lengths):
         rng = random.Random(f"{seed} long document {number}")
-        example = make_example(lambda text: list(encode(text)), start, rng, length, _PROMPT_SHARE)
+        if rng.random() < _FAR_SHARE:
+            example = _told_then_asked(encode, start, rng, length)
+        else:
+            example = make_example(encode, start, rng, length, _PROMPT_SHARE)
         marks = [is_answer or rng.random() < _TEXT_SHARE for is_answer in example.is_answer]
         yield Document(example.ids, marks if learn == "answers" else None)
+
+
+def _told_then_asked(encode: Encode, start: list[int], rng: random.Random, length: int) -> Example:
+    """Facts in prose, and then nothing but questions: most answers lie far back, some as far as it reaches."""
+    phrasing = PHRASINGS[rng.choice(list(PHRASINGS))]
+    ids = [*start, *encode(OPENING)]
+    told: list[tuple[str, str]] = []
+    fact_share, end = rng.uniform(0.05, 0.5), length * rng.uniform(0.5, 0.9)
+    # Enough names for the longest document there can be: a fact takes more than 16 tokens.
+    for key in prose.object_names(rng, min(max(4, length // 16), _MOST_FACTS)):
+        value = random_number(rng, 5)
+        ids += encode(" " + phrasing.fact.format(key=key, value=value))
+        told.append((key, value))
+        while rng.random() > fact_share and len(ids) < end:
+            ids += encode(" " + prose.sentence(rng))
+        if len(ids) >= end:
+            break
+    is_answer = [False] * len(ids)
+    for key, value in cycle(rng.sample(told, k=len(told))):
+        question, answer = encode("\n" + phrasing.question.format(key=key)), encode(f" {value}")
+        ids += [*question, *answer]
+        is_answer += [*[False] * len(question), *[True] * len(answer)]
+        if len(ids) >= length:
+            return Example(ids[:length], is_answer[:length])
+    raise AssertionError("a cycle has no end")
