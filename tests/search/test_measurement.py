@@ -18,7 +18,7 @@ from ctxext.recipes import LongRope, Recipe
 from ctxext.search import measurement
 from ctxext.search.exam import make_exams
 from ctxext.search.front import Point, best_of, front_of, is_hopeless, points_of
-from ctxext.search.measurement import Measurement, measure, measurement_from
+from ctxext.search.measurement import Measurement, bounded, measure, measurement_from
 from ctxext.search.options import Options
 from ctxext.search.study import Tried
 from ctxext.search.trial_model import Workbench
@@ -38,7 +38,7 @@ def exams(loaded):
 
 
 def found(answers: dict[int, float], short: float = 1.0, lengths=(160, 320)) -> Measurement:
-    losses = {length: [loss, loss] for length, loss in answers.items()}
+    losses = {length: 2 * [-math.log1p(-loss)] for length, loss in answers.items()}
     return Measurement([short, short], losses, {length: [True, False] for length in answers}, lengths, 2)
 
 
@@ -145,16 +145,24 @@ def test_exams_from_the_users_text(tmp_path):
         make_exams(encoder, Options(target_length=640, data=str(path)), 320)
 
 
+def test_one_missed_answer_does_not_outweigh_many():
+    assert bounded(0.0) == 0.0
+    assert bounded(math.log(2)) == pytest.approx(0.5)
+    assert bounded(30.0) == pytest.approx(1.0)
+    stock = Measurement([1.0], {8: [9.0, 0.0]}, {8: [False, True]}, (8,), 2)
+    assert stock.loss == pytest.approx(0.5, abs=1e-3)
+
+
 def test_a_length_that_was_not_reached_counts_like_the_last_one():
     part = found({160: 0.5})
-    assert part.loss == 0.5
-    assert part.least_loss == 0.25
-    assert found({160: 0.5, 320: 1.5}).loss == 1.0
+    assert part.loss == pytest.approx(0.5)
+    assert part.least_loss == pytest.approx(0.25)
+    assert found({160: 0.5, 320: 0.7}).loss == pytest.approx(0.6)
     assert found({}).loss == math.inf
 
 
 def test_given_up_where_it_cannot_be_on_the_front_any_more():
-    stock = found({160: 0.1, 320: 4.0})
+    stock = found({160: 0.1, 320: 0.9})
     good = points_of([tried(0, found({160: 0.2, 320: 0.4}, short=1.005))], stock)
     assert is_hopeless(found({}, short=1.02), stock, [], 0.01), "it loses more than it may"
     assert not is_hopeless(found({}, short=1.005), stock, [], 0.01)
@@ -165,7 +173,7 @@ def test_given_up_where_it_cannot_be_on_the_front_any_more():
 
 
 def test_the_front_and_the_best():
-    stock = found({160: 0.1, 320: 4.0})
+    stock = found({160: 0.1, 320: 0.9})
     shapes = [(0.3, 1.005), (0.2, 1.02), (0.3, 1.006), (0.4, 1.0), (0.3, 1.005)]
     points = points_of([tried(n, found({160: a, 320: a}, short)) for n, (a, short) in enumerate(shapes)], stock)
     assert [point.tried.number for point in front_of(points)] == [1, 0, 4, 3]

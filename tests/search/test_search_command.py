@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import shlex
 import shutil
@@ -130,7 +131,7 @@ def standing(numbers, stage="trying recipes", seconds=90.4):
     stock = Measurement([1.0, 1.0], {64: [3.0]}, {64: [False]}, (64,), 1)
     tried = [
         Tried(n, "yarn" if n == 0 else "", Recipe([Yarn(factor=4 + n)]),
-              Measurement([1.001, 1.001], {64: [loss]}, {64: [True]}, (64,), 1), "", 1.0)
+              Measurement([1.001, 1.001], {64: [-math.log1p(-loss)]}, {64: [True]}, (64,), 1), "", 1.0)
         for n, loss in enumerate(numbers)
     ]  # fmt: skip
     points = points_of(tried, stock)
@@ -158,7 +159,7 @@ def test_a_log_has_a_line_for_each_new_best_and_no_other():
             watch(state)
     lines = output.stderr.file.getvalue().splitlines()
     assert len(lines) == 3
-    assert "3 recipes, 0 stopped early · 1:30 left; best yarn ×6 (answers 0.1000 nats" in lines[-1]
+    assert "3 recipes, 0 stopped early · 1:30 left; best yarn ×6 (answers 0.1000" in lines[-1]
 
 
 def test_auto_converts_with_what_it_found(run, tmp_path, monkeypatch):

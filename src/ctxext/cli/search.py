@@ -164,12 +164,12 @@ def verdict(found: Found, options: Options) -> str:
     if found.recipe is None:
         return (
             f"No recipe makes the model better: on unseen prompts the best changes the loss of an answer by "
-            f"{-gain:+.4f} ± {half:.4f} nats and finds {found.check.answers['found'].share:.0%} of the needles, "
+            f"{-gain:+.4f} ± {half:.4f} and finds {found.check.answers['found'].share:.0%} of the needles, "
             f"where the model finds {found.check.answers['stock'].share:.0%} as it is. Leave the model as it is."
         )
     rise, spread = found.check.rise
     return (
-        f"{found.recipe.summary()} lowers the loss of an answer by {gain:.3f} ± {half:.3f} nats on unseen prompts and "
+        f"{found.recipe.summary()} lowers the loss of an answer by {gain:.3f} ± {half:.3f} on unseen prompts and "
         f"changes the loss inside the trained window by {100 * rise:+.2f} ± {100 * spread:.2f} %."
     )
 

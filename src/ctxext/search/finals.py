@@ -21,7 +21,7 @@ class Check:
         winner: The best recipe; None where none keeps the trained window.
         published: The best of the published ones, whatever it loses inside the trained window.
         answers: Of `stock`, `published` and `found`, as far as there are these.
-        gain: By how much the winner lowers the loss of an answer, in nats, and half its 95 % interval.
+        gain: By how much the winner lowers the bounded loss of an answer, and half its 95 % interval.
         rise: By which share it raises the loss of documents inside the trained window, and half its interval.
     """
 

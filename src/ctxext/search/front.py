@@ -13,7 +13,7 @@ class Point:
 
     Attributes:
         tried: The recipe.
-        loss: Mean loss of the answers in nats, over all lengths.
+        loss: Mean bounded loss of the answers, from 0 to 1, over all lengths.
         rise: By which share the loss inside the trained window rises.
         sure_rise: The upper end of the 95 % interval of that.
     """

@@ -43,12 +43,12 @@ class Measurement:
 
     @property
     def losses(self) -> dict[int, float]:
-        """The mean loss of the answers, by length."""
-        return {length: mean(losses) for length, losses in self.answers.items()}
+        """The mean bounded loss of the answers, by length."""
+        return {length: mean(list(map(bounded, losses))) for length, losses in self.answers.items()}
 
     @property
     def loss(self) -> float:
-        """The mean over all lengths; a length that was not reached counts like the last one that was.
+        """The mean bounded loss over all lengths; one that was not reached counts like the last one that was.
 
         A model that was asked for no needle at all has an infinite one.
         """
@@ -60,7 +60,7 @@ class Measurement:
     @property
     def least_loss(self) -> float:
         """What the loss comes to at least, whatever the prompts bring that were not asked."""
-        known = math.fsum(loss for losses in self.answers.values() for loss in losses)
+        known = math.fsum(bounded(loss) for losses in self.answers.values() for loss in losses)
         return known / (self.num_prompts * len(self.lengths))
 
     def exact(self, length: int) -> float:
@@ -79,9 +79,9 @@ class Measurement:
         return middle / mean(stock.short), half / mean(stock.short)
 
     def gain(self, stock: "Measurement") -> tuple[float, float]:
-        """By how much the loss of an answer is below the source's, in nats, and half its 95 % interval."""
+        """By how much the bounded loss of an answer is below the source's, and half its 95 % interval."""
         pairs = [
-            other - own
+            bounded(other) - bounded(own)
             for length in self.answers
             for own, other in zip(self.answers[length], stock.answers[length], strict=True)
         ]
@@ -104,6 +104,15 @@ def measurement_from(content: Mapping[str, Any]) -> Measurement:
         tuple(content["lengths"]),
         content["num_prompts"],
     )
+
+
+def bounded(nats: float) -> float:
+    """The loss of an answer from 0, where the model is certain of it, to 1, where it is certain of another.
+
+    One less the probability of its tokens (their geometric mean). In nats a single answer that is missed with
+    confidence would outweigh many, and recipes would be chosen by the few hardest prompts.
+    """
+    return -math.expm1(-nats)
 
 
 def mean(values: list[float]) -> float:

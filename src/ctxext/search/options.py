@@ -36,7 +36,7 @@ class Options:
     minutes: float | None = None
     methods: tuple[str, ...] = ()
     keep_short: float = 0.01
-    samples: int = 8
+    samples: int = 12
     lengths: tuple[int, ...] = ()
     num_depths: int = 5
     data: str | None = None

@@ -54,7 +54,7 @@ def front_picture(points: Sequence[Point], best: Point | None, keep_short: float
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set_xlabel("rise of the loss inside the trained window, in percent")
-    axes.set_ylabel("loss of the answers, in nats per token")
+    axes.set_ylabel("loss of the answers, from 0 to 1")
     axes.set_title(title, fontsize=10, fontweight="bold")
     axes.grid(color=_FAINT, linewidth=0.6)
     axes.set_axisbelow(True)

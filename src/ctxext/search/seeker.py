@@ -79,7 +79,7 @@ class Seeker:
                 return standing
             self.watch(standing)
             trial, parameters = study.ask()
-            study.tell(trial, self.stock, *self._tried(parameters, standing, study.is_published(trial)))
+            study.tell(trial, self.stock, *self._tried(parameters, standing, study.is_start(trial)))
 
     def _standing(self, study: Study) -> Standing:
         tried = study.tried()
@@ -88,12 +88,12 @@ class Seeker:
         left = max(0.0, self.end - time.monotonic())
         return Standing("trying recipes", self.stock, tried, points, best, left, self.options.trials)
 
-    def _tried(self, parameters: Parameters, standing: Standing, is_published: bool) -> Any:
+    def _tried(self, parameters: Parameters, standing: Standing, is_start: bool) -> Any:
         """What comes of a recipe: itself, its measurement, and why there is none."""
 
         def stop(found: Measurement) -> bool:
-            # Published recipes are what others are compared with: those that are anywhere near are asked everything.
-            if is_published:
+            # What others are compared with and start from is asked everything, if it is anywhere near.
+            if is_start:
                 return found.rise(self.stock)[0] > _FAR * self.options.keep_short
             return is_hopeless(found, self.stock, standing.points, self.options.keep_short)
 

@@ -149,9 +149,9 @@ class Study:
         finished = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         return [_tried(trial) for trial in finished]
 
-    def is_published(self, trial: Trial) -> bool:
-        """Whether a trial is one of the published recipes."""
-        return bool(trial.user_attrs.get("published"))
+    def is_start(self, trial: Trial) -> bool:
+        """Whether a trial is one of the recipes that the search starts from, the published ones among them."""
+        return "published" in trial.user_attrs
 
 
 def _tried(trial: FrozenTrial) -> Tried:
