@@ -61,6 +61,17 @@ def recipes(folder: Path) -> dict[str, Recipe]:
     return made
 
 
+def converted(source: Path, out: Path, recipe: Recipe) -> list[torch.Tensor] | None:
+    """What a checkpoint on disk answers; None where it is refused, or where its code does not fit transformers 4."""
+    misfits = (AttributeError, RuntimeError, ValueError) if IS_4 and recipe.needs_code else ()
+    try:
+        convert(str(source), out, recipe, check=False)
+        options = {"dtype": torch.float32, "trust_remote_code": recipe.needs_code}
+        return logits(AutoModelForCausalLM.from_pretrained(out, **options).eval())
+    except (CtxextError, *misfits):
+        return None
+
+
 def families() -> list:
     marks = {name: () if name in QUICK else pytest.mark.slow for name in tiny_models.FAMILIES}
     return [pytest.param(name, marks=marks[name]) for name in tiny_models.FAMILIES]
@@ -68,6 +79,8 @@ def families() -> list:
 
 @pytest.mark.parametrize("model_type", families())
 def test_applied_is_converted_and_loaded(model_type, tmp_path):
+    if IS_4 and model_type == "zamba2":
+        pytest.skip("4.57 cannot save its own tiny model: layers share weights")
     source = tiny_models.save(model_type, tmp_path / "source")
     config = open_checkpoint(str(source)).config
     if family_of(config).reason:
@@ -77,17 +90,13 @@ def test_applied_is_converted_and_loaded(model_type, tmp_path):
     made = recipes(source)
     changed = num_carried = 0
     for name, recipe in made.items():
-        try:
-            convert(str(source), tmp_path / name, recipe, check=False)
-        except CtxextError:
+        wanted = converted(source, tmp_path / name, recipe)
+        if wanted is None:
             with pytest.raises(CtxextError):
                 bench.apply(bench.prepared(recipe))
             continue
-        loaded = AutoModelForCausalLM.from_pretrained(
-            tmp_path / name, dtype=torch.float32, trust_remote_code=recipe.needs_code
-        ).eval()
         found = logits(bench.apply(bench.prepared(recipe)).model)
-        assert same(found, logits(loaded)), name
+        assert same(found, wanted), name
         num_carried += 1
         changed += not same(found, before)
     assert same(logits(bench.stock.model), before)

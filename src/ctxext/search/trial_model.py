@@ -1,5 +1,6 @@
 """A recipe on a model that is in memory: as if it were converted and loaded, without a byte of weights moved."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from ctxext.families import family_of
 from ctxext.loading import quiet_transformers
 from ctxext.recipes.recipe import Recipe
 from ctxext.recipes.rotary import read_rotary
+
+_CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
+"""How modeling code fails that does not fit the installed transformers, as a check of a conversion would find too."""
 
 
 class Workbench:
@@ -62,8 +66,16 @@ class Workbench:
         code = {name: text for step in recipe.steps for name, text in step.code_files(config).items()}
         for name, text in {**code, "config.json": json.dumps(edited)}.items():
             (self.folder / name).write_text(text, encoding="utf-8")
-        model = self._built(has_code=bool(code))
-        self._adopt(model)
+        try:
+            model = self._built(has_code=bool(code))
+            self._adopt(model)
+            if code:
+                _try_out(model)
+        except _CANNOT as error:
+            if not code:
+                raise
+            lines = str(error).splitlines() or [type(error).__name__]
+            raise CtxextError(f'Its code does not run on "{self.source.name}" here: {lines[0]}') from error
         can_share = self.stock.can_share and is_static(model.config.to_dict())
         return LoadedModel(recipe.summary(), model.eval(), self.stock.encoder, can_share)
 
@@ -73,14 +85,15 @@ class Workbench:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         stock = self.stock.model
-        with quiet_transformers(), init_empty_weights(include_buffers=False):
+        with quiet_transformers(), init_empty_weights(include_buffers=False), _no_init_weights():
             config = AutoConfig.from_pretrained(self.folder, trust_remote_code=has_code)
-            return AutoModelForCausalLM.from_config(
-                config,
-                trust_remote_code=has_code,
-                attn_implementation=getattr(stock.config, "_attn_implementation", None),
-                dtype=stock.dtype,
-            )
+            if has_code:
+                build, options = AutoModelForCausalLM.from_config, {"trust_remote_code": True}
+            else:
+                # The loaded model's own class; some are the text part of a larger model, and so is their configuration.
+                build, options = type(stock)._from_config, {}
+                config = config if type(config) is type(stock.config) else config.get_text_config()
+            return build(config, attn_implementation=_attention_of(stock.config), dtype=stock.dtype, **options)
 
     def _adopt(self, model: Any) -> None:
         """Put the loaded model's tensors into another of the same shape, save its inverse frequencies."""
@@ -100,3 +113,23 @@ class Workbench:
                     module._buffers[own] = buffer.to(self.stock.device)
                 else:
                     module._buffers[own] = given
+
+
+def _no_init_weights() -> Any:
+    """Leave parameters as they are made: they hold nothing, and some families' first values need numbers."""
+    # Transformers 5 has it in a module of its own.
+    place = "initialization" if importlib.util.find_spec("transformers.initialization") else "modeling_utils"
+    return importlib.import_module(f"transformers.{place}").no_init_weights()
+
+
+@torch.inference_mode()
+def _try_out(model: Any) -> None:
+    """Run a few tokens."""
+    model(input_ids=torch.arange(4, device=model.device)[None], use_cache=False)
+
+
+def _attention_of(config: Any) -> dict[str, str]:
+    """Which attention runs in each part of a loaded model, the whole under an empty name."""
+    parts = {"": config, **{name: getattr(config, name, None) for name in config.sub_configs}}
+    found = {name: getattr(part, "_attn_implementation", None) for name, part in parts.items()}
+    return {name: attention for name, attention in found.items() if attention}
