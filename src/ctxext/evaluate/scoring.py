@@ -51,7 +51,8 @@ def score_depths(
     """
     ids = torch.tensor([[prompt.ids for prompt in question] for question in questions], device=loaded.device)
     num_kept = max(prompt.num_answer for question in questions for prompt in question) + 1
-    for depth, logits in _run_all(loaded, ids, num_kept, set(wanted), loaded.can_share if share is None else share):
+    share = loaded.can_share or _shares_beyond(loaded, ids, num_kept) if share is None else share
+    for depth, logits in _run_all(loaded, ids, num_kept, set(wanted), share):
         yield (
             depth,
             are_exact(loaded.name, logits, ids[:, depth], [question[depth].num_answer for question in questions]),
