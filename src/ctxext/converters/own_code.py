@@ -3,6 +3,7 @@
 What config.json says of its origin proves nothing, as anyone can write it: the files themselves are compared.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ from ctxext.families import family_of
 from ctxext.recipes.mspoe_layout import STUB_FILE
 from ctxext.recipes.recipe import plain_config, recipe_from_dict
 from ctxext.recipes.rotary import provenance
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def own_code(config: dict[str, Any]) -> dict[str, str]:
@@ -48,6 +51,28 @@ def runs_only_own_code(checkpoint: Checkpoint) -> bool:
     return bool(code) and all(
         path.is_file() and path.read_bytes() == code[name].encode() for name, path in files.items()
     )
+
+
+def carries_code(checkpoint: Checkpoint) -> bool:
+    """Whether `trust_remote_code` would run anything at all, whoever wrote it."""
+    return any(True for _ in _places(checkpoint))
+
+
+def check_pinned(checkpoint: Checkpoint, revision: str | None) -> None:
+    """Let other people's code run from the Hub only as it was when someone read it.
+
+    Args:
+        checkpoint: Whose code would run.
+        revision: What the user asked for.
+
+    Raises:
+        CtxextError: it comes from the Hub, and the revision is a name that can move.
+    """
+    if checkpoint.revision and not _COMMIT.fullmatch(revision or ""):
+        raise CtxextError(
+            "--trust-remote-code runs code from the Hub only at a pinned revision.",
+            hint=f"Read that code, then add --revision {checkpoint.revision}",
+        )
 
 
 def _places(checkpoint: Checkpoint) -> Iterator[Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from ctxext.converters.own_code import carries_code, check_pinned
 from ctxext.errors import CtxextError
 from ctxext.evaluate.candidate import Candidate
 from ctxext.evaluate.encoding import Encoder
@@ -131,13 +132,16 @@ def may_run_code(candidate: Candidate, loading: Loading) -> bool:
     """Whether the checkpoint's own Python code runs: ours always, other code only where the user says so.
 
     Raises:
-        CtxextError: it needs code that nobody allowed.
+        CtxextError: it needs code that nobody allowed, or that may change on the Hub before it is run.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    if candidate.is_own_code or loading.trust_remote_code:
+    if candidate.is_own_code:
         return True
     config = candidate.checkpoint.config
+    if loading.trust_remote_code and carries_code(candidate.checkpoint):
+        check_pinned(candidate.checkpoint, loading.revision)
+        return True
     if config.get("auto_map") and config.get("model_type") not in CONFIG_MAPPING_NAMES:
         raise CtxextError(
             f'"{candidate.name}" needs Python code that comes with it.',

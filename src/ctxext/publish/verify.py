@@ -1,10 +1,10 @@
 """Prove that a finished checkpoint is what it says: one finding per check."""
 
-import re
 from collections.abc import Callable, Sequence
 
 from ctxext.checkpoint import open_checkpoint
 from ctxext.converters.apply import Progress
+from ctxext.converters.own_code import check_pinned
 from ctxext.errors import CtxextError
 from ctxext.publish.checks import (
     check_code,
@@ -34,8 +34,6 @@ READING: tuple[Check, ...] = (
 LOADING: tuple[Check, ...] = (check_loading, check_frequencies, check_logits)
 """Those that load the model."""
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-
 
 def verify(
     folder: str,
@@ -62,11 +60,8 @@ def verify(
         CtxextError: there is no such checkpoint, or other people's code would run from a place that can change.
     """
     checkpoint = open_checkpoint(folder, revision=revision, token=token)
-    if trust_remote_code and checkpoint.revision and not _COMMIT.fullmatch(revision or ""):
-        raise CtxextError(
-            "--trust-remote-code runs code from the Hub only at a pinned revision.",
-            hint=f"Read that code, then add --revision {checkpoint.revision}",
-        )
+    if trust_remote_code:
+        check_pinned(checkpoint, revision)
     source = None if against is None else open_checkpoint(against, token=token)
     checks = (*READING, *(LOADING if load else ()), check_against)
     return run_checks(checks, Subject(checkpoint, source, trust_remote_code, progress=progress))
