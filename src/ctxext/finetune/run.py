@@ -339,7 +339,8 @@ def _notes(result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "trained": how,
         "data": str(data["name"]),
-        "length": options.length,
+        "learned": "answers, where the data marks them" if options.learn == "answers" else "every token",
+        "length": f"{options.start_length} doubling to {options.length}" if options.start_length else options.length,
         "steps": options.steps,
         "batch_size": options.batch_size,
         "learning_rate": options.learning_rate,
