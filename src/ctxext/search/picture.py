@@ -50,8 +50,6 @@ def front_picture(points: Sequence[Point], best: Point | None, keep_short: float
         )
     if all(point.loss > 0 for point in points):
         axes.set_yscale("log")
-    axes.set_xscale("symlog", linthresh=2 * max(100 * keep_short, 0.1))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set_xlabel("rise of the loss inside the trained window, in percent")
     axes.set_ylabel("loss of the answers, from 0 to 1")
