@@ -154,6 +154,17 @@ def test_lengths_double_up_to_the_full_one(tmp_path):
     assert shapes == [(8, 4), (8, 4), (4, 8), (4, 8), (2, 16), (2, 16), (1, 32), (1, 32)]
 
 
+@pytest.mark.parametrize(("steps", "expected"), [(1, [32]), (2, [8, 32]), (3, [8, 16, 32]), (5, [4, 8, 16, 32, 32])])
+def test_few_steps_still_end_at_the_full_length(tmp_path, steps, expected):
+    assert make(tmp_path, start_length=4, steps=steps, short_share=0.0, pack="run-on").lengths == expected
+
+
+def test_a_run_whose_only_step_is_short_needs_no_luck(tmp_path):
+    data = make(tmp_path, steps=2, short_share=0.6)
+    assert data.lengths == [32, 8]
+    assert make(tmp_path, steps=1, short_share=0.999, pack="run-on").lengths == [32]
+
+
 def test_no_sequence_is_repeated_before_all_were_seen(tmp_path):
     """Over steps of several lengths, whoever asks for them in whatever order."""
     data = make(tmp_path, start_length=8, steps=6, batch_size=2, short_share=0.4, pack="run-on")

@@ -194,7 +194,8 @@ class Options:
             lengths.append(2 * lengths[-1])
         if lengths[-1] < self.sequence_length:
             lengths.append(self.sequence_length)
-        length = lengths[step * len(lengths) // self.steps]
+        # Rounded up, so that the last step has the full length however few there are.
+        length = lengths[-(-(step + 1) * len(lengths) // self.steps) - 1]
         return min(length, self.short_length) if self.is_short(step) else length
 
     def sequences_wanted(self) -> dict[int, int]:
@@ -202,7 +203,7 @@ class Options:
         wanted = {self.sequence_length: 0}
         for length in map(self.length_of_step, range(self.steps)):
             wanted[length] = wanted.get(length, 0) + self.batch_size * (self.sequence_length // length)
-        return wanted
+        return {length: max(1, count) for length, count in wanted.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """As reports write it."""
