@@ -80,7 +80,8 @@ def training_arguments(options: Options, folder: Path, num_processes: int) -> Tr
     """
     if options.report_to != "none" and find_spec(options.report_to) is None:
         raise CtxextError(
-            f"--report-to {options.report_to} needs a package that is not here.", hint=f"pip install {options.report_to}"
+            f"--report-to {options.report_to} needs a package that is not here.",
+            hint=f"pip install {options.report_to}",
         )
     sharing = options.context_parallel
     if num_processes % sharing or (sharing > 1 and not torch.cuda.is_available()):
