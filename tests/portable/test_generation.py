@@ -193,6 +193,18 @@ def test_the_statistic_has_the_scale_of_the_attention(tmp_path):
     assert seen[0] != model.model.layers[0].self_attn.head_dim ** -0.5
 
 
+def test_heads_with_equal_counts_are_equal_to_the_last_bit(model):
+    """How the counts are spread over the queries that share a key head must not decide between two of them."""
+    awareness = code_of(model).awareness
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(9, 16, 3, 41, 16, generator=generator), torch.randn(9, 16, 41, 16, generator=generator)
+    for mask in (None, torch.arange(41)[None] >= torch.arange(9)[:, None]):
+        found = awareness(query, key, mask)
+        lengths = torch.full((9, 1), 41) if mask is None else mask.sum(-1, keepdim=True)
+        counts = (found * 3 * lengths).round()
+        assert all(len(row.unique()) == len(own.unique()) < 16 for row, own in zip(found, counts, strict=True))
+
+
 def test_awareness_scales_and_computes_in_float32(model):
     awareness = code_of(model).awareness
     generator = torch.Generator().manual_seed(0)

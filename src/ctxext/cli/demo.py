@@ -32,7 +32,7 @@ def demo(
     out: Annotated[Path, typer.Argument(metavar="[OUT]", help="Where the checkpoints and the report go.")] = Path(
         "demo-out"
     ),
-    samples: Annotated[int, typer.Option(help="Questions per depth and length.")] = 6,
+    samples: Annotated[int, typer.Option(help="Questions per depth and length.")] = 12,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -138,7 +138,7 @@ def _sentence(shares: dict[str, dict[int, list[float]]], lengths: tuple[int, ...
         f"without any training {_shown(best)} finds {mean(best, long):.0%} there",
     ]
     hurt = [_shown(name) for name in shares if mean(name, short) < mean("stock", short) - 0.1]
-    parts.append(f"; inside the old window {' and '.join(hurt)} lose more than ten points." if hurt else ".")
+    parts.append(f"; inside the old window {' and '.join(hurt)} {'loses' if len(hurt) == 1 else 'lose'} more than ten points." if hurt else ".")
     if mean("mspoe", short) < mean("stock", short) - 0.1:
         parts.append(
             " The paper's linear ratios slow fast frequencies too, which breaks heads that look back by exact offsets; "

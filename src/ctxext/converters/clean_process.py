@@ -59,15 +59,15 @@ def ranks_of(queries: Any, keys: Any, scaling: float, released: bool) -> list[in
     """The statistic on whole causal attention matrices: the head that stands out most gets the first ratio."""
     import torch
 
-    group, length, shares = queries.shape[1] // keys.shape[1], keys.shape[2], []
+    group, length, counts = queries.shape[1] // keys.shape[1], keys.shape[2], []
     for head in range(keys.shape[1]):
-        share = 0.0
+        found = 0  # Counted in whole numbers, so that equal heads are equal.
         for query in range(head * group, (head + 1) * group):
             scores = queries[0, query].float() @ keys[0, head].float().T * scaling
             scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
-            share += int((scores.softmax(-1)[-1] * length > 3).sum()) / length / group
-        shares.append(share)
-    order = sorted(range(len(shares)), key=lambda head: (-shares[head], head))
+            found += int((scores.softmax(-1)[-1] * length > 3).sum())
+        counts.append(found)
+    order = sorted(range(len(counts)), key=lambda head: (-counts[head], head))
     return order if released else [order.index(head) for head in range(len(order))]
 
 

@@ -66,8 +66,8 @@ def awareness(query, key, mask=None, scaling=None):
         count = seen.sum(-1).view(-1, 1, 1, 1)
     scores = last.float() @ key.float().transpose(2, 3) * (scaling or key.shape[3] ** -0.5)
     scores = scores if seen is None else scores.masked_fill(~seen[:, None, None], -math.inf)
-    # The mean of a softmax row is one over the number of its keys. Queries that share a key head are averaged.
-    return ((scores.softmax(-1) * count > 3).sum(-1, keepdim=True) / count).mean((2, 3))
+    # A row's mean is one over its keys. Queries that share a key head share one count: whole numbers tie exactly.
+    return ((scores.softmax(-1) * count > 3).sum((2, 3), keepdim=True) / (count * query.shape[2])).flatten(1)
 
 
 def choose_ranks(scales, query, key):
