@@ -138,7 +138,8 @@ def _sentence(shares: dict[str, dict[int, list[float]]], lengths: tuple[int, ...
         f"without any training {_shown(best)} finds {mean(best, long):.0%} there",
     ]
     hurt = [_shown(name) for name in shares if mean(name, short) < mean("stock", short) - 0.1]
-    parts.append(f"; inside the old window {' and '.join(hurt)} {'loses' if len(hurt) == 1 else 'lose'} more than ten points." if hurt else ".")
+    losing = f"{' and '.join(hurt)} {'loses' if len(hurt) == 1 else 'lose'} more than ten points"
+    parts.append(f"; inside the old window {losing}." if hurt else ".")
     if mean("mspoe", short) < mean("stock", short) - 0.1:
         parts.append(
             " The paper's linear ratios slow fast frequencies too, which breaks heads that look back by exact offsets; "
