@@ -59,7 +59,7 @@ def heat_maps(report: Report, task: str, *, theme: str = "light", names: Sequenc
         has_line = any(
             model["trained_length"] and lengths[0] <= model["trained_length"] < lengths[-1] for model in models
         )
-        note = "   (right of the line: longer than trained)" if has_line else ""
+        note = "\n(right of the line: longer than trained)" if has_line else ""
         figure.supxlabel(f"prompt length in tokens{note}", fontsize=9)
         figure.supylabel("depth of the needle", fontsize=9)
         figure.suptitle(f"{task}: % of questions answered", fontsize=11, fontweight="bold")
