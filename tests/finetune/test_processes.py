@@ -14,11 +14,33 @@ from tiny_base import PARALLEL, load, logits, tune
 TESTS = Path(__file__).parents[1]
 
 
+# accelerate shards on accelerators only; this lets it shard on a CPU, where torch can. For a save it
+# asks torch for whole tensors, and gets them as shards there: they are gathered here.
+ALLOW_FSDP = """
+import accelerate.state as state
+begin = state.AcceleratorState.__init__
+def also_on_cpu(self, *args, fsdp_plugin=None, **kwargs):
+    begin(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+    if fsdp_plugin is not None and self.distributed_type == state.DistributedType.MULTI_CPU:
+        self.distributed_type, self.fsdp_plugin = state.DistributedType.FSDP, fsdp_plugin
+state.AcceleratorState.__init__ = also_on_cpu
+import accelerate
+gather = accelerate.Accelerator.get_state_dict
+def gathered(self, *args, **kwargs):
+    found = gather(self, *args, **kwargs)
+    sharded = sum(hasattr(tensor, "full_tensor") for tensor in found.values())
+    print(f"ran sharded: {sharded} of {len(found)}\\n", end="", flush=True)
+    return {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in found.items()}
+accelerate.Accelerator.get_state_dict = gathered
+"""
+
+
 def run_two(base, out, **environment):
     """The same run in two processes, as `accelerate launch` or torchrun would start it."""
     script = out.parent / "two.py"
     script.write_text(
-        f"import sys; sys.path[:0] = [{str(TESTS)!r}]\nfrom pathlib import Path\nfrom tiny_base import PARALLEL, tune\n"
+        f"{ALLOW_FSDP}import sys; sys.path[:0] = [{str(TESTS)!r}]\nfrom pathlib import Path\n"
+        "from tiny_base import PARALLEL, tune\n"
         f"tune(Path({str(base)!r}), Path({str(out)!r}), PARALLEL)\n"
         "from accelerate.state import AcceleratorState\nprint('ran as', AcceleratorState().distributed_type.value)\n"
     )
@@ -26,8 +48,13 @@ def run_two(base, out, **environment):
     words += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", str(script)]
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **environment}
     result = subprocess.run(words, env=settings, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[-4000:]
-    assert result.stdout.count("ran as FSDP" if environment else "ran as MULTI_CPU") == 2, result.stdout
+    assert result.returncode == 0, result.stderr[-20000:]
+    assert result.stdout.count("ran as MULTI_CPU") == 2, result.stdout
+    # Each process gathers at every save, and finds every weight in shards.
+    saves = [line for line in result.stdout.splitlines() if line.startswith("ran sharded")]
+    assert len(saves) >= (4 if environment else 0), result.stdout
+    assert all(line.split()[2] == line.split()[4] != "0" for line in saves), result.stdout
+    assert bool(saves) == bool(environment), result.stdout
 
 
 FSDP = {
