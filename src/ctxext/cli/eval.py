@@ -13,6 +13,7 @@ from ctxext.cli.options import (
     RevisionOption,
     TokenOption,
     VerboseOption,
+    names_in,
 )
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
@@ -67,8 +68,8 @@ def eval_(
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
     settings = Settings(
-        tasks=_names(task) or Settings.tasks,
-        lengths=tuple(sorted({parse_length(word) for word in _names([lengths or ""])})),
+        tasks=names_in(task) or Settings.tasks,
+        lengths=tuple(sorted({parse_length(word) for word in names_in([lengths or ""])})),
         depths=parse_depths(depths),
         samples=samples,
         seed=seed,
@@ -81,7 +82,7 @@ def eval_(
         generate=generate,
         allow_beyond=allow_beyond,
         batch_size=batch_size,
-        harness=_names([harness or ""]),
+        harness=names_in([harness or ""]),
     )
     loading = Loading(device, dtype, attention, chat_template, trust_remote_code, revision, token)
     out = out or _free_folder(resume=resume)
@@ -91,11 +92,6 @@ def eval_(
         )
     if report:
         _tell(report, out, models, output)
-
-
-def _names(words: Sequence[str] | None) -> tuple[str, ...]:
-    """Names from options that may be repeated and may hold several with commas, each once."""
-    return tuple(dict.fromkeys(name.strip() for word in words or () for name in word.split(",") if name.strip()))
 
 
 def _free_folder(*, resume: bool) -> Path:

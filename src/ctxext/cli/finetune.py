@@ -1,14 +1,23 @@
 """`ctxext finetune`: a short training that makes an extended window work."""
 
-import hashlib
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ctxext.cli import finetune_options as own
-from ctxext.cli.options import JsonOption, QuietOption, RevisionOption, SourceArgument, TokenOption, VerboseOption
+from ctxext.cli.options import (
+    JsonOption,
+    QuietOption,
+    RevisionOption,
+    SourceArgument,
+    TokenOption,
+    VerboseOption,
+    names_in,
+)
 from ctxext.cli.output import Output
+from ctxext.converters.apply import sha256_of
 from ctxext.errors import CtxextError
 from ctxext.recipes.length import parse_length
 
@@ -74,14 +83,15 @@ def finetune(
 
     accelerate launch -m ctxext finetune my-model-32k out --data books.jsonl --batch-size 16
     """
-    given = {name: value for name, value in locals().items() if name in _OPTION_NAMES}
-    lengths = {name: parse_length(value) if value else None for name, value in _lengths(given).items()}
-    _check_tasks(evaluate)
+    words = locals()
     from ctxext.finetune import run
     from ctxext.finetune.options import Options
 
+    given = {field.name: words[field.name] for field in dataclasses.fields(Options) if field.name in words}
+    lengths = {name: parse_length(value) if value else None for name, value in _lengths(given).items()}
+    _check_tasks(evaluate)
     output = Output(as_json=as_json, quiet=quiet or not run.is_first(), verbose=verbose)
-    options = Options(**{**given, **lengths, "targets": _names(targets)})
+    options = Options(**{**given, **lengths, "targets": names_in([targets or ""])})
     with output.progress("") as advance:
         try:
             done = run.finetune(
@@ -103,37 +113,12 @@ def finetune(
             raise
     if done is None:
         return
-    report = _evaluate(model, out, _names(evaluate), done, output) if evaluate and merge else None
+    report = _evaluate(model, out, names_in([evaluate]), done, output) if evaluate and merge else None
     _tell(output, done, model, out, merge=merge, report=report)
-
-
-_OPTION_NAMES = (
-    *(
-        "length",
-        "start_length",
-        "learn",
-        "steps",
-        "batch_size",
-        "micro_batch",
-        "learning_rate",
-        "schedule",
-        "warmup",
-        "rank",
-        "alpha",
-        "dropout",
-    ),
-    *("rslora", "dora", "train_norms", "train_embeddings", "full", "pack", "short_share", "positions", "window"),
-    *("attention", "group", "checkpointing", "seed", "save_every", "dtype", "device", "report_to"),
-    *("quantize", "context_parallel"),
-)
 
 
 def _lengths(given: dict[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name in ("length", "start_length", "window", "group")}
-
-
-def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 def _reader(data: str, options: "Options") -> "DocumentReader":
@@ -151,18 +136,14 @@ def _described(data: str) -> dict[str, Any]:
     path = Path(data)
     if not path.is_file():
         return {"name": data}
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            digest.update(piece)
-    return {"name": path.name, "sha256": digest.hexdigest()}
+    return {"name": path.name, "sha256": sha256_of(path)}
 
 
 def _check_tasks(tasks: str | None) -> None:
     """Refuse unknown tasks before hours of training."""
     from ctxext.evaluate.settings import TASKS
 
-    for task in _names(tasks):
+    for task in names_in([tasks or ""]):
         if task not in TASKS:
             raise CtxextError(f'There is no task "{task}".', hint=f"Tasks: {', '.join(TASKS)}.")
 

@@ -1,5 +1,6 @@
 """Options that several commands share, each written once."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -29,3 +30,8 @@ QuietOption = Annotated[
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Say more.", rich_help_panel=_REPORTING)]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
 DtypeOption = Annotated[str, typer.Option("--dtype", help="auto (as saved), bf16, fp16 or fp32.")]
+
+
+def names_in(words: Sequence[str] | None) -> tuple[str, ...]:
+    """Names from options that may be repeated and may hold several with commas, each once."""
+    return tuple(dict.fromkeys(name.strip() for word in words or () for name in word.split(",") if name.strip()))

@@ -1,7 +1,6 @@
 """`ctxext search`: find the recipe for a model by measuring recipes on it."""
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from ctxext.cli.options import (
     SourceArgument,
     TokenOption,
     VerboseOption,
+    names_in,
 )
 from ctxext.cli.output import Output
 from ctxext.cli.search_view import points_table, watching
@@ -71,10 +71,10 @@ def search_(
         target_length=parse_length(target_length),
         trials=trials,
         minutes=minutes,
-        methods=_names(methods),
+        methods=names_in(methods),
         keep_short=keep_short,
         samples=samples,
-        lengths=tuple(sorted({parse_length(word) for word in _names([lengths or ""])})),
+        lengths=tuple(sorted({parse_length(word) for word in names_in([lengths or ""])})),
         data=data,
         seed=seed,
         checked=checked,
@@ -123,11 +123,6 @@ def _loading(device: str, dtype: str, chat_template: bool, revision: str | None,
     from ctxext.evaluate.model import Loading
 
     return Loading(device=device, dtype=dtype, chat_template=chat_template, revision=revision, token=token)
-
-
-def _names(words: Sequence[str] | None) -> tuple[str, ...]:
-    """Names from options that may be repeated and may hold several with commas, each once."""
-    return tuple(dict.fromkeys(name.strip() for word in words or () for name in word.split(",") if name.strip()))
 
 
 def _tell(output: Output, found: Found, source: str, out: Path, study: Path, options: Options) -> None:

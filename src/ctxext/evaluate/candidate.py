@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint import Checkpoint, open_checkpoint
+from ctxext.converters.apply import sha256_of
 from ctxext.converters.own_code import runs_only_own_code
 from ctxext.errors import CtxextError
 from ctxext.recipes.recipe import describe_step
@@ -16,7 +17,6 @@ _MEASURED = (".json", ".model", ".py", ".txt", ".jinja", ".tiktoken", ".safetens
 _NOT_MEASURED = ("ctxext.json", "generation_config.json", "report.json")
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
-_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,7 @@ class Candidate:
         return whole.hexdigest()
 
     def _digest_of(self, path: Path) -> str:
-        known = self.checkpoint.known_digest(path)
-        if known:
-            return known
-        digest = hashlib.sha256()
-        with (self.checkpoint.folder / path).open("rb") as file:
-            while piece := file.read(_CHUNK):
-                digest.update(piece)
-        return digest.hexdigest()
+        return self.checkpoint.known_digest(path) or sha256_of(self.checkpoint.folder / path)
 
     def facts(self) -> dict[str, Any]:
         """What reports say of it before anything is measured."""

@@ -1,12 +1,12 @@
 """What is asked of the models: tasks, lengths, depths, samples."""
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctxext.converters.apply import sha256_of
 from ctxext.errors import CtxextError
 from ctxext.evaluate.documents import Documents, read_questions
 from ctxext.evaluate.haystack import read_haystack
@@ -101,7 +101,7 @@ class Settings:
         for name in ("haystack", "data", "documents"):
             value = content[name]
             if value is not None and Path(value).is_file():
-                digest = hashlib.sha256(Path(value).read_bytes()).hexdigest()
+                digest = sha256_of(Path(value))
                 content[name] = {"name": Path(value).name, "sha256": digest}
         return {key: list(value) if isinstance(value, tuple) else value for key, value in content.items()}
 

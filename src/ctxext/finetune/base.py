@@ -8,7 +8,7 @@ from ctxext.converters.own_code import runs_only_own_code
 from ctxext.errors import CtxextError
 from ctxext.families import Family, family_of, text_config
 from ctxext.finetune.options import Options
-from ctxext.loading import quiet_transformers
+from ctxext.loading import choose_dtype, quiet_transformers
 from ctxext.recipes.rotary import CODE_KEY, Rotary, read_rotary
 
 
@@ -91,10 +91,10 @@ def load_base(base: Base, options: Options, attention: str | None) -> tuple[Any,
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     on_cpu = options.device == "cpu" or not torch.cuda.is_available()
     name, folder = base.checkpoint.name, base.checkpoint.folder
-    dtype = dtypes.get(options.dtype, torch.float32 if on_cpu or options.full else "auto")
+    is_widened = options.dtype == "auto" and (on_cpu or options.full)
+    dtype = torch.float32 if is_widened else choose_dtype(options.dtype)
     extra: dict[str, Any] = {"attn_implementation": attention} if attention else {}
     if options.quantize == "4bit":
         extra["quantization_config"] = _four_bits(dtype)

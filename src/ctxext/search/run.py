@@ -1,7 +1,6 @@
 """A whole search, top to bottom: load, ask the plain model, try recipes, check the best on prompts nobody saw."""
 
 import dataclasses
-import hashlib
 import importlib.util
 import tempfile
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.checkpoint import Checkpoint
+from ctxext.converters.apply import sha256_of
 from ctxext.converters.plan import already_extended, public_name
 from ctxext.errors import CtxextError
 from ctxext.evaluate.candidate import open_candidates
@@ -171,7 +171,7 @@ def _header(
 
     data = options.data
     if data is not None and Path(data).is_file():
-        data = hashlib.sha256(Path(data).read_bytes()).hexdigest()
+        data = sha256_of(Path(data))
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, "optuna": optuna.__version__}
     return {
         "source": public_name(checkpoint),
