@@ -102,3 +102,14 @@ def is_running(process: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is there in full or not at all."""
+    beside = path.with_name(f".{path.name}.ctxext-new-{os.getpid()}")
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            beside.unlink()

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+from ctxext.converters.place import write_whole
 from ctxext.evaluate.report import Report
 
 
@@ -34,9 +35,7 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     if figure is not None:
         files["perplexity.png"] = as_png(figure)
     for name, content in files.items():
-        unfinished = folder / f".{name}.part"
-        unfinished.write_bytes(content)
-        unfinished.replace(folder / name)
+        write_whole(folder / name, content)
     return [folder / name for name in files]
 
 

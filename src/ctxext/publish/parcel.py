@@ -10,6 +10,7 @@ from ctxext.checkpoint import Checkpoint, open_checkpoint, read_json_object
 from ctxext.converters.apply import Progress, sha256_of
 from ctxext.converters.card import CardFacts, Measured, card_metadata, render
 from ctxext.converters.engines import serving_of
+from ctxext.converters.place import write_whole
 from ctxext.converters.plan import MANIFEST, as_json, cautions_of
 from ctxext.errors import CtxextError
 from ctxext.evaluate.candidate import candidate_of
@@ -221,9 +222,7 @@ def _write(path: Path, content: bytes) -> None:
     if path.is_file() and hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(content).digest():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.part")
-    unfinished.write_bytes(content)
-    unfinished.replace(path)
+    write_whole(path, content)
 
 
 def stage(parcel: Parcel, place: Path) -> None:

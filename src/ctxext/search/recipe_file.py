@@ -1,6 +1,5 @@
 """The recipe file that a search leaves behind: an ordinary one, with its figures above it."""
 
-import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,14 +34,3 @@ def check_recipe_place(out: Path, *, overwrite: bool) -> None:
         raise CtxextError(f'There is a file "{out}" already.', hint="Replace it with --overwrite, or choose another.")
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise CtxextError(f'"{folder}" is not there or cannot be written to.', hint="Choose another place.")
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is there in full or not at all."""
-    beside = path.with_name(f".{path.name}.ctxext-new-{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        beside.replace(path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            beside.unlink()

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from ctxext.checkpoint import Checkpoint
 from ctxext.converters.apply import sha256_of
+from ctxext.converters.place import write_whole
 from ctxext.converters.plan import already_extended, public_name
 from ctxext.errors import CtxextError
 from ctxext.evaluate.candidate import open_candidates
 from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import Recipe
 from ctxext.search.options import Options
-from ctxext.search.recipe_file import check_recipe_place, recipe_text, write_whole
+from ctxext.search.recipe_file import check_recipe_place, recipe_text
 from ctxext.search.space import space_of
 from ctxext.version import __version__
 
