@@ -13,7 +13,7 @@ from rich.console import Console
 from ctxext.cli.eval_tables import report_tables
 from ctxext.converters.convert import convert
 from ctxext.evaluate import Settings, evaluate
-from ctxext.evaluate.findings import findings, percent, pooled
+from ctxext.evaluate.report.findings import findings, percent, pooled
 from ctxext.recipes.recipe import recipe_from_dict
 
 LENGTHS = (512, 1024, 2048)

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from ctxext.converters import convert
-from ctxext.evaluate.candidate import open_candidates
+from ctxext.evaluate.checkpoint_info import open_candidates
 from ctxext.evaluate.model import Loading, load_model
 from ctxext.recipes import MsPoE, Ntk, Recipe, Yarn
 from ctxext.search import Options, search
-from ctxext.search.exam import Exam, make_exams
+from ctxext.search.eval_set import Exam, make_exams
 from ctxext.search.measurement import Measurement, measure
 from ctxext.search.trial_model import Workbench
 

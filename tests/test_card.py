@@ -15,9 +15,9 @@ from ctxext.converters.card import CardFacts, Measured, front_matter
 from ctxext.converters.commands import convert_command, wrapped
 from ctxext.converters.engines import UNKNOWN, serving_of
 from ctxext.errors import CtxextError
-from ctxext.evaluate.candidate import candidate_of
+from ctxext.evaluate.checkpoint_info import candidate_of
 from ctxext.families import family_of
-from ctxext.publish.parcel import pack
+from ctxext.publish.upload_plan import pack
 from ctxext.recipes import METHODS, AdjustedBase, LongRope, MsPoE, Ntk, Recipe, Yarn, method_named
 from ctxext.recipes.rotary import read_rotary
 from small_llama import read_json
@@ -168,8 +168,8 @@ def test_a_report_about_another_checkpoint_is_refused(llama_source, tmp_path):
 
 def test_a_published_report_does_not_change_what_was_measured(llama_source, tmp_path):
     """The report lies in the checkpoint afterwards; the same command again must still know the checkpoint by it."""
-    from ctxext.publish.parcel import seal
-    from ctxext.publish.verify import failures, verify
+    from ctxext.publish.upload_plan import seal
+    from ctxext.verify.run import failures, verify
 
     out, folder = publishable(llama_source, tmp_path)
     first = pack(out, "me/tiny-yarn", report=folder)

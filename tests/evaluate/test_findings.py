@@ -1,8 +1,8 @@
 import pytest
 
-from ctxext.evaluate.colours import ink, shade
-from ctxext.evaluate.findings import findings, percent
-from ctxext.evaluate.report import make_report
+from ctxext.evaluate.report.colours import ink, shade
+from ctxext.evaluate.report.findings import findings, percent
+from ctxext.evaluate.report.report import make_report
 
 
 def report_of(shares, settings=None):

@@ -6,17 +6,17 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from ctxext.data import prose
+from ctxext.data.encoding import Encoder, split_question
+from ctxext.data.prompt import encode_parts, lay_out
 from ctxext.errors import CtxextError
-from ctxext.evaluate import prose
-from ctxext.evaluate.branches import grow
-from ctxext.evaluate.documents import Documents
-from ctxext.evaluate.encoding import Encoder, split_question
-from ctxext.evaluate.kv import KeyValue
-from ctxext.evaluate.needle import Needle
-from ctxext.evaluate.passkey import PassKey
-from ctxext.evaluate.prompt import encode_parts, lay_out
-from ctxext.evaluate.retrieval import check_fits, fitting, make_questions
+from ctxext.evaluate.scoring.prefix_tree import grow
 from ctxext.evaluate.settings import Settings, even_depths
+from ctxext.evaluate.tasks.documents import Documents
+from ctxext.evaluate.tasks.kv import KeyValue
+from ctxext.evaluate.tasks.needle import Needle
+from ctxext.evaluate.tasks.passkey import PassKey
+from ctxext.evaluate.tasks.retrieval import check_fits, fitting, make_questions
 
 TASKS = [PassKey(), Needle(), Needle(num_needles=1), KeyValue(ids="number"), KeyValue(), Documents()]
 TEMPLATE = (

@@ -2,14 +2,14 @@ import pytest
 import torch
 
 from ctxext.errors import CtxextError
-from ctxext.evaluate import scoring
-from ctxext.evaluate.generation import generate_exact
-from ctxext.evaluate.kv import KeyValue
 from ctxext.evaluate.model import make_ready
-from ctxext.evaluate.needle import Needle
-from ctxext.evaluate.passkey import PassKey
-from ctxext.evaluate.retrieval import make_questions
+from ctxext.evaluate.scoring import exact_match as scoring
+from ctxext.evaluate.scoring.generation import generate_exact
 from ctxext.evaluate.settings import Settings, even_depths
+from ctxext.evaluate.tasks.kv import KeyValue
+from ctxext.evaluate.tasks.needle import Needle
+from ctxext.evaluate.tasks.passkey import PassKey
+from ctxext.evaluate.tasks.retrieval import make_questions
 from hand_made import tiny_llama
 
 DEPTHS = even_depths(5)

@@ -7,7 +7,7 @@ import pytest
 
 from ctxext.checkpoint import open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.evaluate.candidate import candidate_of
+from ctxext.evaluate.checkpoint_info import candidate_of
 from ctxext.evaluate.model import Loading, may_run_code
 
 TRUSTED = {"trust_remote_code": True}

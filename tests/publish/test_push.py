@@ -78,7 +78,7 @@ def test_digests_of_the_weights_are_recorded(commands, converted, llama_source, 
 
 
 def test_weights_that_were_just_compared_are_not_read_again(converted, monkeypatch):
-    from ctxext.publish import parcel
+    from ctxext.publish import upload_plan as parcel
 
     folder, read = converted("yarn"), []
     right = parcel.sha256_of

@@ -14,17 +14,17 @@ from safetensors.torch import load_file, save_file
 import tiny_models
 from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.converters import convert, make_plan
-from ctxext.converters.own_code import runs_only_own_code
 from ctxext.errors import CtxextError
 from ctxext.families import family_of
-from ctxext.publish import subject
-from ctxext.publish.checks import check_configuration
-from ctxext.publish.clean_load import LoadedModel
-from ctxext.publish.subject import Subject
-from ctxext.publish.verify import failures, verify
 from ctxext.recipes import METHODS, MsPoE, Recipe, Yarn, method_named
 from ctxext.recipes.frequencies import inverse_frequencies
+from ctxext.recipes.own_code import runs_only_own_code
 from ctxext.recipes.rotary import attention_scaling, read_rotary
+from ctxext.verify import subject
+from ctxext.verify.clean_load import LoadedModel
+from ctxext.verify.file_checks import check_configuration
+from ctxext.verify.run import failures, verify
+from ctxext.verify.subject import Subject
 from small_llama import make_llama, read_json
 
 FLIPS_PER_FILE = 40
@@ -184,7 +184,7 @@ def test_converting_runs_no_code_of_the_source(llama, tmp_path):
 def test_foreign_code_from_the_hub_needs_a_pinned_revision(llama_source, monkeypatch):
     local = open_checkpoint(str(llama_source))
     from_hub = dataclasses.replace(local, name="evil/model", revision="a" * 40)
-    module = importlib.import_module("ctxext.publish.verify")
+    module = importlib.import_module("ctxext.verify.run")
     monkeypatch.setattr(module, "open_checkpoint", lambda *_args, **_options: from_hub)
     for revision in (None, "main", "v1"):
         with pytest.raises(CtxextError, match="pinned revision"):

@@ -7,19 +7,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ctxext.checkpoint import open_checkpoint
+from ctxext.data.encoding import Encoder
+from ctxext.data.prompt import Prompt
 from ctxext.errors import CtxextError
-from ctxext.evaluate import scoring
-from ctxext.evaluate.encoding import Encoder
 from ctxext.evaluate.model import make_ready
-from ctxext.evaluate.prompt import Prompt
-from ctxext.evaluate.scoring import answer_losses
-from ctxext.evaluate.sharing import is_static_beyond
+from ctxext.evaluate.scoring import exact_match as scoring
+from ctxext.evaluate.scoring.exact_match import answer_losses
+from ctxext.evaluate.scoring.prefix_cache import is_static_beyond
 from ctxext.recipes import LongRope, Recipe
 from ctxext.search import measurement
-from ctxext.search.exam import make_exams
-from ctxext.search.front import Point, best_of, front_of, is_hopeless, points_of
+from ctxext.search.eval_set import make_exams
 from ctxext.search.measurement import Measurement, bounded, measure, measurement_from
 from ctxext.search.options import Options
+from ctxext.search.pareto import Point, best_of, front_of, is_hopeless, points_of
 from ctxext.search.study import Tried
 from ctxext.search.trial_model import Workbench
 from hand_made import make_tokenizer, tiny_llama

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from ctxext.recipes import load_recipe
-from ctxext.search import Options, sampler, search, seeker
+from ctxext.search import Options, sampler, search
+from ctxext.search import loop as seeker
 from ctxext.search.space import space_of
 from ctxext.search.study import Study
 

@@ -19,9 +19,9 @@ from ctxext.cli import auto
 from ctxext.cli.output import Output
 from ctxext.cli.search_view import watching
 from ctxext.errors import CtxextError
-from ctxext.search.front import best_of, points_of
+from ctxext.search.loop import Standing
 from ctxext.search.measurement import Measurement
-from ctxext.search.seeker import Standing
+from ctxext.search.pareto import best_of, points_of
 from ctxext.search.study import Tried
 
 SMALL = (

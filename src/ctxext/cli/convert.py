@@ -21,12 +21,12 @@ from ctxext.cli.options import (
     VerboseOption,
 )
 from ctxext.cli.output import Output
-from ctxext.converters.apply import Progress
 from ctxext.converters.calibration import Calibration, calibrated
 from ctxext.converters.convert import Conversion, carry_out
 from ctxext.converters.engines import MARKS, Serving
-from ctxext.converters.place import check_out
+from ctxext.converters.output_directory import check_out
 from ctxext.converters.plan import Change, Plan, make_plan
+from ctxext.files import Progress
 from ctxext.recipes.length import format_length
 from ctxext.recipes.methods import METHODS
 

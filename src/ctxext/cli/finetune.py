@@ -17,8 +17,8 @@ from ctxext.cli.options import (
     names_in,
 )
 from ctxext.cli.output import Output
-from ctxext.converters.apply import sha256_of
 from ctxext.errors import CtxextError
+from ctxext.files import sha256_of
 from ctxext.recipes.length import parse_length
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from ctxext.cli.options import JsonOption, QuietOption, TokenOption
 from ctxext.cli.output import Output
 
 if TYPE_CHECKING:
-    from ctxext.converters.apply import Progress
-    from ctxext.publish.parcel import Parcel
+    from ctxext.files import Progress
     from ctxext.publish.push import Push
+    from ctxext.publish.upload_plan import Parcel
 
 
 def push(
@@ -78,7 +78,7 @@ def push(
 
 def _show(output: Output, parcel: "Parcel") -> None:
     """What would be uploaded."""
-    from ctxext.publish.parcel import total
+    from ctxext.publish.upload_plan import total
 
     for warning in parcel.warnings:
         output.warning(warning)
@@ -90,7 +90,7 @@ def _show(output: Output, parcel: "Parcel") -> None:
 
 def _tell(output: Output, repository: str, revision: str | None, done: "Push") -> None:
     """What was uploaded, and how anyone can check it."""
-    from ctxext.publish.parcel import total
+    from ctxext.publish.upload_plan import total
 
     content = {"repository": repository, **vars(done), "others": list(done.others)}
     news = total(done.sizes) if done.is_new else f"{total(done.sizes)}, all there already"

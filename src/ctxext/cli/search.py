@@ -127,7 +127,7 @@ def _loading(device: str, dtype: str, chat_template: bool, revision: str | None,
 
 def _tell(output: Output, found: Found, source: str, out: Path, study: Path, options: Options) -> None:
     """Show the front, what the last check found, and the command that converts with it."""
-    from ctxext.search.front import front_of
+    from ctxext.search.pareto import front_of
 
     points = list(found.standing.points)
     published = [point for point in points if point.tried.published]
@@ -171,7 +171,7 @@ def verdict(found: Found, options: Options) -> str:
 
 def found_data(found: Found, options: Options) -> dict[str, Any]:
     """A search as JSON."""
-    from ctxext.search.front import front_of
+    from ctxext.search.pareto import front_of
 
     def point_data(point: Any) -> dict[str, Any]:
         measured = point.tried.measurement

@@ -14,9 +14,9 @@ from rich.text import Text
 from ctxext.cli.output import Output
 
 if TYPE_CHECKING:
-    from ctxext.search.front import Point
+    from ctxext.search.loop import Standing
     from ctxext.search.measurement import Measurement
-    from ctxext.search.seeker import Standing
+    from ctxext.search.pareto import Point
 
 _SHOWN = 5
 _QUIET_SECONDS = 60.0

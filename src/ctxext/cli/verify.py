@@ -42,8 +42,8 @@ def verify(
 
     ctxext verify user/model --against the-source/model
     """
-    from ctxext.publish.verify import failures
-    from ctxext.publish.verify import verify as run
+    from ctxext.verify.run import failures
+    from ctxext.verify.run import verify as run
 
     output = Output(as_json=as_json, quiet=quiet)
     with output.progress("reading") as advance:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint import Checkpoint, open_checkpoint
-from ctxext.converters.apply import Progress
-from ctxext.converters.own_code import runs_only_own_code
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.errors import CtxextError
+from ctxext.files import Progress
 from ctxext.loading import choose_device, choose_dtype, quiet_transformers
 from ctxext.recipes.mspoe import MsPoE
 from ctxext.recipes.mspoe_layout import ranks_from_scores
+from ctxext.recipes.own_code import runs_only_own_code
 from ctxext.recipes.recipe import Recipe
 
 _NUM_SEQUENCES = 16

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ctxext.checkpoint import Checkpoint
+from ctxext.checkpoint import Checkpoint, claimed_lengths
 from ctxext.converters.engines import Serving, serving_of
 from ctxext.errors import CtxextError
 from ctxext.families import Family, family_of, full_attention_layers, read, sliding_layers
@@ -66,7 +66,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         positions=family.positions,
         rotary=rotary,
         unfinished_pairs=_unfinished_pairs(rotary) if rotary else None,
-        windows=_windows(checkpoint, family),
+        windows=claimed_lengths(checkpoint, family),
         attention=_attention(config, family),
         cache_bytes={length: _cache_bytes(config, family, length) for length in _CACHE_LENGTHS},
         num_parameters=_num_parameters(checkpoint),
@@ -82,17 +82,6 @@ def _unfinished_pairs(rotary: Rotary) -> int | None:
     except CtxextError:
         return None
     return sum(2 * math.pi / theta > rotary.trained_length for theta in frequencies)
-
-
-def _windows(checkpoint: Checkpoint, family: Family) -> dict[str, int]:
-    generation = checkpoint.read_json("generation_config.json") or {}
-    tokenizer = checkpoint.read_json("tokenizer_config.json") or {}
-    claims = {
-        "config.json": read(checkpoint.config, family, "max_position_embeddings"),
-        "tokenizer_config.json": tokenizer.get("model_max_length"),
-        "generation_config.json": generation.get("max_length"),
-    }
-    return {name: int(value) for name, value in claims.items() if value and value < 10**12}
 
 
 def _attention(config: dict[str, Any], family: Family) -> dict[str, int | None]:

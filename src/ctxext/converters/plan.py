@@ -13,13 +13,12 @@ from ctxext.converters.card import render_card
 from ctxext.converters.engines import Serving, serving_of
 from ctxext.errors import CtxextError
 from ctxext.families import Family, family_of, read, rotated_layers, sliding_layers, text_config
-from ctxext.recipes.mspoe_layout import CODE_FILE, STUB_FILE
+from ctxext.files import MANIFEST, as_json
+from ctxext.recipes.own_code import CODE_FILES
 from ctxext.recipes.recipe import Recipe, describe_step, plain_config
 from ctxext.recipes.rotary import Config, Rotary, native_type, provenance, read_rotary
 from ctxext.version import __version__
 
-MANIFEST = "ctxext.json"
-CODE_FILES = (CODE_FILE, STUB_FILE)
 _REPLACED = ("config.json", "README.md", MANIFEST)
 _UNLIMITED = 10**12
 _RECORDED_PACKAGES = ("transformers", "torch", "safetensors", "huggingface_hub")
@@ -123,11 +122,6 @@ def already_extended(source: Checkpoint, rotary: Rotary) -> CtxextError:
         f'"{source.name}" is already extended: {how} from {rotary.trained_length} tokens.',
         hint=f"{hint}eplace the schedule with --replace-scaling.",
     )
-
-
-def as_json(content: Mapping[str, Any]) -> str:
-    """A JSON file's text, as transformers writes it."""
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def _provenance(source: Checkpoint, recipe: Recipe, plain: Rotary) -> dict[str, Any]:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from ctxext.evaluate import documents, kv, prose
-from ctxext.evaluate.documents import Documents, made_up_document
-from ctxext.evaluate.kv import KeyValue
-from ctxext.evaluate.needle import PHRASINGS, Needle
-from ctxext.evaluate.passkey import PassKey
-from ctxext.evaluate.tasks import Pieces, Task
+from ctxext.data import prose
+from ctxext.data.prompt import Pieces
+from ctxext.evaluate.tasks import documents, kv
+from ctxext.evaluate.tasks.base import Task
+from ctxext.evaluate.tasks.documents import Documents, made_up_document
+from ctxext.evaluate.tasks.kv import KeyValue
+from ctxext.evaluate.tasks.needle import PHRASINGS, Needle
+from ctxext.evaluate.tasks.passkey import PassKey
 
 Encode = Callable[[str], list[int]]
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from ctxext.converters.own_code import carries_code, check_pinned
+from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
-from ctxext.evaluate.candidate import Candidate
-from ctxext.evaluate.encoding import Encoder
-from ctxext.evaluate.sharing import is_static, sharing_works
+from ctxext.evaluate.checkpoint_info import Candidate
+from ctxext.evaluate.scoring.prefix_cache import is_static, sharing_works
 from ctxext.loading import DTYPES, choose_device, choose_dtype, quiet_transformers
+from ctxext.recipes.own_code import carries_code, check_pinned
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate import processes
-from ctxext.evaluate.asked import Asked, plan_questions
-from ctxext.evaluate.harness import check_harness
-from ctxext.evaluate.journal import Journal
-from ctxext.evaluate.report import Report, make_report, versions
+from ctxext.evaluate.plan import Asked, plan_questions
+from ctxext.evaluate.report.report import Report, make_report, versions
+from ctxext.evaluate.results_log import Journal
 from ctxext.evaluate.settings import Settings
+from ctxext.evaluate.tasks.harness import check_harness
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
-    from ctxext.evaluate.work import Work
+    from ctxext.evaluate.tasks.base import Work
 
 Progress = Callable[[int, int, str], None]
 
@@ -68,7 +68,7 @@ def evaluate(
         return {}
     report = make_report(header, journal.records())
     if out is not None:
-        from ctxext.evaluate.publish import write_report
+        from ctxext.evaluate.report.write_report import write_report
 
         write_report(report, out)
     return report
@@ -115,7 +115,7 @@ def _ask(entry: Asked, settings: Settings, loading: "Loading", journal: Journal,
         else:
             meter.advance(sum(key.length for key in work.keys), f"{name} {work.label}")
     if owes_harness:
-        from ctxext.evaluate.harness import run_harness
+        from ctxext.evaluate.tasks.harness import run_harness
 
         journal.append({"model": name, "harness": run_harness(loaded, settings.harness, entry.lengths)})
 

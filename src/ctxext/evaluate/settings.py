@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.converters.apply import sha256_of
+from ctxext.data.haystack import read_haystack
 from ctxext.errors import CtxextError
-from ctxext.evaluate.documents import Documents, read_questions
-from ctxext.evaluate.haystack import read_haystack
-from ctxext.evaluate.kv import KeyValue
-from ctxext.evaluate.needle import Needle
-from ctxext.evaluate.passkey import PassKey
-from ctxext.evaluate.tasks import Task
+from ctxext.evaluate.tasks.base import Task
+from ctxext.evaluate.tasks.documents import Documents, read_questions
+from ctxext.evaluate.tasks.kv import KeyValue
+from ctxext.evaluate.tasks.needle import Needle
+from ctxext.evaluate.tasks.passkey import PassKey
+from ctxext.files import sha256_of
 
 RETRIEVAL_TASKS = ("passkey", "needle", "kv", "documents")
 LOSS_TASKS = ("perplexity", "short")

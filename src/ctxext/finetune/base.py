@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxext.checkpoint import Checkpoint, open_checkpoint
-from ctxext.converters.own_code import runs_only_own_code
 from ctxext.errors import CtxextError
 from ctxext.families import Family, family_of, text_config
 from ctxext.finetune.options import Options
 from ctxext.loading import choose_dtype, quiet_transformers
+from ctxext.recipes.own_code import runs_only_own_code
 from ctxext.recipes.rotary import CODE_KEY, Rotary, read_rotary
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint
-from ctxext.converters.place import check_out, full_disk_told, publish, recover, workplace
-from ctxext.converters.plan import MANIFEST, as_json, public_name
+from ctxext.converters.output_directory import check_out, full_disk_told, publish, recover, workplace
+from ctxext.converters.plan import public_name
 from ctxext.errors import CtxextError
 from ctxext.families import family_of, text_config
+from ctxext.files import MANIFEST, as_json
 from ctxext.finetune.card import render_card
 from ctxext.finetune.rewrite import rewrite, stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, Changes

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.checkpoint import read_json_object
-from ctxext.converters.place import check_out, full_disk_told, publish, recover, workplace
-from ctxext.converters.plan import as_json, public_name
+from ctxext.converters.output_directory import check_out, full_disk_told, publish, recover, workplace
+from ctxext.converters.plan import public_name
 from ctxext.errors import CtxextError
+from ctxext.files import as_json
 from ctxext.finetune.base import Base, load_base, open_base
 from ctxext.finetune.data import DataReport, read_report, write_sequences
 from ctxext.finetune.documents import DocumentReader

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ctxext.converters.apply import Progress
 from ctxext.errors import CtxextError
+from ctxext.files import Progress
 from ctxext.publish.hub_errors import LOG_IN, illegal_name, is_passing, told_in_one_line
-from ctxext.publish.parcel import Parcel, pack, pack_adapter, seal, stage
+from ctxext.publish.upload_plan import Parcel, pack, pack_adapter, seal, stage
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

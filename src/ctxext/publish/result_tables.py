@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctxext.evaluate.findings import percent, pooled
-from ctxext.evaluate.report import Report
+from ctxext.evaluate.report.findings import percent, pooled
+from ctxext.evaluate.report.report import Report
 
 FOLDER = "report"
 """Where a report's files stand inside the repository."""

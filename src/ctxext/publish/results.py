@@ -8,8 +8,8 @@ from typing import Any
 from ctxext.checkpoint import read_json_object
 from ctxext.converters.card import Measured
 from ctxext.errors import CtxextError
-from ctxext.evaluate.findings import findings
-from ctxext.evaluate.report import Report
+from ctxext.evaluate.report.findings import findings
+from ctxext.evaluate.report.report import Report
 from ctxext.evaluate.settings import TASKS, Settings
 from ctxext.publish.result_tables import (
     FOLDER,

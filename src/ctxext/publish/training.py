@@ -8,19 +8,10 @@ from typing import Any
 from ctxext.checkpoint import read_json_object
 from ctxext.converters.card import EXTENDED
 from ctxext.finetune.options import CHANGEABLE, Options
-from ctxext.publish.subject import Subject
-from ctxext.recipes.rotary import provenance
 
 REPORT, CURVE = "finetune.json", "loss.png"
 _OF_THE_MACHINE = (*CHANGEABLE, "checkpointing", "piece", "micro_batch", "dtype")
 """Options that decide where and how fast it runs, not what comes out."""
-
-
-def training_of(subject: Subject) -> dict[str, Any]:
-    """What ctxext.json or config.json notes of a fine-tuning; empty where they note none."""
-    noted = provenance(subject.checkpoint.config).get("finetune")
-    found = subject.manifest.get("finetune") or noted or {}
-    return dict(found) if isinstance(found, dict) else {}
 
 
 def curve_of(folder: Path) -> str:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctxext.evaluate.batches import rows_that_fit
-from ctxext.evaluate.intervals import mean_interval
-from ctxext.evaluate.loss import token_losses
+from ctxext.data.prompt import Prompt
 from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.prompt import Prompt
-from ctxext.evaluate.scoring import answer_losses
-from ctxext.search.exam import Exam
+from ctxext.evaluate.report.intervals import mean_interval
+from ctxext.evaluate.scoring.batch_size import rows_that_fit
+from ctxext.evaluate.scoring.exact_match import answer_losses
+from ctxext.evaluate.scoring.token_losses import token_losses
+from ctxext.search.eval_set import Exam
 
 _ROUND = 8
 """Questions at each depth and length that are asked before the next look at whether it is worth going on."""

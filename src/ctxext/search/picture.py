@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from ctxext.evaluate.colours import SERIES
-from ctxext.evaluate.pictures import as_png
-from ctxext.search.front import Point, front_of
+from ctxext.evaluate.report.colours import SERIES
+from ctxext.evaluate.report.pictures import as_png
+from ctxext.search.pareto import Point, front_of
 
 _INK, _FAINT = "#222222", "#d5d5d5"
 _MARKERS = "osDv^P*X"

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.checkpoint import Checkpoint
-from ctxext.converters.apply import sha256_of
-from ctxext.converters.place import write_whole
+from ctxext.converters.output_directory import write_whole
 from ctxext.converters.plan import already_extended, public_name
 from ctxext.errors import CtxextError
-from ctxext.evaluate.candidate import open_candidates
+from ctxext.evaluate.checkpoint_info import open_candidates
+from ctxext.files import sha256_of
 from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import Recipe
 from ctxext.search.options import Options
@@ -23,8 +23,8 @@ from ctxext.version import __version__
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
-    from ctxext.search.finals import Check
-    from ctxext.search.seeker import Standing, Watch
+    from ctxext.search.final_evaluation import Check
+    from ctxext.search.loop import Standing, Watch
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,10 @@ def search(
 
     # From here on it takes torch, and seconds.
     from ctxext.evaluate.model import Loading, load_model
-    from ctxext.search.exam import make_exams
-    from ctxext.search.finals import check, run_off
+    from ctxext.search.eval_set import make_exams
+    from ctxext.search.final_evaluation import check, run_off
+    from ctxext.search.loop import Seeker, Standing
     from ctxext.search.measurement import measure
-    from ctxext.search.seeker import Seeker, Standing
     from ctxext.search.study import check_study
     from ctxext.search.trial_model import Workbench
 

@@ -12,7 +12,7 @@ import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from ctxext.converters.place import is_running
+from ctxext.converters.output_directory import is_running
 from ctxext.errors import CtxextError
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.search.measurement import Measurement, measurement_from

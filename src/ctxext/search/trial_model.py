@@ -11,7 +11,7 @@ from ctxext.checkpoint import Checkpoint
 from ctxext.converters.calibration import head_scores, per_prompt_form, read_text, with_order
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.sharing import is_static
+from ctxext.evaluate.scoring.prefix_cache import is_static
 from ctxext.families import family_of
 from ctxext.loading import quiet_transformers
 from ctxext.recipes.recipe import Recipe
