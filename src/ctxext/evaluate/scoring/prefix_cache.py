@@ -5,6 +5,9 @@ from typing import Any
 
 import torch
 
+from ctxext.recipes.code_layout import depends_on_prompt
+from ctxext.recipes.legacy import upgraded
+
 _LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
 _PROBE_LENGTH, _PROBE_KEPT, _PROBE_EXTRA = 24, 12, 4
 _TOLERANCE = 0.05
@@ -33,12 +36,9 @@ def is_static_beyond(config: Mapping[str, Any], length: int) -> bool:
 
 
 def _depends_on_nothing(config: Mapping[str, Any], length_dependent: Collection[str]) -> bool:
-    mspoe = config.get("ctxext_mspoe")
-    if isinstance(mspoe, dict) and mspoe.get("ranks") is None:
+    if depends_on_prompt(upgraded(dict(config))):
         return False
     for node in _dicts(config):
-        if node.get("head_order") == "prompt":
-            return False
         rope_type = node.get("rope_type") or node.get("type")
         same_lists = rope_type != "dynamic" and node.get("short_factor") == node.get("long_factor")
         if rope_type in length_dependent and not same_lists:
