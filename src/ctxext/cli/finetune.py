@@ -141,7 +141,7 @@ def _described(data: str) -> dict[str, Any]:
 
 def _check_tasks(tasks: str | None) -> None:
     """Refuse unknown tasks before hours of training."""
-    from ctxext.evaluate.settings import TASKS
+    from ctxext.evaluate.tasks.registry import TASKS
 
     for task in names_in([tasks or ""]):
         if task not in TASKS:

@@ -10,7 +10,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate import processes
 from ctxext.evaluate.checkpoint_info import Candidate, candidate_of, open_candidates
 from ctxext.evaluate.settings import Settings, lengths_of
-from ctxext.evaluate.tasks.base import Task
+from ctxext.evaluate.tasks.base import RetrievalTask
 
 if TYPE_CHECKING:
     from ctxext.data.encoding import Encoder
@@ -34,7 +34,7 @@ class Asked:
 
     candidate: Candidate
     lengths: tuple[int, ...]
-    tasks: tuple[Task, ...]
+    tasks: tuple[RetrievalTask, ...]
     documents: "tuple[PerplexityWork | ShortWork, ...]"
     settings: Settings
 

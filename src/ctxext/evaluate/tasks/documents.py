@@ -2,15 +2,19 @@
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ctxext.data import prose
-from ctxext.data.prompt import Pieces
+from ctxext.data.prompt import Pieces, Prompt
 from ctxext.errors import CtxextError
 from ctxext.evaluate.scoring.subspan_match import best_subspan_match
+from ctxext.evaluate.tasks.base import RetrievalTask, Scores
+
+if TYPE_CHECKING:
+    from ctxext.evaluate.model import LoadedModel
 
 OPENING = (
     "Write a high-quality answer for the given question using only the provided search results "
@@ -62,7 +66,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Documents:
+class Documents(RetrievalTask):
     """Answer a question from one of many documents.
 
     The documents are numbered at random, not in order: a number tells nothing about a position, and the same document
@@ -74,6 +78,12 @@ class Documents:
     """
 
     name: ClassVar[str] = "documents"
+    description: ClassVar[str] = (
+        "A question that one of many documents answers; right if the answer is in what the model writes."
+    )
+    shows: ClassVar[str] = "answering questions over many documents"
+    is_written: ClassVar[bool] = True
+    answer_room: ClassVar[int] = 32
     questions: tuple[Question, ...] = ()
     ask: str = "any"
 
@@ -101,6 +111,14 @@ class Documents:
             padding="\n",
             answers=answers,
         )
+
+    def score(
+        self, loaded: "LoadedModel", questions: Sequence[Sequence[Prompt]], depths: Sequence[int], *, generate: bool
+    ) -> Scores:
+        """Whether an answer stands in what the model writes, as it is the text that counts and not its wording."""
+        from ctxext.evaluate.scoring.generation import generate_matching
+
+        return generate_matching(loaded, questions, depths)
 
     def _other_documents(self, chosen: Question, rng: random.Random) -> Iterator[Document]:
         """The question's own distractors, then those of the other questions that do not hold an answer."""
