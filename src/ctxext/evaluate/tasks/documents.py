@@ -32,7 +32,7 @@ FACTS = (
 
 
 @dataclass(frozen=True)
-class Document:
+class Passage:
     """One search result; `is_gold` marks the one that holds the answer."""
 
     title: str
@@ -50,10 +50,10 @@ class Question:
 
     question: str
     answers: tuple[str, ...]
-    documents: tuple[Document, ...]
+    documents: tuple[Passage, ...]
 
     @property
-    def gold(self) -> Document:
+    def gold(self) -> Passage:
         """The document that holds the answer."""
         return next(document for document in self.documents if document.is_gold)
 
@@ -120,7 +120,7 @@ class Documents(RetrievalTask):
 
         return generate_matching(loaded, questions, depths)
 
-    def _other_documents(self, chosen: Question, rng: random.Random) -> Iterator[Document]:
+    def _other_documents(self, chosen: Question, rng: random.Random) -> Iterator[Passage]:
         """The question's own distractors, then those of the other questions that do not hold an answer."""
         yield from (document for document in chosen.documents if not document.is_gold)
         others = [question for question in self.questions if question is not chosen] or [chosen]
@@ -136,7 +136,7 @@ class Documents(RetrievalTask):
 
 def made_up_document(
     rng: random.Random, key: str, number: int, *, bare: bool = False
-) -> tuple[Document, list[tuple[str, str]]]:
+) -> tuple[Passage, list[tuple[str, str]]]:
     """A document about the thing `key`, with two questions it answers: for the document's number, and for the fact.
 
     Unless it is to be `bare`, a sentence of prose may stand before the fact, after it, or both.
@@ -146,7 +146,7 @@ def made_up_document(
     text = [prose.sentence(rng), fact.format(**fill), prose.sentence(rng)][rng.randrange(2) : rng.randrange(2, 4)]
     if bare:
         text = [fact.format(**fill)]
-    document = Document(f"News from {rng.choice(prose.PLACES)}", " ".join(text), is_gold=True)
+    document = Passage(f"News from {rng.choice(prose.PLACES)}", " ".join(text), is_gold=True)
     which = f"Which document {says.format(**fill)}?"
     return document, [(which, f" Document [{number}"), (question.format(**fill), answer.format(**fill))]
 
@@ -184,7 +184,7 @@ def _parse(path: Path, number: int, line: str) -> Question:
         if not any(marks):
             marks = [best_subspan_match(context["text"], answers) for context in contexts]
         gold = marks.index(True)
-        documents = tuple(Document(c["title"], c["text"], index == gold) for index, c in enumerate(contexts))
+        documents = tuple(Passage(c["title"], c["text"], index == gold) for index, c in enumerate(contexts))
         if not answers or not isinstance(record["question"], str):
             raise ValueError("answers is empty or question is not a text")
     except KeyError as error:
@@ -198,7 +198,7 @@ def _pick(ask: str, rng: random.Random) -> int:
     return {"which": 0, "fact": 1, "any": rng.randrange(2)}[ask]
 
 
-def _made_up_documents(rng: random.Random, without: str) -> Iterator[Document]:
+def _made_up_documents(rng: random.Random, without: str) -> Iterator[Passage]:
     noun = without.split()[-1]
     while True:
         key = prose.object_name(rng)
