@@ -141,7 +141,7 @@ def test_what_cannot_be_trained_is_refused(base, tmp_path):
     out = tmp_path / "out"
     for model, options, message in (
         (source, QUICK, "never extended"),
-        (base, change(length=256), "--length 256 is above the window"),
+        (base, change(length=256), "--length 256 is above the context length"),
         (prompt, change(length=32), "again for each prompt"),
         (base, change(targets=("q_prj",)), "q_prj"),
         (tmp_path / "nowhere", QUICK, "no folder"),

@@ -126,9 +126,9 @@ def _tell(output: Output, done: Conversion, source: str, out: Path, seconds: flo
         "seconds": round(seconds, 3),
     }
     trained, reach = plan.rotary.trained_length, reach_of(plan)
-    window = f"{trained} → {reach} tokens" if reach != trained else f"{trained} tokens as before"
+    lengths = f"{trained} → {reach} tokens" if reach != trained else f"{trained} tokens as before"
     lines = [
-        f"[green]✓[/green] [bold]{out}[/bold]   {plan.recipe.summary()}   {window}   weights {how}   {seconds:.2f} s",
+        f"[green]✓[/green] [bold]{out}[/bold]   {plan.recipe.summary()}   {lengths}   weights {how}   {seconds:.2f} s",
         *_verification_lines(done),
         f"  serves in  {serving_line(plan.serving)}",
     ]

@@ -1,4 +1,4 @@
-"""`ctxext finetune`: a short training that makes an extended window work."""
+"""`ctxext finetune`: a short training that makes a longer context work."""
 
 import dataclasses
 from pathlib import Path

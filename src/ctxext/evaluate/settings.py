@@ -23,7 +23,7 @@ class Settings:
 
     Attributes:
         tasks: Names from `TASKS`.
-        lengths: Prompt lengths in tokens; by default each model's trained length and context length.
+        lengths: Prompt lengths in tokens; by default each model's original context length and context length.
         depths: Where needles go, from 0 to 1.
         samples: Questions per cell, and documents per text.
         seed: Decides every question.
@@ -34,7 +34,7 @@ class Settings:
         documents: A JSON lines file of questions for `documents`; by default made-up facts.
         stride: Also measure perplexity with a sliding window of this stride.
         generate: Let the model write its answers instead of one teacher-forced forward.
-        allow_beyond: Ask for lengths beyond a model's window too.
+        allow_beyond: Ask for lengths beyond a model's context length too.
         batch_size: Prompts that run at once; by default as many as fit into memory.
         harness: Tasks of lm-evaluation-harness.
     """

@@ -55,7 +55,8 @@ model = AutoModelForCausalLM.from_pretrained("PATH_OR_ID"{flag})
 
 ## Measured
 
-Nothing yet: this checkpoint **was not evaluated**. `ctxext eval` shows what it finds in its window and what it lost.
+Nothing yet: this checkpoint **was not evaluated**. `ctxext eval` shows what it finds within its
+context length and what it lost.
 """
 
 

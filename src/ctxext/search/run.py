@@ -156,7 +156,7 @@ def figures(checked: "Check") -> list[str]:
     lines = ["Measured on prompts that the search never saw:"]
     for name, answers in checked.answers.items():
         shares = ", ".join(f"{100 * answers.exact(length):.1f} % at {length}" for length in answers.lengths)
-        rise = "" if name == "stock" else f"; trained window {100 * answers.rise(stock)[0]:+.2f} %"
+        rise = "" if name == "stock" else f"; original context length {100 * answers.rise(stock)[0]:+.2f} %"
         shown = f"published ({checked.published.trial.name})" if name == "published" and checked.published else name
         lines.append(f"  {shown}: loss of an answer {answers.loss:.4f}, needles {shares}{rise}")
     return lines

@@ -112,7 +112,7 @@ def _mean(sums: Any) -> dict[str, Any]:
 
 
 def _short(records: Sequence[Record]) -> dict[str, Any] | None:
-    """Perplexity inside the trained window."""
+    """Perplexity at the original context length."""
     records = sorted(records, key=lambda record: record["samples"][0])
     if not records:
         return None
@@ -122,7 +122,7 @@ def _short(records: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def _compare_short(model: dict[str, Any], models: Sequence[dict[str, Any]]) -> None:
-    """Set a model's loss inside the trained window beside its source's, document by document."""
+    """Set a model's loss at the original context length beside its source's, document by document."""
     own = model["short"]
     if own is None:
         return
