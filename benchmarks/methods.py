@@ -99,7 +99,7 @@ def main() -> None:
             settings,
             out=options.out,
             resume=True,
-            progress=lambda done, total, label: status.update(f"{100 * done // total} % {label}"),
+            progress=lambda label, done, total: status.update(f"{100 * done // total} % {label}"),
         )
     (options.out / "README.md").write_text(markdown(report, options.samples), encoding="utf-8")
     for table in report_tables(report, console.width):

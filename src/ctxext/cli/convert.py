@@ -26,7 +26,6 @@ from ctxext.converters.convert import Conversion, carry_out
 from ctxext.converters.engines import MARKS, Serving
 from ctxext.converters.output_directory import check_out
 from ctxext.converters.plan import Change, Plan, make_plan
-from ctxext.files import Progress
 from ctxext.recipes.length import format_length
 from ctxext.recipes.methods import METHODS
 
@@ -100,8 +99,7 @@ def convert(
     if steps is None:
         hub = {"device": device, "dtype": dtype, "revision": revision, "token": token}
         steps = searched_recipe(source, given, (trials, minutes), hub, output)
-    with output.progress("") as advance:
-        progress: Progress = lambda what, done, total: advance(done, total, what)  # noqa: E731
+    with output.progress("") as progress:
         if not dry_run:
             calibration = Calibration(calibration_text, device, dtype)
             steps = calibrated(checkpoint, steps, calibration, replace_scaling=replace_scaling, progress=progress)

@@ -88,8 +88,8 @@ def _ask(output: Output, folders: dict[str, Path], out: Path, lengths: tuple[int
     place = out / "report"
     shutil.rmtree(place, ignore_errors=True)
     title = f"asking {len(settings.depths)} depths × {samples} needles at {lengths[0]} and {lengths[1]} tokens"
-    with output.progress(title) as bar:
-        return evaluate(["demo", *map(str, folders.values())], settings, out=place, progress=bar)
+    with output.progress(title) as progress:
+        return evaluate(["demo", *map(str, folders.values())], settings, out=place, progress=progress)
 
 
 def _shares(report: dict[str, Any]) -> dict[str, dict[int, list[float]]]:
