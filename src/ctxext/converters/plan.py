@@ -131,18 +131,13 @@ def _provenance(source: Checkpoint, recipe: Recipe, plain: Rotary) -> dict[str, 
     """What config.json says of the conversion; a published file names no folder of its maker's machine."""
     return {
         "version": __version__,
-        "source": public_name(source),
+        "source": source.public_name,
         "revision": source.revision,
         "trained_length": plain.trained_length,
         "source_theta": plain.theta,
         "source_length": plain.context_length,
         "recipe": recipe.to_dict(),
     }
-
-
-def public_name(source: Checkpoint) -> str:
-    """The source's name as it may be published: a Hub id as it is, a folder by its last part."""
-    return source.name if source.revision or source.name == "demo" else source.folder.resolve().name
 
 
 def manifest(plan: Plan, files: Mapping[str, str], weights: Mapping[str, str | None]) -> dict[str, Any]:
@@ -155,7 +150,7 @@ def manifest(plan: Plan, files: Mapping[str, str], weights: Mapping[str, str | N
     """
     return {
         "ctxext": __version__,
-        "source": {"name": public_name(plan.source), "revision": plan.source.revision},
+        "source": {"name": plan.source.public_name, "revision": plan.source.revision},
         "recipe": plan.recipe.to_dict(),
         "versions": {name: _version(name) for name in _RECORDED_PACKAGES},
         "files": dict(sorted(files.items())),

@@ -5,7 +5,7 @@ from typing import Any
 
 from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.finetune.options import Options
+from ctxext.finetune.options import TrainingOptions
 from ctxext.loading import choose_dtype, quiet_transformers
 from ctxext.recipes.code_layout import depends_on_prompt
 from ctxext.recipes.own_code import runs_only_own_code
@@ -35,12 +35,12 @@ def open_base(source: str, length: int | None, *, revision: str | None = None, t
 
     Args:
         source: A folder, a Hub id, or `demo`.
-        length: The context length to train for, in tokens; None for the base's window.
+        length: The context length to train for, in tokens; None for the base's context length.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token.
 
     Raises:
-        CtxextError: it is not there, was never extended, or its window is shorter.
+        CtxextError: it is not there, was never extended, or its context length is shorter.
     """
     checkpoint = open_checkpoint(source, revision=revision, token=token)
     base = Base(checkpoint, model_config(checkpoint.config))
@@ -53,13 +53,13 @@ def _check(base: Base, source: str, length: int | None) -> None:
     rotary, config = base.model.rotary, base.checkpoint.config
     if not base.model.is_extended:
         raise CtxextError(
-            f'"{source}" was never extended: its window is the {rotary.context_length} tokens it was trained on.',
+            f'"{source}" was never extended: its context length is the {rotary.context_length} tokens of its training.',
             hint=f"ctxext convert {source} OUT --method yarn --factor 4, then fine-tune OUT.",
         )
     if length is not None and length > rotary.context_length:
         factor = -(-length // rotary.trained_length)
         raise CtxextError(
-            f'--length {length} is above the window of "{source}": {rotary.context_length} tokens.',
+            f'--length {length} is above the context length of "{source}": {rotary.context_length} tokens.',
             hint=f"Convert its source with --factor {factor} first.",
         )
     if depends_on_prompt(base.model.config):
@@ -73,7 +73,7 @@ def _check(base: Base, source: str, length: int | None) -> None:
         raise CtxextError(f'"{source}" needs Python code of its own, which ctxext does not run for training.')
 
 
-def load_base(base: Base, options: Options, attention: str | None) -> tuple[Any, Any]:
+def load_base(base: Base, options: TrainingOptions, attention: str | None) -> tuple[Any, Any]:
     """The model and the tokenizer.
 
     Args:

@@ -171,6 +171,13 @@ def following(name):
 FOLLOWING = {name: following(name) for name in MOVES}
 
 
+class SequenceState:
+    """What methods remember of a cache's sequences: see `state_of`."""
+
+    def __init__(self):
+        self.rows, self.derived = {}, {}
+
+
 def state_of(cache):
     """What methods remember of a cache's sequences.
 
@@ -178,7 +185,7 @@ def state_of(cache):
     forgotten whenever they move or are cropped.
     """
     if not hasattr(cache, "ctxext_state"):
-        cache.ctxext_state = types.SimpleNamespace(rows={}, derived={})
+        cache.ctxext_state = SequenceState()
         for name in FOLLOWING if not torch.compiler.is_compiling() else ():
             if hasattr(cache, name):  # Bound to this cache alone; a deep copy of it binds its own.
                 setattr(cache, name, types.MethodType(FOLLOWING[name], cache))

@@ -89,7 +89,7 @@ def check_weights(subject: Subject) -> Finding:
 
 
 def check_configuration(subject: Subject) -> Finding:
-    """Whether the recipe, applied anew, gives this very configuration, in both dialects."""
+    """Whether the recipe, applied again, gives this very configuration, in both dialects."""
     name = "configuration"
     if not subject.has_recipe:
         return Finding(name, SKIPPED, '"config.json" has no recipe')
@@ -115,9 +115,9 @@ def _differences(config: Mapping[str, Any], expected: Mapping[str, Any], nested:
 
 
 def check_lengths(subject: Subject) -> Finding:
-    """Whether the files agree on the length of the window."""
-    windows = claimed_lengths(subject.checkpoint, subject.family)
-    config, tokenizer = windows.get("config.json"), windows.get("tokenizer_config.json")
+    """Whether the files agree on the context length."""
+    claimed = claimed_lengths(subject.checkpoint, subject.family)
+    config, tokenizer = claimed.get("config.json"), claimed.get("tokenizer_config.json")
     length = read(subject.checkpoint.config, subject.family, "max_position_embeddings")
     own = text_config(subject.checkpoint.config, subject.family).get(subject.family.length_key, length)
     if tokenizer not in (None, config):

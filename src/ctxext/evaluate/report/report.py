@@ -27,8 +27,8 @@ def make_report(header: Record, records: Sequence[Record]) -> Report:
     """The content of report.json.
 
     Args:
-        header: Settings, models and versions, as the journal begins.
-        records: The journal's lines, in any order.
+        header: Settings, models and versions, as the results log begins.
+        records: The log's lines, in any order.
     """
     models = []
     for model in header["models"]:
@@ -112,7 +112,7 @@ def _mean(sums: Any) -> dict[str, Any]:
 
 
 def _short(records: Sequence[Record]) -> dict[str, Any] | None:
-    """Perplexity inside the trained window."""
+    """Perplexity at the original context length."""
     records = sorted(records, key=lambda record: record["samples"][0])
     if not records:
         return None
@@ -122,7 +122,7 @@ def _short(records: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def _compare_short(model: dict[str, Any], models: Sequence[dict[str, Any]]) -> None:
-    """Set a model's loss inside the trained window beside its source's, document by document."""
+    """Set a model's loss at the original context length beside its source's, document by document."""
     own = model["short"]
     if own is None:
         return

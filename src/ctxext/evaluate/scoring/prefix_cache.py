@@ -24,7 +24,7 @@ def is_static(config: Mapping[str, Any]) -> bool:
 def is_static_beyond(config: Mapping[str, Any], length: int) -> bool:
     """Whether that is so for prompts whose common beginning is longer than some length in tokens.
 
-    LongRoPE's two lists are one from the trained length on.
+    LongRoPE's two lists are one from the original context length on.
     """
     others = [kind for kind in _LENGTH_DEPENDENT if kind != "longrope"]
     switches = [
