@@ -25,7 +25,10 @@ class DynamicNtk(Scaling):
     )
 
     def window(self, rotary: Rotary) -> int:
-        """The trained length: transformers takes the maximum for it; raising that switches the scaling off (trap 5)."""
+        """The trained length: transformers takes the maximum for it, and raising that switches the scaling off.
+
+        See docs/traps.md, trap 5.
+        """
         return rotary.trained_length
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:

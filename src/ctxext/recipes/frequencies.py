@@ -43,7 +43,7 @@ def _dynamic(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], len
 
 
 def _yarn(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
-    """Section 3.2, with the bounds rounded outwards and clamped at 0 and d - 1 as transformers does (trap 6)."""
+    """Section 3.2, bounds rounded outwards and clamped at 0 and d - 1 as transformers does (docs/traps.md, trap 6)."""
     dim, trained = rotary.dim, rotary.trained_length
 
     def dimension_turning(turns: float) -> float:

@@ -1,7 +1,7 @@
 """A checkpoint's rotary encoding: read from config.json in either dialect, written back in both.
 
 transformers 5 keeps everything in `rope_parameters`; transformers 4 reads `rope_theta` and `rope_scaling`. A file with
-only one of them is misread by the other version in silence (METHODS.md, trap 1), so both are always written, alike.
+only one of them is misread by the other version in silence (docs/traps.md, trap 1), so both are always written, alike.
 """
 
 import copy
@@ -266,7 +266,7 @@ def _rope_scaling(family: Family, parameters: Mapping[str, Any]) -> dict[str, An
 
 
 def _nested(config: Config, family: Family, full: Mapping[str, Any]) -> dict[str, Any]:
-    """The schedule by layer type; the sliding layers keep their own rotary embedding (METHODS.md, trap 9)."""
+    """The schedule by layer type; the sliding layers keep their own rotary embedding (docs/traps.md, trap 9)."""
     source = text_config(config, family).get("rope_parameters") or {}
     nested = {key: copy.deepcopy(value) for key, value in source.items() if isinstance(value, dict)}
     local_theta = read(config, family, "local_rope_theta")

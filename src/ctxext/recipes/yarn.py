@@ -45,7 +45,7 @@ class NtkByParts(Scaling):
         return {**self.ramp(rotary), "attention_factor": 1.0}
 
     def ramp(self, rotary: Rotary) -> Mapping[str, Any]:
-        """The ramp; the original length is written out because the maximum has moved (METHODS.md, trap 3)."""
+        """The ramp; the original length is written out because the maximum has moved (docs/traps.md, trap 3)."""
         return {
             "factor": self.stretch,
             "original_max_position_embeddings": rotary.trained_length,
@@ -69,6 +69,6 @@ class Yarn(NtkByParts):
     )
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """The `yarn` type; the default temperature is left out, as some engines ignore it (trap 7)."""
+        """The `yarn` type; the default temperature is left out, as some engines ignore it (docs/traps.md, trap 7)."""
         extra = {} if self.attention_factor is None else {"attention_factor": self.attention_factor}
         return {**self.ramp(rotary), **extra}
