@@ -49,7 +49,7 @@ class Serving:
 _Row = tuple[str, str, str]
 _EXACT: _Row = (EXACT, "", "")
 _CLAIMS_TOO_MUCH = "without, it claims factor times too much"
-_CLAIMS_TRAINED = "without, it stops at the trained length; the long list is chosen once"
+_CLAIMS_TRAINED = "without, it stops at the original context length; the long list is chosen once"
 _TRUST = "--trust-remote-code"
 _REFUSED: _Row = (WRONG, "", "its converter refuses, rightly")
 
@@ -81,7 +81,11 @@ _TABLE: Mapping[str, Mapping[str, _Row]] = {
     },
     "longrope with two lists": {
         "transformers": (PARTLY, "", "not invariant under caching, as its two lists differ"),
-        "vLLM": (PARTLY, "--max-model-len {length}", _CLAIMS_TRAINED + ", so it differs below the trained length"),
+        "vLLM": (
+            PARTLY,
+            "--max-model-len {length}",
+            _CLAIMS_TRAINED + ", so it differs below the original context length",
+        ),
         "SGLang": _EXACT,
         "llama.cpp": (WRONG, "", "only phi3 and minicpm; others are silently left plain"),
     },

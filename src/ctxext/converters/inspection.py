@@ -24,9 +24,9 @@ class Inspection:
     Attributes:
         positions: "rotary", "learned", "sinusoidal", "alibi", "relative" or "none".
         model: The resolved configuration of a rotary model; None for the others.
-        unfinished_pairs: Rotated pairs of dimensions that never complete a turn in the trained length.
+        unfinished_pairs: Rotated pairs of dimensions that never complete a rotation in the original context length.
         windows: The length that each file claims, by file name.
-        attention: Heads, key heads, full and sliding layers.
+        attention: Heads, KV heads, full and sliding layers.
         cache_bytes: Size of one sequence's key-value cache in 16 bits, by length in tokens.
         num_parameters: Counted from the safetensors headers; None where there are none.
         methods: For every method the reason why it does not apply; empty where it does.

@@ -21,7 +21,7 @@ class DynamicNtk(Scaling):
     rope_type = "dynamic"
     caution = (
         "transformers picks one frequency set for a whole batch from its longest row, and keys cached before the "
-        "trained length was crossed keep their old rotation: run one prompt at a time, whole; engines differ."
+        "original context length was crossed keep their old rotation: run one prompt at a time, whole; engines differ."
     )
 
     def window(self, rotary: Rotary) -> int:

@@ -45,7 +45,7 @@ class Rotary:
         theta: The base b of the inverse frequencies b^(-2i/d).
         dim: How many dimensions of a head are rotated.
         span: The d of the exponent: `dim`, but the whole head where a part of it rotates at the whole head's pace.
-        trained_length: The context the model was trained on, in tokens.
+        trained_length: The original context length: what the model was trained on, in tokens.
         context_length: The context it claims now, in tokens.
         parameters: The schedule as transformers writes it, `rope_type` and numbers, without theta.
     """
@@ -64,7 +64,7 @@ class Rotary:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether some schedule already stretches the trained length."""
+        """Whether some schedule already stretches the original context length."""
         return self.rope_type != "default" or self.context_length > self.trained_length
 
     def with_parameters(self, parameters: Mapping[str, Any]) -> "Rotary":
@@ -185,7 +185,7 @@ def provenance(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trained_length(config: Config, text: Config, parameters: Mapping[str, Any], context_length: int) -> int:
-    """The trained length: what we noted, what the schedule says, or else the maximum itself."""
+    """The original context length: what we noted, what the schedule says, or else the maximum itself."""
     noted = provenance(config).get("trained_length")
     original = parameters.get("original_max_position_embeddings") or text.get("original_max_position_embeddings")
     return int(noted or original or context_length)

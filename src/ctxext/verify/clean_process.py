@@ -120,8 +120,8 @@ class Expected:
         self.states[id(attention)] = queries, keys, chosen
         if all(one is None for one in chosen):
             return self.plain_apply(q, k, cos, sin, *args, **kwargs)
-        turned = [self.rotated(queries, keys, chosen, self.positions), self.rotated(keys, keys, chosen, self.positions)]
-        return tuple(one if axis == 1 else one.transpose(1, 2) for one in turned)
+        both = [self.rotated(queries, keys, chosen, self.positions), self.rotated(keys, keys, chosen, self.positions)]
+        return tuple(one if axis == 1 else one.transpose(1, 2) for one in both)
 
     def rotated(self, states: Any, keys: Any, chosen: list[Any], positions: Any, frequencies: Any = None) -> Any:
         """Rotate all heads of un-rotated states to positions (l) or (l, pairs), each with its KV head's schedule."""
