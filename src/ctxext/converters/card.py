@@ -150,14 +150,12 @@ def card_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
     card = checkpoint.folder / "README.md"
     if not card.is_file():
         return {}
-    text = card.read_text(encoding="utf-8", errors="replace")
-    if not text.startswith("---\n") or "\n---" not in text[4:]:
-        return {}
+    from huggingface_hub import metadata_load
+
     try:
-        front = yaml.safe_load(text[4 : text.index("\n---", 4)])
-    except yaml.YAMLError:
+        return metadata_load(card) or {}
+    except (ValueError, yaml.YAMLError):  # Not UTF-8, not a mapping, or not YAML.
         return {}
-    return front if isinstance(front, dict) else {}
 
 
 def front_matter(facts: CardFacts) -> dict[str, Any]:
@@ -170,8 +168,10 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
         own.append("custom_code")
     elif not facts.training:
         own.append("config-only")
-    own += ["finetuned"] * bool(facts.training)
-    own += ["lora"] * facts.is_adapter
+    if facts.training:
+        own.append("finetuned")
+    if facts.is_adapter:
+        own.append("lora")
     relation = "adapter" if facts.is_adapter else "finetune"
     front = {
         **{key: inherited[key] for key in _INHERITED if key in inherited},
@@ -204,8 +204,7 @@ def _summary(facts: CardFacts) -> str:
     """What was done, in one paragraph."""
     name = facts.source
     link = f"[{name}](https://huggingface.co/{name})" if facts.has_public_source else f"`{name}`"
-    factor = facts.rotary.parameters.get("factor") or 1.0 if facts.rotary.rope_type == "dynamic" else 1.0
-    trained, reach = facts.rotary.trained_length, round(facts.rotary.context_length * factor)
+    trained, reach = facts.rotary.trained_length, facts.rotary.reach
     length = f"trained on {trained} tokens, the model now accepts {reach}"
     if reach == trained:
         length = f"its context length stays at {trained} tokens"

@@ -132,7 +132,7 @@ def carried(model: ModelConfig) -> tuple[str, ...]:
     if schedule == "longrope" and numbers.get("short_factor") != numbers.get("long_factor"):
         schedule = "longrope with two lists"
     steps = model.code.get("steps", ())
-    return (schedule, *(step["method"] + " by the prompt" * bool(step.get("per_prompt")) for step in steps))
+    return (schedule, *(step["method"] + (" by the prompt" if step.get("per_prompt") else "") for step in steps))
 
 
 def serving_of(model: ModelConfig) -> tuple[Serving, ...]:

@@ -70,7 +70,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         windows=claimed_lengths(checkpoint, family),
         attention=_attention(config, family),
         cache_bytes={length: _cache_bytes(config, family, length) for length in _CACHE_LENGTHS},
-        num_parameters=_num_parameters(checkpoint),
+        num_parameters=checkpoint.num_parameters,
         methods={method.name: method.refusal(config, family) for method in METHODS},
         recipe=recipe,
         serving=serving_of(model) if recipe and model else (),
@@ -104,8 +104,3 @@ def _cache_bytes(config: dict[str, Any], family: Family, length: int) -> int:
     window = read(config, family, "sliding_window") or length
     full, sliding = attention["full_attention_layers"] or 0, attention["sliding_layers"] or 0
     return int(per_token * (full * length + sliding * min(length, window)))
-
-
-def _num_parameters(checkpoint: Checkpoint) -> int | None:
-    counts = [math.prod(entry["shape"]) for header in checkpoint.headers() for entry in header.values()]
-    return sum(counts) or None

@@ -67,6 +67,12 @@ class Rotary:
         """Whether some schedule already stretches the original context length."""
         return self.rope_type != "default" or self.context_length > self.trained_length
 
+    @property
+    def reach(self) -> int:
+        """The context it is meant for, in tokens; `dynamic` keeps the original maximum in config.json."""
+        factor = self.parameters.get("factor") or 1.0 if self.rope_type == "dynamic" else 1.0
+        return round(self.context_length * float(factor))
+
     def with_parameters(self, parameters: Mapping[str, Any]) -> "Rotary":
         """The same encoding with another schedule."""
         return dataclasses.replace(self, parameters=parameters)

@@ -41,8 +41,9 @@ def check_against(subject: Subject) -> Finding | None:
     gone, added = sorted(origin.keys() - own.keys()), sorted(own.keys() - origin.keys())
     if not changed and not gone and not added:
         return Finding(name, PASSED, f'all {len(own)} tensors are those of "{source.name}", bit for bit')
-    told = [f"{len(changed)} of {len(own)} tensors differ: {grouped(changed)}"] * bool(changed)
-    told += [f"missing: {listed(gone)}"] * bool(gone) + [f"added: {listed(added)}"] * bool(added)
+    told = [f"{len(changed)} of {len(own)} tensors differ: {grouped(changed)}"] if changed else []
+    told += [f"missing: {listed(gone)}"] if gone else []
+    told += [f"added: {listed(added)}"] if added else []
     is_trained = bool(training_of(subject)) and not gone and not added
     return Finding(name, PASSED if is_trained else FAILED, ("trained; " if is_trained else "") + "; ".join(told))
 
