@@ -1,5 +1,6 @@
 """The model card: one for every method, read as the Hub reads it and rendered as a reader sees it."""
 
+import dataclasses
 import json
 import re
 import shlex
@@ -25,12 +26,11 @@ REPORT = Path(__file__).parent / "data" / "report"
 
 
 def recipe_of(name: str) -> Recipe:
-    numbers = {"abf": {"theta": 3e5}, "longrope": {"long_factor": (1.0, 2.0, 3.0, 4.0)}}
+    numbers = {"abf": {"theta": 3e5}, "longrope": {"long_factor": (1.0, 2.0, 3.0, 4.0)}, "string": {"shift": 400}}
     if name == "mspoe":
         return Recipe([MsPoE(first_layer=0, ratio_max=2.5)])
-    if method_named(name).needs_code():
-        return Recipe([method_named(name)()])
-    return Recipe([method_named(name)(factor=4, **numbers.get(name, {}))])
+    reach = {"factor": 4} if any(field.name == "factor" for field in dataclasses.fields(method_named(name))) else {}
+    return Recipe([method_named(name)(**reach, **numbers.get(name, {}))])
 
 
 def card_of(source: Path, recipe: Recipe) -> str:
@@ -54,7 +54,7 @@ def test_a_card_for_every_method(llama_source, name):
     assert method_named(name).paper in page
     assert "was not evaluated" in page
     grown = "trained on 128 tokens, the model now accepts 512"
-    assert ("its context length stays at 128 tokens" if method_named(name).needs_code() else grown) in page
+    assert ("its context length stays at 128 tokens" if name == "mspoe" else grown) in page
     titles = re.findall(r"<h2>(.*?)</h2>", page)
     assert titles[:4] == ["Recipe", "Load it", "Serve it", "Measured"]
     assert page.count("<table>") == 2

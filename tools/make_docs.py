@@ -80,9 +80,9 @@ def _with_code(method: type[CodeMethod]) -> list[str]:
     """Which files travel, and where they take hold."""
     files = ", ".join(f"`{file.name}`" for file in method.code)
     shared = ", ".join(f"`{name}`" for name in (*SHARED_FILES, STUB_FILE))
-    hooks = " and ".join(f"`{hook}`" for hook in _hooks(method))
+    hooks = ", ".join(f"`{hook}`" for hook in _hooks(method))
     return [
-        f"Kind: {method.kind}. Carried by {files}, which hooks into {hooks}, beside {shared};",
+        f"Kind: {method.kind}. Hooks: {hooks}. Carried by {files} beside {shared};",
         f"its numbers stand in `{CODE_KEY}` of config.json. Loading needs `trust_remote_code=True`.",
     ]
 
@@ -95,11 +95,16 @@ def _families_line(method: type[Method]) -> str:
 
 
 def _hooks(method: type[CodeMethod]) -> list[str]:
-    """The hooks that its portable class overrides."""
+    """The hooks that its portable class overrides, itself or by a base in its file."""
     tree = ast.parse(method.code[0].read_text(encoding="utf-8"))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    own = [node.name for node in classes[method.code_class].body if isinstance(node, ast.FunctionDef)]
-    return [hook for hook in HOOKS if hook in own]
+    # A class that is made when its file runs is found by those that stand in the file.
+    names, found = [method.code_class] if method.code_class in classes else [*classes], set()
+    for name in names:
+        if name in classes:
+            found |= {node.name for node in classes[name].body if isinstance(node, ast.FunctionDef)}
+            names += [base.id for base in classes[name].bases if isinstance(base, ast.Name)]
+    return [hook for hook in HOOKS if hook in found]
 
 
 def families_page() -> str:

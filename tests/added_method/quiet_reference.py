@@ -1,14 +1,11 @@
 """Quiet attention, the plain way."""
 
-import torch
 
-
-def regions(settings, positions, frequencies):
+def relation(settings, m, n, frequencies):
     """All pairs at their own positions."""
-    size = len(positions)
-    return [(torch.ones(size, size, dtype=torch.bool), positions, positions, None)]
+    return [m * w for w in frequencies], [n * w for w in frequencies]
 
 
-def temperature(settings, positions):
+def temperature(settings, m):
     """The same number for every row."""
-    return torch.full((len(positions),), settings["loudness"])
+    return settings["loudness"]

@@ -11,7 +11,12 @@ from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS, PositionInterpolation, Recipe
 from ctxext.verify.reference import reference_file, reference_of
 
-FUNCTIONS = {"base": ("base",), "schedule": ("schedule",), "heads": ("choose", "rotation"), "attention": ("regions",)}
+FUNCTIONS = {
+    "base": ("base",),
+    "schedule": ("schedule",),
+    "heads": ("choose", "rotation"),
+    "attention": ("relation", "temperature"),
+}
 # Numbers at which a method must leave the model bit for bit as it was; a new method needs a line here.
 NEUTRAL = {
     "pi": {"factor": 1},

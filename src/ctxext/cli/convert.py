@@ -123,7 +123,7 @@ def _tell(output: Output, done: Conversion, source: str, out: Path, seconds: flo
         "verification": vars(done.verification) if done.verification else None,
         "seconds": round(seconds, 3),
     }
-    trained, reach = plan.rotary.trained_length, plan.rotary.reach
+    trained, reach = plan.rotary.trained_length, plan.rotary.usable_length
     lengths = f"{trained} → {reach} tokens" if reach != trained else f"{trained} tokens as before"
     lines = [
         f"[green]✓[/green] [bold]{out}[/bold]   {plan.recipe.summary()}   {lengths}   weights {how}   {seconds:.2f} s",
@@ -152,11 +152,11 @@ def default_out(plan: Plan) -> Path:
     """The folder's name where none was given: the source's name, the methods and the new length."""
     name = Path(plan.source.name).name or "model"
     methods = "-".join(step.name for step in plan.recipe.steps)
-    return Path(f"{name}-{methods}-{format_length(plan.rotary.reach)}")
+    return Path(f"{name}-{methods}-{format_length(plan.rotary.usable_length)}")
 
 
 def _lengths(plan: Plan) -> str:
-    lengths = dict.fromkeys((plan.rotary.trained_length, plan.rotary.reach))
+    lengths = dict.fromkeys((plan.rotary.trained_length, plan.rotary.usable_length))
     return ",".join(map(format_length, lengths))
 
 

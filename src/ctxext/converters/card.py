@@ -204,7 +204,7 @@ def _summary(facts: CardFacts) -> str:
     """What was done, in one paragraph."""
     name = facts.source
     link = f"[{name}](https://huggingface.co/{name})" if facts.has_public_source else f"`{name}`"
-    trained, reach = facts.rotary.trained_length, facts.rotary.reach
+    trained, reach = facts.rotary.trained_length, facts.rotary.usable_length
     length = f"trained on {trained} tokens, the model now accepts {reach}"
     if reach == trained:
         length = f"its context length stays at {trained} tokens"

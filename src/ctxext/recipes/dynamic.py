@@ -24,7 +24,7 @@ class DynamicNtk(Scaling):
         "original context length was crossed keep their old rotation: run one prompt at a time, whole; engines differ."
     )
 
-    def window(self, rotary: Rotary) -> int:
+    def reach(self, rotary: Rotary) -> int:
         """The trained length: transformers takes the maximum for it, and raising that switches the scaling off.
 
         See docs/traps.md, trap 5.

@@ -68,7 +68,7 @@ class Rotary:
         return self.rope_type != "default" or self.context_length > self.trained_length
 
     @property
-    def reach(self) -> int:
+    def usable_length(self) -> int:
         """The context it is meant for, in tokens; `dynamic` keeps the original maximum in config.json."""
         factor = self.parameters.get("factor") or 1.0 if self.rope_type == "dynamic" else 1.0
         return round(self.context_length * float(factor))
