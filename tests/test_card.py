@@ -15,7 +15,7 @@ from ctxext.converters.card import CardFacts, Measured, front_matter
 from ctxext.converters.commands import convert_command, wrapped
 from ctxext.converters.engines import UNKNOWN, serving_of
 from ctxext.errors import CtxextError
-from ctxext.evaluate.checkpoint_info import candidate_of
+from ctxext.evaluate.checkpoint_info import info_of
 from ctxext.families import family_of
 from ctxext.publish.upload_plan import pack
 from ctxext.recipes import METHODS, AdjustedBase, LongRope, MsPoE, Ntk, Recipe, Yarn, method_named
@@ -117,7 +117,7 @@ def publishable(llama_source, tmp_path):
     manifest = read_json(tmp_path / "out" / "ctxext.json")
     manifest["files"]["tokenizer.json"] = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
     (tmp_path / "out" / "ctxext.json").write_text(json.dumps(manifest))
-    digest = candidate_of("out", open_checkpoint(str(tmp_path / "out"))).digest
+    digest = info_of("out", open_checkpoint(str(tmp_path / "out"))).digest
     report = read_json(REPORT / "report.json")
     report["models"][1]["digest"] = digest
     folder = tmp_path / "report"
@@ -131,8 +131,8 @@ def publishable(llama_source, tmp_path):
 
 def test_results_stand_on_the_card_with_intervals_and_in_the_front_matter(llama_source, tmp_path):
     out, folder = publishable(llama_source, tmp_path)
-    parcel = pack(out, "me/tiny-yarn", report=folder)
-    front, page = parts(parcel.card)
+    plan = pack(out, "me/tiny-yarn", report=folder)
+    front, page = parts(plan.card)
     assert '<td style="text-align:right">83–99</td>' in page
     assert '<img src="report/needle.png" alt="needle" />' in page
     assert '<img src="report/perplexity.png"' in page
@@ -140,10 +140,8 @@ def test_results_stand_on_the_card_with_intervals_and_in_the_front_matter(llama_
     assert "from_pretrained(&quot;me/tiny-yarn&quot;)" in page
     assert "Looking a key up in a long JSON object" in page
     assert "was not evaluated" not in page
-    assert {"report/report.json", "report/report.html", "report/needle.png", "report/perplexity.png"} <= set(
-        parcel.texts
-    )
-    assert "report/needle-tiny.png" not in parcel.texts
+    assert {"report/report.json", "report/report.html", "report/needle.png", "report/perplexity.png"} <= set(plan.texts)
+    assert "report/needle-tiny.png" not in plan.texts
     index = front["model-index"]
     assert index[0]["name"] == "tiny-yarn"
     figures = {

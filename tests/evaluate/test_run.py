@@ -33,12 +33,12 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 from ctxext.evaluate import Settings, evaluate
-from ctxext.evaluate.results_log import Journal
-real = Journal.append
+from ctxext.evaluate.results_log import ResultsLog
+real = ResultsLog.append
 def slow(self, record):
     real(self, record)
     time.sleep(0.15)
-Journal.append = slow
+ResultsLog.append = slow
 evaluate([sys.argv[1]], Settings(**eval(sys.argv[3])), out=Path(sys.argv[2]))
 """
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from ctxext.errors import CtxextError
-from ctxext.finetune import Options, finetune
+from ctxext.finetune import TrainingOptions, finetune
 from ctxext.finetune.documents import Document
 from ctxext.finetune.loop import newest_save
 from ctxext.finetune.run import training_folder
@@ -142,7 +142,7 @@ def test_what_cannot_be_trained_is_refused(base, tmp_path):
     for model, options, message in (
         (source, QUICK, "never extended"),
         (base, change(length=256), "--length 256 is above the window"),
-        (prompt, change(length=32), "anew for each prompt"),
+        (prompt, change(length=32), "again for each prompt"),
         (base, change(targets=("q_prj",)), "q_prj"),
         (tmp_path / "nowhere", QUICK, "no folder"),
     ):
@@ -213,7 +213,7 @@ def test_nothing_is_overwritten(base, tmp_path):
 )
 def test_options_are_checked_when_they_are_made(options, message):
     with pytest.raises(CtxextError, match=message):
-        Options(**options)
+        TrainingOptions(**options)
 
 
 def test_a_loss_that_is_lost_stops_the_run(tmp_path):

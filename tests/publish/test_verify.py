@@ -21,7 +21,7 @@ from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.own_code import runs_only_own_code
 from ctxext.recipes.rotary import attention_scaling, read_rotary
 from ctxext.verify import subject
-from ctxext.verify.clean_load import LoadedModel
+from ctxext.verify.clean_load import LoadReport
 from ctxext.verify.file_checks import check_configuration
 from ctxext.verify.run import failures, verify
 from ctxext.verify.subject import Subject
@@ -38,7 +38,7 @@ def told(folder, **options) -> dict[str, tuple[str, str]]:
 
 
 def rewrite(folder, name, change) -> None:
-    """Change a JSON file as someone would who covers their tracks: its digest is recorded anew."""
+    """Change a JSON file as someone would who covers their tracks: its digest is recorded again."""
     content = read_json(folder / name)
     change(content)
     (folder / name).write_text(json.dumps(content))
@@ -198,7 +198,7 @@ def test_a_model_that_rotates_otherwise_is_found(converted, monkeypatch, frequen
     rotary = Subject(open_checkpoint(str(folder))).rotary
     wanted, factor = inverse_frequencies(rotary), attention_scaling(rotary)
     module = {"module": "model.rotary_emb", "layer_type": "", "frequencies": wanted, "scaling": factor}
-    right = LoadedModel(name="LlamaForCausalLM", rotary=[module])
+    right = LoadReport(name="LlamaForCausalLM", rotary=[module])
     monkeypatch.setattr(subject, "load_in_clean_process", lambda *_args, **_options: right)
     assert told(folder)["frequencies"][0] == "passed"
     changed = {**module, "frequencies": [*wanted[:-1], wanted[-1] * frequency], "scaling": factor * scaling}
@@ -251,7 +251,7 @@ def families() -> list:
 
 @pytest.mark.parametrize("model_type", families())
 def test_the_recipe_gives_the_configuration_again(model_type, tmp_path):
-    """For every family and method: what verify derives anew is what convert wrote."""
+    """For every family and method: what verify derives again is what convert wrote."""
     source = open_checkpoint(str(tiny_models.save(model_type, tmp_path / "source")))
     family = family_of(source.config)
     if family.reason:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from ctxext.evaluate.tasks.registry import TASKS
+
 _ASKED, _RUN, _RESULTS = "What is asked", "How it is run", "Results"
 
 ModelsArgument = Annotated[list[str], typer.Argument(metavar="MODEL...", help="Folders, Hub ids, or demo.")]
@@ -13,7 +15,7 @@ TaskOption = Annotated[
     typer.Option(
         "--task",
         "-t",
-        help="passkey, needle, kv, documents, perplexity, short; several with commas. Default: needle,short.",
+        help=f"{', '.join(TASKS)}; several with commas. Default: needle,short.",
         show_default=False,
     ),
 ]

@@ -23,7 +23,7 @@ from ctxext.recipes.length import parse_length
 
 if TYPE_CHECKING:
     from ctxext.finetune.documents import DocumentReader
-    from ctxext.finetune.options import Options
+    from ctxext.finetune.options import TrainingOptions
     from ctxext.finetune.run import Finetuned
 
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")]
@@ -85,13 +85,13 @@ def finetune(
     """
     words = locals()
     from ctxext.finetune import run
-    from ctxext.finetune.options import Options
+    from ctxext.finetune.options import TrainingOptions
 
-    given = {field.name: words[field.name] for field in dataclasses.fields(Options) if field.name in words}
+    given = {field.name: words[field.name] for field in dataclasses.fields(TrainingOptions) if field.name in words}
     lengths = {name: parse_length(value) if value else None for name, value in _lengths(given).items()}
     _check_tasks(evaluate)
     output = Output(as_json=as_json, quiet=quiet or not run.is_first(), verbose=verbose)
-    options = Options(**{**given, **lengths, "targets": names_in([targets or ""])})
+    options = TrainingOptions(**{**given, **lengths, "targets": names_in([targets or ""])})
     with output.progress("") as advance:
         try:
             done = run.finetune(
@@ -121,7 +121,7 @@ def _lengths(given: dict[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name in ("length", "start_length", "window", "group")}
 
 
-def _reader(data: str, options: "Options") -> "DocumentReader":
+def _reader(data: str, options: "TrainingOptions") -> "DocumentReader":
     """How the documents are read, once the tokenizer is there."""
     from ctxext.demo.long_documents import long_documents
     from ctxext.finetune.documents import read_documents
@@ -141,7 +141,7 @@ def _described(data: str) -> dict[str, Any]:
 
 def _check_tasks(tasks: str | None) -> None:
     """Refuse unknown tasks before hours of training."""
-    from ctxext.evaluate.settings import TASKS
+    from ctxext.evaluate.tasks.registry import TASKS
 
     for task in names_in([tasks or ""]):
         if task not in TASKS:

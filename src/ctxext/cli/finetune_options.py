@@ -52,7 +52,7 @@ PackOption = Annotated[
     typer.Option(
         "--pack",
         help="off: each sequence comes from one document; run-on: documents are joined; restart: joined, and positions "
-        "begin anew with each.",
+        "start again with each.",
         rich_help_panel=_LENGTH,
     ),
 ]

@@ -50,7 +50,7 @@ def full_disk_told(out: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def workplace(out: Path) -> Iterator[Path]:
+def staging_directory(out: Path) -> Iterator[Path]:
     """A folder beside OUT, gone afterwards whatever happens; what a killed run leaves, the next one clears."""
     out.parent.mkdir(parents=True, exist_ok=True)
     work = out.parent / f".{out.name}.ctxext-new-{os.getpid()}"
@@ -62,7 +62,7 @@ def workplace(out: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def publish(work: Path, out: Path) -> None:
+def give_name(work: Path, out: Path) -> None:
     """Give the finished folder its name; an old one steps aside first and is deleted last."""
     aside = out.parent / f".{out.name}.ctxext-old-{os.getpid()}"
     if out.exists():

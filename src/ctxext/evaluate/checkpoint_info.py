@@ -1,4 +1,4 @@
-"""A checkpoint that is to be evaluated, as far as its files tell: its window, its recipe, its digest. No torch."""
+"""What a checkpoint's files tell before it is evaluated: context length, recipe, digest. No torch."""
 
 import hashlib
 from collections.abc import Sequence
@@ -20,21 +20,21 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json"
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A checkpoint on its way to be measured.
+class CheckpointInfo:
+    """What the files of a checkpoint tell before it is measured.
 
     Attributes:
         name: What reports call it.
         checkpoint: Its files.
         trained_length: The context it was trained on, in tokens, where it is known.
-        window: The longest context it claims, in tokens, where it is known.
-        has_table: Whether its positions are a table that simply ends at the window.
+        context_length: The longest context it claims, in tokens, where it is known.
+        has_table: Whether its positions are a table that simply ends there.
     """
 
     name: str
     checkpoint: Checkpoint
     trained_length: int | None
-    window: int | None
+    context_length: int | None
     has_table: bool = False
 
     @property
@@ -76,14 +76,14 @@ class Candidate:
             "summary": self.recipe_summary,
             "source": self.provenance.get("source"),
             "trained_length": self.trained_length,
-            "context_length": self.window,
+            "context_length": self.context_length,
             "digest": self.digest,
         }
 
 
-def open_candidates(
+def open_infos(
     sources: Sequence[str], *, revision: str | None = None, token: str | None = None
-) -> list[Candidate]:
+) -> list[CheckpointInfo]:
     """Open the checkpoints and give each a name of its own.
 
     Raises:
@@ -95,7 +95,7 @@ def open_candidates(
     for name in names:
         if names.count(name) > 1:
             raise CtxextError(f'"{name}" is named twice.', hint="Name each model once.")
-    return [candidate_of(name, checkpoint) for name, checkpoint in zip(names, found, strict=True)]
+    return [info_of(name, checkpoint) for name, checkpoint in zip(names, found, strict=True)]
 
 
 def _short_name(checkpoint: Checkpoint) -> str:
@@ -104,7 +104,7 @@ def _short_name(checkpoint: Checkpoint) -> str:
     return checkpoint.name if known else checkpoint.folder.resolve().name
 
 
-def candidate_of(name: str, checkpoint: Checkpoint) -> Candidate:
+def info_of(name: str, checkpoint: Checkpoint) -> CheckpointInfo:
     """Read what a checkpoint's files say about its context.
 
     Raises:
@@ -113,12 +113,12 @@ def candidate_of(name: str, checkpoint: Checkpoint) -> Candidate:
     names = {path.name for path in checkpoint.files}
     if not names & set(_TOKENIZERS) and not any(path.suffix == ".tiktoken" for path in checkpoint.files):
         raise CtxextError(f'"{name}" has no tokenizer.', hint="Copy the tokenizer files of its source into its folder.")
-    trained, window, has_table = _lengths(checkpoint)
-    return Candidate(name, checkpoint, trained, window, has_table)
+    trained, context_length, has_table = _lengths(checkpoint)
+    return CheckpointInfo(name, checkpoint, trained, context_length, has_table)
 
 
 def _lengths(checkpoint: Checkpoint) -> tuple[int | None, int | None, bool]:
-    """Trained length, window, and whether the window is the end of a table."""
+    """Original context length, context length, and whether a table ends there."""
     from ctxext.families import family_of
     from ctxext.recipes.rotary import read_rotary
 

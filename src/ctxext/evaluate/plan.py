@@ -1,4 +1,4 @@
-"""What each model is asked: checked against its window and its tokenizer before any model is loaded."""
+"""What each model is asked: checked against its context length and its tokenizer before any model is loaded."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from ctxext.checkpoint import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.evaluate import processes
-from ctxext.evaluate.checkpoint_info import Candidate, candidate_of, open_candidates
+from ctxext.evaluate.checkpoint_info import CheckpointInfo, info_of, open_infos
 from ctxext.evaluate.settings import Settings, lengths_of
-from ctxext.evaluate.tasks.base import Task
+from ctxext.evaluate.tasks.base import RetrievalTask
 
 if TYPE_CHECKING:
     from ctxext.data.encoding import Encoder
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ModelPlan:
     """One model with everything it is asked.
 
     Attributes:
-        candidate: The model.
+        info: The model.
         lengths: Prompt lengths in tokens.
         tasks: Retrieval tasks.
         documents: Documents to measure the loss on.
         settings: The rest.
     """
 
-    candidate: Candidate
+    info: CheckpointInfo
     lengths: tuple[int, ...]
-    tasks: tuple[Task, ...]
+    tasks: tuple[RetrievalTask, ...]
     documents: "tuple[PerplexityWork | ShortWork, ...]"
     settings: Settings
 
@@ -65,7 +65,7 @@ class Asked:
         yield from self.documents
 
 
-def plan_questions(models: Sequence[str], settings: Settings, loading: "Loading") -> list[Asked]:
+def plan_questions(models: Sequence[str], settings: Settings, loading: "Loading") -> list[ModelPlan]:
     """Check everything that can be checked before a model is loaded.
 
     Raises:
@@ -75,52 +75,52 @@ def plan_questions(models: Sequence[str], settings: Settings, loading: "Loading"
     from ctxext.evaluate.model import load_tokenizer
     from ctxext.evaluate.tasks.retrieval import check_fits
 
-    candidates = open_candidates(models, revision=loading.revision, token=loading.token)
-    known = [length for candidate in candidates for length in (candidate.trained_length, candidate.window)]
+    infos = open_infos(models, revision=loading.revision, token=loading.token)
+    known = [length for info in infos for length in (info.trained_length, info.context_length)]
     tasks = tuple(settings.retrieval_tasks())
     lengths = {}
-    for candidate in candidates:
-        own = known if settings.allow_beyond else [candidate.trained_length, candidate.window]
-        lengths[candidate.name] = lengths_of(settings, own)
-        check_window(candidate, lengths[candidate.name], allow_beyond=settings.allow_beyond)
+    for info in infos:
+        own = known if settings.allow_beyond else [info.trained_length, info.context_length]
+        lengths[info.name] = lengths_of(settings, own)
+        check_context_length(info, lengths[info.name], allow_beyond=settings.allow_beyond)
     longest = max(max(own) for own in lengths.values())
-    asked = []
-    for candidate in candidates:
-        encoder = Encoder(load_tokenizer(candidate, loading), chat_template=loading.chat_template)
+    plans = []
+    for info in infos:
+        encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
         for task in tasks:
-            check_fits(task, encoder, lengths[candidate.name], settings)
-        documents = _documents(candidate, encoder, lengths[candidate.name], longest, settings)
-        asked.append(Asked(candidate, lengths[candidate.name], tasks, documents, settings))
-    for source in _sources(candidates) if "short" in settings.tasks else []:
+            check_fits(task, encoder, lengths[info.name], settings)
+        documents = _documents(info, encoder, lengths[info.name], longest, settings)
+        plans.append(ModelPlan(info, lengths[info.name], tasks, documents, settings))
+    for source in _sources(infos) if "short" in settings.tasks else []:
         encoder = Encoder(load_tokenizer(source, loading), chat_template=False)
-        asked.append(Asked(source, (), (), _short_documents(source, encoder, settings), settings))
-    return asked
+        plans.append(ModelPlan(source, (), (), _short_documents(source, encoder, settings), settings))
+    return plans
 
 
-def check_window(candidate: Candidate, lengths: Sequence[int], *, allow_beyond: bool) -> None:
+def check_context_length(info: CheckpointInfo, lengths: Sequence[int], *, allow_beyond: bool) -> None:
     """Refuse lengths that the model does not claim to read.
 
     Raises:
-        CtxextError: a length is beyond the window, or none is known.
+        CtxextError: a length is beyond the context length, or none is known.
     """
     if not lengths:
-        raise CtxextError(f'"{candidate.name}" does not say how long its context is.', hint="Say it with --lengths.")
-    window = candidate.window
-    if window is None or max(lengths) <= window or (allow_beyond and not candidate.has_table):
+        raise CtxextError(f'"{info.name}" does not say how long its context is.', hint="Say it with --lengths.")
+    reach = info.context_length
+    if reach is None or max(lengths) <= reach or (allow_beyond and not info.has_table):
         return
-    message = f'"{candidate.name}" reads {window} tokens, but a length of {max(lengths)} was asked for.'
+    message = f'"{info.name}" reads {reach} tokens, but a length of {max(lengths)} was asked for.'
     hint = "Extend it with ctxext convert, or measure what happens there with --allow-beyond."
-    raise CtxextError(message, hint="Its position table ends there." if candidate.has_table else hint)
+    raise CtxextError(message, hint="Its position table ends there." if info.has_table else hint)
 
 
 def _documents(
-    candidate: Candidate, encoder: "Encoder", lengths: tuple[int, ...], longest: int, settings: Settings
+    info: CheckpointInfo, encoder: "Encoder", lengths: tuple[int, ...], longest: int, settings: Settings
 ) -> "tuple[PerplexityWork | ShortWork, ...]":
     """The same documents for every model; each reads as much of them as its lengths allow."""
     found: list[PerplexityWork | ShortWork] = []
     for task in settings.tasks:
         if task == "short":
-            found += _short_documents(candidate, encoder, settings)
+            found += _short_documents(info, encoder, settings)
         elif task == "perplexity":
             found += _long_documents(encoder, lengths, longest, settings)
     return tuple(found)
@@ -138,27 +138,27 @@ def _long_documents(
     return tuple(PerplexityWork(ids, number, lengths, start, stride) for number, ids in enumerate(corpus.documents))
 
 
-def _short_documents(candidate: Candidate, encoder: "Encoder", settings: Settings) -> "tuple[ShortWork, ...]":
+def _short_documents(info: CheckpointInfo, encoder: "Encoder", settings: Settings) -> "tuple[ShortWork, ...]":
     from ctxext.data.texts import read_corpus
     from ctxext.evaluate.tasks.short import ShortWork
 
-    length = candidate.trained_length or max(settings.lengths)
+    length = info.trained_length or max(settings.lengths)
     corpus = read_corpus(settings.data, encoder, count=settings.samples, length=length, most=length, seed=settings.seed)
     return tuple(ShortWork(ids, sample) for sample, ids in enumerate(corpus.documents))
 
 
-def _sources(candidates: Sequence[Candidate]) -> list[Candidate]:
+def _sources(infos: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
     """The checkpoints that some of these were converted from, where they are at hand and not asked already."""
-    found: dict[str, Candidate] = {}
-    names = {candidate.name for candidate in candidates}
-    for candidate in candidates:
-        source, revision = candidate.provenance.get("source"), candidate.provenance.get("revision")
+    found: dict[str, CheckpointInfo] = {}
+    names = {info.name for info in infos}
+    for info in infos:
+        source, revision = info.provenance.get("source"), info.provenance.get("revision")
         if not source or source in names or source in found:
             continue
-        beside = candidate.checkpoint.folder.resolve().parent / Path(source).name
+        beside = info.checkpoint.folder.resolve().parent / Path(source).name
         place = source if revision or source == "demo" else str(beside)
         try:
-            found[source] = candidate_of(source, open_checkpoint(place, revision=revision))
+            found[source] = info_of(source, open_checkpoint(place, revision=revision))
         except CtxextError:
             continue
     return list(found.values())

@@ -13,7 +13,7 @@ _PATTERN = "cells*.jsonl"
 _COMPARED = ("settings", "loading", "models", "versions")
 
 
-class Journal:
+class ResultsLog:
     """The lines of one evaluation, and the header that says what was asked of which models.
 
     Args:
@@ -27,7 +27,7 @@ class Journal:
         self._records: list[Record] = []
 
     def begin(self, header: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
-        """Start a new journal, or go on with the one that is there.
+        """Start a new log, or go on with the one that is there.
 
         Raises:
             CtxextError: there is one and neither was asked for, or it was made with other settings.

@@ -8,16 +8,13 @@ from typing import Any
 
 from ctxext.data.haystack import read_haystack
 from ctxext.errors import CtxextError
-from ctxext.evaluate.tasks.base import Task
+from ctxext.evaluate.tasks.base import RetrievalTask
 from ctxext.evaluate.tasks.documents import Documents, read_questions
 from ctxext.evaluate.tasks.kv import KeyValue
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.passkey import PassKey
+from ctxext.evaluate.tasks.registry import TASKS
 from ctxext.files import sha256_of
-
-RETRIEVAL_TASKS = ("passkey", "needle", "kv", "documents")
-LOSS_TASKS = ("perplexity", "short")
-TASKS = (*RETRIEVAL_TASKS, *LOSS_TASKS)
 
 
 @dataclass(frozen=True)
@@ -74,13 +71,13 @@ class Settings:
         if self.kv_ids not in ("uuid", "number"):
             raise CtxextError(f'"{self.kv_ids}" is not a kind of ids.', hint="Choose --kv-ids uuid or number.")
 
-    def retrieval_tasks(self) -> list[Task]:
+    def retrieval_tasks(self) -> list[RetrievalTask]:
         """The retrieval tasks with their settings; files are read here.
 
         Raises:
             CtxextError: a file cannot be read or holds nothing usable.
         """
-        made: dict[str, Task] = {}
+        made: dict[str, RetrievalTask] = {}
         for name in self.tasks:
             if name == "passkey":
                 made[name] = PassKey()

@@ -6,7 +6,7 @@ from typing import Any
 from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.families import Family, family_of, text_config
-from ctxext.finetune.options import Options
+from ctxext.finetune.options import TrainingOptions
 from ctxext.loading import choose_dtype, quiet_transformers
 from ctxext.recipes.own_code import runs_only_own_code
 from ctxext.recipes.rotary import CODE_KEY, Rotary, read_rotary
@@ -68,7 +68,7 @@ def _check(base: Base, source: str, length: int | None) -> None:
     code = text_config(config, base.family).get(CODE_KEY)
     if isinstance(code, dict) and code.get("ranks") is None:
         raise CtxextError(
-            f'"{source}" orders its heads anew for each prompt, which no training sequence resembles.',
+            f'"{source}" orders its heads again for each prompt, which no training sequence resembles.',
             hint="Convert its source with --head-order calibrated.",
         )
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -77,7 +77,7 @@ def _check(base: Base, source: str, length: int | None) -> None:
         raise CtxextError(f'"{source}" needs Python code of its own, which ctxext does not run for training.')
 
 
-def load_base(base: Base, options: Options, attention: str | None) -> tuple[Any, Any]:
+def load_base(base: Base, options: TrainingOptions, attention: str | None) -> tuple[Any, Any]:
     """The model and the tokenizer.
 
     Args:

@@ -16,7 +16,7 @@ from transformers.utils import logging
 from ctxext.checkpoint import read_json_object
 from ctxext.errors import CtxextError
 from ctxext.finetune.batches import Sequences, stacked
-from ctxext.finetune.options import Options
+from ctxext.finetune.options import TrainingOptions
 
 Progress = Callable[[int, int, str], None]
 STATE = "trainer_state.json"
@@ -72,7 +72,7 @@ def memory_in_use() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def training_arguments(options: Options, folder: Path, num_processes: int) -> TrainingArguments:
+def training_arguments(options: TrainingOptions, folder: Path, num_processes: int) -> TrainingArguments:
     """The Trainer's arguments. Making them starts the process group where there are several processes.
 
     Raises:

@@ -27,7 +27,7 @@ CHANGEABLE = ("device", "save_every", "report_to")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class TrainingOptions:
     """The choices of a fine-tune.
 
     Attributes:
@@ -51,7 +51,7 @@ class Options:
         train_embeddings: Train the input embeddings too.
         full: Train every weight, without LoRA.
         pack: "off": a sequence comes from one document; "run-on": documents are joined; "restart": they are joined,
-            positions begin anew with each and attention stays inside it.
+            positions start again with each and attention stays inside it.
         short_share: Share of the steps that train at the short length.
         short_length: Tokens of their sequences; by default the trained length.
         positions: "full", or "pose" to skip positions in short windows (arXiv 2309.10400).
@@ -141,7 +141,7 @@ class Options:
         if self.pack == "restart" and (self.positions, self.attention) != ("full", "full"):
             raise CtxextError("--pack restart goes with full positions and full attention only.")
 
-    def settled(self, *, window: int, trained_length: int) -> "Options":
+    def settled(self, *, window: int, trained_length: int) -> "TrainingOptions":
         """The same options with everything filled in that depends on the base.
 
         Args:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.checkpoint import read_json_object
-from ctxext.converters.output_directory import check_out, full_disk_told, publish, recover, workplace
+from ctxext.converters.output_directory import check_out, full_disk_told, give_name, recover, staging_directory
 from ctxext.converters.plan import public_name
 from ctxext.errors import CtxextError
 from ctxext.files import as_json
@@ -21,7 +21,7 @@ from ctxext.finetune.base import Base, load_base, open_base
 from ctxext.finetune.data import DataReport, read_report, write_sequences
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.merge import ADAPTER, Progress, is_tied, save_adapter, write_merged
-from ctxext.finetune.options import CHANGEABLE, Options
+from ctxext.finetune.options import CHANGEABLE, TrainingOptions
 from ctxext.finetune.rewrite import stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, WholeChanges, stored_name
 
@@ -48,7 +48,7 @@ class Finetuned:
     """
 
     folder: Path
-    options: Options
+    options: TrainingOptions
     data: DataReport
     losses: tuple[tuple[int, float], ...]
     num_trained: int
@@ -70,7 +70,7 @@ def finetune(
     model: str,
     out: Path,
     read_documents: DocumentReader,
-    options: Options,
+    options: TrainingOptions,
     *,
     data: Mapping[str, Any],
     revision: str | None = None,
@@ -127,9 +127,9 @@ def finetune(
     if not is_first():
         return None
     result = dataclasses.replace(done, folder=out)
-    with full_disk_told(out), workplace(out) as work:
+    with full_disk_told(out), staging_directory(out) as work:
         _write(base, folder, result, work, merge=merge, data=data, progress=progress)
-        publish(work, out)
+        give_name(work, out)
     shutil.rmtree(folder, ignore_errors=True)
     return result
 
@@ -139,7 +139,7 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _settings(base: Base, options: Options, data: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(base: Base, options: TrainingOptions, data: Mapping[str, Any]) -> dict[str, Any]:
     """What must be the same when a run is taken up again."""
     checkpoint = base.checkpoint
     digest = hashlib.sha256((checkpoint.folder / "config.json").read_bytes())
@@ -166,12 +166,12 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
             raise CtxextError(
                 f'The unfinished run at "{folder}" has another {key.replace("_", " ")}: {_short(old.get(key))}, '
                 f"not {_short(settings[key])}.",
-                hint="Give the same options as before, or begin anew with --overwrite.",
+                hint="Give the same options as before, or start again with --overwrite.",
             )
         return
     elif not overwrite:
         raise CtxextError(
-            f'"{folder}" holds an unfinished run.', hint="Go on with --resume, or begin anew with --overwrite."
+            f'"{folder}" holds an unfinished run.', hint="Go on with --resume, or start again with --overwrite."
         )
     else:
         shutil.rmtree(folder)
@@ -189,7 +189,7 @@ def _train(
     base: Base,
     folder: Path,
     read_documents: DocumentReader,
-    options: Options,
+    options: TrainingOptions,
     *,
     merge: bool,
     resume: bool,
@@ -239,14 +239,14 @@ def torch_seed(seed: int) -> None:
     set_seed(seed)
 
 
-def _read(folder: Path, read_documents: DocumentReader, options: Options, tokenizer: Any) -> DataReport:
+def _read(folder: Path, read_documents: DocumentReader, options: TrainingOptions, tokenizer: Any) -> DataReport:
     wanted = options.sequences_wanted()
     with full_disk_told(folder):
         documents = read_documents(tokenizer, wanted)
         return write_sequences(documents, folder, wanted=wanted, pack=options.pack, end=tokenizer.eos_token_id)
 
 
-def _data_lines(report: DataReport, options: Options) -> list[str]:
+def _data_lines(report: DataReport, options: TrainingOptions) -> list[str]:
     """What was read, for people."""
     times = options.sequences_wanted()[options.sequence_length] / report.num_sequences
     lines = [

@@ -7,7 +7,7 @@ from typing import Any
 
 from ctxext.checkpoint import read_json_object
 from ctxext.converters.card import EXTENDED
-from ctxext.finetune.options import CHANGEABLE, Options
+from ctxext.finetune.options import CHANGEABLE, TrainingOptions
 
 REPORT, CURVE = "finetune.json", "loss.png"
 _OF_THE_MACHINE = (*CHANGEABLE, "checkpointing", "piece", "micro_batch", "dtype")
@@ -30,7 +30,7 @@ def training_command(folder: Path) -> str:
     report = read_json_object(folder / REPORT)
     options, data = report.get("options") or {}, report.get("data") or {}
     words = ["ctxext", "finetune", EXTENDED, "OUT", "--data", str(data.get("name") or "DATA")]
-    for field in dataclasses.fields(Options):
+    for field in dataclasses.fields(TrainingOptions):
         value, option = options.get(field.name), "--" + field.name.replace("_", "-")
         if field.name in _OF_THE_MACHINE or value in (None, False, field.default, []):
             continue

@@ -12,7 +12,7 @@ from ctxext.converters.engines import serving_of
 from ctxext.converters.output_directory import write_whole
 from ctxext.converters.plan import cautions_of
 from ctxext.errors import CtxextError
-from ctxext.evaluate.checkpoint_info import candidate_of
+from ctxext.evaluate.checkpoint_info import info_of
 from ctxext.files import MANIFEST, Progress, as_json, sha256_of
 from ctxext.publish.result_tables import FOLDER
 from ctxext.publish.results import entry_of, files_of, measured, read_report
@@ -27,7 +27,7 @@ _ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True)
-class Parcel:
+class UploadPlan:
     """Everything a push would upload.
 
     Attributes:
@@ -75,7 +75,7 @@ def pack(
     check: bool = True,
     read_weights: bool = True,
     progress: Progress | None = None,
-) -> Parcel:
+) -> UploadPlan:
     """Work out what a push of a whole checkpoint would upload. Writes nothing.
 
     Args:
@@ -101,15 +101,15 @@ def pack(
     files = files_of(report, results.body) if report and results else []
     texts = {f"{FOLDER}/{path.name}": path.read_bytes() for path in files}
     edited = _edited_card(subject)
-    warnings = [f"{CARD} was edited by hand and stays as it is; delete it to have it written anew."] if edited else []
+    warnings = [f"{CARD} was edited by hand and stays as it is; delete it to have it written again."] if edited else []
     card = edited or render(_facts(subject, repository, results))
     names = tuple(path.as_posix() for path in subject.checkpoint.files)
     known = {name: digest for name, digest in subject.recorded("weights").items() if digest}
     known = known if check_weights in checks else {}
-    return Parcel(folder, names, {**texts, CARD: card.encode()}, tuple(warnings), known=known)
+    return UploadPlan(folder, names, {**texts, CARD: card.encode()}, tuple(warnings), known=known)
 
 
-def pack_adapter(folder: Path, repository: str) -> Parcel:
+def pack_adapter(folder: Path, repository: str) -> UploadPlan:
     """Work out what a push of the LoRA adapter alone would upload. Writes nothing.
 
     Args:
@@ -135,7 +135,7 @@ def pack_adapter(folder: Path, repository: str) -> Parcel:
         texts[CARD] = (place / CARD).read_bytes()
     else:
         texts[CARD] = f"---\nlibrary_name: peft\ntags: [lora, ctxext]\n---\n\nA LoRA adapter of `{base}`.\n".encode()
-    return Parcel(place, names, texts, is_adapter=True)
+    return UploadPlan(place, names, texts, is_adapter=True)
 
 
 def _subject(folder: Path, rewritten: str | None = None, progress: Progress | None = None) -> Subject:
@@ -180,21 +180,21 @@ def _measured(checkpoint: Checkpoint, folder: Path) -> Measured:
     """The report's part about this checkpoint; found by digest, with and without a report published before."""
     report = read_report(folder)
     stripped = _AsMeasured(checkpoint.name, checkpoint.folder, checkpoint.config)
-    digests = [candidate_of("this", one).digest for one in (stripped, checkpoint)]
+    digests = [info_of("this", one).digest for one in (stripped, checkpoint)]
     return measured(report, entry_of(report, digests), [path.name for path in files_of(folder)])
 
 
-def seal(parcel: Parcel, progress: Progress | None = None) -> None:
+def seal(plan: UploadPlan, progress: Progress | None = None) -> None:
     """Write the card, the report and the record with the digest of every file, weights included, into the folder.
 
     Args:
-        parcel: From `pack`.
+        plan: From `pack`.
         progress: Called with a word, bytes read and bytes in all.
     """
-    for name, content in parcel.texts.items():
-        _write(parcel.folder / name, content)
-    checkpoint = open_checkpoint(str(parcel.folder))
-    record = _record(checkpoint.folder, checkpoint.files, parcel.known, progress)
+    for name, content in plan.texts.items():
+        _write(plan.folder / name, content)
+    checkpoint = open_checkpoint(str(plan.folder))
+    record = _record(checkpoint.folder, checkpoint.files, plan.known, progress)
     weights = [path.as_posix() for path in checkpoint.weight_files if len(path.parts) == 1]
     written = {
         **(checkpoint.read_json(MANIFEST) or {}),
@@ -225,16 +225,16 @@ def _write(path: Path, content: bytes) -> None:
     write_whole(path, content)
 
 
-def stage(parcel: Parcel, place: Path) -> None:
+def stage(plan: UploadPlan, place: Path) -> None:
     """Copy an adapter and its card to a place of their own, as the folder itself belongs to a recorded checkpoint.
 
     Args:
-        parcel: From `pack_adapter`.
+        plan: From `pack_adapter`.
         place: An empty folder.
     """
-    for name in parcel.names:
-        (place / name).write_bytes((parcel.folder / name).read_bytes())
-    for name, content in parcel.texts.items():
+    for name in plan.names:
+        (place / name).write_bytes((plan.folder / name).read_bytes())
+    for name, content in plan.texts.items():
         (place / name).write_bytes(content)
 
 

@@ -14,17 +14,17 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
-from ctxext.search.options import Options
+from ctxext.search.options import SearchOptions
 
 _APART = 1_000_000
-"""Added to the seed for each exam: none has a prompt of another, nor one of `ctxext eval` with a usual seed."""
+"""Added to the seed for each eval set: none has a prompt of another, nor one of `ctxext eval` with a usual seed."""
 
 _MAX_TEXTS = 10_000
 _MAX_CHARACTERS = 20_000_000
 
 
 @dataclass(frozen=True)
-class Exam:
+class EvalSet:
     """Questions and documents.
 
     Attributes:
@@ -51,7 +51,7 @@ class Exam:
         return sum(map(len, self.questions[self.lengths[0]]))
 
 
-def make_exams(encoder: Encoder, options: Options, trained_length: int) -> tuple[Exam, Exam, Exam]:
+def make_eval_sets(encoder: Encoder, options: SearchOptions, trained_length: int) -> tuple[EvalSet, EvalSet, EvalSet]:
     """What every recipe is asked, what only the best ones are, and what the last check asks.
 
     Raises:
@@ -61,7 +61,7 @@ def make_exams(encoder: Encoder, options: Options, trained_length: int) -> tuple
     counts = [max(2, own) for own in (2 * options.samples, 8 * options.samples, 4 * options.checked)]
     documents = _documents(encoder, options, trained_length, counts)
     sentences = _own_sentences(options.data)
-    exams = []
+    eval_sets = []
     for number, (own, text) in enumerate(zip(samples, sentences, strict=True)):
         seed = _seed(options, number)
         settings = Settings(tasks=("needle",), samples=own, depths=options.depths, seed=seed)
@@ -70,17 +70,19 @@ def make_exams(encoder: Encoder, options: Options, trained_length: int) -> tuple
         lengths = options.lengths_from(trained_length)
         check_fits(task, encoder, lengths, settings)
         questions = {length: make_questions(task, encoder, length, range(own), settings) for length in lengths}
-        exams.append(Exam(questions, documents[number]))
-    first, second, third = exams
+        eval_sets.append(EvalSet(questions, documents[number]))
+    first, second, third = eval_sets
     return first, second, third
 
 
-def _seed(options: Options, number: int) -> int:
+def _seed(options: SearchOptions, number: int) -> int:
     return options.seed + (number + 1) * _APART
 
 
-def _documents(encoder: Encoder, options: Options, trained_length: int, counts: Sequence[int]) -> list[torch.Tensor]:
-    """The documents of each exam, as many as counted, fewer of data that has fewer. Exams share no document."""
+def _documents(
+    encoder: Encoder, options: SearchOptions, trained_length: int, counts: Sequence[int]
+) -> list[torch.Tensor]:
+    """The documents of each eval set, as many as counted, fewer of data that has fewer. Eval sets share no document."""
     if options.data is None:
         return [
             torch.tensor(_read(None, encoder, count, trained_length, _seed(options, number)))
@@ -101,7 +103,7 @@ def _read(data: str | None, encoder: Encoder, count: int, length: int, seed: int
 
 
 def _own_sentences(data: str | None) -> list[tuple[str, ...]]:
-    """The user's text as sentences, a third for each exam; none where the package's prose is used."""
+    """The user's text as sentences, a third for each eval set; none where the package's prose is used."""
     if data is None:
         return [(), (), ()]
     sentences = sentences_of("\n\n".join(islice(read_texts(data), _MAX_TEXTS))[:_MAX_CHARACTERS])

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.search.eval_set import Exam
+from ctxext.search.eval_set import EvalSet
 from ctxext.search.measurement import Measurement, measure
-from ctxext.search.options import Options
+from ctxext.search.options import SearchOptions
 from ctxext.search.pareto import Point, best_of, is_hopeless, points_of
 from ctxext.search.space import Parameters, Space
-from ctxext.search.study import Study, Tried
+from ctxext.search.study import Study, Trial
 from ctxext.search.trial_model import Workbench
 
 _FAR = 10.0
@@ -26,34 +26,34 @@ class Standing:
     Attributes:
         stage: What is being done.
         stock: The plain model's answers; None before they are known.
-        tried: Every recipe so far, in order.
+        trials: Every recipe so far, in order.
         points: Those that were measured to the end.
         best: The best so far of those that keep the trained window.
         seconds_left: Until the time is up; infinite where only trials are counted.
-        trials: How many will be tried; None where only time counts.
+        max_trials: How many will be tried; None where only time counts.
     """
 
     stage: str
     stock: Measurement | None = None
-    tried: Sequence[Tried] = ()
+    trials: Sequence[Trial] = ()
     points: Sequence[Point] = ()
     best: Point | None = None
     seconds_left: float = math.inf
-    trials: int | None = None
+    max_trials: int | None = None
 
 
 Watch = Callable[[Standing], None]
 
 
 @dataclass(frozen=True)
-class Seeker:
+class SearchLoop:
     """Everything that trying a recipe takes.
 
     Attributes:
         bench: The model.
         space: What can be tried.
         options: How long to try, and what may be lost.
-        exam: What every recipe is asked.
+        eval_set: What every recipe is asked.
         stock: The plain model's answers to that.
         watch: Called before each recipe.
         end: When to stop, on the monotonic clock in seconds.
@@ -61,8 +61,8 @@ class Seeker:
 
     bench: Workbench
     space: Space
-    options: Options
-    exam: Exam
+    options: SearchOptions
+    eval_set: EvalSet
     stock: Measurement
     watch: Watch
     end: float
@@ -82,11 +82,11 @@ class Seeker:
             study.tell(trial, self.stock, *self._tried(parameters, standing, study.is_start(trial)))
 
     def _standing(self, study: Study) -> Standing:
-        tried = study.tried()
-        points = points_of(tried, self.stock)
+        trials = study.trials()
+        points = points_of(trials, self.stock)
         best = best_of(points, self.options.keep_short)
         left = max(0.0, self.end - time.monotonic())
-        return Standing("trying recipes", self.stock, tried, points, best, left, self.options.trials)
+        return Standing("trying recipes", self.stock, trials, points, best, left, self.options.trials)
 
     def _tried(self, parameters: Parameters, standing: Standing, is_start: bool) -> Any:
         """What comes of a recipe: itself, its measurement, and why there is none."""
@@ -99,9 +99,9 @@ class Seeker:
 
         try:
             recipe = self.bench.prepared(self.space.recipe(parameters))
-            known = next((one for one in standing.tried if one.recipe and one.recipe.steps == recipe.steps), None)
+            known = next((one for one in standing.trials if one.recipe and one.recipe.steps == recipe.steps), None)
             if known is not None:
                 return recipe, known.measurement, ""
-            return recipe, measure(self.bench.apply(recipe), self.exam, stop), ""
+            return recipe, measure(self.bench.apply(recipe), self.eval_set, stop), ""
         except CtxextError as error:
             return None, None, error.message

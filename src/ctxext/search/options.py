@@ -14,7 +14,7 @@ _TRYING = 0.8
 
 
 @dataclass(frozen=True)
-class Options:
+class SearchOptions:
     """How to search.
 
     Attributes:

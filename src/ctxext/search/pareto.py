@@ -1,10 +1,10 @@
-"""Which of the tried recipes are worth a look: the front of the two aims, and the one to take."""
+"""Which of the tried recipes are worth a look: the Pareto front of the two aims, and the one to take."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ctxext.search.measurement import Measurement
-from ctxext.search.study import Tried
+from ctxext.search.study import Trial
 
 
 @dataclass(frozen=True)
@@ -12,13 +12,13 @@ class Point:
     """A recipe that was measured to the end.
 
     Attributes:
-        tried: The recipe.
+        trial: The recipe.
         loss: Mean bounded loss of the answers, from 0 to 1, over all lengths.
         rise: By which share the loss inside the trained window rises.
         sure_rise: The upper end of the 95 % interval of that.
     """
 
-    tried: Tried
+    trial: Trial
     loss: float
     rise: float
     sure_rise: float
@@ -28,17 +28,17 @@ class Point:
         return self.loss <= loss and self.rise <= rise and (self.loss, self.rise) != (loss, rise)
 
 
-def points_of(tried: Sequence[Tried], stock: Measurement) -> list[Point]:
+def points_of(trials: Sequence[Trial], stock: Measurement) -> list[Point]:
     """The recipes that were measured to the end, in order."""
     found = []
-    for one in tried:
+    for one in trials:
         if one.measurement is not None and one.measurement.is_whole:
             rise, half = one.measurement.rise(stock)
             found.append(Point(one, one.measurement.loss, rise, rise + half))
     return found
 
 
-def front_of(points: Sequence[Point]) -> list[Point]:
+def pareto_front(points: Sequence[Point]) -> list[Point]:
     """The points that no other dominates, lowest loss first."""
     front = [point for point in points if not any(other.dominates(point.loss, point.rise) for other in points)]
     return sorted(front, key=lambda point: (point.loss, point.rise))
@@ -47,11 +47,11 @@ def front_of(points: Sequence[Point]) -> list[Point]:
 def best_of(points: Sequence[Point], keep_short: float) -> Point | None:
     """The point with the lowest loss among those that surely keep the trained window; the earlier one of equals."""
     kept = [point for point in points if point.sure_rise <= keep_short]
-    return min(kept, key=lambda point: (point.loss, point.tried.number), default=None)
+    return min(kept, key=lambda point: (point.loss, point.trial.number), default=None)
 
 
 def is_hopeless(found: Measurement, stock: Measurement, points: Sequence[Point], keep_short: float) -> bool:
-    """Whether a recipe that is being measured is not worth the rest of its exam.
+    """Whether a recipe that is being measured is not worth the rest of its eval set.
 
     It loses more inside the trained window than it may, or what it has lost so far already makes sure that another
     one dominates it. Recipes that lose less than half of what they may count as alike in that.

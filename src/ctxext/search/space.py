@@ -70,13 +70,13 @@ class Space:
 
     def _draw_numbers(self, trial: Trial, method: type[Method]) -> Parameters:
         drawn: Parameters = {}
-        for number, tried in method.search_space(self.rotary, self.factor).items():
+        for number, choices in method.search_space(self.rotary, self.factor).items():
             name = f"{method.name}.{number}"
-            if tried.optional:
+            if choices.optional:
                 drawn[f"{name}.given"] = trial.suggest_categorical(f"{name}.given", [False, True])
                 if not drawn[f"{name}.given"]:
                     continue
-            drawn[name] = _draw(trial, name, tried)
+            drawn[name] = _draw(trial, name, choices)
         return drawn
 
     def recipe(self, parameters: Parameters) -> Recipe:
@@ -107,22 +107,22 @@ class Space:
         for slot, methods in self.slots.items():
             for method in methods:
                 ranges = method.search_space(self.rotary, self.factor)
-                if any(tried.start is None and not tried.optional for tried in ranges.values()):
+                if any(choices.start is None and not choices.optional for choices in ranges.values()):
                     continue
                 parameters: Parameters = {**dict.fromkeys(self.slots, NONE), slot: method.name}
-                for number, tried in ranges.items():
+                for number, choices in ranges.items():
                     name = f"{method.name}.{number}"
-                    parameters |= {f"{name}.given": tried.start is not None} if tried.optional else {}
-                    parameters |= {name: tried.start} if tried.start is not None else {}
+                    parameters |= {f"{name}.given": choices.start is not None} if choices.optional else {}
+                    parameters |= {name: choices.start} if choices.start is not None else {}
                 found.append((method, parameters))
         return found
 
 
-def _draw(trial: Trial, name: str, tried: SearchRange) -> Any:
-    if tried.is_choice:
-        return trial.suggest_categorical(name, list(tried.values))
-    low, high = tried.values
-    if isinstance(low, int) and isinstance(high, int) and isinstance(tried.start, int):
+def _draw(trial: Trial, name: str, choices: SearchRange) -> Any:
+    if choices.is_choice:
+        return trial.suggest_categorical(name, list(choices.values))
+    low, high = choices.values
+    if isinstance(low, int) and isinstance(high, int) and isinstance(choices.start, int):
         return trial.suggest_int(name, low, high)
     # Numbers that cannot be zero are scales: what doubles them matters as much as what halves them.
     return trial.suggest_float(name, low, high, log=low > 0)

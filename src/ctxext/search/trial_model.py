@@ -24,7 +24,7 @@ _CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeEr
 class Workbench:
     """A loaded model on which recipes are tried.
 
-    For each recipe the family's model is built anew from the configuration that a conversion would write, without
+    For each recipe the family's model is built again from the configuration that a conversion would write, without
     weights, and every parameter and buffer of the loaded model is put into it; only what the configuration decides,
     the inverse frequencies and the code around them, is its own. The loaded model itself is never changed.
 

@@ -14,7 +14,7 @@ _SCRIPT = Path(__file__).with_name("load_script.py")
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class LoadReport:
     """What a loaded model is.
 
     Attributes:
@@ -32,7 +32,7 @@ class LoadedModel:
     rotary: Sequence[dict[str, Any]] = ()
 
 
-def load_in_clean_process(folder: Path, *, trust: bool) -> LoadedModel:
+def load_in_clean_process(folder: Path, *, trust: bool) -> LoadReport:
     """Load a model as its users do.
 
     Args:
@@ -50,7 +50,7 @@ def load_in_clean_process(folder: Path, *, trust: bool) -> LoadedModel:
             check=False,
         )
     if result.returncode < 0:
-        return LoadedModel(f"loading was stopped by signal {-result.returncode}, perhaps for lack of memory")
+        return LoadReport(f"loading was stopped by signal {-result.returncode}, perhaps for lack of memory")
     if result.returncode != 0:
-        return LoadedModel(f"it does not load: {(result.stderr.strip().splitlines() or ['no message'])[-1]}")
-    return LoadedModel(**json.loads(result.stdout.strip().splitlines()[-1]))
+        return LoadReport(f"it does not load: {(result.stderr.strip().splitlines() or ['no message'])[-1]}")
+    return LoadReport(**json.loads(result.stdout.strip().splitlines()[-1]))

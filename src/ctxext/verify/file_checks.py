@@ -88,7 +88,7 @@ def check_weights(subject: Subject) -> Finding:
 
 
 def check_configuration(subject: Subject) -> Finding:
-    """Whether the recipe, applied anew, gives this very configuration, in both dialects."""
+    """Whether the recipe, applied again, gives this very configuration, in both dialects."""
     name = "configuration"
     if not subject.has_recipe:
         return Finding(name, SKIPPED, '"config.json" has no recipe')

@@ -14,7 +14,7 @@ from ctxext.files import MANIFEST, Progress
 from ctxext.recipes.own_code import CODE_FILES, own_code, runs_only_own_code
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_from_dict
 from ctxext.recipes.rotary import Config, Rotary, provenance, read_rotary
-from ctxext.verify.clean_load import LoadedModel, load_in_clean_process
+from ctxext.verify.clean_load import LoadReport, load_in_clean_process
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "not checked"
 
@@ -51,7 +51,7 @@ class Subject:
         checkpoint: Its files.
         source: The checkpoint whose weights it must have; None where nobody asks.
         trust_remote_code: Whether code that is not this version's own may be run.
-        rewritten: A folder whose files are about to be written anew, so that they are not checked.
+        rewritten: A folder whose files are about to be written again, so that they are not checked.
         progress: Called with a file's name, bytes read and bytes in all.
     """
 
@@ -101,7 +101,7 @@ class Subject:
 
     @cached_property
     def expected(self) -> Config:
-        """The configuration as the recipe makes it anew."""
+        """The configuration as the recipe makes it again."""
         with _making_sense():
             return self.recipe.edit_config(self.plain, self.family)
 
@@ -126,7 +126,7 @@ class Subject:
         ]
 
     @cached_property
-    def loaded(self) -> LoadedModel:
+    def loaded(self) -> LoadReport:
         """What the model uses once it is loaded, in a process that cannot import ctxext."""
         runs_code = self.trust_remote_code or runs_only_own_code(self.checkpoint)
         return load_in_clean_process(self.checkpoint.folder, trust=runs_code)

@@ -11,16 +11,12 @@ from ctxext.evaluate.report.colours import hexadecimal, ink, shade
 from ctxext.evaluate.report.findings import findings, percent, pooled
 from ctxext.evaluate.report.pictures import as_png, heat_maps, loss_curves
 from ctxext.evaluate.report.report import Report
+from ctxext.evaluate.tasks.perplexity import Perplexity
+from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS
+from ctxext.evaluate.tasks.short import Short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_MEASURES = {
-    "needle": "A sentence that tells a number stands in a long text; the number is asked for at the end.",
-    "passkey": "A pass key stands in a text that repeats itself; it is asked for at the end.",
-    "kv": "A JSON object of random keys and values; the value of one key is asked for.",
-    "documents": "A question that one of many documents answers; right if the answer is in what the model writes.",
-}
 
 
 def render_page(report: Report) -> str:
@@ -63,9 +59,10 @@ def _models(models: Sequence[dict[str, Any]]) -> str:
 
 
 def _retrieval(report: Report, task: str) -> str:
-    answered = "Each answer was generated" if report["settings"]["generate"] or task == "documents" else "Exact match"
+    kind = RETRIEVAL_TASKS[task]
+    answered = "Each answer was generated" if report["settings"]["generate"] or kind.is_written else "Exact match"
     return f"""<h2>{escape(task)}</h2>
-<p>{escape(_MEASURES.get(task, ""))}</p>
+<p>{escape(kind.description)}</p>
 {_figure(lambda theme: heat_maps(report, task, theme=theme), f"Heat maps of {task}")}
 <p class="soft">Percent right by depth (columns, %) and prompt length. {answered}. A vertical line in a picture stands
 where prompts become longer than the model was trained for. Point at a figure for its 95 % interval (Wilson).</p>
@@ -116,7 +113,7 @@ def _perplexity(report: Report) -> str:
     stride = report["settings"]["stride"]
     sliding = f" Sliding: a window of that length moves on by {stride} tokens." if stride else ""
     return f"""<h2>Perplexity</h2>
-<p>Each document was read once; a point of the curve is the mean loss of the tokens at that position.
+<p>{escape(Perplexity.description)}
 Text: {escape(_data_name(report))}.</p>
 {_figure(lambda theme: loss_curves(report, theme=theme), "Loss by position")}
 <p class="soft">Perplexity over the first so many tokens.{sliding}</p>
@@ -147,7 +144,7 @@ def _short(report: Report) -> str:
         return ""
     head = ["model", "tokens", "perplexity", "loss against source, nats per token", "source"]
     return f"""<h2>Inside the trained window</h2>
-<p>What extending costs where the model was good before. Text: {escape(_data_name(report))}.</p>
+<p>{escape(Short.description)} Text: {escape(_data_name(report))}.</p>
 <div class="wide">{_table(head, rows)}</div>"""
 
 

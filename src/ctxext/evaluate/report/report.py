@@ -27,8 +27,8 @@ def make_report(header: Record, records: Sequence[Record]) -> Report:
     """The content of report.json.
 
     Args:
-        header: Settings, models and versions, as the journal begins.
-        records: The journal's lines, in any order.
+        header: Settings, models and versions, as the results log begins.
+        records: The log's lines, in any order.
     """
     models = []
     for model in header["models"]:

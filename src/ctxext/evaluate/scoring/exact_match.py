@@ -34,8 +34,8 @@ def score_depths(
 ) -> Scores:
     """Score some questions at some depths.
 
-    What is computed for one depth does not hang on which other depths are wanted, so that a run that was broken off and
-    resumed gives the same answers to the last bit.
+    What is computed for one depth does not depend on which other depths are wanted, so that a run that was broken off
+    and resumed gives the same answers to the last bit.
 
     Args:
         loaded: The model.

@@ -2,15 +2,19 @@
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ctxext.data import prose
-from ctxext.data.prompt import Pieces
+from ctxext.data.prompt import Pieces, Prompt
 from ctxext.errors import CtxextError
 from ctxext.evaluate.scoring.subspan_match import best_subspan_match
+from ctxext.evaluate.tasks.base import RetrievalTask, Scores
+
+if TYPE_CHECKING:
+    from ctxext.evaluate.model import LoadedModel
 
 OPENING = (
     "Write a high-quality answer for the given question using only the provided search results "
@@ -28,7 +32,7 @@ FACTS = (
 
 
 @dataclass(frozen=True)
-class Document:
+class Passage:
     """One search result; `is_gold` marks the one that holds the answer."""
 
     title: str
@@ -46,10 +50,10 @@ class Question:
 
     question: str
     answers: tuple[str, ...]
-    documents: tuple[Document, ...]
+    documents: tuple[Passage, ...]
 
     @property
-    def gold(self) -> Document:
+    def gold(self) -> Passage:
         """The document that holds the answer."""
         return next(document for document in self.documents if document.is_gold)
 
@@ -62,7 +66,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Documents:
+class Documents(RetrievalTask):
     """Answer a question from one of many documents.
 
     The documents are numbered at random, not in order: a number tells nothing about a position, and the same document
@@ -74,6 +78,12 @@ class Documents:
     """
 
     name: ClassVar[str] = "documents"
+    description: ClassVar[str] = (
+        "A question that one of many documents answers; right if the answer is in what the model writes."
+    )
+    shows: ClassVar[str] = "answering questions over many documents"
+    is_written: ClassVar[bool] = True
+    answer_room: ClassVar[int] = 32
     questions: tuple[Question, ...] = ()
     ask: str = "any"
 
@@ -102,7 +112,15 @@ class Documents:
             answers=answers,
         )
 
-    def _other_documents(self, chosen: Question, rng: random.Random) -> Iterator[Document]:
+    def score(
+        self, loaded: "LoadedModel", questions: Sequence[Sequence[Prompt]], depths: Sequence[int], *, generate: bool
+    ) -> Scores:
+        """Whether an answer stands in what the model writes, as it is the text that counts and not its wording."""
+        from ctxext.evaluate.scoring.generation import generate_matching
+
+        return generate_matching(loaded, questions, depths)
+
+    def _other_documents(self, chosen: Question, rng: random.Random) -> Iterator[Passage]:
         """The question's own distractors, then those of the other questions that do not hold an answer."""
         yield from (document for document in chosen.documents if not document.is_gold)
         others = [question for question in self.questions if question is not chosen] or [chosen]
@@ -118,7 +136,7 @@ class Documents:
 
 def made_up_document(
     rng: random.Random, key: str, number: int, *, bare: bool = False
-) -> tuple[Document, list[tuple[str, str]]]:
+) -> tuple[Passage, list[tuple[str, str]]]:
     """A document about the thing `key`, with two questions it answers: for the document's number, and for the fact.
 
     Unless it is to be `bare`, a sentence of prose may stand before the fact, after it, or both.
@@ -128,7 +146,7 @@ def made_up_document(
     text = [prose.sentence(rng), fact.format(**fill), prose.sentence(rng)][rng.randrange(2) : rng.randrange(2, 4)]
     if bare:
         text = [fact.format(**fill)]
-    document = Document(f"News from {rng.choice(prose.PLACES)}", " ".join(text), is_gold=True)
+    document = Passage(f"News from {rng.choice(prose.PLACES)}", " ".join(text), is_gold=True)
     which = f"Which document {says.format(**fill)}?"
     return document, [(which, f" Document [{number}"), (question.format(**fill), answer.format(**fill))]
 
@@ -166,7 +184,7 @@ def _parse(path: Path, number: int, line: str) -> Question:
         if not any(marks):
             marks = [best_subspan_match(context["text"], answers) for context in contexts]
         gold = marks.index(True)
-        documents = tuple(Document(c["title"], c["text"], index == gold) for index, c in enumerate(contexts))
+        documents = tuple(Passage(c["title"], c["text"], index == gold) for index, c in enumerate(contexts))
         if not answers or not isinstance(record["question"], str):
             raise ValueError("answers is empty or question is not a text")
     except KeyError as error:
@@ -180,7 +198,7 @@ def _pick(ask: str, rng: random.Random) -> int:
     return {"which": 0, "fact": 1, "any": rng.randrange(2)}[ask]
 
 
-def _made_up_documents(rng: random.Random, without: str) -> Iterator[Document]:
+def _made_up_documents(rng: random.Random, without: str) -> Iterator[Passage]:
     noun = without.split()[-1]
     while True:
         key = prose.object_name(rng)

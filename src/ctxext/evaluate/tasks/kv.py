@@ -1,19 +1,26 @@
 """Key-value retrieval: one record of a large JSON object, as in Lost in the Middle."""
 
+import dataclasses
 import random
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ctxext.data.prompt import Pieces
+from typing_extensions import Self
+
+from ctxext.data.encoding import Encoder
+from ctxext.data.prompt import Pieces, encode_parts
 from ctxext.data.prose import random_number
+from ctxext.evaluate.tasks.base import RetrievalTask
 
 OPENING = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n"
+_ASKED_RECORDS = 4
+"""Records of one text that are asked for, each at another depth, where the text is long enough."""
 
 
 @dataclass(frozen=True)
-class KeyValue:
+class KeyValue(RetrievalTask):
     """Find the value of a key in a JSON object of random keys and values.
 
     The phrasing of Lost in the Middle, https://arxiv.org/abs/2307.03172. The first and the last record stand in the
@@ -26,6 +33,8 @@ class KeyValue:
     """
 
     name: ClassVar[str] = "kv"
+    description: ClassVar[str] = "A JSON object of random keys and values; the value of one key is asked for."
+    shows: ClassVar[str] = "looking a key up in a long JSON object"
     ids: Literal["uuid", "number"] = "uuid"
     num_needles: int = 1
 
@@ -46,6 +55,17 @@ class KeyValue:
             padding="\n",
             asks=asks,
         )
+
+    def fitting(self, encoder: Encoder, length: int) -> Self:
+        """With as many records to ask for as leave room for a haystack."""
+        several = dataclasses.replace(self, num_needles=_ASKED_RECORDS)
+        size = encode_parts(several.pieces(random.Random(0)), encoder).size
+        return several if 2 * size <= length else self
+
+    @property
+    def advice(self) -> str:
+        """Numbers are shorter than uuids."""
+        return "Or use short ids: --kv-ids number." if self.ids == "uuid" else ""
 
     def records(self, rng: random.Random) -> Iterator[tuple[str, str]]:
         """Records without end whose keys all differ."""

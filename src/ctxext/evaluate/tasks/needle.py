@@ -8,6 +8,7 @@ from typing import ClassVar
 from ctxext.data import prose
 from ctxext.data.prompt import Pieces
 from ctxext.data.prose import random_number
+from ctxext.evaluate.tasks.base import RetrievalTask
 
 OPENING = (
     "Some special magic numbers are hidden in the following text. Memorize them. "
@@ -41,7 +42,7 @@ PHRASINGS: dict[str, Phrasing] = {
 
 
 @dataclass(frozen=True)
-class Needle:
+class Needle(RetrievalTask):
     """Find one sentence in prose among others of the same form.
 
     Attributes:
@@ -52,6 +53,10 @@ class Needle:
     """
 
     name: ClassVar[str] = "needle"
+    description: ClassVar[str] = (
+        "A sentence that tells a number stands in a long text; the number is asked for at the end."
+    )
+    shows: ClassVar[str] = "finding a sentence in a long text"
     num_needles: int = 4
     phrasing: str = "magic"
     num_digits: int = 5

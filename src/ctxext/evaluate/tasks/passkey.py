@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from ctxext.data.prompt import Pieces
 from ctxext.data.prose import random_number
+from ctxext.evaluate.tasks.base import RetrievalTask
 
 OPENING = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
@@ -16,7 +17,7 @@ FILLER = " The grass is green. The sky is blue. The sun is yellow. Here we go. T
 
 
 @dataclass(frozen=True)
-class PassKey:
+class PassKey(RetrievalTask):
     """Find a number stated once in a text that repeats itself.
 
     The phrasing of Mohtashami and Jaggi, https://arxiv.org/abs/2305.16300.
@@ -26,6 +27,8 @@ class PassKey:
     """
 
     name: ClassVar[str] = "passkey"
+    description: ClassVar[str] = "A pass key stands in a text that repeats itself; it is asked for at the end."
+    shows: ClassVar[str] = "finding a pass key in a text that repeats itself"
     num_digits: int = 5
 
     def pieces(self, rng: random.Random) -> Pieces:

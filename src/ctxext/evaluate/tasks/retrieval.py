@@ -1,37 +1,22 @@
 """Questions about one place in a long text: how samples become prompts, batches and records."""
 
-import dataclasses
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Prompt, encode_parts, lay_out, too_short
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.scoring.exact_match import score_depths
-from ctxext.evaluate.scoring.generation import generate_exact, generate_matching
 from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.base import Key, Record, Task
-from ctxext.evaluate.tasks.kv import KeyValue
-
-FREE_TEXT = ("documents",)
-"""Tasks whose score looks for an answer inside what the model writes."""
-
-Score = Callable[[LoadedModel, Sequence[Sequence[Prompt]], Sequence[int]], Iterator[tuple[int, list[bool]]]]
-
-_ASKED_RECORDS = 4
-"""Records of one key-value text that are asked for, each at another depth, where the text is long enough."""
-
-ANSWER_ROOM = 32
-"""Tokens that a model may write where it writes freely."""
+from ctxext.evaluate.tasks.base import Key, Record, RetrievalTask
 
 
 @dataclass(frozen=True)
 class RetrievalWork:
     """Some samples of one task at one length, at every depth."""
 
-    task: Task
+    task: RetrievalTask
     length: int
     samples: tuple[int, ...]
     settings: Settings
@@ -58,13 +43,8 @@ class RetrievalWork:
         ]
         if not numbers:
             return
-        score: Score = score_depths
-        if self.task.name in FREE_TEXT:
-            score = generate_matching
-        elif self.settings.generate:
-            score = generate_exact
         questions = make_questions(self.task, loaded.encoder, self.length, self.samples, self.settings)
-        for number, correct in score(loaded, questions, numbers):
+        for number, correct in self.task.score(loaded, questions, numbers, generate=self.settings.generate):
             yield {
                 "task": self.task.name,
                 "length": self.length,
@@ -75,7 +55,7 @@ class RetrievalWork:
 
 
 def make_questions(
-    task: Task, encoder: Encoder, length: int, samples: Sequence[int], settings: Settings
+    task: RetrievalTask, encoder: Encoder, length: int, samples: Sequence[int], settings: Settings
 ) -> list[list[Prompt]]:
     """For each sample its prompts, one per depth; the same texts for every model.
 
@@ -83,25 +63,16 @@ def make_questions(
         CtxextError: a question does not fit into the length.
     """
     questions = []
-    task = fitting(task, encoder, length)
+    task = task.fitting(encoder, length)
     for sample in samples:
         pieces = task.pieces(_random(settings, task, length, sample))
-        parts = encode_parts(pieces, encoder, answer_room=_answer_room(task))
+        parts = encode_parts(pieces, encoder, answer_room=task.answer_room)
         rng = _random(settings, task, length, sample, "layout")
         questions.append(lay_out(pieces, parts, encoder, length, settings.depths, rng))
     return questions
 
 
-def fitting(task: Task, encoder: Encoder, length: int) -> Task:
-    """The task with as many records to ask for as leave room for a haystack; other tasks as they are."""
-    if not isinstance(task, KeyValue):
-        return task
-    several = dataclasses.replace(task, num_needles=_ASKED_RECORDS)
-    size = encode_parts(several.pieces(random.Random(0)), encoder).size
-    return several if 2 * size <= length else task
-
-
-def check_fits(task: Task, encoder: Encoder, lengths: Sequence[int], settings: Settings) -> None:
+def check_fits(task: RetrievalTask, encoder: Encoder, lengths: Sequence[int], settings: Settings) -> None:
     """Refuse a length that is too small for a question, before anything is run.
 
     Raises:
@@ -109,19 +80,13 @@ def check_fits(task: Task, encoder: Encoder, lengths: Sequence[int], settings: S
     """
     for length in lengths:
         sizes = [
-            encode_parts(task.pieces(_random(settings, task, length, n)), encoder, answer_room=_answer_room(task)).size
+            encode_parts(task.pieces(_random(settings, task, length, n)), encoder, answer_room=task.answer_room).size
             for n in range(settings.samples)
         ]
         if max(sizes) > length:
             error = too_short(length, max(sizes), f'The task "{task.name}"')
-            if task.name == "kv" and settings.kv_ids == "uuid":
-                error = CtxextError(error.message, hint=f"{error.hint} Or use short ids: --kv-ids number.")
-            raise error
+            raise CtxextError(error.message, hint=f"{error.hint} {task.advice}".rstrip())
 
 
-def _answer_room(task: Task) -> int:
-    return ANSWER_ROOM if task.name in FREE_TEXT else 0
-
-
-def _random(settings: Settings, task: Task, length: int, sample: int, what: str = "question") -> random.Random:
+def _random(settings: Settings, task: RetrievalTask, length: int, sample: int, what: str = "question") -> random.Random:
     return random.Random(f"{settings.seed} {task.name} {length} {sample} {what}")

@@ -2,13 +2,20 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
+from ctxext.evaluate.tasks.base import Key, Record, Task
 
-from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.scoring.token_losses import token_losses
-from ctxext.evaluate.tasks.base import Key, Record
+if TYPE_CHECKING:
+    from ctxext.evaluate.model import LoadedModel
+
+
+class Short(Task):
+    """Read documents of exactly the original context length."""
+
+    name: ClassVar[str] = "short"
+    description: ClassVar[str] = "What extending costs where the model was good before."
+    shows: ClassVar[str] = "what extending cost inside the trained window"
 
 
 @dataclass(frozen=True)
@@ -20,27 +27,30 @@ class ShortWork:
         sample: Its number.
     """
 
-    name: ClassVar[str] = "short"
     ids: list[int]
     sample: int
 
     @property
     def label(self) -> str:
         """What the progress line says."""
-        return f"{self.name} {len(self.ids)}"
+        return f"{Short.name} {len(self.ids)}"
 
     @property
     def keys(self) -> list[Key]:
         """The one document."""
-        return [Key(self.name, len(self.ids), None, self.sample)]
+        return [Key(Short.name, len(self.ids), None, self.sample)]
 
-    def run(self, loaded: LoadedModel, wanted: set[Key]) -> Iterator[Record]:
+    def run(self, loaded: "LoadedModel", wanted: set[Key]) -> Iterator[Record]:
         """Read the document once."""
         if self.keys[0] not in wanted:
             return
+        import torch
+
+        from ctxext.evaluate.scoring.token_losses import token_losses
+
         losses = token_losses(loaded, torch.tensor([self.ids], device=loaded.device))[0]
         yield {
-            "task": self.name,
+            "task": Short.name,
             "length": len(self.ids),
             "depth": None,
             "samples": [self.sample],
