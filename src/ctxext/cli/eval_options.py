@@ -58,7 +58,8 @@ HarnessOption = Annotated[
 ]
 
 GenerateOption = Annotated[
-    bool, typer.Option("--generate", help="Let models write: slower, the same figures.", rich_help_panel=_RUN)
+    bool,
+    typer.Option("--generate", help="Let models write every answer out: slower, the same cells.", rich_help_panel=_RUN),
 ]
 ChatTemplateOption = Annotated[
     bool, typer.Option("--chat-template/--no-chat-template", help="Use it where there is one.", rich_help_panel=_RUN)

@@ -8,6 +8,7 @@ import torch
 
 from ctxext.data.prompt import Prompt
 from ctxext.evaluate.model import LoadedModel
+from ctxext.evaluate.scoring.as_written import forget_longer_prompts
 from ctxext.evaluate.scoring.exact_match import check_finite
 from ctxext.evaluate.scoring.subspan_match import best_subspan_match
 
@@ -60,6 +61,7 @@ def _greedy(loaded: LoadedModel, ids: torch.Tensor, num_new: int) -> list[list[i
     model.generation_config = GenerationConfig(
         bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id
     )
+    forget_longer_prompts(model)
     end = own.eos_token_id[0] if isinstance(own.eos_token_id, list) else own.eos_token_id
     try:
         output = model.generate(
