@@ -10,7 +10,7 @@ from ctxext.data.prompt import Prompt
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.as_written import forget_longer_prompts
 from ctxext.evaluate.scoring.exact_match import check_finite
-from ctxext.evaluate.scoring.subspan_match import best_subspan_match
+from ctxext.evaluate.scoring.subspan_match import best_subspan_match, share_contained
 
 
 def generate_exact(
@@ -37,6 +37,16 @@ def generate_matching(
             depth,
             [best_subspan_match(text, prompt.answers) for text, prompt in zip(texts, prompts, strict=True)],
         )
+
+
+def generate_lists(
+    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int]
+) -> Iterator[tuple[int, list[float]]]:
+    """Which share of what an answer must hold greedy decoding writes, in any order."""
+    for depth in wanted:
+        prompts = [question[depth] for question in questions]
+        texts = [loaded.encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in _generate(loaded, prompts)]
+        yield depth, [share_contained(text, prompt.wanted) for text, prompt in zip(texts, prompts, strict=True)]
 
 
 @torch.inference_mode()
