@@ -42,6 +42,11 @@ class Checkpoint:
     revision: str | None = None
     remote_sizes: dict[str, int] = field(default_factory=dict, repr=False)
 
+    @property
+    def public_name(self) -> str:
+        """The name that may be published: a Hub id as it is, a folder by its last part, as its path helps nobody."""
+        return self.name if self.revision or self.name == "demo" else self.folder.resolve().name
+
     @cached_property
     def files(self) -> list[Path]:
         """Every file, relative to the folder, sorted; version control and caches left out."""

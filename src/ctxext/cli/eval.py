@@ -86,9 +86,9 @@ def eval_(
     )
     loading = Loading(device, dtype, attention, chat_template, trust_remote_code, revision, token)
     out = out or _free_folder(resume=resume)
-    with output.progress("evaluating") as advance:
+    with output.progress("evaluating") as progress:
         report = evaluate(
-            models, settings, loading=loading, out=out, resume=resume, overwrite=overwrite, progress=advance
+            models, settings, loading=loading, out=out, resume=resume, overwrite=overwrite, progress=progress
         )
     if report:
         _tell(report, out, models, output)

@@ -21,12 +21,16 @@ TaskOption = Annotated[
 ]
 LengthsOption = Annotated[
     str | None,
-    typer.Option("--lengths", help="Prompt lengths, as 4k,32k. Default: trained length, window.", show_default=False),
+    typer.Option(
+        "--lengths",
+        help="Prompt lengths, as 4k,32k. Default: the original and the present context length.",
+        show_default=False,
+    ),
 ]
 DepthsOption = Annotated[str, typer.Option("--depths", help="So many depths, or a list in percent: 0,50,100.")]
 SamplesOption = Annotated[int, typer.Option("--samples", min=1, help="Questions per cell, and documents to read.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Decides every question.")]
-AllowBeyondOption = Annotated[bool, typer.Option("--allow-beyond", help="Ask beyond a model's window too.")]
+AllowBeyondOption = Annotated[bool, typer.Option("--allow-beyond", help="Ask beyond a model's context length too.")]
 
 NeedlesOption = Annotated[
     int, typer.Option("--needles", min=1, help="needle: facts in the text; one is asked for.", rich_help_panel=_ASKED)

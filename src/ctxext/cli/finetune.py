@@ -1,4 +1,4 @@
-"""`ctxext finetune`: a short training that makes an extended window work."""
+"""`ctxext finetune`: a short training that makes a longer context work."""
 
 import dataclasses
 from pathlib import Path
@@ -92,7 +92,7 @@ def finetune(
     _check_tasks(evaluate)
     output = Output(as_json=as_json, quiet=quiet or not run.is_first(), verbose=verbose)
     options = TrainingOptions(**{**given, **lengths, "targets": names_in([targets or ""])})
-    with output.progress("") as advance:
+    with output.progress("") as progress:
         try:
             done = run.finetune(
                 model,
@@ -105,7 +105,7 @@ def finetune(
                 merge=merge,
                 resume=resume,
                 overwrite=overwrite,
-                progress=lambda reached, total, text: advance(reached, total, text),
+                progress=progress,
                 tell=output.note,
             )
         except KeyboardInterrupt:
@@ -155,8 +155,8 @@ def _evaluate(model: str, out: Path, tasks: tuple[str, ...], done: "Finetuned", 
     from ctxext.evaluate.settings import Settings
 
     settings = Settings(tasks=tasks, seed=done.options.seed)
-    with output.progress("evaluating") as advance:
-        report = evaluate([model, str(out)], settings, out=out / "evaluation", progress=advance)
+    with output.progress("evaluating") as progress:
+        report = evaluate([model, str(out)], settings, out=out / "evaluation", progress=progress)
     for table in report_tables(report, output.stderr.width):
         output.note(table)
     return report

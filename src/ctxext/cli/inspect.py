@@ -28,7 +28,7 @@ def inspect(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Show a checkpoint's position encoding, its window, and which methods apply. Reads headers only.
+    """Show a checkpoint's position encoding, its context length, and which methods apply. Reads headers only.
 
     Examples:
     ctxext inspect demo
@@ -78,7 +78,7 @@ def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
 def _rows(found: Inspection) -> dict[str, str]:
     rows = {"model": _model(found), "encoding": _encoding(found)}
     if found.rotary is not None:
-        rows["window"] = _window(found)
+        rows["context length"] = _context_length(found)
     rows["attention"] = _attention(found)
     if found.cache_bytes and any(found.cache_bytes.values()):
         sizes = " · ".join(f"{format_length(n)} {_size(size)}" for n, size in found.cache_bytes.items())
@@ -109,14 +109,14 @@ def _encoding(found: Inspection) -> str:
     rotary = found.rotary
     if rotary is None:
         return _ENCODINGS.get(found.positions, "rotary, but not one that can be rescaled")
-    turns = ""
+    unfinished = ""
     if found.unfinished_pairs is not None:
         pairs = f"{found.unfinished_pairs} of {rotary.dim // 2} pairs"
-        turns = f", {pairs} never complete a turn in {rotary.trained_length} tokens"
-    return f"rotary, {rotary.rope_type} schedule, theta {rotary.theta:g} · {rotary.dim} dimensions{turns}"
+        unfinished = f", {pairs} never complete a rotation in {rotary.trained_length} tokens"
+    return f"rotary, {rotary.rope_type} schedule, theta {rotary.theta:g} · {rotary.dim} dimensions{unfinished}"
 
 
-def _window(found: Inspection) -> str:
+def _context_length(found: Inspection) -> str:
     assert found.rotary is not None
     claims = set(found.windows.values())
     agree = "files agree" if len(claims) == 1 else ", ".join(f"{k} says {v}" for k, v in found.windows.items())
@@ -133,7 +133,7 @@ def _attention(found: Inspection) -> str:
         return "not said in config.json"
     full, sliding, layers = numbers["full_attention_layers"], numbers["sliding_layers"], numbers["layers"]
     kinds = f"{full} of {layers} layers full" + (f", {sliding} sliding" if sliding else "")
-    return f"{numbers['heads']} heads, {numbers['key_heads']} key heads of {numbers['head_dim']} · {kinds}"
+    return f"{numbers['heads']} heads, {numbers['key_heads']} KV heads of {numbers['head_dim']} · {kinds}"
 
 
 def _count(number: int) -> str:

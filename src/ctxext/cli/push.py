@@ -10,7 +10,6 @@ from ctxext.cli.options import JsonOption, QuietOption, TokenOption
 from ctxext.cli.output import Output
 
 if TYPE_CHECKING:
-    from ctxext.files import Progress
     from ctxext.publish.push import Push
     from ctxext.publish.upload_plan import UploadPlan
 
@@ -67,8 +66,7 @@ def push(
         return
     if quiet or as_json or not output.stderr.is_terminal:
         disable_progress_bars()
-    with output.progress("reading") as advance:
-        progress: Progress = lambda name, count, total: advance(count, total, name)  # noqa: E731
+    with output.progress("reading") as progress:
         plan = prepare(folder, repository, options, progress=progress)
         for warning in plan.warnings:
             output.warning(warning)

@@ -153,7 +153,7 @@ def verdict(found: Found, options: SearchOptions) -> str:
     gain, half = found.check.gain
     if found.check.winner is None:
         return (
-            f"No recipe surely keeps the loss inside the trained window within {options.keep_short:.1%}: "
+            f"No recipe surely keeps the loss at the original context length within {options.keep_short:.1%}: "
             "leave the model as it is, or allow more with --keep-short."
         )
     if found.recipe is None:
@@ -165,7 +165,7 @@ def verdict(found: Found, options: SearchOptions) -> str:
     rise, spread = found.check.rise
     return (
         f"{found.recipe.summary()} lowers the loss of an answer by {gain:.3f} ± {half:.3f} on unseen prompts and "
-        f"changes the loss inside the trained window by {100 * rise:+.2f} ± {100 * spread:.2f} %."
+        f"changes the loss at the original context length by {100 * rise:+.2f} ± {100 * spread:.2f} %."
     )
 
 

@@ -66,7 +66,7 @@ def state_line(standing: "Standing") -> str:
 
 def point_line(point: "Point") -> str:
     """A recipe with its two aims."""
-    return f"{point.trial.name} (answers {point.loss:.4f}, trained window {100 * point.rise:+.2f} %)"
+    return f"{point.trial.name} (answers {point.loss:.4f}, original context length {100 * point.rise:+.2f} %)"
 
 
 def _live(standing: "Standing") -> RenderableType:
@@ -79,7 +79,7 @@ def points_table(points: "list[Point]", stock: "Measurement | None") -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("recipe", overflow="fold")
     lengths = points[0].trial.measurement.lengths if points and points[0].trial.measurement else ()
-    for name in ("loss of answers", "trained window", *(f"found at {length}" for length in lengths)):
+    for name in ("loss of answers", "original context length", *(f"found at {length}" for length in lengths)):
         table.add_column(name, justify="right")
     for point in points:
         found = point.trial.measurement

@@ -90,18 +90,12 @@ def open_infos(
         CtxextError: one is not there, has no tokenizer, or is named twice.
     """
     found = [open_checkpoint(source, revision=revision, token=token) for source in sources]
-    short = [_short_name(checkpoint) for checkpoint in found]
+    short = [checkpoint.public_name for checkpoint in found]
     names = [name if short.count(name) == 1 else checkpoint.name for name, checkpoint in zip(short, found, strict=True)]
     for name in names:
         if names.count(name) > 1:
             raise CtxextError(f'"{name}" is named twice.', hint="Name each model once.")
     return [info_of(name, checkpoint) for name, checkpoint in zip(names, found, strict=True)]
-
-
-def _short_name(checkpoint: Checkpoint) -> str:
-    """A Hub id as it is, a folder by its last part: a report that is published names no folder of this machine."""
-    known = checkpoint.revision or checkpoint.name == "demo"
-    return checkpoint.name if known else checkpoint.folder.resolve().name
 
 
 def info_of(name: str, checkpoint: Checkpoint) -> CheckpointInfo:

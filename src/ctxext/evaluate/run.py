@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,11 @@ from ctxext.evaluate.report.report import Report, make_report, versions
 from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.harness import check_harness
+from ctxext.files import Progress
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
     from ctxext.evaluate.tasks.base import Work
-
-Progress = Callable[[int, int, str], None]
 
 
 def evaluate(
@@ -40,7 +39,7 @@ def evaluate(
         out: A folder for results, pictures and the report; None writes nothing.
         resume: Go on with the results in `out`.
         overwrite: Replace the results in `out`.
-        progress: Called with tokens done, tokens in all, and what is being run.
+        progress: Called with what is being run, tokens done and tokens in all.
 
     Returns:
         The content of report.json.
@@ -93,7 +92,7 @@ class _Meter:
     def advance(self, tokens: int, label: str) -> None:
         self.reached += tokens
         if self.progress is not None:
-            self.progress(self.reached, self.total, label)
+            self.progress(label, self.reached, self.total)
 
 
 def _ask(entry: ModelPlan, settings: Settings, loading: "Loading", log: ResultsLog, meter: _Meter) -> None:

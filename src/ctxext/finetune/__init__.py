@@ -1,4 +1,4 @@
-"""Fine-tuning: a short LoRA run that makes an extended window work, and the merge into a portable checkpoint."""
+"""Fine-tuning: a short LoRA run that makes a longer context work, and the merge into a portable checkpoint."""
 
 from ctxext.finetune.merge import Merged, merge
 from ctxext.finetune.options import TrainingOptions

@@ -37,12 +37,12 @@ def open_base(source: str, length: int | None, *, revision: str | None = None, t
 
     Args:
         source: A folder, a Hub id, or `demo`.
-        length: The context length to train for, in tokens; None for the base's window.
+        length: The context length to train for, in tokens; None for the base's context length.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token.
 
     Raises:
-        CtxextError: it is not there, was never extended, or its window is shorter.
+        CtxextError: it is not there, was never extended, or its context length is shorter.
     """
     checkpoint = open_checkpoint(source, revision=revision, token=token)
     family = family_of(checkpoint.config)
@@ -56,13 +56,13 @@ def _check(base: Base, source: str, length: int | None) -> None:
     rotary, config = base.rotary, base.checkpoint.config
     if not rotary.is_extended:
         raise CtxextError(
-            f'"{source}" was never extended: its window is the {rotary.context_length} tokens it was trained on.',
+            f'"{source}" was never extended: its context length is the {rotary.context_length} tokens of its training.',
             hint=f"ctxext convert {source} OUT --method yarn --factor 4, then fine-tune OUT.",
         )
     if length is not None and length > rotary.context_length:
         factor = -(-length // rotary.trained_length)
         raise CtxextError(
-            f'--length {length} is above the window of "{source}": {rotary.context_length} tokens.',
+            f'--length {length} is above the context length of "{source}": {rotary.context_length} tokens.',
             hint=f"Convert its source with --factor {factor} first.",
         )
     code = text_config(config, base.family).get(CODE_KEY)

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from ctxext.checkpoint import read_json_object
 from ctxext.converters.output_directory import check_out, full_disk_told, give_name, recover, staging_directory
-from ctxext.converters.plan import public_name
 from ctxext.errors import CtxextError
-from ctxext.files import as_json
+from ctxext.files import Progress, as_json
 from ctxext.finetune.base import Base, load_base, open_base
 from ctxext.finetune.data import DataReport, read_report, write_sequences
 from ctxext.finetune.documents import DocumentReader
-from ctxext.finetune.merge import ADAPTER, Progress, is_tied, save_adapter, write_merged
+from ctxext.finetune.merge import ADAPTER, is_tied, save_adapter, write_merged
 from ctxext.finetune.options import CHANGEABLE, TrainingOptions
 from ctxext.finetune.rewrite import stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, WholeChanges, stored_name
@@ -94,7 +93,7 @@ def finetune(
         merge: Write a full checkpoint; without, only the adapter.
         resume: Go on with a run that was stopped.
         overwrite: Replace OUT, and an unfinished run beside it.
-        progress: Called with how much is done, how much in all, and what.
+        progress: Called with what is being done, how much of it and how much in all.
         tell: Called with facts beside the result, one line each.
 
     Returns:
@@ -147,7 +146,7 @@ def _settings(base: Base, options: TrainingOptions, data: Mapping[str, Any]) -> 
         with (checkpoint.folder / path).open("rb") as file:
             digest.update(f"{path} {checkpoint.size_of(path)}".encode() + file.read(1 << 20))
     chosen = {key: value for key, value in options.to_dict().items() if key not in CHANGEABLE}
-    return {"model": {"name": public_name(checkpoint), "digest": digest.hexdigest()}, "data": dict(data), **chosen}
+    return {"model": {"name": checkpoint.public_name, "digest": digest.hexdigest()}, "data": dict(data), **chosen}
 
 
 def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:

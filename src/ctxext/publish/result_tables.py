@@ -19,7 +19,7 @@ def retrieval_table(report: Report, entry: Mapping[str, Any], task: str, picture
             own = [cell for cell in cells if cell["length"] == length]
             share, low, high = pooled(own)
             weakest = min(own, key=lambda cell: cell["share"])
-            is_even = all(cell["share"] == share for cell in own)
+            is_even = weakest["depth"] is None or all(cell["share"] == share for cell in own)
             depth = "" if is_even else f"{percent(weakest['share'])} at depth {round(100 * weakest['depth'])} %"
             name = _name(model, entry)
             rows.append([name, str(length), percent(share), f"{percent(low)}–{percent(high)}", depth])
@@ -44,7 +44,7 @@ def perplexity_table(report: Report, entry: Mapping[str, Any], pictures: Sequenc
 
 
 def short_table(report: Report, entry: Mapping[str, Any]) -> str:
-    """Perplexity inside the trained window, and the difference from the source."""
+    """Perplexity at the original context length, and the difference from the source."""
     rows = []
     for model in report["models"]:
         if model["short"]:
@@ -53,7 +53,7 @@ def short_table(report: Report, entry: Mapping[str, Any]) -> str:
             interval = f"{against['low']:+.4f} to {against['high']:+.4f}" if against.get("low") is not None else ""
             rows.append([_name(model, entry), f"{model['short']['perplexity']:.3f}", change, interval])
     head = ["model", "perplexity", "nats per token against its source", "95 % interval"]
-    return f"### Inside the trained window\n\n{_table(head, rows)}" if rows else ""
+    return f"### At the original context length\n\n{_table(head, rows)}" if rows else ""
 
 
 def harness_table(entry: Mapping[str, Any]) -> str:

@@ -94,13 +94,13 @@ def _missing(report: Report, entry: Mapping[str, Any]) -> list[str]:
     asked |= {task for task in ("perplexity", "short") if entry.get(task)}
     lengths = [cell["length"] for cell in entry["cells"]]
     lengths += [int(length) for length in (entry.get("perplexity") or {}).get("lengths", ())]
-    reach, window = max(lengths, default=0), entry.get("context_length") or 0
+    reach, claimed = max(lengths, default=0), entry.get("context_length") or 0
     missing = []
-    if reach < window:
+    if reach < claimed:
         missing.append(
-            f"Beyond {reach} tokens: the window is {window}."
+            f"Beyond {reach} tokens: the context length is {claimed}."
             if reach
-            else f"Any length: the window is {window} tokens."
+            else f"Any length: the context length is {claimed} tokens."
         )
     missing += [
         f"{task.shows[0].upper()}{task.shows[1:]} (`{name}`)." for name, task in TASKS.items() if name not in asked

@@ -1,4 +1,4 @@
-"""What every recipe is asked, made once: needle prompts at each length, and documents inside the trained window."""
+"""What every recipe is asked, made once: needle prompts at each length, documents at the original context length."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class EvalSet:
 
     Attributes:
         questions: By prompt length in tokens, shortest first: for each question its prompts, one per depth.
-        documents: Token ids of shape (documents, trained length).
+        documents: Token ids of shape (documents, original context length).
     """
 
     questions: Mapping[int, Sequence[Sequence[Prompt]]]

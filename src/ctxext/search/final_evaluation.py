@@ -18,11 +18,11 @@ class Check:
     """Answers to prompts that were used for nothing else.
 
     Attributes:
-        winner: The best recipe; None where none keeps the trained window.
-        published: The best of the published ones, whatever it loses inside the trained window.
+        winner: The best recipe; None where none keeps the bound at the original context length.
+        published: The best of the published ones, whatever it loses at the original context length.
         answers: Of `stock`, `published` and `found`, as far as there are these.
         gain: By how much the winner lowers the bounded loss of an answer, and half its 95 % interval.
-        rise: By which share it raises the loss of documents inside the trained window, and half its interval.
+        rise: By which share it raises the loss of documents at the original context length, and half its interval.
     """
 
     winner: Point | None
@@ -44,7 +44,7 @@ def run_off(bench: Workbench, eval_set: EvalSet, standing: Standing, options: Se
     """The recipe with the lowest loss on a larger eval set, of the best of the search and of the published ones.
 
     The search's own prompts are few and its recipes many, so that its best is partly a lucky one. Only recipes count
-    that keep the trained window by the upper end of the 95 % interval.
+    that keep the loss at the original context length by the upper end of the 95 % interval.
     """
     kept = sorted(
         (point for point in standing.points if point.rise <= options.keep_short),
@@ -63,7 +63,7 @@ def run_off(bench: Workbench, eval_set: EvalSet, standing: Standing, options: Se
 def _asked(
     bench: Workbench, eval_set: EvalSet, point: Point, stock: Measurement, least: float, options: SearchOptions
 ) -> Measurement:
-    """A finalist's answers, as long as it keeps the trained window and can still win."""
+    """A finalist's answers, as long as it keeps the bound at the original context length and can still win."""
 
     def has_lost(found: Measurement) -> bool:
         rise, half = found.rise(stock)

@@ -28,7 +28,7 @@ class Standing:
         stock: The plain model's answers; None before they are known.
         trials: Every recipe so far, in order.
         points: Those that were measured to the end.
-        best: The best so far of those that keep the trained window.
+        best: The best so far of those that keep the bound at the original context length.
         seconds_left: Until the time is up; infinite where only trials are counted.
         max_trials: How many will be tried; None where only time counts.
     """

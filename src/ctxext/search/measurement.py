@@ -1,4 +1,4 @@
-"""What a recipe costs inside the trained window, and whether its model answers: cheapest part first."""
+"""What a recipe costs at the original context length, and whether its model answers: cheapest part first."""
 
 import dataclasses
 import math

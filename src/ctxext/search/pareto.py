@@ -14,7 +14,7 @@ class Point:
     Attributes:
         trial: The recipe.
         loss: Mean bounded loss of the answers, from 0 to 1, over all lengths.
-        rise: By which share the loss inside the trained window rises.
+        rise: By which share the loss at the original context length rises.
         sure_rise: The upper end of the 95 % interval of that.
     """
 
@@ -45,7 +45,7 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
 
 def best_of(points: Sequence[Point], keep_short: float) -> Point | None:
-    """The point with the lowest loss among those that surely keep the trained window; the earlier one of equals."""
+    """The point with the lowest loss of those that surely keep the bound; the earlier one of equals."""
     kept = [point for point in points if point.sure_rise <= keep_short]
     return min(kept, key=lambda point: (point.loss, point.trial.number), default=None)
 
@@ -53,7 +53,7 @@ def best_of(points: Sequence[Point], keep_short: float) -> Point | None:
 def is_hopeless(found: Measurement, stock: Measurement, points: Sequence[Point], keep_short: float) -> bool:
     """Whether a recipe that is being measured is not worth the rest of its eval set.
 
-    It loses more inside the trained window than it may, or what it has lost so far already makes sure that another
+    It loses more at the original context length than it may, or what it has lost so far already makes sure that another
     one dominates it. Recipes that lose less than half of what they may count as alike in that.
     """
     rise = found.rise(stock)[0]

@@ -14,7 +14,7 @@ _MARKERS = "osDv^P*X"
 
 
 def pareto_picture(points: Sequence[Point], best: Point | None, keep_short: float, title: str) -> bytes:
-    """A PNG with the rise inside the trained window across and the loss of the answers upwards.
+    """A PNG with the rise at the original context length across and the loss of the answers upwards.
 
     Args:
         points: Recipes that were measured to the end.
@@ -51,7 +51,7 @@ def pareto_picture(points: Sequence[Point], best: Point | None, keep_short: floa
     if all(point.loss > 0 for point in points):
         axes.set_yscale("log")
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.set_xlabel("rise of the loss inside the trained window, in percent")
+    axes.set_xlabel("rise of the loss at the original context length, in percent")
     axes.set_ylabel("loss of the answers, from 0 to 1")
     axes.set_title(title, fontsize=10, fontweight="bold")
     axes.grid(color=_FAINT, linewidth=0.6)

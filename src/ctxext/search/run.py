@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctxext.checkpoint import Checkpoint
 from ctxext.converters.output_directory import write_whole
-from ctxext.converters.plan import already_extended, public_name
+from ctxext.converters.plan import already_extended
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.files import sha256_of
@@ -133,7 +133,7 @@ def _written(
     """The result, its origin noted in the recipe, and its files written."""
     from ctxext.search.picture import pareto_picture
 
-    name, tried = public_name(checkpoint), f"{len(standing.trials)} recipes tried, seed {options.seed}"
+    name, tried = checkpoint.public_name, f"{len(standing.trials)} recipes tried, seed {options.seed}"
     recipe, files = None, []
     if checked.winner is not None and checked.winner.trial.recipe is not None and checked.is_better:
         note = f"Found by ctxext search on {name} for {options.target_length} tokens; {tried}."
@@ -156,7 +156,7 @@ def figures(checked: "Check") -> list[str]:
     lines = ["Measured on prompts that the search never saw:"]
     for name, answers in checked.answers.items():
         shares = ", ".join(f"{100 * answers.exact(length):.1f} % at {length}" for length in answers.lengths)
-        rise = "" if name == "stock" else f"; trained window {100 * answers.rise(stock)[0]:+.2f} %"
+        rise = "" if name == "stock" else f"; original context length {100 * answers.rise(stock)[0]:+.2f} %"
         shown = f"published ({checked.published.trial.name})" if name == "published" and checked.published else name
         lines.append(f"  {shown}: loss of an answer {answers.loss:.4f}, needles {shares}{rise}")
     return lines
@@ -175,7 +175,7 @@ def _header(
         data = sha256_of(Path(data))
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, "optuna": optuna.__version__}
     return {
-        "source": public_name(checkpoint),
+        "source": checkpoint.public_name,
         "digest": digest,
         **options.what_is_asked(trained_length),
         "data": data,

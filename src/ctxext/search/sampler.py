@@ -82,7 +82,7 @@ class SteadySampler(BaseSampler):
         self._tpe.after_trial(study, trial, state, values)
 
     def _parent(self, study: Study, number: int) -> FrozenTrial | None:
-        """The recipe to change a little: one of the best that keep the trained window, or nearly do."""
+        """The recipe to change a little: one of the best that keep the bound, or nearly do."""
         if number < self.num_known or number % 2:
             return None
         finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))

@@ -61,7 +61,7 @@ class Study:
         path: The file.
         space: What can be tried.
         seed: Decides what is drawn.
-        keep_short: The share by which the loss inside the trained window may rise.
+        keep_short: The share by which the loss at the original context length may rise.
     """
 
     def __init__(self, path: Path, space: Space, seed: int, keep_short: float) -> None:

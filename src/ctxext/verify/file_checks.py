@@ -109,9 +109,9 @@ def _differences(config: Mapping[str, Any], expected: Mapping[str, Any], nested:
 
 
 def check_lengths(subject: Subject) -> Finding:
-    """Whether the files agree on the length of the window."""
-    windows = claimed_lengths(subject.checkpoint, subject.family)
-    config, tokenizer = windows.get("config.json"), windows.get("tokenizer_config.json")
+    """Whether the files agree on the context length."""
+    claimed = claimed_lengths(subject.checkpoint, subject.family)
+    config, tokenizer = claimed.get("config.json"), claimed.get("tokenizer_config.json")
     length = read(subject.checkpoint.config, subject.family, "max_position_embeddings")
     own = text_config(subject.checkpoint.config, subject.family).get(subject.family.length_key, length)
     if tokenizer not in (None, config):

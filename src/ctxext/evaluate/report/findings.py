@@ -49,7 +49,7 @@ def _retrieval(task: str, models: Sequence[dict[str, Any]]) -> str:
     sentence += "".join(f", {name} {percent(shares[name][0])} %" for name in others)
     weakest = min(at_length[best], key=lambda cell: cell["share"])
     strongest = max(at_length[best], key=lambda cell: cell["share"])
-    if strongest["share"] - weakest["share"] >= _UNEVEN:
+    if strongest["share"] - weakest["share"] >= _UNEVEN and weakest["depth"] is not None:
         sentence += (
             f"; {best} is uneven: {percent(weakest['share'])} % at depth {round(100 * weakest['depth'])} %,"
             f" {percent(strongest['share'])} % at depth {round(100 * strongest['depth'])} %"
@@ -58,7 +58,7 @@ def _retrieval(task: str, models: Sequence[dict[str, Any]]) -> str:
 
 
 def _long_text(models: Sequence[dict[str, Any]]) -> str:
-    """Whether more context still lowers the loss beyond the trained length."""
+    """Whether more context still lowers the loss beyond the original context length."""
     told = []
     for model in models:
         trained, measured = model["trained_length"], model["perplexity"]
@@ -72,8 +72,8 @@ def _long_text(models: Sequence[dict[str, Any]]) -> str:
     if not told:
         return ""
     return (
-        f"Loss on long text, from the last half of the trained window to the last half of the text: {', '.join(told)}"
-        " nats per token."
+        "Loss on long text, from the last half of the original context length to the last half of the text: "
+        f"{', '.join(told)} nats per token."
     )
 
 
@@ -91,4 +91,4 @@ def _cost(models: Sequence[dict[str, Any]]) -> str:
             told.append(f"{model['name']} {against['loss']:+.3f} (perplexity × {against['ratio']:.3f}{sure})")
     if not told:
         return ""
-    return f"Cost inside the trained window, in nats per token against the source: {'; '.join(told)}."
+    return f"Cost at the original context length, in nats per token against the source: {'; '.join(told)}."

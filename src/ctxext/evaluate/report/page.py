@@ -54,7 +54,7 @@ def _models(models: Sequence[dict[str, Any]]) -> str:
         ]
         for model in models
     ]
-    head = ["model", "recipe", "trained to", "window", "computed in", "digest"]
+    head = ["model", "recipe", "original context length", "context length", "computed in", "digest"]
     return f"<h2>Models</h2>\n{_table(head, rows, text=(1, 4))}"
 
 
@@ -143,7 +143,7 @@ def _short(report: Report) -> str:
     if not rows:
         return ""
     head = ["model", "tokens", "perplexity", "loss against source, nats per token", "source"]
-    return f"""<h2>Inside the trained window</h2>
+    return f"""<h2>At the original context length</h2>
 <p>{escape(Short.description)} Text: {escape(_data_name(report))}.</p>
 <div class="wide">{_table(head, rows)}</div>"""
 

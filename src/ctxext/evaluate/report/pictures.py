@@ -88,7 +88,7 @@ def _heat_map(axes: "Axes", model: dict[str, Any], task: str, lengths: Sequence[
 
 
 def loss_curves(report: Report, *, theme: str = "light") -> Figure | None:
-    """Loss by position for every model, with the trained lengths marked; None where it was not measured."""
+    """Loss by position for every model, with the original context lengths marked; None where it was not measured."""
     models = [model for model in report["models"] if model["perplexity"]]
     if not models:
         return None

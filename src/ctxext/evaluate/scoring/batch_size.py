@@ -21,11 +21,11 @@ def rows_that_fit(model: Any, length: int) -> int:
     size = model.dtype.itemsize
     hidden = int(getattr(config, "hidden_size", 4096))
     heads = int(getattr(config, "num_attention_heads", 32))
-    key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    num_kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
     layers = int(getattr(config, "num_hidden_layers", 32))
     wide = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-    per_token = size * (2 * layers * key_heads * head_dim + _STATES * hidden + 3 * wide)
+    per_token = size * (2 * layers * num_kv_heads * head_dim + _STATES * hidden + 3 * wide)
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     room = _SHARE * (_memory(model.device) - weights)
     return int(min(_MAX_ROWS, max(1, room // (per_token * length))))

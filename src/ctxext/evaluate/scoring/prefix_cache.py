@@ -21,7 +21,7 @@ def is_static(config: Mapping[str, Any]) -> bool:
 def is_static_for(config: Mapping[str, Any], common: int, length: int) -> bool:
     """Whether that is so for some prompts, where it is not so for all.
 
-    A schedule that follows the length is one and the same inside the trained window, and LongRoPE's long list is from
+    A schedule that follows the length is one and the same inside the original context length, and LongRoPE's long list is from
     there on.
 
     Args:

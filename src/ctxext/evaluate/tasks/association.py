@@ -54,7 +54,7 @@ class Association(RetrievalTask):
         first = rng.sample(prose.FIRST_NAMES, self.num_needles)
         people = [f"{name} {rng.choice(prose.LAST_NAMES)}" for name in first]
         asks = tuple(
-            (f"\n{question} Answer with a full name. That is", f" {person}")
+            (f"\n{question} The full name of that person is", f" {person}")
             for (_, question), person in zip(chosen, people, strict=True)
         )
         return Pieces(

@@ -1,4 +1,4 @@
-"""Perplexity inside the trained window: what extending the context costs where the model was good before."""
+"""Perplexity at the original context length: what extending the context costs where the model was good before."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ class Short(Task):
 
     name: ClassVar[str] = "short"
     description: ClassVar[str] = "What extending costs where the model was good before."
-    shows: ClassVar[str] = "what extending cost inside the trained window"
+    shows: ClassVar[str] = "what extending cost at the original context length"
 
 
 @dataclass(frozen=True)
 class ShortWork:
-    """One document of exactly the trained length.
+    """One document of exactly the original context length.
 
     Attributes:
         ids: Its tokens, begin token included.
