@@ -22,9 +22,8 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, logging
-
 from ctxext.recipes.mspoe_layout import CODE_FILE, STUB_FILE, edit_config, family_classes, render_stub
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, logging
 
 LAYERS = HEADS = 8
 KINDS = ["stock", "calibrated", "prompt"]

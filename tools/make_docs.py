@@ -88,7 +88,7 @@ def families_page() -> str:
 def _family_row(family: Family) -> list[str]:
     """Methods by configuration, what 4.57 makes of them, Ms-PoE, and a note."""
     config = {"model_type": family.model_type}
-    by_config = [method for method in METHODS if not method.needs_code]
+    by_config = [method for method in METHODS if not method.needs_code()]
     able = [method.name for method in by_config if not method.refusal(config, family)]
     shown = "all" if len(able) == len(by_config) else ", ".join(able) or "none"
     if family.rope_types_4x is None or not able:

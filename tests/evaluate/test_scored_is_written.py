@@ -1,5 +1,7 @@
 """What is scored is what the model writes, for every method and every order of heads."""
 
+import dataclasses
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -24,7 +26,7 @@ RECIPES = {
     **{
         method.name: [step_from_dict({"method": method.name, **NUMBERS.get(method.name, {"factor": 2.0})}, "")]
         for method in METHODS
-        if method.scales
+        if "factor" in {field.name for field in dataclasses.fields(method)}
     },
     **{
         f"mspoe {schedule} {order}": [MsPoE(schedule=schedule, head_order=order, first_layer=0)]

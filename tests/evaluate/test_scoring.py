@@ -137,7 +137,7 @@ def test_numbers_that_are_not_finite_are_refused(tokenizer):
     [
         {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
         {"ctxext_mspoe": {"ratios": [1.2, 1.8]}},
-        {"ctxext": {"recipe": {"steps": [{"method": "mspoe", "head_order": "prompt"}]}}},
+        {"ctxext_code": {"steps": [{"method": "mspoe", "per_prompt": True}]}},
     ],
 )
 def test_encodings_that_follow_the_prompt_are_not_shared(tokenizer, config):

@@ -19,7 +19,7 @@ from ctxext.families import family_of
 from ctxext.recipes import METHODS, MsPoE, Recipe, Yarn, method_named
 from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.own_code import runs_only_own_code
-from ctxext.recipes.rotary import attention_scaling, read_rotary
+from ctxext.recipes.rotary import attention_scaling, model_config
 from ctxext.verify import subject
 from ctxext.verify.clean_load import LoadReport
 from ctxext.verify.file_checks import check_configuration
@@ -132,14 +132,14 @@ def test_configuration_that_contradicts_its_recipe_is_found_even_if_recorded(con
 
 def test_code_of_another_version_is_found_even_if_recorded_and_not_run(converted):
     folder = converted("mspoe")
-    code = folder / "modeling_mspoe.py"
+    code = folder / "mspoe.py"
     code.write_text(code.read_text() + f"\nopen({str(folder / 'ran')!r}, 'w')\n")
     manifest = read_json(folder / "ctxext.json")
     manifest["files"][code.name] = hashlib.sha256(code.read_bytes()).hexdigest()
     (folder / "ctxext.json").write_text(json.dumps(manifest))
     found = told(folder)
     assert found["files"][0] == "passed"
-    assert found["code"] == ("failed", 'not this version\'s: "modeling_mspoe.py" (it was made by ctxext 0.1.0)')
+    assert found["code"] == ("failed", 'not this version\'s: "mspoe.py" (it was made by ctxext 0.1.0)')
     assert {found[name][0] for name in ("loading", "frequencies", "logits")} == {"not checked"}
     assert not (folder / "ran").exists()
 
@@ -258,7 +258,7 @@ def test_the_recipe_gives_the_configuration_again(model_type, tmp_path):
         return
     numbers = {
         "abf": {"theta": 3e5},
-        "longrope": {"long_factor": (2.0,) * (read_rotary(source.config, family).dim // 2)},
+        "longrope": {"long_factor": (2.0,) * (model_config(source.config).rotary.dim // 2)},
     }
     for method in METHODS:
         if method.refusal(source.config, family):

@@ -41,8 +41,8 @@ def inspect(
     for label, text in _rows(found).items():
         table.add_row(f"[bold]{label}[/bold]", text)
     output.result(inspection_data(source, found), table)
-    if found.rotary and not found.rotary.is_extended:
-        length = format_length(4 * found.rotary.trained_length)
+    if found.model and not found.model.is_extended:
+        length = format_length(4 * found.model.rotary.trained_length)
         output.next_step(f"ctxext convert {source} --method yarn --target-length {length} --dry-run")
 
 
@@ -64,7 +64,7 @@ def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
             "pairs_that_never_complete_a_turn": found.unfinished_pairs,
             "trained_length": rotary.trained_length,
             "context_length": rotary.context_length,
-            "is_extended": rotary.is_extended,
+            "is_extended": found.model is not None and found.model.is_extended,
         },
         "windows": dict(found.windows),
         "attention": dict(found.attention),
@@ -117,14 +117,15 @@ def _encoding(found: Inspection) -> str:
 
 
 def _context_length(found: Inspection) -> str:
-    assert found.rotary is not None
+    assert found.model is not None
     claims = set(found.windows.values())
     agree = "files agree" if len(claims) == 1 else ", ".join(f"{k} says {v}" for k, v in found.windows.items())
-    trained = found.rotary.trained_length
-    state = "extended" if found.rotary.is_extended else "not extended"
-    if found.rotary.has_code and found.rotary.context_length == trained:
+    rotary = found.model.rotary
+    trained = rotary.trained_length
+    state = "extended" if found.model.is_extended else "not extended"
+    if found.model.code and rotary.context_length == trained:
         state = "not extended, heads scaled by its own code"
-    return f"{found.rotary.context_length} tokens, trained to {trained}, {state} ({agree})"
+    return f"{rotary.context_length} tokens, trained to {trained}, {state} ({agree})"
 
 
 def _attention(found: Inspection) -> str:

@@ -11,7 +11,7 @@ from ctxext.converters.plan import Plan, make_plan
 from ctxext.files import Progress
 from ctxext.recipes.own_code import runs_only_own_code
 from ctxext.recipes.recipe import Recipe
-from ctxext.verify.logits import Verification, verify
+from ctxext.verify.logits import Verification, compare_logits
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def carry_out(
         if not check or not plan.recipe.needs_code:
             return
         if runs_only_own_code(open_checkpoint(str(folder))):
-            found.append(verify(folder, plan.source, plan.stock_config))
+            found.append(compare_logits(folder, plan.source, plan.recipe, plan.model, plan.stock))
         else:
             found.append(Verification(skipped="the source brings Python code of its own, which is not run"))
 

@@ -11,8 +11,7 @@ from ctxext.errors import CtxextError
 from ctxext.families import Family, family_of, full_attention_layers, read, sliding_layers
 from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.methods import METHODS
-from ctxext.recipes.recipe import recipe_from_dict
-from ctxext.recipes.rotary import Rotary, provenance, read_rotary
+from ctxext.recipes.rotary import ModelConfig, Rotary, model_config, provenance
 
 _CACHE_LENGTHS = (8192, 32768, 131072)
 _BYTES_PER_NUMBER = 2
@@ -24,7 +23,7 @@ class Inspection:
 
     Attributes:
         positions: "rotary", "learned", "sinusoidal", "alibi", "relative" or "none".
-        rotary: The rotary encoding; None for the others.
+        model: The resolved configuration of a rotary model; None for the others.
         unfinished_pairs: Rotated pairs of dimensions that never complete a turn in the trained length.
         windows: The length that each file claims, by file name.
         attention: Heads, key heads, full and sliding layers.
@@ -37,7 +36,7 @@ class Inspection:
 
     family: Family
     positions: str
-    rotary: Rotary | None
+    model: ModelConfig | None
     unfinished_pairs: int | None
     windows: Mapping[str, int]
     attention: Mapping[str, int | None]
@@ -46,6 +45,11 @@ class Inspection:
     methods: Mapping[str, str]
     recipe: Mapping[str, Any] | None
     serving: tuple[Serving, ...]
+
+    @property
+    def rotary(self) -> Rotary | None:
+        """The rotary encoding; None for the others."""
+        return self.model.rotary if self.model else None
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
@@ -56,15 +60,12 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     """
     config = checkpoint.config
     family = family_of(config)
-    rotary = read_rotary(config, family) if family.positions == "rotary" and not family.reason else None
-    recipe = provenance(config).get("recipe")
-    serving: tuple[Serving, ...] = ()
-    if recipe and rotary:
-        serving = serving_of(recipe_from_dict(recipe, "config.json"), family, rotary)
+    model = model_config(config) if family.positions == "rotary" and not family.reason else None
+    rotary, recipe = (model.rotary if model else None), provenance(config).get("recipe")
     return Inspection(
         family=family,
         positions=family.positions,
-        rotary=rotary,
+        model=model,
         unfinished_pairs=_unfinished_pairs(rotary) if rotary else None,
         windows=claimed_lengths(checkpoint, family),
         attention=_attention(config, family),
@@ -72,7 +73,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         num_parameters=_num_parameters(checkpoint),
         methods={method.name: method.refusal(config, family) for method in METHODS},
         recipe=recipe,
-        serving=serving,
+        serving=serving_of(model) if recipe and model else (),
     )
 
 

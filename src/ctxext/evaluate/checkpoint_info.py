@@ -114,12 +114,12 @@ def info_of(name: str, checkpoint: Checkpoint) -> CheckpointInfo:
 def _lengths(checkpoint: Checkpoint) -> tuple[int | None, int | None, bool]:
     """Original context length, context length, and whether a table ends there."""
     from ctxext.families import family_of
-    from ctxext.recipes.rotary import read_rotary
+    from ctxext.recipes.rotary import model_config
 
     config = checkpoint.config
     family = family_of(config)
     if family.positions == "rotary":
-        rotary = read_rotary(config, family)
+        rotary = model_config(config).rotary
         factor = rotary.parameters.get("factor") or 1.0 if rotary.rope_type == "dynamic" else 1.0
         return rotary.trained_length, round(rotary.context_length * factor), False
     found = next((int(config[key]) for key in _LENGTH_KEYS if config.get(key)), None)

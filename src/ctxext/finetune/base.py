@@ -5,11 +5,11 @@ from typing import Any
 
 from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.families import Family, family_of, text_config
 from ctxext.finetune.options import TrainingOptions
 from ctxext.loading import choose_dtype, quiet_transformers
+from ctxext.recipes.code_layout import depends_on_prompt
 from ctxext.recipes.own_code import runs_only_own_code
-from ctxext.recipes.rotary import CODE_KEY, Rotary, read_rotary
+from ctxext.recipes.rotary import ModelConfig, model_config
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,11 @@ class Base:
 
     Attributes:
         checkpoint: Its files.
-        family: What differs in its family.
-        rotary: Its rotary encoding.
+        model: Its configuration.
     """
 
     checkpoint: Checkpoint
-    family: Family
-    rotary: Rotary
+    model: ModelConfig
 
     @property
     def is_own_code(self) -> bool:
@@ -45,16 +43,15 @@ def open_base(source: str, length: int | None, *, revision: str | None = None, t
         CtxextError: it is not there, was never extended, or its context length is shorter.
     """
     checkpoint = open_checkpoint(source, revision=revision, token=token)
-    family = family_of(checkpoint.config)
-    base = Base(checkpoint, family, read_rotary(checkpoint.config, family))
+    base = Base(checkpoint, model_config(checkpoint.config))
     _check(base, source, length)
     checkpoint.check_weights()
     return base
 
 
 def _check(base: Base, source: str, length: int | None) -> None:
-    rotary, config = base.rotary, base.checkpoint.config
-    if not rotary.is_extended:
+    rotary, config = base.model.rotary, base.checkpoint.config
+    if not base.model.is_extended:
         raise CtxextError(
             f'"{source}" was never extended: its context length is the {rotary.context_length} tokens of its training.',
             hint=f"ctxext convert {source} OUT --method yarn --factor 4, then fine-tune OUT.",
@@ -65,10 +62,9 @@ def _check(base: Base, source: str, length: int | None) -> None:
             f'--length {length} is above the context length of "{source}": {rotary.context_length} tokens.',
             hint=f"Convert its source with --factor {factor} first.",
         )
-    code = text_config(config, base.family).get(CODE_KEY)
-    if isinstance(code, dict) and code.get("ranks") is None:
+    if depends_on_prompt(base.model.config):
         raise CtxextError(
-            f'"{source}" orders its heads again for each prompt, which no training sequence resembles.',
+            f'"{source}" chooses by each prompt, which no training sequence resembles.',
             hint="Convert its source with --head-order calibrated.",
         )
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES

@@ -103,7 +103,7 @@ def finetune(
         CtxextError: the model, the data, an option or the place is refused; nothing is written then.
     """
     base = open_base(model, options.length, revision=revision, token=token)
-    options = options.settled(window=base.rotary.context_length, trained_length=base.rotary.trained_length)
+    options = options.settled(window=base.model.rotary.context_length, trained_length=base.model.rotary.trained_length)
     if options.full and not merge:
         raise CtxextError("--full has no adapter to keep apart.", hint="Leave --no-merge out.")
     check_out(out, base.checkpoint.folder, overwrite=overwrite)

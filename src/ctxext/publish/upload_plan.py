@@ -17,7 +17,6 @@ from ctxext.files import MANIFEST, Progress, as_json, sha256_of
 from ctxext.publish.result_tables import FOLDER
 from ctxext.publish.results import entry_of, files_of, measured, read_report
 from ctxext.publish.training import curve_of, training_command
-from ctxext.recipes.rotary import read_rotary
 from ctxext.verify.file_checks import CARD, check_weights
 from ctxext.verify.run import READING, failures, run_checks
 from ctxext.verify.subject import Subject, training_of
@@ -158,15 +157,14 @@ def _edited_card(subject: Subject) -> str | None:
 def _facts(subject: Subject, repository: str, results: Measured | None, *, is_adapter: bool = False) -> CardFacts:
     """What a checkpoint says of itself, for its card."""
     checkpoint, source = subject.checkpoint, subject.manifest.get("source") or {}
-    rotary = read_rotary(checkpoint.config, subject.family)
     return CardFacts(
         source=str(source.get("name")),
         revision=source.get("revision"),
         inherited=card_metadata(checkpoint),
         recipe=subject.recipe,
-        rotary=rotary,
-        serving=serving_of(subject.recipe, subject.family, rotary),
-        cautions=cautions_of(checkpoint, subject.recipe, subject.family, rotary),
+        rotary=subject.model.rotary,
+        serving=serving_of(subject.model),
+        cautions=cautions_of(checkpoint, subject.recipe, subject.model),
         training=training_of(subject),
         training_command=training_command(checkpoint.folder),
         curve="" if is_adapter else curve_of(checkpoint.folder),

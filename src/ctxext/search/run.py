@@ -16,6 +16,7 @@ from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.files import sha256_of
 from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import Recipe
+from ctxext.recipes.rotary import model_config
 from ctxext.search.options import SearchOptions
 from ctxext.search.recipe_file import check_recipe_place, recipe_text
 from ctxext.search.space import space_of
@@ -91,7 +92,7 @@ def search(
     (info,) = open_infos([source], revision=revision, token=token)
     checkpoint = info.checkpoint
     space = space_of(checkpoint, options.target_length, options.methods)
-    if space.rotary.is_extended:
+    if model_config(checkpoint.config).is_extended:
         raise already_extended(checkpoint, space.rotary)
     trained_length = space.rotary.trained_length
     options.lengths_from(trained_length)

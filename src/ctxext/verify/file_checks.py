@@ -7,6 +7,7 @@ from typing import Any
 from ctxext.checkpoint import claimed_lengths
 from ctxext.families import read, text_config
 from ctxext.files import MANIFEST, sha256_of
+from ctxext.recipes.legacy import is_legacy
 from ctxext.recipes.rotary import provenance
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, is_own_code, listed
 
@@ -92,8 +93,13 @@ def check_configuration(subject: Subject) -> Finding:
     name = "configuration"
     if not subject.has_recipe:
         return Finding(name, SKIPPED, '"config.json" has no recipe')
-    config = {key: value for key, value in subject.checkpoint.config.items() if key != "ctxext"}
-    different = _differences(config, subject.expected, subject.family.text_config)
+    # Those of 0.1.0 knew fewer Auto classes.
+    apart = {"ctxext", "auto_map"} if is_legacy(subject.checkpoint.config) else {"ctxext"}
+    made, wanted = (
+        {key: value for key, value in config.items() if key not in apart}
+        for config in (subject.model.config, subject.expected.config)
+    )
+    different = _differences(made, wanted, subject.family.text_config)
     if different:
         return Finding(name, FAILED, f'"config.json" is not what the recipe makes: {listed(different)}')
     return Finding(name, PASSED, "the recipe gives these values, in the dialects of transformers 4 and 5")

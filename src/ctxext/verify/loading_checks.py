@@ -3,7 +3,8 @@
 from ctxext.errors import CtxextError
 from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.rotary import attention_scaling
-from ctxext.verify.logits import verify as compare_logits
+from ctxext.verify.logits import compare_logits
+from ctxext.verify.reference import expected_frequencies
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed
 
 _TOLERANCE = 2e-5
@@ -45,7 +46,7 @@ def check_frequencies(subject: Subject) -> Finding:
     if not modules:
         return Finding(name, SKIPPED, "this family keeps no inverse frequencies that could be compared")
     try:
-        wanted, scaling = inverse_frequencies(subject.rotary), attention_scaling(subject.rotary)
+        wanted, scaling = _expected(subject)
     except CtxextError as error:
         return Finding(name, SKIPPED, error.message)
     for entry in modules:
@@ -59,14 +60,22 @@ def check_frequencies(subject: Subject) -> Finding:
     return Finding(name, PASSED, f"{len(wanted)} inverse frequencies as the recipe says{factor}")
 
 
+def _expected(subject: Subject) -> tuple[list[float], float]:
+    """By the methods' references; by the formulas of the stock types where the source's own schedule was kept."""
+    plain = subject.plain.rotary
+    if plain.is_scaled:
+        return inverse_frequencies(subject.rotary), attention_scaling(subject.rotary)
+    return expected_frequencies(subject.recipe.steps, plain, plain.trained_length)
+
+
 def check_logits(subject: Subject) -> Finding | None:
     """Whether the logits of a checkpoint with code are what its method says, worked out the plain way."""
     if not subject.has_recipe or not subject.recipe.needs_code:
         return None
     if reason := _unasked(subject):
         return Finding("logits", SKIPPED, reason)
-    stock = subject.recipe.edit_config(subject.plain, subject.family, with_code=False)
-    found = compare_logits(subject.checkpoint.folder, subject.checkpoint, stock)
+    stock = subject.recipe.edit(subject.plain, with_code=False)
+    found = compare_logits(subject.checkpoint.folder, subject.checkpoint, subject.recipe, subject.expected, stock)
     if found.skipped:
         return Finding("logits", SKIPPED, found.skipped)
     return Finding("logits", PASSED, f"as the method says (largest relative difference {found.difference:.0e})")

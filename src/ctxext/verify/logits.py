@@ -6,14 +6,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ctxext.checkpoint import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files import as_json
+from ctxext.recipes.recipe import Recipe
+from ctxext.recipes.rotary import ModelConfig
+from ctxext.verify.reference import reference_file
 
 _SCRIPT = Path(__file__).with_name("clean_process.py")
 _TOLERANCE = 1e-4
@@ -36,26 +37,39 @@ class Verification:
     change: float = 0.0
 
 
-def verify(folder: Path, source: Checkpoint, stock_config: Mapping[str, Any]) -> Verification:
+def compare_logits(
+    folder: Path, source: Checkpoint, recipe: Recipe, model: ModelConfig, stock: ModelConfig
+) -> Verification:
     """Load a converted checkpoint in a process that cannot import ctxext and compare its logits.
 
     Args:
         folder: The converted checkpoint.
         source: Where its weights come from.
-        stock_config: The configuration with all steps that stock transformers carries, for the comparison.
+        recipe: What was applied, resolved.
+        model: Its configuration.
+        stock: The configuration with those steps only that stock transformers carries, for the comparison.
 
     Raises:
-        CtxextError: it does not load, or its logits are not what the method says.
+        CtxextError: it does not load, or its logits are not what the methods say.
     """
     needed = 2 * _BYTES_PER_PARAMETER * _num_parameters(source)
     if needed > 0.8 * _available_memory():
         return Verification(skipped=f"two copies of the model need {needed / 2**30:.1f} GiB of memory")
+    references = {step.name: str(reference_file(step)) for step in recipe.steps if step.needs_code()}
+    task = {
+        "folder": str(folder.resolve()),
+        "stock": stock.config,
+        "steps": [{"settings": step, "reference": references[step["method"]]} for step in model.code["steps"]],
+        "positions": _positions(recipe, model),
+        "full_types": list(model.family.full_types),
+        "theta": model.rotary.theta,
+    }
     with tempfile.TemporaryDirectory() as place:
-        config = Path(place) / "stock.json"
-        config.write_text(as_json(stock_config), encoding="utf-8")
+        written = Path(place) / "task.json"
+        written.write_text(as_json(task), encoding="utf-8")
         command = f"import runpy; runpy.run_path({str(_SCRIPT)!r}, run_name='__main__')"
         result = subprocess.run(
-            [sys.executable, "-c", command, str(folder.resolve()), str(config), str(_NUM_TOKENS)],
+            [sys.executable, "-c", command, str(written)],
             capture_output=True,
             text=True,
             cwd=place,
@@ -75,6 +89,16 @@ def verify(folder: Path, source: Checkpoint, stock_config: Mapping[str, Any]) ->
             hint="Please report this with the output of ctxext env; --no-verify writes it all the same.",
         )
     return Verification(difference=relative, change=found["change"])
+
+
+def _positions(recipe: Recipe, model: ModelConfig) -> list[int]:
+    """Where the tokens of the check stand: side by side, or spread over the whole reach where regions matter."""
+    if all(step.kind != "attention" for step in recipe.steps):
+        return list(range(_NUM_TOKENS))
+    reach = max(model.rotary.context_length, _NUM_TOKENS)
+    start = [reach * number // _NUM_TOKENS for number in range(_NUM_TOKENS)]
+    # Neighbours too: every other token follows the one before it.
+    return sorted({*start[::2], *(position + 1 for position in start[::2])})
 
 
 def _num_parameters(source: Checkpoint) -> int:

@@ -10,10 +10,10 @@ from typing import Any
 from ctxext.checkpoint import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.families import FAMILIES, Family, family_of
-from ctxext.files import MANIFEST, Progress
+from ctxext.files import MANIFEST, Progress, sha256_of
 from ctxext.recipes.own_code import CODE_FILES, own_code, runs_only_own_code
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_from_dict
-from ctxext.recipes.rotary import Config, Rotary, provenance, read_rotary
+from ctxext.recipes.rotary import ModelConfig, Rotary, model_config, provenance
 from ctxext.verify.clean_load import LoadReport, load_in_clean_process
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "not checked"
@@ -94,25 +94,31 @@ class Subject:
             return recipe_from_dict(provenance(self.checkpoint.config).get("recipe"), "config.json")
 
     @cached_property
-    def plain(self) -> Config:
+    def model(self) -> ModelConfig:
+        """The configuration, as this version would have written it."""
+        with _making_sense():
+            return model_config(self.checkpoint.config)
+
+    @cached_property
+    def plain(self) -> ModelConfig:
         """The configuration with the recipe taken back."""
         with _making_sense():
-            return plain_config(self.checkpoint.config, self.family)
+            return plain_config(self.model)
 
     @cached_property
-    def expected(self) -> Config:
+    def expected(self) -> ModelConfig:
         """The configuration as the recipe makes it again."""
         with _making_sense():
-            return self.recipe.edit_config(self.plain, self.family)
+            return self.recipe.edit(self.plain)
 
-    @cached_property
+    @property
     def rotary(self) -> Rotary:
         """The encoding that the recipe asks for."""
-        return read_rotary({**self.expected, "ctxext": provenance(self.checkpoint.config)}, self.family)
+        return self.expected.rotary
 
     @cached_property
     def own_code(self) -> dict[str, str]:
-        """The modeling code that the recipe needs, as this version writes it."""
+        """The modeling code that the recipe needs: names and digests."""
         return own_code(self.checkpoint.config)
 
     @cached_property
@@ -120,9 +126,7 @@ class Subject:
         """Python files that are not this version's own, byte for byte."""
         python = [path for path in self.checkpoint.files if path.suffix == ".py"]
         return [
-            path
-            for path in python
-            if (self.checkpoint.folder / path).read_bytes() != self.own_code.get(path.as_posix(), "").encode()
+            path for path in python if sha256_of(self.checkpoint.folder / path) != self.own_code.get(path.as_posix())
         ]
 
     @cached_property

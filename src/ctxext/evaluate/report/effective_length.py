@@ -1,7 +1,8 @@
 """Effective length: up to which length a model keeps most of what it can do at the shortest."""
 
+import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 KEPT = 0.85
@@ -25,7 +26,11 @@ def effective_lengths(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
         own[cell["length"]] = correct + cell["correct"], samples + cell["samples"]
     if len({length for own in counts.values() for length in own}) < 2:
         return None
-    return {"kept": KEPT, **_effective(counts), "tasks": {task: _effective({task: own}) for task, own in counts.items()}}
+    return {
+        "kept": KEPT,
+        **_effective(counts),
+        "tasks": {task: _effective({task: own}) for task, own in counts.items()},
+    }
 
 
 def _effective(counts: Mapping[str, Mapping[int, tuple[float, int]]]) -> dict[str, Any]:
@@ -37,9 +42,7 @@ def _effective(counts: Mapping[str, Mapping[int, tuple[float, int]]]) -> dict[st
     rng = random.Random(0)
     drawn = []
     for _ in range(_DRAWS):
-        draw = {
-            length: _mean(_draw(rng, *own[length]) for own in counts.values()) for length in lengths
-        }
+        draw = {length: _mean(_draw(rng, *own[length]) for own in counts.values()) for length in lengths}
         drawn.append(_longest(draw))
     drawn.sort()
     low, high = drawn[round(0.025 * _DRAWS)], drawn[round(0.975 * _DRAWS) - 1]
@@ -50,9 +53,9 @@ def _draw(rng: random.Random, correct: float, samples: int) -> float:
     return rng.betavariate(correct + 0.5, samples - correct + 0.5)
 
 
-def _mean(values: Any) -> float:
+def _mean(values: Iterable[float]) -> float:
     known = list(values)
-    return sum(known) / len(known)
+    return math.fsum(known) / len(known)
 
 
 def _longest(figures: Mapping[int, float]) -> int:

@@ -5,6 +5,9 @@ from typing import Any
 
 import torch
 
+from ctxext.recipes.code_layout import depends_on_prompt
+from ctxext.recipes.legacy import upgraded
+
 _LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
 _PROBE_LENGTH, _PROBE_KEPT, _PROBE_EXTRA = 24, 12, 4
 _TOLERANCE = 0.05
@@ -21,8 +24,8 @@ def is_static(config: Mapping[str, Any]) -> bool:
 def is_static_for(config: Mapping[str, Any], common: int, length: int) -> bool:
     """Whether that is so for some prompts, where it is not so for all.
 
-    A schedule that follows the length is one and the same inside the original context length, and LongRoPE's long list is from
-    there on.
+    A schedule that follows the length is one and the same inside the original context length, and LongRoPE's long
+    list is from there on.
 
     Args:
         config: The model's configuration.
@@ -40,10 +43,7 @@ def is_static_for(config: Mapping[str, Any], common: int, length: int) -> bool:
 
 def chooses_by_prompt(config: Mapping[str, Any]) -> bool:
     """Whether heads take their place by each prompt's last token."""
-    mspoe = config.get("ctxext_mspoe")
-    if isinstance(mspoe, dict) and mspoe.get("ranks") is None:
-        return True
-    return any(node.get("head_order") == "prompt" for node in _dicts(config))
+    return depends_on_prompt(upgraded(dict(config)))
 
 
 def follows_length(config: Mapping[str, Any]) -> bool:

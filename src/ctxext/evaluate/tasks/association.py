@@ -16,7 +16,7 @@ PAIRS = (
     ("{person} eats neither meat nor fish.", "Who is a vegetarian?"),
     ("{person} was born within sight of the Eiffel Tower.", "Who comes from Paris?"),
     ("{person} cuts hair and trims beards all day.", "Who works as a barber?"),
-    ("{person} puts out fires and rescues cats from trees.", "Who belongs to the fire brigade?"),
+    ("{person} puts out fires and rescues cats from trees.", "Who works in the emergency services?"),
     ("{person} cannot see without thick glasses.", "Who has poor eyesight?"),
     ("{person} has climbed Everest twice.", "Who is a mountaineer?"),
     ("{person} removes bad teeth and fills the others.", "Who works as a dentist?"),
@@ -60,9 +60,7 @@ class Association(RetrievalTask):
         return Pieces(
             opening=OPENING,
             haystack=endless(self.text, random.Random(rng.getrandbits(64))),
-            needles=tuple(
-                " " + fact.format(person=person) for (fact, _), person in zip(chosen, people, strict=True)
-            ),
+            needles=tuple(" " + fact.format(person=person) for (fact, _), person in zip(chosen, people, strict=True)),
             question=asks[0][0],
             answer=asks[0][1],
             asks=asks,

@@ -10,7 +10,9 @@ from ctxext.data.haystack import endless
 from ctxext.data.prompt import Pieces
 from ctxext.evaluate.tasks.base import RetrievalTask
 
-OPENING = "Numbers are written down in the following text. Keep them in mind; you will be asked about them at the end.\n"
+OPENING = (
+    "Numbers are written down in the following text. Keep them in mind; you will be asked about them at the end.\n"
+)
 _FACT = " The locker of {key} opens with {value}."
 _NUM_DIGITS = 6
 

@@ -3,6 +3,7 @@
 import random
 import string
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 from ctxext.data.haystack import endless
@@ -47,7 +48,7 @@ class Variables(RetrievalTask):
         placed = []
         for chain, value in zip(chains, values, strict=True):
             lines = [f" Let {chain[0]} be {value}."]
-            lines += [f" Let {new} be what {old} is." for old, new in zip(chain, chain[1:], strict=False)]
+            lines += [f" Let {new} be what {old} is." for old, new in pairwise(chain)]
             placed += list(zip(sorted(rng.random() for _ in lines), lines, strict=True))
         placed.sort(key=lambda pair: pair[0])
         wanted = chains[0]

@@ -9,7 +9,26 @@ from ctxext.data import prose
 from ctxext.data.prompt import Pieces
 from ctxext.evaluate.tasks.base import RetrievalTask
 
-_SYLLABLES = ("ba", "do", "fi", "ga", "hu", "jo", "ke", "li", "mo", "nu", "pe", "ra", "si", "to", "vu", "wa", "xe", "zo")
+_SYLLABLES = (
+    "ba",
+    "do",
+    "fi",
+    "ga",
+    "hu",
+    "jo",
+    "ke",
+    "li",
+    "mo",
+    "nu",
+    "pe",
+    "ra",
+    "si",
+    "to",
+    "vu",
+    "wa",
+    "xe",
+    "zo",
+)
 _WORDS = (*prose.OBJECTS, *prose.GOODS, *prose.SITES, *prose.TRADES)
 
 
