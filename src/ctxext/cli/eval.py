@@ -114,6 +114,8 @@ def _tell(report: "Report", out: Path, models: Sequence[str], output: Output) ->
     from ctxext.cli.eval_tables import report_tables
     from ctxext.evaluate.report.findings import findings
 
+    if report.get("skipped_lines"):
+        output.warning(f"{report['skipped_lines']} lines of {out} are torn or not of this run; they were left out.")
     sentences = [Text(sentence) for sentence in findings(report)]
     output.result(report, *report_tables(report, output.stdout.width), Text(), *sentences)
     computed = {f"{model.get('dtype')} on {model.get('device')}" for model in report["models"] if model.get("dtype")}

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.harness import check_harness
 from ctxext.files import Progress
 from ctxext.loading import choose_device, fast_cpu_dtype
+from ctxext.locks import locked
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
@@ -56,6 +58,31 @@ def evaluate(
         raise CtxextError("Several processes need a folder to meet in.", hint="Add --out report.")
     check_harness(settings.harness)
     plans = plan_questions(models, settings, loading)
+    with _only_run_in(out):
+        return _evaluate(plans, settings, loading, out, resume=resume, overwrite=overwrite, progress=progress)
+
+
+def _only_run_in(out: Path | None) -> AbstractContextManager[None]:
+    """Two runs must not mix their results; processes of one run are one."""
+    if out is None or processes.rank() != 0:
+        return nullcontext()
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CtxextError(f'"{out}" cannot be made: {error.strerror}.', hint="Choose another --out.") from error
+    return locked(out)
+
+
+def _evaluate(
+    plans: Sequence[ModelPlan],
+    settings: Settings,
+    loading: "Loading",
+    out: Path | None,
+    *,
+    resume: bool,
+    overwrite: bool,
+    progress: Progress | None,
+) -> Report:
     log = ResultsLog(out, processes.rank())
     header = _header(plans, settings, loading) if processes.rank() == 0 else {}
     if processes.rank() == 0:
@@ -68,6 +95,8 @@ def evaluate(
     if processes.rank() != 0:
         return {}
     report = make_report(header, log.records())
+    if log.num_skipped:
+        report["skipped_lines"] = log.num_skipped
     if out is not None:
         from ctxext.evaluate.report.write_report import write_report
 
