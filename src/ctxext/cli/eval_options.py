@@ -58,7 +58,11 @@ StrideOption = Annotated[
 ]
 HarnessOption = Annotated[
     str | None,
-    typer.Option("--harness", help="Tasks of lm-evaluation-harness, as ruler,longbench.", rich_help_panel=_ASKED),
+    typer.Option(
+        "--harness",
+        help="Tasks of lm-evaluation-harness: ruler-6 (no download), ruler, longbench …",
+        rich_help_panel=_ASKED,
+    ),
 ]
 
 GenerateOption = Annotated[

@@ -58,6 +58,7 @@ def evaluate(
         raise CtxextError("Several processes need a folder to meet in.", hint="Add --out report.")
     check_harness(settings.harness)
     plans = plan_questions(models, settings, loading)
+    check_harness(settings.harness, sorted({length for plan in plans for length in plan.lengths}))
     with _only_run_in(out):
         return _evaluate(plans, settings, loading, out, resume=resume, overwrite=overwrite, progress=progress)
 
@@ -138,7 +139,7 @@ def _ask(entry: ModelPlan, settings: Settings, loading: "Loading", log: ResultsL
     if owes_harness:
         from ctxext.evaluate.tasks.harness import run_harness
 
-        log.append({"model": name, "harness": run_harness(loaded, settings.harness, entry.lengths)})
+        log.append({"model": name, "harness": run_harness(loaded, settings.harness, entry.lengths, settings.samples)})
 
 
 def _run(loaded: "LoadedModel", work: "Work", done: set[Any], log: ResultsLog, meter: Meter) -> None:
