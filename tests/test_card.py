@@ -16,10 +16,9 @@ from ctxext.converters.commands import convert_command, wrapped
 from ctxext.converters.engines import UNKNOWN, serving_of
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
-from ctxext.families import family_of
 from ctxext.publish.upload_plan import pack
 from ctxext.recipes import METHODS, AdjustedBase, LongRope, MsPoE, Ntk, Recipe, Yarn, method_named
-from ctxext.recipes.rotary import read_rotary
+from ctxext.recipes.rotary import model_config
 from small_llama import read_json
 
 REPORT = Path(__file__).parent / "data" / "report"
@@ -189,7 +188,7 @@ def test_engines_are_only_said_to_run_what_was_tried(llama_source):
     recipe = Recipe([Yarn(factor=4)])
     config = open_checkpoint(str(llama_source)).config
     untried = {**config, "model_type": "seed_oss"}
-    rows = serving_of(recipe, family_of(untried), read_rotary(untried, family_of(untried)))
+    rows = serving_of(recipe.edit(model_config(untried)))
     assert [row.status for row in rows[1:]] == [UNKNOWN] * 3
     assert rows[1].remark == "not tried with seed_oss"
 
@@ -201,13 +200,13 @@ def test_engines_are_only_said_to_run_what_was_tried(llama_source):
         (recipe_of("yarn"), "vLLM", "exact", ""),
         (recipe_of("ntk-by-parts"), "SGLang", "not", ""),
         (Recipe([Yarn(factor=4, attention_factor=1.2)]), "llama.cpp", "not", ""),
-        (recipe_of("longrope"), "vLLM", "exact", "--max-model-len 512"),
+        (recipe_of("longrope"), "vLLM", "with care", "--max-model-len 512"),
         (recipe_of("longrope"), "transformers", "with care", ""),
         (recipe_of("dynamic"), "vLLM", "not", ""),
         (recipe_of("llama3"), "llama.cpp", "exact", ""),
         (recipe_of("mspoe"), "vLLM", "not", ""),
         (Recipe([MsPoE(first_layer=0, head_order="fixed")]), "vLLM", "exact", "--trust-remote-code"),
-        (recipe_of("mspoe"), "transformers", "exact", "trust_remote_code=True"),
+        (recipe_of("mspoe"), "transformers", "with care", "trust_remote_code=True"),
     ],
 )
 def test_exact_arguments(llama_source, recipe, engine, status, arguments):

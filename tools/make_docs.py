@@ -8,9 +8,9 @@ from pathlib import Path
 from ctxext.cli.method_options import option_name
 from ctxext.cli.methods import carried_by, summary_of
 from ctxext.families import FAMILIES, Family
-from ctxext.recipes import mspoe_layout
 from ctxext.recipes.base import Method
 from ctxext.recipes.methods import METHODS
+from ctxext.recipes.mspoe import FIXED_ONLY, MsPoE
 from ctxext.recipes.param import limits_of, options_of
 from ctxext.recipes.recipe import presets
 
@@ -95,8 +95,8 @@ def _family_row(family: Family) -> list[str]:
         old = "the same" if able else ""
     else:
         old = ", ".join(family.rope_types_4x).replace("default", "a changed base") or "not carried"
-    reason = mspoe_layout.refusal(family)
-    fixed = family.model_type in mspoe_layout.FIXED_ONLY
+    reason = MsPoE.refusal(config, family)
+    fixed = family.model_type in FIXED_ONLY
     code = f"no: {reason}" if reason else "yes, in fixed order" if fixed else "yes"
     return [shown, old, code if able or not reason else "", family.reason or family.note]
 

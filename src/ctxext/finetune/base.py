@@ -64,7 +64,7 @@ def _check(base: Base, source: str, length: int | None) -> None:
         )
     if depends_on_prompt(base.model.config):
         raise CtxextError(
-            f'"{source}" chooses by each prompt, which no training sequence resembles.',
+            f'"{source}" chooses again for each prompt, which no training sequence resembles.',
             hint="Convert its source with --head-order calibrated.",
         )
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES

@@ -94,6 +94,11 @@ class Call:
         self.kv_heads, self.first_head = None, 0
 
     @property
+    def backend(self):
+        """The name of the attention implementation that this layer asks for."""
+        return getattr(getattr(self.attention, "config", None), "_attn_implementation", None) or "sdpa"
+
+    @property
     def is_plain(self):
         """Whether no method takes part in this layer."""
         return not any(method.acts_on(self.layer) for method in self.methods)

@@ -47,7 +47,7 @@ class Method:
         """The same step with everything filled in that depends on the model."""
         return self
 
-    def window(self, rotary: Rotary) -> int:
+    def reach(self, rotary: Rotary) -> int:
         """The context length after this step, in tokens; as before unless a method reaches further."""
         return rotary.context_length
 
@@ -166,7 +166,7 @@ class Scaling(Method):
             dataclasses.replace(
                 rotary,
                 theta=step.theta_after(rotary),
-                context_length=step.window(rotary),
+                context_length=step.reach(rotary),
                 parameters={"rope_type": self.rope_type, **step.schedule(rotary)},
             )
         )
@@ -194,7 +194,7 @@ class Scaling(Method):
         assert self.factor is not None, "resolve the step first"
         return self.factor
 
-    def window(self, rotary: Rotary) -> int:
+    def reach(self, rotary: Rotary) -> int:
         """The new context length in tokens."""
         return round(self.stretch * rotary.trained_length)
 

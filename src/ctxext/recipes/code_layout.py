@@ -46,6 +46,8 @@ _SCHEDULE = frozenset(
     {"rope_type", "type", "factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
     | {"truncate", "low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "short_mscale", "long_mscale"}
 )
+# What stands beside a hidden schedule in `rope_scaling`, and one level up beside a plain one.
+_BESIDE_SCALING = frozenset({"rope_theta", "partial_rotary_factor"})
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,10 @@ def without_code(config: Config) -> Config:
         for entry in (text.get(key) or {}, *(text.get(key) or {}).values()):
             if isinstance(entry, dict) and entry.get("rope_type") == SENTINEL:
                 entry.update(block["rope"])
+    if isinstance(scaling := text.get("rope_scaling"), dict):
+        text["rope_scaling"] = {key: scaling[key] for key in scaling if key in _SCHEDULE or key not in _BESIDE_SCALING}
+        if text["rope_scaling"] == {"rope_type": "default"}:
+            del text["rope_scaling"]
     plain["architectures"] = [str(name).removeprefix(PREFIX) for name in plain.get("architectures") or []]
     ours = STUB_FILE.removesuffix(".py") + "."
     auto_map = {name: place for name, place in plain.pop("auto_map", {}).items() if not str(place).startswith(ours)}

@@ -64,7 +64,7 @@ class Recipe:
         rotary, steps = model.rotary, []
         for step in self.steps:
             steps.append(step.resolved(rotary))
-            rotary = dataclasses.replace(rotary, context_length=steps[-1].window(rotary))
+            rotary = dataclasses.replace(rotary, context_length=steps[-1].reach(rotary))
         return Recipe(steps, self.description, self.source)
 
     def edit(self, model: ModelConfig, *, with_code: bool = True) -> ModelConfig:

@@ -45,14 +45,17 @@ class Rotation:
         modules = [(name, module) for name, module in model.named_modules() if name.endswith("rotary_emb")]
         self.module = next(m for name, m in modules if not any(word in name for word in ("vision", "visual", "audio")))
         buffers = dict(self.module.named_buffers())
-        found = [layer_type for layer_type in full_types if f"{layer_type}_inv_freq" in buffers]
-        self.layer_types, self.apply = found[:1], apply
-        self.buffer = f"{found[0]}_inv_freq" if found else "inv_freq"
-        self.frequencies = getattr(self.module, self.buffer).clone()
-        self.torch = torch
+        self.layer_types = [layer_type for layer_type in full_types if f"{layer_type}_inv_freq" in buffers][:1]
+        self.buffer = "_".join([*self.layer_types, "inv_freq"])
+        self.frequencies, self.apply, self.torch = getattr(self.module, self.buffer).clone(), apply, torch
+        # Which pair of dimensions each column of the family's cos and sin belongs to.
+        known = torch.linspace(0.1, 1.4, len(self.frequencies))
+        sin = self.table(known)[1]
+        self.scaling = float(self.table(torch.zeros_like(known))[0].flatten()[0])
+        self.columns = (sin.flatten()[:, None] / self.scaling - known.sin()).abs().argmin(-1)
 
     def table(self, angles: Any) -> Any:
-        """Cos and sin, in the family's own layout, of one row's angles (pairs)."""
+        """The family's own cos and sin at position 1 with these inverse frequencies."""
         setattr(self.module, self.buffer, angles.to(self.frequencies.dtype))
         try:
             one = self.torch.ones(1, 1)
@@ -63,12 +66,9 @@ class Rotation:
 
     def rows(self, states: Any, angles: Any) -> Any:
         """Rotate one head's rows (l, d) each by its own angles (l, pairs)."""
-        found = []
-        for row, own in zip(states, angles, strict=True):
-            cos, sin = self.table(own)
-            query = row[None, None, None]
-            found.append(self.apply(query, query, cos, sin)[0][0, 0, 0])
-        return self.torch.stack(found)
+        angles = angles[:, self.columns][None].to(self.torch.float64)
+        cos, sin = (f(angles).to(states.dtype) * self.scaling for f in (self.torch.cos, self.torch.sin))
+        return self.apply(states[None, None], states[None, None], cos, sin)[0][0, 0]
 
 
 class Expected:
@@ -79,17 +79,18 @@ class Expected:
         self.model, self.modeling = model, modeling
         self.plain_apply = self.modeling.apply_rotary_pos_emb
         self.rotation = Rotation(model, self.plain_apply, task["full_types"])
-        self.theta, self.states = float(task["theta"]), dict[int, Any]()
+        self.theta, self.positions = float(task["theta"]), list[int]()
+        self.states, self.angles = dict[int, Any](), dict[Any, Any]()
         self.current: list[Any] = [None]
-        self.steps = [(step["settings"], module_at(step["reference"])) for step in task["steps"]]
-        self.heads = [step for step in self.steps if hasattr(step[1], "rotation")]
-        self.attention = [step for step in self.steps if hasattr(step[1], "regions")]
+        steps = [(step["settings"], module_at(step["reference"])) for step in task["steps"]]
+        self.heads = [step for step in steps if hasattr(step[1], "rotation")]
+        self.attention = [step for step in steps if hasattr(step[1], "relation")]
 
     def logits(self, input_ids: Any, positions: Any) -> Any:
         """Run the stock model with its rotation, and where a method asks for it its attention, worked out here."""
         import torch
 
-        self.positions = positions[0].float()
+        self.positions = positions[0].tolist()
         hooks = [
             module.register_forward_pre_hook(lambda own, _: self.current.__setitem__(0, own))
             for module in self.model.modules()
@@ -112,6 +113,8 @@ class Expected:
 
     def apply(self, q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
         """In the place of the family's function: un-rotated states are kept, rotated ones returned."""
+        import torch
+
         attention = self.current[0]
         axis = kwargs.get("unsqueeze_dim", 1)
         queries, keys = (q, k) if axis == 1 else (q.transpose(1, 2), k.transpose(1, 2))
@@ -120,50 +123,70 @@ class Expected:
         self.states[id(attention)] = queries, keys, chosen
         if all(one is None for one in chosen):
             return self.plain_apply(q, k, cos, sin, *args, **kwargs)
-        turned = [self.rotated(queries, keys, chosen, self.positions), self.rotated(keys, keys, chosen, self.positions)]
-        return tuple(one if axis == 1 else one.transpose(1, 2) for one in turned)
+        rotated = []
+        for states in (queries, keys):
+            group, heads = states.shape[1] // keys.shape[1], []
+            for head in range(states.shape[1]):
+                at, own = self.of_head(chosen, head // group)
+                heads.append(self.rotation.rows(states[0, head], at[:, None] * torch.tensor(own)))
+            rotated.append(torch.stack(heads)[None])
+        return tuple(one if axis == 1 else one.transpose(1, 2) for one in rotated)
 
-    def rotated(self, states: Any, keys: Any, chosen: list[Any], positions: Any, frequencies: Any = None) -> Any:
-        """Rotate all heads of un-rotated states to positions (l) or (l, pairs), each with its KV head's schedule."""
+    def of_head(self, chosen: list[Any], head: int) -> tuple[Any, list[float]]:
+        """The positions (l) and inverse frequencies of a KV head."""
         import torch
 
-        group, found = states.shape[1] // keys.shape[1], []
-        for head in range(states.shape[1]):
-            own, at = list(self.rotation.frequencies.tolist() if frequencies is None else frequencies), positions
-            for (settings, reference), choice in zip(self.heads, chosen, strict=True):
-                at, own = reference.rotation(settings, choice, head // group, at, own, self.theta)
-            at = at if at.ndim == 2 else at[:, None]
-            found.append(self.rotation.rows(states[0, head], at * torch.tensor(own, dtype=torch.float32)))
-        return torch.stack(found)[None]
+        at, own = torch.tensor(self.positions, dtype=torch.float32), self.rotation.frequencies.tolist()
+        for (settings, reference), choice in zip(self.heads, chosen, strict=True):
+            at, own = reference.rotation(settings, choice, head, at, own, self.theta)
+        return at, own
 
     def attend(self, eager: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
-        """In the place of the family's attention: scores by regions, one softmax."""
+        """In the place of the family's attention: scores pair by pair, one softmax."""
         import torch
 
         (settings, reference) = self.attention[0]
         if module.layer_idx not in settings["layers"]:
             return eager(module, query, key, value, mask, **kwargs)
         queries, keys, chosen = self.states[id(module)]
-        group, scaling, width = query.shape[1] // key.shape[1], kwargs["scaling"], queries.shape[-1]
-        scores = torch.full((1, query.shape[1], query.shape[2], key.shape[2]), -math.inf)
-        plain = self.rotation.frequencies.tolist()
-        for where, a, b, frequencies in reference.regions(settings, self.positions, plain):
-            q = self.rotated(queries, keys, chosen, a, frequencies)
-            k = self.rotated(keys, keys, chosen, b, frequencies).repeat_interleave(group, 1)
-            found = q @ k.transpose(2, 3)
+        size, group, width = query.shape[2], query.shape[1] // key.shape[1], queries.shape[-1]
+        scores = torch.full((1, query.shape[1], size, size), -math.inf)
+        for head in range(query.shape[1]):
+            own = tuple(self.of_head(chosen, head // group)[1])
+            where, for_query, for_key = self.pairs(settings, reference, own)
+            i, j = where
+            q = self.rotation.rows(queries[0, head][i], for_query)
+            k = self.rotation.rows(keys[0, head // group][j], for_key)
+            found = (q * k).sum(-1)
             if query.shape[-1] > width:  # The part of each head that does not rotate.
-                rest = key[..., width:].repeat_interleave(group, 1)
-                found = found + query[..., width:] @ rest.transpose(2, 3)
-            scores = torch.where(where & (scores == -math.inf), found, scores)
-        scores = scores * scaling * reference.temperature(settings, self.positions).view(1, 1, -1, 1)
+                found = found + (query[0, head, i, width:] * key[0, head // group, j, width:]).sum(-1)
+            scores[0, head, i, j] = found
+        scores = scores * kwargs["scaling"]
+        scores = scores * torch.tensor([reference.temperature(settings, m) for m in self.positions]).view(1, 1, -1, 1)
         if kwargs.get("softcap"):
             scores = kwargs["softcap"] * torch.tanh(scores / kwargs["softcap"])
-        scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -math.inf)
+            scores = scores.masked_fill(torch.ones(size, size).triu(1).bool(), -math.inf)
         sinks = getattr(module, "sinks", None)
         if sinks is not None:
             scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
-        weights = scores.softmax(-1)[..., : key.shape[2]]
+        weights = scores.softmax(-1)[..., :size]
         return (weights @ value.repeat_interleave(group, 1)).transpose(1, 2).contiguous(), weights
+
+    def pairs(self, settings: dict[str, Any], reference: Any, own: tuple[float, ...]) -> Any:
+        """Which pairs of rows and keys are read, and the angles of the query and of the key for each."""
+        import torch
+
+        if own not in self.angles:
+            found = [
+                (i, j, reference.relation(settings, m, n, own))
+                for i, m in enumerate(self.positions)
+                for j, n in enumerate(self.positions[: i + 1])
+            ]
+            read = [(i, j, angles) for i, j, angles in found if angles is not None]
+            where = torch.tensor([[i for i, _, _ in read], [j for _, j, _ in read]])
+            sides = (torch.tensor([angles[side] for _, _, angles in read], dtype=torch.float64) for side in (0, 1))
+            self.angles[own] = where, *sides
+        return self.angles[own]
 
 
 def _applies(module: Any) -> bool:
