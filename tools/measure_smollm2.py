@@ -26,6 +26,8 @@ from ctxext.recipes.recipe import recipe_from_dict
 
 MSPOE = {"method": "mspoe", "ratio_min": 1.2, "ratio_max": 1.8, "first_layer": 2}
 BY_PARTS = {**MSPOE, "schedule": "by-parts", "ramp_fast": 8.0, "ramp_slow": 1.0}
+RELATIONS = ("mrrope", "adaptive", "self-extend", "bifocal", "dca", "rerope", "string", "sinks")
+"""Methods that follow the row or change distances, and the approximate baseline."""
 RECIPES = {
     "yarn": {"method": "yarn", "factor": 2.0},
     "ntk": {"method": "ntk", "factor": 2.0},
@@ -35,12 +37,9 @@ RECIPES = {
     "mspoe-by-parts-prompt": {**BY_PARTS, "head_order": "prompt"},
     "mspoe-by-parts": {**BY_PARTS, "head_order": "calibrated"},
     "mspoe-ntk": {**MSPOE, "schedule": "ntk", "head_order": "calibrated"},
-    **{
-        name: {"method": name, "factor": 2.0}
-        for name in ("mrrope", "adaptive", "self-extend", "dca", "rerope", "string")
-    },
+    **{name: {"method": name, "factor": 2.0} for name in RELATIONS},
 }
-BEYOND = ("stock", "yarn", "ntk", "llama3", "mrrope", "adaptive", "self-extend", "dca", "rerope", "string")
+BEYOND = ("stock", "yarn", "ntk", "llama3", *RELATIONS)
 INSIDE = ("stock", *(name for name in RECIPES if name.startswith("mspoe")))
 GROUPS = {
     # Name: models, tasks, lengths, samples per depth, documents.
