@@ -13,6 +13,7 @@ from rich.console import Console
 from ctxext.cli.eval_tables import report_tables
 from ctxext.converters.convert import convert
 from ctxext.evaluate import Settings, evaluate
+from ctxext.evaluate.model import Loading
 from ctxext.evaluate.report.findings import findings, percent, pooled
 from ctxext.recipes.recipe import recipe_from_dict
 
@@ -103,6 +104,7 @@ def main() -> None:
         report = evaluate(
             convert_all(Path(place)),
             settings,
+            loading=Loading(dtype="fp32"),
             out=options.out,
             resume=True,
             progress=lambda label, done, total: status.update(f"{100 * done // total} % {label}"),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """The words of the command line, and torch's names for them."""
 
+_CPU_FLAGS = Path("/proc/cpuinfo")
 _BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 """How Linux names a processor's own matrix products of bf16."""
 
@@ -57,11 +58,11 @@ def choose_dtype(name: str) -> "torch.dtype | str":
 
 
 def fast_cpu_dtype() -> "torch.dtype":
-    """The number format in which this processor runs 16-bit weights fastest: bf16 where it multiplies that itself."""
+    """The number format in which this processor runs bf16 weights fastest: as they are, where it multiplies bf16."""
     import torch
 
     try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        flags = _CPU_FLAGS.read_text(encoding="utf-8")
     except OSError:
         return torch.float32
     return torch.bfloat16 if any(flag in flags for flag in _BF16_FLAGS) else torch.float32
@@ -70,11 +71,14 @@ def fast_cpu_dtype() -> "torch.dtype":
 def settle_dtype(model: Any, name: str, device: "torch.device") -> Any:
     """A loaded model in the number format that "auto" means on a device; as it is for every other name.
 
-    Auto is "as saved". On a CPU 16-bit weights become what the processor is fast in; float32 stays float32.
+    Auto is "as saved". On a CPU bf16 weights become what the processor is fast in, and fp16 weights float32: weights
+    are never rounded.
     """
-    if name != "auto" or device.type != "cpu" or model.dtype.itemsize > 2:
+    import torch
+
+    if name != "auto" or device.type != "cpu" or model.dtype not in (torch.bfloat16, torch.float16):
         return model
-    return model.to(fast_cpu_dtype())
+    return model.to(fast_cpu_dtype() if model.dtype == torch.bfloat16 else torch.float32)
 
 
 @contextmanager

@@ -19,8 +19,8 @@ class Loading:
 
     Attributes:
         device: "auto", "cpu", "cuda", "cuda:1", "mps".
-        dtype: "auto" (as saved; on a CPU 16-bit weights are computed in bf16 where the processor multiplies it itself,
-            else in float32), bf16, fp16 or fp32.
+        dtype: "auto" (as saved; on a CPU bf16 weights are computed as they are where the processor multiplies bf16
+            itself, all other 16-bit weights in float32), bf16, fp16 or fp32.
         attention: An attention implementation of transformers, such as sdpa, eager or flash_attention_2.
         chat_template: Whether to use the tokenizer's chat template, where it has one.
         trust_remote_code: Run a checkpoint's own code even where this package did not write it.

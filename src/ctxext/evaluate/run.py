@@ -108,7 +108,7 @@ def _evaluate(
 def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") -> dict[str, Any]:
     options = {key: value for key, value in dataclasses.asdict(loading).items() if key != "token"}
     if loading.dtype == "auto" and choose_device(loading.device).type == "cpu":
-        options["dtype_of_16_bit_weights"] = str(fast_cpu_dtype()).removeprefix("torch.")
+        options["dtype_of_bf16_weights"] = str(fast_cpu_dtype()).removeprefix("torch.")
     return {
         "settings": settings.to_dict(),
         "loading": options,
