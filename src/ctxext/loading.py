@@ -3,7 +3,8 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
 
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """The words of the command line, and torch's names for them."""
+
+_CPU_FLAGS = Path("/proc/cpuinfo")
+_BF16_FLAGS = ("amx_bf16", "avx512_bf16")
+"""How Linux names a processor's own matrix products of bf16."""
 
 
 def choose_device(name: str) -> "torch.device":
@@ -50,6 +55,30 @@ def choose_dtype(name: str) -> "torch.dtype | str":
         raise CtxextError(f'"{name}" is not a dtype.', hint=f"Choose auto, {', '.join(DTYPES)}.")
     dtype: torch.dtype = getattr(torch, DTYPES[name])
     return dtype
+
+
+def fast_cpu_dtype() -> "torch.dtype":
+    """The number format in which this processor runs bf16 weights fastest: as they are, where it multiplies bf16."""
+    import torch
+
+    try:
+        flags = _CPU_FLAGS.read_text(encoding="utf-8")
+    except OSError:
+        return torch.float32
+    return torch.bfloat16 if any(flag in flags for flag in _BF16_FLAGS) else torch.float32
+
+
+def settle_dtype(model: Any, name: str, device: "torch.device") -> Any:
+    """A loaded model in the number format that "auto" means on a device; as it is for every other name.
+
+    Auto is "as saved". On a CPU bf16 weights become what the processor is fast in, and fp16 weights float32: weights
+    are never rounded.
+    """
+    import torch
+
+    if name != "auto" or device.type != "cpu" or model.dtype not in (torch.bfloat16, torch.float16):
+        return model
+    return model.to(fast_cpu_dtype() if model.dtype == torch.bfloat16 else torch.float32)
 
 
 @contextmanager

@@ -5,7 +5,10 @@ import pytest
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate import Settings, evaluate
-from ctxext.evaluate.tasks.harness import check_harness
+from ctxext.evaluate.model import make_ready
+from ctxext.evaluate.tasks import ruler
+from ctxext.evaluate.tasks.harness import check_harness, run_harness
+from hand_made import tiny_llama
 
 
 @pytest.fixture
@@ -15,13 +18,18 @@ def stub(monkeypatch):
 
     def simple_evaluate(**options):
         asked.update(options)
+        asked.setdefault("runs", []).append((options["tasks"], options["metadata"]["max_seq_lengths"]))
+        if options["tasks"] != ["niah"]:
+            (length,) = options["metadata"]["max_seq_lengths"]
+            score = 4096 / length
+            return {"results": {task: {f"{length},none": score, "65536,none": -1} for task in options["tasks"]}}
         metrics = {"alias": "niah", "300,none": 0.5, "600,none": -1, "300_stderr,none": 0.1, "sample_len": 500}
         return {"results": {"niah": metrics}}
 
     module, tasks, models, hugging = (ModuleType(name) for name in ("lm_eval", "tasks", "models", "huggingface"))
     module.__spec__ = SimpleNamespace()
     module.simple_evaluate = simple_evaluate
-    tasks.TaskManager = lambda: SimpleNamespace(all_tasks=["niah"])
+    tasks.TaskManager = lambda: SimpleNamespace(all_tasks=["niah", *ruler.ALL])
     hugging.HFLM = lambda **options: options
     for name, part in (("", module), (".tasks", tasks), (".models", models), (".models.huggingface", hugging)):
         monkeypatch.setitem(sys.modules, f"lm_eval{name}", part)
@@ -34,6 +42,7 @@ def test_its_figures_stand_in_the_report(stub, checkpoint, tmp_path):
     assert report["models"][0]["harness"] == {"niah": {"300": 0.5}}
     assert stub["metadata"]["max_seq_lengths"] == [300]
     assert stub["model"]["max_length"] == 300
+    assert stub["limit"] == 1
     assert "lm-evaluation-harness" in (tmp_path / "report.html").read_text()
     stub.clear()
     assert evaluate([str(checkpoint)], settings, out=tmp_path, resume=True) == report
@@ -43,3 +52,23 @@ def test_its_figures_stand_in_the_report(stub, checkpoint, tmp_path):
 def test_a_task_that_it_does_not_know_is_refused(stub):
     with pytest.raises(CtxextError, match='no task "ruller"'):
         check_harness(["ruller"])
+
+
+def test_ruler_is_run_length_by_length_and_named_by_what_was_run(stub, tokenizer):
+    loaded = make_ready("tiny", tiny_llama(), tokenizer)
+    found = run_harness(loaded, ["ruler-6"], [4096, 8192], samples=7)
+    assert found["RULER-6"] == {"4096": 1.0, "8192": 0.5}
+    assert list(found)[1:] == list(ruler.NO_DOWNLOAD)
+    assert [lengths for _, lengths in stub["runs"]] == [[4096], [8192]]
+    assert stub["limit"] == 7
+    assert "RULER-13" in run_harness(loaded, ["ruler"], [4096], samples=1)
+    assert "RULER-11" in run_harness(loaded, ["ruler-11"], [4096], samples=1)
+    some = run_harness(loaded, ["niah_single_1", "ruler_vt"], [4096], samples=1)
+    assert list(some) == ["niah_single_1", "ruler_vt"], "a subset has no name"
+
+
+def test_a_length_without_figures_is_refused(stub):
+    check_harness(["ruler-6"], [4096, 131072])
+    with pytest.raises(CtxextError, match="no figure for 512"):
+        check_harness(["ruler-6"], [512])
+    check_harness(["niah"], [512])

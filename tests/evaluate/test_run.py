@@ -174,3 +174,54 @@ def test_missing_weights_are_told(checkpoint, tmp_path):
     folder = make_broken(checkpoint, tmp_path / "short", num_hidden_layers=3)
     with pytest.raises(CtxextError, match="lacks"):
         evaluate([str(folder)], Settings(tasks=("passkey",), lengths=(300,), samples=1))
+
+
+def test_torn_and_foreign_lines_are_left_out(run, checkpoint, tmp_path):
+    words = ["--task", "passkey", "--lengths", "300", "--samples", "2", "--depths", "2", "--out", tmp_path / "out"]
+    assert run("eval", checkpoint, *words).exit_code == 0
+    whole = json.loads((tmp_path / "out" / "report.json").read_text())
+    lines = (tmp_path / "out" / "cells.jsonl").read_text().splitlines()
+    # Another program wrote between the lines, and one of them is torn.
+    torn = [lines[0], "[1, 2]", lines[1], '{"a": 1}', lines[2], lines[3][:40]]
+    (tmp_path / "out" / "cells.jsonl").write_text("".join(line + "\n" for line in torn))
+    result = run("eval", checkpoint, *words, "--resume")
+    assert result.exit_code == 0
+    assert "3 lines of" in " ".join(result.stderr.split())
+    again = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert without_times(again) == without_times(whole) | {"skipped_lines": 3}
+
+
+def test_two_runs_do_not_share_a_folder(run, checkpoint, tmp_path):
+    from ctxext.locks import locked
+
+    words = [
+        "--task",
+        "passkey",
+        "--lengths",
+        "300",
+        "--samples",
+        "1",
+        "--depths",
+        "1",
+        "--out",
+        tmp_path / "new" / "o",
+    ]
+    (tmp_path / "new").mkdir()
+    hold = "import sys\nfrom pathlib import Path\nfrom ctxext.locks import locked\n"
+    hold += "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, tmp_path / "new" / "o"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as other:
+        assert other.stdout.readline() == b"held\n"
+        result = run("eval", checkpoint, *words)
+        assert result.exit_code == 1
+        assert "is being written by another run" in str(result.exception)
+        assert not (tmp_path / "new" / "o").exists()
+        other.stdin.close()
+        other.wait()
+    assert run("eval", checkpoint, *words).exit_code == 0
+    with locked(tmp_path / "new" / "o"):
+        pass

@@ -13,7 +13,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.model import make_ready
 from ctxext.evaluate.scoring import exact_match as scoring
 from ctxext.evaluate.scoring.exact_match import answer_losses
-from ctxext.evaluate.scoring.prefix_cache import is_static_beyond
+from ctxext.evaluate.scoring.prefix_cache import is_static, is_static_for
 from ctxext.recipes import LongRope, Recipe
 from ctxext.search import measurement
 from ctxext.search.eval_set import make_eval_sets
@@ -109,16 +109,18 @@ def test_prompts_share_what_lies_beyond_a_switch_of_schedules(tmp_path, monkeypa
     assert not loaded.can_share
     eval_set = make_eval_sets(stock.encoder, SearchOptions(target_length=1280, samples=2, num_depths=3), 320)[0]
     shared = {length: list(answer_losses(loaded, questions)) for length, questions in eval_set.questions.items()}
-    monkeypatch.setattr(scoring, "_shares_beyond", lambda *_: False)
+    monkeypatch.setattr(scoring, "_can_crop", lambda *_: False)
     for length, questions in eval_set.questions.items():
         own = sorted(answer_losses(loaded, questions))
         wanted = [pytest.approx(two, abs=1e-4) for _, two, _ in sorted(shared[length])]
         assert [losses for _, losses, _ in own] == wanted
     config = loaded.model.config.to_dict()
-    assert is_static_beyond(config, 320)
-    assert not is_static_beyond(config, 319)
-    assert not is_static_beyond({**config, "ctxext_mspoe": {}}, 320)
-    assert not is_static_beyond(stock.model.config.to_dict(), 10**6), "nothing switches: is_static says it all"
+    assert is_static_for(config, 320, 1280)
+    assert not is_static_for(config, 319, 1280)
+    assert is_static_for(config, 0, 320), "inside the trained window there is one list"
+    assert not is_static_for(config, 0, 321)
+    assert not is_static_for({**config, "ctxext_mspoe": {}}, 320, 1280)
+    assert is_static(stock.model.config.to_dict())
 
 
 def test_eval_sets_share_no_prompt_and_no_document(eval_sets):

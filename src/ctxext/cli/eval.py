@@ -114,9 +114,12 @@ def _tell(report: "Report", out: Path, models: Sequence[str], output: Output) ->
     from ctxext.cli.eval_tables import report_tables
     from ctxext.evaluate.report.findings import findings
 
+    if report.get("skipped_lines"):
+        output.warning(f"{report['skipped_lines']} lines of {out} are torn or not of this run; they were left out.")
     sentences = [Text(sentence) for sentence in findings(report)]
     output.result(report, *report_tables(report, output.stdout.width), Text(), *sentences)
-    output.note(Text(f"Pictures and tables: {out / 'report.html'}"))
+    computed = {f"{model.get('dtype')} on {model.get('device')}" for model in report["models"] if model.get("dtype")}
+    output.note(Text(f"Computed in {', '.join(sorted(computed))}. Pictures and tables: {out / 'report.html'}"))
     if not any(model["recipe"] for model in report["models"]):
         output.next_step(f"ctxext convert {models[0]} --method yarn --factor 4", "Extend it")
         return

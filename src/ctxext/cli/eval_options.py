@@ -58,11 +58,16 @@ StrideOption = Annotated[
 ]
 HarnessOption = Annotated[
     str | None,
-    typer.Option("--harness", help="Tasks of lm-evaluation-harness, as ruler,longbench.", rich_help_panel=_ASKED),
+    typer.Option(
+        "--harness",
+        help="Tasks of lm-evaluation-harness: ruler-6 (no download), ruler, longbench …",
+        rich_help_panel=_ASKED,
+    ),
 ]
 
 GenerateOption = Annotated[
-    bool, typer.Option("--generate", help="Let models write: slower, the same figures.", rich_help_panel=_RUN)
+    bool,
+    typer.Option("--generate", help="Let models write every answer out: slower, the same cells.", rich_help_panel=_RUN),
 ]
 ChatTemplateOption = Annotated[
     bool, typer.Option("--chat-template/--no-chat-template", help="Use it where there is one.", rich_help_panel=_RUN)

@@ -10,6 +10,7 @@ from rich.text import Text
 from ctxext.evaluate.report.colours import hexadecimal, ink, shade
 from ctxext.evaluate.report.findings import percent, pooled
 from ctxext.evaluate.report.report import Report
+from ctxext.evaluate.report.summary import effective_text
 
 _CELL = 5
 _POOLED = 13
@@ -21,6 +22,9 @@ def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
     models = report["models"]
     for task in dict.fromkeys(cell["task"] for model in models for cell in model["cells"]):
         yield from _maps(models, task, width)
+    if any(model.get("effective") for model in models):
+        yield Text()
+        yield _effective(models)
     tables = {"perplexity": _perplexity, "short": _short, "harness": _harness}
     for kind, make in tables.items():
         if any(model[kind] for model in models):
@@ -32,7 +36,10 @@ def _maps(models: Sequence[dict[str, Any]], task: str, width: int) -> Iterator[T
     """Lengths side by side, as many as fit, then the next ones below."""
     asked = [model for model in models if any(cell["task"] == task for cell in model["cells"])]
     cells = [cell for model in asked for cell in model["cells"] if cell["task"] == task]
-    lengths, depths = sorted({cell["length"] for cell in cells}), sorted({cell["depth"] for cell in cells})
+    lengths, depths = (
+        sorted({cell["length"] for cell in cells}),
+        sorted({cell["depth"] for cell in cells}, key=lambda depth: depth or 0.0),
+    )
     names = min(_MAX_NAME, max(len(model["name"]) for model in asked) + 2)
     block = _CELL * len(depths) + _POOLED + 2
     side_by_side = max(1, (width - max(names, 12)) // block)
@@ -42,14 +49,14 @@ def _maps(models: Sequence[dict[str, Any]], task: str, width: int) -> Iterator[T
 
 
 def _map(
-    models: Sequence[dict[str, Any]], task: str, lengths: Sequence[int], depths: Sequence[float], names: int
+    models: Sequence[dict[str, Any]], task: str, lengths: Sequence[int], depths: Sequence[float | None], names: int
 ) -> Text:
     block = _CELL * len(depths) + _POOLED + 2
     text = Text(f"\n{task:<{names}}", style="bold")
     text.append(
         "".join(f"{f'{length} tokens':^{_CELL * len(depths)}}{'':{_POOLED + 2}}" for length in lengths).rstrip()
     )
-    heading = "".join(f"{round(100 * depth):>{_CELL - 1}} " for depth in depths)
+    heading = "".join(f"{'any' if depth is None else round(100 * depth):>{_CELL - 1}} " for depth in depths)
     text.append(f"\n{'depth %':<{names}}" + "".join(f"{f'{heading} all':<{block}}" for _ in lengths).rstrip(), "dim")
     for model in models:
         text.append(f"\n{_cut(model['name'], names):<{names}}", "not bold")
@@ -69,7 +76,7 @@ def _cell(cell: dict[str, Any] | None) -> Text:
     return Text(f"{percent(cell['share']):>{_CELL - 1}} ", f"not bold {ink(colour)} on {hexadecimal(colour)}")
 
 
-def _pooled(cells: dict[float, dict[str, Any]]) -> str:
+def _pooled(cells: dict[float | None, dict[str, Any]]) -> str:
     if not cells:
         return ""
     share, low, high = pooled(list(cells.values()))
@@ -78,6 +85,20 @@ def _pooled(cells: dict[float, dict[str, Any]]) -> str:
 
 def _cut(name: str, width: int) -> str:
     return name if len(name) < width else "…" + name[-(width - 2) :]
+
+
+def _effective(models: Sequence[dict[str, Any]]) -> Table:
+    """Up to which length each model keeps most of what it does at the shortest."""
+    longest = max(cell["length"] for model in models for cell in model["cells"])
+    tasks = list(dict.fromkeys(cell["task"] for model in models for cell in model["cells"]))
+    table = _table("effective length", *(["all"] if len(tasks) > 1 else []), *tasks)
+    for model in models:
+        found = model.get("effective")
+        if found:
+            own = [found] if len(tasks) > 1 else []
+            own += [found["tasks"].get(task, {"length": None}) for task in tasks]
+            table.add_row(model["name"], *(effective_text(one, longest) for one in own))
+    return table
 
 
 def _perplexity(report: Report) -> Table:

@@ -29,7 +29,9 @@ QuietOption = Annotated[
 ]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Say more.", rich_help_panel=_REPORTING)]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
-DtypeOption = Annotated[str, typer.Option("--dtype", help="auto (as saved), bf16, fp16 or fp32.")]
+DtypeOption = Annotated[
+    str, typer.Option("--dtype", help="auto (as saved; on a CPU what it is fast in), bf16, fp16 or fp32.")
+]
 
 
 def names_in(words: Sequence[str] | None) -> tuple[str, ...]:

@@ -1,8 +1,11 @@
-"""A user's text as a haystack."""
+"""What needles are hidden in: the package's prose, or a user's text."""
 
+import random
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ctxext.data import prose
 from ctxext.errors import CtxextError
 
 _SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|\n\s*\n")
@@ -27,3 +30,18 @@ def read_haystack(path: Path) -> tuple[str, ...]:
     if not units:
         raise CtxextError(f'The haystack "{path}" is empty.', hint="Give a text file with some pages of prose.")
     return units
+
+
+def endless(text: Sequence[str], rng: random.Random) -> Iterator[str]:
+    """Sentences without end, each with a space before it: of a text from anywhere in it on, or of the package.
+
+    Args:
+        text: Sentences; none for prose from the package.
+        rng: Draws the prose, or the place to begin.
+    """
+    if not text:
+        yield from (" " + sentence for sentence in prose.sentences(rng))
+    start = rng.randrange(len(text))
+    while True:
+        yield from (" " + unit for unit in text[start:])
+        start = 0

@@ -28,6 +28,8 @@ class Pieces:
             units cannot be cut. Empty if filler may be cut anywhere.
         answers: Every right answer, where a task scores free text and has several; empty if `answer` is the only one.
         asks: Question and answer of every needle, where any of them can be asked for; empty if only the first can.
+        wanted: What an answer must hold, in any order, where it is a list; empty if `answers` says what is right.
+        places: Where each needle goes, from 0 to 1, where that is part of the question; they keep this order.
     """
 
     opening: str
@@ -38,6 +40,8 @@ class Pieces:
     padding: str = ""
     answers: tuple[str, ...] = ()
     asks: tuple[tuple[str, str], ...] = ()
+    wanted: tuple[str, ...] = ()
+    places: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,13 @@ class Prompt:
         ids: Token ids, the answer included.
         num_answer: How many of the last ids are the answer.
         answers: Every right answer, as text.
+        wanted: What an answer must hold, where it is a list.
     """
 
     ids: list[int]
     num_answer: int
     answers: tuple[str, ...]
+    wanted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,14 +139,14 @@ def lay_out(
     prompts = []
     for number, _ in enumerate(depths):
         text, asked = number % num_texts, number // num_texts
-        places = [*depths[text::num_texts], *anywhere][: len(parts.needles)]
+        places = pieces.places or [*depths[text::num_texts], *anywhere][: len(parts.needles)]
         haystack = _hide(units, parts.needles, places)
         ask = parts.asks[asked]
         surplus = length - len(parts.head) - len(haystack) - ask.size
         ids = [*parts.head, *haystack, *rest[:surplus], *ask.tail, *ask.answer]
         if len(ids) != length:
             raise AssertionError(f"a prompt of {len(ids)} tokens where {length} were asked for")
-        prompts.append(Prompt(ids, len(ask.answer), pieces.answers or (ask.text,)))
+        prompts.append(Prompt(ids, len(ask.answer), pieces.answers or (ask.text,), pieces.wanted))
     return prompts
 
 

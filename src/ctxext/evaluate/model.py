@@ -9,7 +9,7 @@ from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.scoring.prefix_cache import is_static, sharing_works
-from ctxext.loading import DTYPES, choose_device, choose_dtype, quiet_transformers
+from ctxext.loading import DTYPES, choose_device, choose_dtype, quiet_transformers, settle_dtype
 from ctxext.recipes.own_code import carries_code, check_pinned
 
 
@@ -19,7 +19,8 @@ class Loading:
 
     Attributes:
         device: "auto", "cpu", "cuda", "cuda:1", "mps".
-        dtype: "auto" (as saved; on a CPU 16-bit weights become float32, which is faster there), bf16, fp16 or fp32.
+        dtype: "auto" (as saved; on a CPU bf16 weights are computed as they are where the processor multiplies bf16
+            itself, all other 16-bit weights in float32), bf16, fp16 or fp32.
         attention: An attention implementation of transformers, such as sdpa, eager or flash_attention_2.
         chat_template: Whether to use the tokenizer's chat template, where it has one.
         trust_remote_code: Run a checkpoint's own code even where this package did not write it.
@@ -121,8 +122,7 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
     missing = sorted(report["missing_keys"])
     if missing:
         raise CtxextError(f'"{info.name}" lacks {len(missing)} weights, "{missing[0]}" among them.')
-    if loading.dtype == "auto" and device.type == "cpu":
-        model = model.to(torch.float32)
+    model = settle_dtype(model, loading.dtype, device)
     return make_ready(info.name, model.to(device), tokenizer, chat_template=loading.chat_template)
 
 

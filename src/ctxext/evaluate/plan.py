@@ -53,14 +53,15 @@ class ModelPlan:
     def make_work(self, loaded: "LoadedModel", settings: Settings) -> "Iterator[Work]":
         """Everything in the order it is run, in batches that fit into memory."""
         from ctxext.evaluate.scoring.batch_size import rows_that_fit
-        from ctxext.evaluate.tasks.retrieval import RetrievalWork
+        from ctxext.evaluate.tasks.retrieval import RetrievalWork, num_questions
 
         for task in self.tasks:
             for length in self.lengths:
                 size = settings.batch_size or rows_that_fit(loaded.model, length)
-                size = min(size, -(-settings.samples // processes.num_processes()))
-                for first in range(0, settings.samples, size):
-                    samples = tuple(range(first, min(first + size, settings.samples)))
+                count = num_questions(task, settings)
+                size = min(size, -(-count // processes.num_processes()))
+                for first in range(0, count, size):
+                    samples = tuple(range(first, min(first + size, count)))
                     yield RetrievalWork(task, length, samples, settings)
         yield from self.documents
 

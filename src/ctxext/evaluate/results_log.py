@@ -71,8 +71,14 @@ class ResultsLog:
             return list(self._records)
         found = []
         for path in sorted(self.folder.glob(_PATTERN)):
-            found += [record for record in _read_lines(path) if "header" not in record]
+            found += [record for record in _read_lines(path)[0] if "header" not in record]
         return found
+
+    @property
+    def num_skipped(self) -> int:
+        """How many lines are torn or were written by something else."""
+        paths = self.folder.glob(_PATTERN) if self.folder is not None else ()
+        return sum(_read_lines(path)[1] for path in paths)
 
     def records_of(self, model: str) -> list[Record]:
         """The lines of one model."""
@@ -83,10 +89,27 @@ class ResultsLog:
         return {key for record in self.records_of(model) if "task" in record for key in keys_of(record)}
 
 
-def _read_lines(path: Path) -> list[Record]:
-    """The lines that were written to their end; a kill can tear only the last."""
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in lines if line]
+def _read_lines(path: Path) -> tuple[list[Record], int]:
+    """The lines that were written to their end, and how many others there are; a kill can tear only the last."""
+    records, num_skipped = [], 0
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        try:
+            record = json.loads(line) if line else None
+        except ValueError:
+            record = line
+        if isinstance(record, dict) and _is_ours(record):
+            records.append(record)
+        else:
+            num_skipped += record is not None
+    return records, num_skipped
+
+
+def _is_ours(record: Record) -> bool:
+    """Whether a line is a header, or what one model was measured at."""
+    if isinstance(record.get("header"), dict):
+        return True
+    has_cells = "task" not in record or {"length", "depth", "samples", "seconds"} <= record.keys()
+    return isinstance(record.get("model"), str) and has_cells
 
 
 def _drop_torn_line(path: Path) -> None:
@@ -99,8 +122,8 @@ def _drop_torn_line(path: Path) -> None:
 
 
 def _check_header(folder: Path, header: dict[str, Any]) -> None:
-    lines = _read_lines(folder / _NAME) if (folder / _NAME).is_file() else []
-    old = lines[0].get("header", {}) if lines else {}
+    lines = _read_lines(folder / _NAME)[0] if (folder / _NAME).is_file() else []
+    old: dict[str, Any] = next((line["header"] for line in lines if "header" in line), {})
     new = json.loads(json.dumps(header))
     different = [what for part in _COMPARED for what in _differences(part, old, new)]
     if different:

@@ -3,17 +3,21 @@
 import dataclasses
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate import processes
+from ctxext.evaluate.meter import Meter
 from ctxext.evaluate.plan import ModelPlan, plan_questions
 from ctxext.evaluate.report.report import Report, make_report, versions
 from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.harness import check_harness
 from ctxext.files import Progress
+from ctxext.loading import choose_device, fast_cpu_dtype
+from ctxext.locks import locked
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
@@ -54,18 +58,46 @@ def evaluate(
         raise CtxextError("Several processes need a folder to meet in.", hint="Add --out report.")
     check_harness(settings.harness)
     plans = plan_questions(models, settings, loading)
+    check_harness(settings.harness, sorted({length for plan in plans for length in plan.lengths}))
+    with _only_run_in(out):
+        return _evaluate(plans, settings, loading, out, resume=resume, overwrite=overwrite, progress=progress)
+
+
+def _only_run_in(out: Path | None) -> AbstractContextManager[None]:
+    """Two runs must not mix their results; processes of one run are one."""
+    if out is None or processes.rank() != 0:
+        return nullcontext()
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CtxextError(f'"{out}" cannot be made: {error.strerror}.', hint="Choose another --out.") from error
+    return locked(out)
+
+
+def _evaluate(
+    plans: Sequence[ModelPlan],
+    settings: Settings,
+    loading: "Loading",
+    out: Path | None,
+    *,
+    resume: bool,
+    overwrite: bool,
+    progress: Progress | None,
+) -> Report:
     log = ResultsLog(out, processes.rank())
     header = _header(plans, settings, loading) if processes.rank() == 0 else {}
     if processes.rank() == 0:
         log.begin(header, resume=resume, overwrite=overwrite)
     processes.wait_for_everyone(loading.device)
-    meter = _Meter(plans, progress)
+    meter = Meter(plans, progress, settings.samples)
     for entry in plans:
         _ask(entry, settings, loading, log, meter)
     processes.wait_for_everyone(loading.device)
     if processes.rank() != 0:
         return {}
     report = make_report(header, log.records())
+    if log.num_skipped:
+        report["skipped_lines"] = log.num_skipped
     if out is not None:
         from ctxext.evaluate.report.write_report import write_report
 
@@ -75,6 +107,8 @@ def evaluate(
 
 def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") -> dict[str, Any]:
     options = {key: value for key, value in dataclasses.asdict(loading).items() if key != "token"}
+    if loading.dtype == "auto" and choose_device(loading.device).type == "cpu":
+        options["dtype_of_bf16_weights"] = str(fast_cpu_dtype()).removeprefix("torch.")
     return {
         "settings": settings.to_dict(),
         "loading": options,
@@ -83,19 +117,7 @@ def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") 
     }
 
 
-class _Meter:
-    """Progress in tokens: long prompts take longer than short ones."""
-
-    def __init__(self, plans: Sequence[ModelPlan], progress: Progress | None) -> None:
-        self.total, self.reached, self.progress = sum(entry.num_tokens for entry in plans), 0, progress
-
-    def advance(self, tokens: int, label: str) -> None:
-        self.reached += tokens
-        if self.progress is not None:
-            self.progress(label, self.reached, self.total)
-
-
-def _ask(entry: ModelPlan, settings: Settings, loading: "Loading", log: ResultsLog, meter: _Meter) -> None:
+def _ask(entry: ModelPlan, settings: Settings, loading: "Loading", log: ResultsLog, meter: Meter) -> None:
     """Run what one model still owes, as far as it falls to this process."""
     from ctxext.evaluate.model import load_model
 
@@ -104,27 +126,28 @@ def _ask(entry: ModelPlan, settings: Settings, loading: "Loading", log: ResultsL
     owes_harness = bool(settings.harness and entry.lengths) and processes.rank() == 0
     owes_harness = owes_harness and not any("harness" in record for record in log.records_of(name))
     if len(done) >= entry.num_samples and not owes_harness:
-        meter.advance(entry.num_tokens, name)
+        meter.skip_plan(entry)
         return
     loaded = load_model(entry.info, loading)
     log.append({"model": name, "facts": loaded.facts()})
+    meter.begin()
     for number, work in enumerate(entry.make_work(loaded, settings)):
         if number % processes.num_processes() == processes.rank():
             _run(loaded, work, done, log, meter)
         else:
-            meter.advance(sum(key.length for key in work.keys), f"{name} {work.label}")
+            meter.skip(name, [key.length for key in work.keys], f"{name} {work.label}")
     if owes_harness:
         from ctxext.evaluate.tasks.harness import run_harness
 
-        log.append({"model": name, "harness": run_harness(loaded, settings.harness, entry.lengths)})
+        log.append({"model": name, "harness": run_harness(loaded, settings.harness, entry.lengths, settings.samples)})
 
 
-def _run(loaded: "LoadedModel", work: "Work", done: set[Any], log: ResultsLog, meter: _Meter) -> None:
+def _run(loaded: "LoadedModel", work: "Work", done: set[Any], log: ResultsLog, meter: Meter) -> None:
     wanted = set(work.keys) - done
     label = f"{loaded.name} {work.label}"
-    meter.advance(sum(key.length for key in work.keys if key in done), label)
+    meter.skip(loaded.name, [key.length for key in work.keys if key in done], label)
     started = time.perf_counter()
     for record in work.run(loaded, wanted):
         seconds, started = round(time.perf_counter() - started, 4), time.perf_counter()
         log.append({"model": loaded.name, **record, "seconds": seconds})
-        meter.advance(record["length"] * len(record["samples"]), label)
+        meter.advance(loaded.name, [record["length"]] * len(record["samples"]), label)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ctxext.data.haystack import read_haystack
 from ctxext.errors import CtxextError
@@ -12,8 +12,7 @@ from ctxext.evaluate.tasks.base import RetrievalTask
 from ctxext.evaluate.tasks.documents import Documents, read_questions
 from ctxext.evaluate.tasks.kv import KeyValue
 from ctxext.evaluate.tasks.needle import Needle
-from ctxext.evaluate.tasks.passkey import PassKey
-from ctxext.evaluate.tasks.registry import TASKS
+from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.files import sha256_of
 
 
@@ -29,7 +28,7 @@ class Settings:
         seed: Decides every question.
         num_needles: Facts in the haystack of `needle`; by default four, three of them distractors.
         kv_ids: What keys and values of `kv` are: "uuid" or "number".
-        haystack: A text file to hide needles in; by default prose from the package.
+        haystack: A text file to hide needles, facts and assignments in; by default prose from the package.
         data: Text for `perplexity` and `short`: a text, JSON lines or parquet file, or a `datasets` id.
         documents: A JSON lines file of questions for `documents`; by default made-up facts.
         stride: Also measure perplexity with a sliding window of this stride.
@@ -77,20 +76,22 @@ class Settings:
         Raises:
             CtxextError: a file cannot be read or holds nothing usable.
         """
-        made: dict[str, RetrievalTask] = {}
-        for name in self.tasks:
-            if name == "passkey":
-                made[name] = PassKey()
-            elif name == "needle":
-                text = read_haystack(self.haystack) if self.haystack else ()
-                made[name] = Needle(num_needles=self.num_needles, text=text)
-            elif name == "kv":
-                made[name] = KeyValue(ids="number" if self.kv_ids == "number" else "uuid")
-            elif name == "documents":
-                questions = read_questions(self.documents) if self.documents else ()
+        text = read_haystack(self.haystack) if self.haystack else ()
+        questions = read_questions(self.documents) if self.documents else ()
+        made: list[RetrievalTask] = []
+        for name in dict.fromkeys(self.tasks):
+            task = RETRIEVAL_TASKS.get(name)
+            if task is Needle:
+                made.append(Needle(num_needles=self.num_needles, text=text))
+            elif task is KeyValue:
+                made.append(KeyValue(ids="number" if self.kv_ids == "number" else "uuid"))
+            elif task is Documents:
                 # A fact, as in a user's own questions; that a document has a number is beside the point.
-                made[name] = Documents(questions=questions, ask="fact")
-        return list(made.values())
+                made.append(Documents(questions=questions, ask="fact"))
+            elif task is not None:
+                hides_in_text = "text" in {field.name for field in dataclasses.fields(cast("Any", task))}
+                made.append(task(**({"text": text} if hides_in_text else {})))
+        return made
 
     def to_dict(self) -> dict[str, Any]:
         """As reports write it; files by name and digest, without their folder."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from ctxext.evaluate.report.findings import percent, pooled
 from ctxext.evaluate.report.report import Report
+from ctxext.evaluate.report.summary import effective_text
 
 FOLDER = "report"
 """Where a report's files stand inside the repository."""
@@ -19,12 +20,30 @@ def retrieval_table(report: Report, entry: Mapping[str, Any], task: str, picture
             own = [cell for cell in cells if cell["length"] == length]
             share, low, high = pooled(own)
             weakest = min(own, key=lambda cell: cell["share"])
-            is_even = all(cell["share"] == share for cell in own)
+            is_even = weakest["depth"] is None or all(cell["share"] == share for cell in own)
             depth = "" if is_even else f"{percent(weakest['share'])} at depth {round(100 * weakest['depth'])} %"
             name = _name(model, entry)
             rows.append([name, str(length), percent(share), f"{percent(low)}–{percent(high)}", depth])
     head = ["model", "tokens", "% right", "95 % interval", "% right at the weakest depth"]
     return "\n\n".join([f"### {task}", _table(head, rows), *_picture(f"{task}.png", task, pictures)])
+
+
+def effective_table(report: Report, entry: Mapping[str, Any]) -> str:
+    """Up to which length each model keeps most of its own figure at the shortest; empty where one length was asked."""
+    found = {_name(model, entry): model["effective"] for model in report["models"] if model.get("effective")}
+    if not found:
+        return ""
+    tasks = list(dict.fromkeys(task for own in found.values() for task in own["tasks"]))
+    lengths = [cell["length"] for model in report["models"] for cell in model["cells"]]
+    rows = [
+        [name, *(effective_text(own["tasks"].get(task, {"length": None}), max(lengths)) for task in tasks)]
+        for name, own in found.items()
+    ]
+    told = (
+        f"The longest of the measured lengths up to which a model keeps 85 % of its own figure at {min(lengths)} "
+        "tokens, with the 95 % interval."
+    )
+    return f"### effective length\n\n{told}\n\n{_table(['model', *tasks], rows)}"
 
 
 def perplexity_table(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.publish.result_tables import (
     FOLDER,
     conditions,
+    effective_table,
     harness_table,
     model_index,
     perplexity_table,
@@ -74,6 +75,7 @@ def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) 
     said = "\n".join(f"- {sentence}" for sentence in findings(report))
     called = f"`{entry['name']}` is the name under which this checkpoint was measured."
     parts = [f"{called}\n\n{said}", *(retrieval_table(report, entry, task, pictures) for task in tasks)]
+    parts.append(effective_table(report, entry))
     parts += [
         perplexity_table(report, entry, pictures),
         short_table(report, entry),

@@ -3,6 +3,15 @@
 _STOPS = ((0.0, (161, 72, 36)), (0.5, (244, 226, 180)), (1.0, (28, 112, 122)))
 SERIES = ("#1c707a", "#c8641e", "#7a5195", "#5b8c2a", "#d14d72", "#3f6fd0", "#8a6d1f", "#6b6b6b")
 """Colours of models in curves, in the order in which models were named."""
+_DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2), (2, 1.5), (6, 2, 1.5, 2))
+
+
+def series_style(number: int) -> tuple[str, tuple[float, ...]]:
+    """The colour and the dashes of a curve; thirty-two are told apart.
+
+    Dashes are lengths of lines and gaps in turn, none for a whole line.
+    """
+    return SERIES[number % len(SERIES)], _DASHES[number // len(SERIES) % len(_DASHES)]
 
 
 def shade(share: float) -> tuple[int, int, int]:

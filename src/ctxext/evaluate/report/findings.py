@@ -1,7 +1,7 @@
 """What the figures of a report say, in sentences that are computed from them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctxext.evaluate.report.intervals import wilson_interval
@@ -9,11 +9,18 @@ from ctxext.evaluate.report.report import Report
 
 _UNEVEN = 0.3
 _SAME_LOSS = 0.02
+_MAX_TOLD = 4
+"""So many models beside the best are told one by one."""
 
 
-def findings(report: Report) -> list[str]:
-    """One sentence for each task, and one for the cost of extending."""
-    models = report["models"]
+def findings(report: Report, names: Mapping[str, str] | None = None) -> list[str]:
+    """One sentence for each task, and one for the cost of extending.
+
+    Args:
+        report: The content of report.json.
+        names: What to call the models; by default their own names.
+    """
+    models = [{**model, "name": (names or {}).get(model["name"], model["name"])} for model in report["models"]]
     tasks = dict.fromkeys(cell["task"] for model in models for cell in model["cells"])
     found = [_retrieval(task, models) for task in tasks]
     found += [_long_text(models), _cost(models)]
@@ -46,10 +53,13 @@ def _retrieval(task: str, models: Sequence[dict[str, Any]]) -> str:
     best, *others = sorted(shares, key=lambda name: shares[name][0], reverse=True)
     share, low, high = shares[best]
     sentence = f"{task} at {length} tokens: {best} finds {percent(share)} % ({percent(low)}–{percent(high)})"
-    sentence += "".join(f", {name} {percent(shares[name][0])} %" for name in others)
+    sentence += "".join(f", {name} {percent(shares[name][0])} %" for name in others[:_MAX_TOLD])
+    if rest := others[_MAX_TOLD:]:
+        least, most = percent(shares[rest[-1]][0]), percent(shares[rest[0]][0])
+        sentence += f", {len(rest)} others {least if least == most else f'{least} to {most}'} %"
     weakest = min(at_length[best], key=lambda cell: cell["share"])
     strongest = max(at_length[best], key=lambda cell: cell["share"])
-    if strongest["share"] - weakest["share"] >= _UNEVEN:
+    if strongest["share"] - weakest["share"] >= _UNEVEN and weakest["depth"] is not None:
         sentence += (
             f"; {best} is uneven: {percent(weakest['share'])} % at depth {round(100 * weakest['depth'])} %,"
             f" {percent(strongest['share'])} % at depth {round(100 * strongest['depth'])} %"
@@ -68,12 +78,15 @@ def _long_text(models: Sequence[dict[str, Any]]) -> str:
         beyond = [point for point in measured["curve"] if point["start"] >= measured["length"] / 2]
         change = _mean_loss(beyond) - _mean_loss(inside)
         how = "stays" if abs(change) < _SAME_LOSS else "falls" if change < 0 else "rises"
-        told.append(f"{model['name']} {how} ({change:+.2f})")
+        told.append((change, f"{model['name']} {how} ({change:+.2f})"))
     if not told:
         return ""
+    shown = [sentence for _, sentence in told]
+    if len(told) > 2 * _MAX_TOLD:
+        shown = [f"from {min(told)[1]} to {max(told)[1]}, {len(told)} models,"]
     return (
         "Loss on long text, from the last half of the original context length to the last half of the text: "
-        f"{', '.join(told)} nats per token."
+        f"{', '.join(shown)} nats per token."
     )
 
 
@@ -91,4 +104,10 @@ def _cost(models: Sequence[dict[str, Any]]) -> str:
             told.append(f"{model['name']} {against['loss']:+.3f} (perplexity × {against['ratio']:.3f}{sure})")
     if not told:
         return ""
+    if len(told) > 2 * _MAX_TOLD:
+        known = [model for model in models if (model["short"] or {}).get("against")]
+        known.sort(key=lambda model: float(model["short"]["against"]["loss"]))
+        least, most = known[0], known[-1]
+        told = [f"{model['name']} {model['short']['against']['loss']:+.3f}" for model in (least, most)]
+        told = [f"from {told[0]} to {told[1]}, {len(known)} models"]
     return f"Cost at the original context length, in nats per token against the source: {'; '.join(told)}."

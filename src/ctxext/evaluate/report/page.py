@@ -1,22 +1,27 @@
 """report.html: one page that stands alone, with the pictures and tables of every model."""
 
 import base64
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib import resources
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from ctxext.evaluate.report.colours import hexadecimal, ink, shade
-from ctxext.evaluate.report.findings import findings, percent, pooled
-from ctxext.evaluate.report.pictures import as_png, heat_maps, loss_curves
+from ctxext.evaluate.report.colours import series_style
+from ctxext.evaluate.report.findings import findings
+from ctxext.evaluate.report.html import model_name, table
+from ctxext.evaluate.report.maps import maps
+from ctxext.evaluate.report.pictures import as_png, loss_curves
 from ctxext.evaluate.report.report import Report
+from ctxext.evaluate.report.short_names import short_names
+from ctxext.evaluate.report.summary import summary
 from ctxext.evaluate.tasks.perplexity import Perplexity
-from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS
 from ctxext.evaluate.tasks.short import Short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_MAX_NAMED, _MAX_TITLE = 3, 60
 
 
 def render_page(report: Report) -> str:
@@ -26,98 +31,81 @@ def render_page(report: Report) -> str:
         report: The content of report.json.
     """
     models, settings = report["models"], report["settings"]
+    names = short_names([model["name"] for model in models])
     tasks = dict.fromkeys(cell["task"] for model in models for cell in model["cells"])
-    sections = [_models(models), *(_retrieval(report, task) for task in tasks)]
-    sections += [section(report) for section in (_perplexity, _short, _harness, _settings)]
+    sections = [summary(report, names), _findings(report, names), *(maps(report, task, names) for task in tasks)]
+    sections += [section(report, names) for section in (_perplexity, _short, _harness, _models, _settings)]
     template = resources.files("ctxext.evaluate.report").joinpath("page.html").read_text(encoding="utf-8")
     return Template(template).substitute(
-        title=escape("Long context: " + ", ".join(model["name"] for model in models)),
+        title=escape(_title([names[model["name"]] for model in models])),
         subtitle=escape(
             f"{settings['samples']} samples per cell, seed {settings['seed']}, transformers"
             f" {report['versions']['transformers']}, torch {report['versions']['torch']}"
         ),
-        findings="\n".join(f"<li>{escape(sentence)}</li>" for sentence in findings(report)),
         sections="\n".join(section for section in sections if section),
         version=escape(report["versions"]["ctxext"]),
     )
 
 
-def _models(models: Sequence[dict[str, Any]]) -> str:
+def _title(names: Sequence[str]) -> str:
+    if len(names) > _MAX_NAMED or len(", ".join(names)) > _MAX_TITLE:
+        return f"Long context: {len(names)} models"
+    return f"Long context: {', '.join(names)}"
+
+
+def _findings(report: Report, names: Mapping[str, str]) -> str:
+    found = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in findings(report, names))
+    return f'<div class="findings"><ul>\n{found}\n</ul></div>' if found else ""
+
+
+def _models(report: Report, names: Mapping[str, str]) -> str:
     rows = [
         [
-            escape(model["name"]),
+            model_name(model["name"], names),
             escape(model["summary"]),
             model["trained_length"],
             model["context_length"],
             escape(f"{model.get('dtype')}, {model.get('attention')}, {model.get('device')}"),
             f"<code>{model['digest'][:12]}</code>",
         ]
-        for model in models
+        for model in report["models"]
     ]
     head = ["model", "recipe", "original context length", "context length", "computed in", "digest"]
-    return f"<h2>Models</h2>\n{_table(head, rows, text=(1, 4))}"
+    return f"<h2>Models</h2>\n{table(head, rows, text=(1, 4))}"
 
 
-def _retrieval(report: Report, task: str) -> str:
-    kind = RETRIEVAL_TASKS[task]
-    answered = "Each answer was generated" if report["settings"]["generate"] or kind.is_written else "Exact match"
-    return f"""<h2>{escape(task)}</h2>
-<p>{escape(kind.description)}</p>
-{_figure(lambda theme: heat_maps(report, task, theme=theme), f"Heat maps of {task}")}
-<p class="soft">Percent right by depth (columns, %) and prompt length. {answered}. A vertical line in a picture stands
-where prompts become longer than the model was trained for. Point at a figure for its 95 % interval (Wilson).</p>
-<div class="maps">{_maps(report["models"], task)}</div>"""
-
-
-def _maps(models: Sequence[dict[str, Any]], task: str) -> str:
-    """The figures behind the heat maps: one table for each length."""
-    lengths = sorted({cell["length"] for model in models for cell in model["cells"] if cell["task"] == task})
-    return "".join(_map(models, task, length) for length in lengths)
-
-
-def _map(models: Sequence[dict[str, Any]], task: str, length: int) -> str:
-    rows, depths = [], list[float]()
-    for model in models:
-        own = [cell for cell in model["cells"] if cell["task"] == task and cell["length"] == length]
-        if own:
-            depths = [cell["depth"] for cell in own]
-            share, low, high = pooled(own)
-            pool = f"<b>{percent(share)}</b> ({percent(low)}–{percent(high)})"
-            rows.append(f"<tr><td>{escape(model['name'])}</td>{''.join(map(_cell, own))}<td>{pool}</td></tr>")
-    head = "".join(f"<th>{round(100 * depth)}</th>" for depth in depths)
-    return (
-        f'<table class="map"><caption>{length} tokens</caption>'
-        f"<thead><tr><th>depth %</th>{head}<th>all</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    )
-
-
-def _cell(cell: dict[str, Any]) -> str:
-    colour = shade(cell["share"])
-    note = f"{cell['correct']} of {cell['samples']}, {percent(cell['low'])}–{percent(cell['high'])} %"
-    style = f"background:{hexadecimal(colour)};color:{ink(colour)}"
-    return f'<td class="cell" style="{style}" title="{note}">{percent(cell["share"])}</td>'
-
-
-def _perplexity(report: Report) -> str:
+def _perplexity(report: Report, names: Mapping[str, str]) -> str:
     models = [model for model in report["models"] if model["perplexity"]]
     if not models:
         return ""
     lengths = sorted({int(length) for model in models for length in model["perplexity"]["lengths"]})
     kinds = [("lengths", ""), *([("sliding", ", sliding")] if "sliding" in models[0]["perplexity"] else [])]
-    head = ["model", "documents", *(f"{length}{note}" for _, note in kinds for length in lengths)]
+    head = ["", "model", "documents", *(f"{length}{note}" for _, note in kinds for length in lengths)]
     rows = [
-        [escape(model["name"]), model["perplexity"]["documents"]]
+        [_line(number), escape(names[model["name"]]), model["perplexity"]["documents"]]
         + [_figure_of(model["perplexity"][kind].get(str(length))) for kind, _ in kinds for length in lengths]
-        for model in models
+        for number, model in enumerate(models)
     ]
     stride = report["settings"]["stride"]
     sliding = f" Sliding: a window of that length moves on by {stride} tokens." if stride else ""
     return f"""<h2>Perplexity</h2>
 <p>{escape(Perplexity.description)}
 Text: {escape(_data_name(report))}.</p>
-{_figure(lambda theme: loss_curves(report, theme=theme), "Loss by position")}
-<p class="soft">Perplexity over the first so many tokens.{sliding}</p>
-<div class="wide">{_table(head, rows)}</div>"""
+{_figure(lambda theme: loss_curves(report, theme=theme, has_legend=False), "Loss by position")}
+<p class="soft">Faint points are measured, lines are smoothed over three of them. Perplexity over the first so many
+tokens.{sliding}</p>
+{table(head, rows, text=(1,))}"""
+
+
+def _line(number: int) -> str:
+    """A curve's colour and dash, as the picture has them."""
+    colour, dashes = series_style(number)
+    pattern = ",".join(f"{2 * part:g}" for part in dashes)
+    dash = f' stroke-dasharray="{pattern}"' if pattern else ""
+    return (
+        '<svg width="44" height="8" aria-hidden="true">'
+        f'<line x1="0" y1="4" x2="44" y2="4" stroke="{colour}" stroke-width="3"{dash}/></svg>'
+    )
 
 
 def _figure_of(figure: dict[str, Any] | None) -> str:
@@ -129,7 +117,7 @@ def _data_name(report: Report) -> str:
     return data["name"] if isinstance(data, dict) else data or "made-up prose of the package, from a small grammar"
 
 
-def _short(report: Report) -> str:
+def _short(report: Report, names: Mapping[str, str]) -> str:
     rows = []
     for model in report["models"]:
         short = model["short"]
@@ -138,45 +126,36 @@ def _short(report: Report) -> str:
             change = f"{against['loss']:+.4f}" if against else "–"
             if against and against["low"] is not None:
                 change += f" ({against['low']:+.4f} to {against['high']:+.4f})"
-            name = escape(against["model"]) if against else "–"
-            rows.append([escape(model["name"]), short["length"], f"{short['perplexity']:.3f}", change, name])
+            source = escape(names.get(against["model"], against["model"])) if against else "–"
+            name = escape(names[model["name"]])
+            rows.append([name, short["length"], f"{short['perplexity']:.3f}", change, source])
     if not rows:
         return ""
     head = ["model", "tokens", "perplexity", "loss against source, nats per token", "source"]
     return f"""<h2>At the original context length</h2>
 <p>{escape(Short.description)} Text: {escape(_data_name(report))}.</p>
-<div class="wide">{_table(head, rows)}</div>"""
+{table(head, rows)}"""
 
 
-def _harness(report: Report) -> str:
+def _harness(report: Report, names: Mapping[str, str]) -> str:
     rows = [
-        [escape(model["name"]), escape(task), escape(metric), f"{value:.4f}"]
+        [escape(names[model["name"]]), escape(task), escape(metric), f"{value:.4f}"]
         for model in report["models"]
         for task, metrics in (model["harness"] or {}).items()
         for metric, value in metrics.items()
     ]
-    return f"<h2>lm-evaluation-harness</h2>\n{_table(['model', 'task', 'metric', 'value'], rows)}" if rows else ""
+    return f"<h2>lm-evaluation-harness</h2>\n{table(['model', 'task', 'metric', 'value'], rows)}" if rows else ""
 
 
-def _settings(report: Report) -> str:
+def _settings(report: Report, names: Mapping[str, str]) -> str:
     rows = [[escape(str(key)), escape(str(value))] for key, value in report["settings"].items() if value is not None]
     rows += [[escape(name), escape(str(version))] for name, version in report["versions"].items()]
-    rows += [[f"digest of {escape(model['name'])}", f"<code>{model['digest']}</code>"] for model in report["models"]]
+    rows += [
+        [f"digest of {escape(names[model['name']])}", f"<code>{model['digest']}</code>"] for model in report["models"]
+    ]
     return (
-        f"<h2>Settings</h2>\n<details><summary>Everything that was set</summary>{_table([], rows, text=(1,))}</details>"
+        f"<h2>Settings</h2>\n<details><summary>Everything that was set</summary>{table([], rows, text=(1,))}</details>"
     )
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]], text: Sequence[int] = ()) -> str:
-    """A table; cells are markup already."""
-
-    def line(cells: Sequence[Any], tag: str) -> str:
-        marks = [' class="text"' if number in text else "" for number in range(len(cells))]
-        return "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in zip(marks, cells, strict=True))
-
-    heading = f"<thead><tr>{line(head, 'th')}</tr></thead>" if head else ""
-    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
-    return f"<table>{heading}<tbody>{body}</tbody></table>"
 
 
 def _figure(draw: "Callable[[str], Figure | None]", label: str) -> str:

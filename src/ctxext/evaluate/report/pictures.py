@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from ctxext.evaluate.report.colours import SERIES, hexadecimal, ink, shade
+from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
 from ctxext.evaluate.report.findings import percent
 from ctxext.evaluate.report.report import Report
 from ctxext.recipes.length import format_length
@@ -23,7 +23,7 @@ _PAPER = {"light": "#ffffff", "dark": "#17191c"}
 _FAINT = {"light": "#d5d5d5", "dark": "#3a3e44"}
 _MAX_COLUMNS = 4
 _MAX_NUMBERED = 400
-_DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
+_SMOOTHED = (0.25, 0.5, 0.25)
 
 
 def heat_maps(report: Report, task: str, *, theme: str = "light", names: Sequence[str] = ()) -> Figure | None:
@@ -43,7 +43,10 @@ def heat_maps(report: Report, task: str, *, theme: str = "light", names: Sequenc
     if not models:
         return None
     cells = [cell for model in models for cell in model["cells"] if cell["task"] == task]
-    lengths, depths = sorted({cell["length"] for cell in cells}), sorted({cell["depth"] for cell in cells})
+    lengths, depths = (
+        sorted({cell["length"] for cell in cells}),
+        sorted({cell["depth"] for cell in cells}, key=lambda depth: depth or 0.0),
+    )
     rows = -(-len(models) // _MAX_COLUMNS)
     columns = -(-len(models) // rows)
     width, height = max(2.4, 0.62 * len(lengths) + 1.0), max(2.0, 0.3 * len(depths) + 1.1)
@@ -73,7 +76,9 @@ def _heat_map(axes: "Axes", model: dict[str, Any], task: str, lengths: Sequence[
     axes.imshow(values, aspect="auto", cmap=colours, vmin=0, vmax=1)
     axes.set_title(model["name"], fontsize=9)
     axes.set_xticks(range(len(lengths)), [format_length(length) for length in lengths], fontsize=8)
-    axes.set_yticks(range(len(depths)), [f"{round(100 * depth)} %" for depth in depths], fontsize=8)
+    axes.set_yticks(
+        range(len(depths)), ["any" if depth is None else f"{round(100 * depth)} %" for depth in depths], fontsize=8
+    )
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     if len(lengths) * len(depths) > _MAX_NUMBERED:
@@ -87,7 +92,7 @@ def _heat_map(axes: "Axes", model: dict[str, Any], task: str, lengths: Sequence[
         axes.axvline(beyond[0] - 0.5, color=axes.xaxis.label.get_color(), linewidth=1.4)
 
 
-def loss_curves(report: Report, *, theme: str = "light") -> Figure | None:
+def loss_curves(report: Report, *, theme: str = "light", has_legend: bool = True) -> Figure | None:
     """Loss by position for every model, with the original context lengths marked; None where it was not measured."""
     models = [model for model in report["models"] if model["perplexity"]]
     if not models:
@@ -97,11 +102,15 @@ def loss_curves(report: Report, *, theme: str = "light") -> Figure | None:
         axes = figure.subplots()
         for number, model in enumerate(models):
             points = model["perplexity"]["curve"]
+            places = [(point["start"] + point["end"]) / 2 for point in points]
+            losses = [point["loss"] for point in points]
+            colour, dashes = series_style(number)
+            axes.plot(places, losses, ".", color=colour, alpha=0.35, markersize=4)
             axes.plot(
-                [(point["start"] + point["end"]) / 2 for point in points],
-                [point["loss"] for point in points],
-                color=SERIES[number % len(SERIES)],
-                linestyle=_DASHES[number // 2 % len(_DASHES)],
+                places,
+                smoothed(losses),
+                color=colour,
+                linestyle=(0, dashes) if dashes else "-",
                 linewidth=1.7,
                 label=model["name"],
             )
@@ -125,8 +134,17 @@ def loss_curves(report: Report, *, theme: str = "light") -> Figure | None:
         axes.grid(color=_FAINT[theme], linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        if has_legend:
+            axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
         return figure
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Each value with half of its neighbours' mean; those at the ends stay."""
+    inner = [
+        sum(w * v for w, v in zip(_SMOOTHED, values[at - 1 : at + 2], strict=True)) for at in range(1, len(values) - 1)
+    ]
+    return [*values[:1], *inner, *values[-1:]] if len(values) > 1 else list(values)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Sequence
 from typing import Any
 
+from ctxext.evaluate.report.effective_length import effective_lengths
 from ctxext.evaluate.report.intervals import mean_interval, wilson_interval
 from ctxext.evaluate.tasks.base import Record
 from ctxext.version import __version__
@@ -48,18 +49,19 @@ def make_report(header: Record, records: Sequence[Record]) -> Report:
         )
     for model in models:
         _compare_short(model, models)
+        model["effective"] = effective_lengths(model["cells"])
     return {**header, "models": models}
 
 
 def _cells(settings: dict[str, Any], records: Sequence[Record]) -> list[dict[str, Any]]:
     """Right answers by task, length and depth."""
     order = {task: number for number, task in enumerate(settings["tasks"])}
-    groups: dict[tuple[str, int, float], list[Record]] = {}
+    groups: dict[tuple[str, int, float | None], list[Record]] = {}
     for record in records:
-        if record["depth"] is not None:
+        if "correct" in record:
             groups.setdefault((record["task"], record["length"], record["depth"]), []).append(record)
     cells = []
-    for task, length, depth in sorted(groups, key=lambda key: (order[key[0]], *key[1:])):
+    for task, length, depth in sorted(groups, key=lambda key: (order[key[0]], key[1], key[2] or 0.0)):
         own = groups[task, length, depth]
         answers = {sample: right for r in own for sample, right in zip(r["samples"], r["correct"], strict=True)}
         correct = sum(answers.values())

@@ -2,7 +2,8 @@
 
 Greedy decoding returns an answer if and only if each of its tokens is the arg-max given the ones before, so nothing is
 generated. The prompts of one haystack begin alike, up to a needle or even up to the question. Where the model's
-encoding allows it, the common part is run once, and its cache is cropped back to where the next prompt differs.
+encoding allows it, the common part is run once, and its cache is cropped back to where the next prompt differs. Where
+it hangs on the whole prompt or on its length, each prompt runs as it would be written (`as_written`).
 """
 
 import dataclasses
@@ -15,7 +16,8 @@ import torch
 from ctxext.data.prompt import Prompt
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.scoring.prefix_cache import is_static_beyond, new_cache
+from ctxext.evaluate.scoring.as_written import forget_longer_prompts, run_as_written
+from ctxext.evaluate.scoring.prefix_cache import is_static, is_static_for, new_cache
 from ctxext.evaluate.scoring.prefix_tree import Branch, grow
 
 _WORTH = 1 / 8
@@ -50,13 +52,8 @@ def score_depths(
         CtxextError: the model returns numbers that are not finite.
     """
     ids = torch.tensor([[prompt.ids for prompt in question] for question in questions], device=loaded.device)
-    num_kept = max(prompt.num_answer for question in questions for prompt in question) + 1
-    share = loaded.can_share or _shares_beyond(loaded, ids, num_kept) if share is None else share
-    for depth, logits in _run_all(loaded, ids, num_kept, set(wanted), share):
-        yield (
-            depth,
-            are_exact(loaded.name, logits, ids[:, depth], [question[depth].num_answer for question in questions]),
-        )
+    for depth, logits in _run_all(loaded, questions, ids, set(wanted), share):
+        yield depth, are_exact(loaded.name, logits, ids[:, depth], _num_answers(questions, depth))
 
 
 @torch.inference_mode()
@@ -77,10 +74,8 @@ def answer_losses(
         CtxextError: the model returns numbers that are not finite.
     """
     ids = torch.tensor([[prompt.ids for prompt in question] for question in questions], device=loaded.device)
-    num_kept = max(prompt.num_answer for question in questions for prompt in question) + 1
-    share = loaded.can_share or _shares_beyond(loaded, ids, num_kept)
-    for depth, logits in _run_all(loaded, ids, num_kept, set(range(ids.shape[1])), share):
-        counts = [question[depth].num_answer for question in questions]
+    for depth, logits in _run_all(loaded, questions, ids, set(range(ids.shape[1])), None):
+        counts = _num_answers(questions, depth)
         correct = are_exact(loaded.name, logits, ids[:, depth], counts)
         scores = logits[:, :-1].float().log_softmax(-1)
         targets = ids[:, depth, -scores.shape[1] :, None]
@@ -89,20 +84,40 @@ def answer_losses(
 
 
 def _run_all(
-    loaded: LoadedModel, ids: torch.Tensor, num_kept: int, wanted: set[int], share: bool
+    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], ids: torch.Tensor, wanted: set[int], share: bool | None
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """The last logits of the wanted prompts."""
+    num_kept = max(prompt.num_answer for question in questions for prompt in question) + 1
+    is_fixed = _is_fixed(loaded, ids, num_kept)
+    # What was told to share or not, is a model whose answers are the same either way.
+    share = (loaded.can_share or (is_fixed and _can_crop(loaded, ids))) if share is None else share
     if not share:
         for prompt in wanted:
-            yield prompt, run(loaded.model, ids[:, prompt], num_kept)
+            if is_fixed:
+                forget_longer_prompts(loaded.model)
+                yield prompt, run(loaded.model, ids[:, prompt], num_kept)
+            else:
+                yield prompt, run_as_written(loaded.model, ids[:, prompt], _num_answers(questions, prompt), num_kept)
         return
+    forget_longer_prompts(loaded.model)
     for root in _roots(grow(ids, num_kept), _WORTH * ids.shape[2]):
         yield from _visit(loaded.model, ids, num_kept, wanted, root, None)
 
 
-def _shares_beyond(loaded: LoadedModel, ids: torch.Tensor, num_kept: int) -> bool:
-    """Whether what these prompts have in common ends where the model's schedule changes no more."""
-    return ids.shape[1] > 1 and is_static_beyond(loaded.model.config.to_dict(), grow(ids, num_kept).end)
+def _is_fixed(loaded: LoadedModel, ids: torch.Tensor, num_kept: int) -> bool:
+    """Whether each token of these prompts is encoded in one way, whatever follows it."""
+    config = loaded.model.config.to_dict()
+    common = grow(ids, num_kept).end if ids.shape[1] > 1 else ids.shape[2] - num_kept
+    return is_static(config) or is_static_for(config, common, ids.shape[2])
+
+
+def _can_crop(loaded: LoadedModel, ids: torch.Tensor) -> bool:
+    """Whether prompts of a schedule that follows the length may share a cache, where it does not follow it here."""
+    return ids.shape[1] > 1 and not is_static(loaded.model.config.to_dict()) and new_cache(loaded.model) is not None
+
+
+def _num_answers(questions: Sequence[Sequence[Prompt]], depth: int) -> list[int]:
+    return [question[depth].num_answer for question in questions]
 
 
 def _roots(branch: Branch, worth: float) -> Iterator[Branch]:

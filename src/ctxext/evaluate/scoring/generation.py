@@ -8,8 +8,9 @@ import torch
 
 from ctxext.data.prompt import Prompt
 from ctxext.evaluate.model import LoadedModel
+from ctxext.evaluate.scoring.as_written import forget_longer_prompts
 from ctxext.evaluate.scoring.exact_match import check_finite
-from ctxext.evaluate.scoring.subspan_match import best_subspan_match
+from ctxext.evaluate.scoring.subspan_match import best_subspan_match, share_contained
 
 
 def generate_exact(
@@ -38,6 +39,16 @@ def generate_matching(
         )
 
 
+def generate_lists(
+    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int]
+) -> Iterator[tuple[int, list[float]]]:
+    """Which share of what an answer must hold greedy decoding writes, in any order."""
+    for depth in wanted:
+        prompts = [question[depth] for question in questions]
+        texts = [loaded.encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in _generate(loaded, prompts)]
+        yield depth, [share_contained(text, prompt.wanted) for text, prompt in zip(texts, prompts, strict=True)]
+
+
 @torch.inference_mode()
 def _generate(loaded: LoadedModel, prompts: Sequence[Prompt]) -> list[list[int]]:
     """What follows each prompt, as many tokens as its answer has room for; prompts of one size run together."""
@@ -60,6 +71,7 @@ def _greedy(loaded: LoadedModel, ids: torch.Tensor, num_new: int) -> list[list[i
     model.generation_config = GenerationConfig(
         bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id
     )
+    forget_longer_prompts(model)
     end = own.eos_token_id[0] if isinstance(own.eos_token_id, list) else own.eos_token_id
     try:
         output = model.generate(

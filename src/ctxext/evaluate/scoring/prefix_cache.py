@@ -1,6 +1,6 @@
 """Whether one prompt's cache may be cropped and used for another prompt that begins alike."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,32 +18,53 @@ def is_static(config: Mapping[str, Any]) -> bool:
 
     Not so where the schedule follows the length of the prompt, or where the order of heads is chosen from each prompt.
     """
-    return _depends_on_nothing(config, _LENGTH_DEPENDENT)
+    return not chooses_by_prompt(config) and not follows_length(config)
 
 
-def is_static_beyond(config: Mapping[str, Any], length: int) -> bool:
-    """Whether that is so for prompts whose common beginning is longer than some length in tokens.
+def is_static_for(config: Mapping[str, Any], common: int, length: int) -> bool:
+    """Whether that is so for some prompts, where it is not so for all.
 
-    LongRoPE's two lists are one from the original context length on.
+    A schedule that follows the length is one and the same inside the original context length, and LongRoPE's long
+    list is from there on.
+
+    Args:
+        config: The model's configuration.
+        common: How many tokens the prompts have in common at least.
+        length: How many tokens the longest has, its answer included.
     """
-    others = [kind for kind in _LENGTH_DEPENDENT if kind != "longrope"]
-    switches = [
-        node.get("original_max_position_embeddings") or 0
-        for node in _dicts(config)
-        if "longrope" in (node.get("rope_type"), node.get("type"))
-    ]
-    return bool(switches) and length >= max(switches) > 0 and _depends_on_nothing(config, others)
-
-
-def _depends_on_nothing(config: Mapping[str, Any], length_dependent: Collection[str]) -> bool:
-    if depends_on_prompt(upgraded(dict(config))):
+    if chooses_by_prompt(config):
         return False
-    for node in _dicts(config):
-        rope_type = node.get("rope_type") or node.get("type")
-        same_lists = rope_type != "dynamic" and node.get("short_factor") == node.get("long_factor")
-        if rope_type in length_dependent and not same_lists:
-            return False
-    return True
+    nodes = [node for node in _dicts(config) if _follows_length(node)]
+    return all(
+        length <= _switch(node, config) or (_is_longrope(node) and common >= _switch(node, config) > 0)
+        for node in nodes
+    )
+
+
+def chooses_by_prompt(config: Mapping[str, Any]) -> bool:
+    """Whether heads take their place by each prompt's last token."""
+    return depends_on_prompt(upgraded(dict(config)))
+
+
+def follows_length(config: Mapping[str, Any]) -> bool:
+    """Whether the schedule follows the length of the prompt, one for all its tokens."""
+    return any(_follows_length(node) for node in _dicts(config))
+
+
+def _follows_length(node: Mapping[str, Any]) -> bool:
+    rope_type = node.get("rope_type") or node.get("type")
+    same_lists = rope_type != "dynamic" and node.get("short_factor") == node.get("long_factor")
+    return rope_type in _LENGTH_DEPENDENT and not same_lists
+
+
+def _is_longrope(node: Mapping[str, Any]) -> bool:
+    return "longrope" in (node.get("rope_type"), node.get("type"))
+
+
+def _switch(node: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    """The length in tokens up to which the schedule is the model's own."""
+    own = node.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    return int(own or (0 if _is_longrope(node) else config.get("max_position_embeddings") or 0))
 
 
 def _dicts(value: Any) -> Iterator[Mapping[str, Any]]:

@@ -2,13 +2,22 @@
 
 import re
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+_WORDS = re.compile(r"[\W_]+")
 
 
 def best_subspan_match(text: str, answers: Iterable[str]) -> bool:
     """Whether an answer is contained in the text, whatever the case, punctuation, articles and extra spaces."""
     normalized = _normalize(text)
     return any(_normalize(answer) in normalized for answer in answers)
+
+
+def share_contained(text: str, wanted: Sequence[str]) -> float:
+    """Which share of some words or numbers stands in the text, each as a whole, whatever the case and punctuation."""
+    words = f" {_WORDS.sub(' ', text.lower())} "
+    found = sum(f" {_WORDS.sub(' ', part.lower()).strip()} " in words for part in wanted)
+    return found / len(wanted)
 
 
 def _normalize(text: str) -> str:

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ctxext.evaluate.model import LoadedModel
+from ctxext.evaluate.scoring.as_written import forget_longer_prompts
 from ctxext.evaluate.scoring.exact_match import check_finite
 
 _MIN_BYTES = 4 << 20
@@ -36,6 +37,7 @@ def token_losses(loaded: LoadedModel, ids: torch.Tensor, *, last: int | None = N
     Raises:
         CtxextError: the model returns numbers that are not finite.
     """
+    forget_longer_prompts(loaded.model)
     length = ids.shape[1]
     begin = length - 1 - (last or length - 1)
     if not _can_replay(loaded):

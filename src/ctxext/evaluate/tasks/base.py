@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 """One line of results: `task`, `length`, `depth`, the `samples` it covers and what was measured for each."""
 
-Scores = Iterator[tuple[int, list[bool]]]
-"""The number of a depth, and for each question whether it is answered."""
+Scores = Iterator[tuple[int, Sequence[float]]]
+"""The number of a depth, and for each question whether it is answered, or which share of a list."""
 
 
 class Key(NamedTuple):
@@ -75,10 +75,13 @@ class RetrievalTask(Task):
     Attributes:
         is_written: Whether the model always writes its answers freely.
         answer_room: Tokens that it may write then; 0 where the answer's own length is the room.
+        has_depths: Whether there is one place that is asked for. Where what is asked for lies everywhere, as many
+            questions are asked of a length as other tasks ask at all their depths, and a record's depth is None.
     """
 
     is_written: ClassVar[bool] = False
     answer_room: ClassVar[int] = 0
+    has_depths: ClassVar[bool] = True
 
     @abstractmethod
     def pieces(self, rng: random.Random) -> Pieces:
@@ -96,8 +99,10 @@ class RetrievalTask(Task):
             generate: Let the model write its answers instead of one teacher-forced forward.
         """
         from ctxext.evaluate.scoring.exact_match import score_depths
-        from ctxext.evaluate.scoring.generation import generate_exact
+        from ctxext.evaluate.scoring.generation import generate_exact, generate_lists
 
+        if self.is_written:
+            return generate_lists(loaded, questions, depths)
         return (generate_exact if generate else score_depths)(loaded, questions, depths)
 
     def fitting(self, encoder: Encoder, length: int) -> Self:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
+from ctxext.evaluate.tasks import ruler
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel
@@ -13,11 +14,11 @@ _NOT_RUN = -1
 """What RULER's tasks report for lengths that were not asked for."""
 
 
-def check_harness(tasks: Sequence[str]) -> None:
-    """Refuse to begin where the harness is missing or does not know a task.
+def check_harness(tasks: Sequence[str], lengths: Sequence[int] = ()) -> None:
+    """Refuse to begin where the harness is missing, does not know a task, or has no figure for a length.
 
     Raises:
-        CtxextError: it is not installed, or has no such task.
+        CtxextError: it is not installed, or has no such task or length.
     """
     if not tasks:
         return
@@ -28,33 +29,63 @@ def check_harness(tasks: Sequence[str]) -> None:
     from lm_eval.tasks import TaskManager
 
     known = TaskManager().all_tasks
-    for task in tasks:
+    for task in ruler.expanded(tasks):
         if task not in known:
             raise CtxextError(f'lm-evaluation-harness has no task "{task}".', hint="lm_eval ls tasks lists them.")
+    unknown = [length for length in lengths if length not in ruler.LENGTHS]
+    if unknown and set(ruler.expanded(tasks)) & set(ruler.ALL):
+        raise CtxextError(
+            f"RULER in lm-evaluation-harness has no figure for {unknown[0]} tokens.",
+            hint=f"Choose --lengths from {', '.join(map(str, ruler.LENGTHS))}.",
+        )
 
 
-def run_harness(loaded: "LoadedModel", tasks: Sequence[str], lengths: Sequence[int]) -> dict[str, dict[str, float]]:
-    """Run some of its tasks, with all of their samples.
+def run_harness(
+    loaded: "LoadedModel", tasks: Sequence[str], lengths: Sequence[int], samples: int
+) -> dict[str, dict[str, float]]:
+    """Run some of its tasks.
 
     Args:
         loaded: The model.
-        tasks: Names that the harness knows.
-        lengths: Prompt lengths, for tasks such as RULER's that can be made of any length.
+        tasks: Names that the harness knows, or `ruler`, `ruler-6` and `ruler-11` for RULER's.
+        lengths: Prompt lengths, for RULER's tasks, which are made of any length.
+        samples: How many of each task's samples, at each length.
 
     Returns:
-        For each task its metrics.
+        For each task its metrics, and RULER's mean under the name of what was run.
 
     Raises:
         CtxextError: a task's data cannot be had.
     """
+    names = ruler.expanded(tasks)
+    found: dict[str, dict[str, float]] = {}
+    made = [task for task in names if task in ruler.ALL]
+    others = [task for task in names if task not in ruler.ALL]
+    # The samples of all lengths follow each other in one list, and a limit takes the first: so one length at a time.
+    for length in lengths if made else ():
+        for task, metrics in _run(loaded, made, [length], samples).items():
+            found.setdefault(task, {}).update(metrics)
+    if others:
+        found |= _run(loaded, others, lengths, samples)
+    return {**ruler.summary_rows(found), **found}
+
+
+def _run(
+    loaded: "LoadedModel", tasks: Sequence[str], lengths: Sequence[int], samples: int
+) -> dict[str, dict[str, float]]:
     import lm_eval
     from lm_eval.models.huggingface import HFLM
 
-    model = HFLM(pretrained=loaded.model, tokenizer=loaded.encoder.tokenizer, max_length=max(lengths), batch_size=1)
+    from ctxext.evaluate.scoring.batch_size import rows_that_fit
+
+    longest = max(lengths)
+    rows = rows_that_fit(loaded.model, longest)
+    model = HFLM(pretrained=loaded.model, tokenizer=loaded.encoder.tokenizer, max_length=longest, batch_size=rows)
     try:
         found = lm_eval.simple_evaluate(
             model=model,
             tasks=list(tasks),
+            limit=samples,
             metadata={"max_seq_lengths": list(lengths), "tokenizer": loaded.encoder.tokenizer.name_or_path},
             apply_chat_template=loaded.encoder.uses_chat,
             bootstrap_iters=0,
@@ -62,7 +93,8 @@ def run_harness(loaded: "LoadedModel", tasks: Sequence[str], lengths: Sequence[i
         )
     except (OSError, ImportError) as error:
         raise CtxextError(
-            f"lm-evaluation-harness cannot run {', '.join(tasks)}: {str(error).splitlines()[0]}"
+            f"lm-evaluation-harness cannot run {', '.join(tasks)}: {str(error).splitlines()[0]}",
+            hint="--harness ruler-6 needs no download." if set(tasks) & set(ruler.ALL) else "",
         ) from error
     return {task: _numbers(metrics) for task, metrics in found["results"].items()}
 

@@ -1,11 +1,11 @@
 """Needle retrieval: sentences that tell a number, hidden in prose."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ctxext.data import prose
+from ctxext.data.haystack import endless
 from ctxext.data.prompt import Pieces
 from ctxext.data.prose import random_number
 from ctxext.evaluate.tasks.base import RetrievalTask
@@ -69,7 +69,7 @@ class Needle(RetrievalTask):
         values = [random_number(rng, self.num_digits) for _ in keys]
         return Pieces(
             opening=OPENING,
-            haystack=self._haystack(random.Random(rng.getrandbits(64))),
+            haystack=endless(self.text, random.Random(rng.getrandbits(64))),
             needles=tuple(
                 " " + phrasing.fact.format(key=key, value=value) for key, value in zip(keys, values, strict=True)
             ),
@@ -79,15 +79,3 @@ class Needle(RetrievalTask):
                 ("\n" + phrasing.question.format(key=key), f" {value}") for key, value in zip(keys, values, strict=True)
             ),
         )
-
-    def _haystack(self, rng: random.Random) -> Iterator[str]:
-        if not self.text:
-            return (" " + sentence for sentence in prose.sentences(rng))
-        start = rng.randrange(len(self.text))
-        return self._cycle(start)
-
-    def _cycle(self, start: int) -> Iterator[str]:
-        while True:
-            for unit in self.text[start:]:
-                yield " " + unit
-            start = 0

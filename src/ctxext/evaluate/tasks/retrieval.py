@@ -29,13 +29,15 @@ class RetrievalWork:
     @property
     def keys(self) -> list[Key]:
         """Every sample at every depth."""
-        return [
-            Key(self.task.name, self.length, depth, sample) for depth in self.settings.depths for sample in self.samples
-        ]
+        return [Key(self.task.name, self.length, depth, sample) for depth in self._depths for sample in self.samples]
+
+    @property
+    def _depths(self) -> tuple[float | None, ...]:
+        return self.settings.depths if self.task.has_depths else (None,)
 
     def run(self, loaded: LoadedModel, wanted: set[Key]) -> Iterator[Record]:
         """Ask the questions; one record per depth."""
-        depths = self.settings.depths
+        depths = self._depths
         numbers = [
             i
             for i, depth in enumerate(depths)
@@ -50,7 +52,7 @@ class RetrievalWork:
                 "length": self.length,
                 "depth": depths[number],
                 "samples": list(self.samples),
-                "correct": [int(right) for right in correct],
+                "correct": [int(right) if right in (0, 1) else right for right in correct],
             }
 
 
@@ -68,8 +70,14 @@ def make_questions(
         pieces = task.pieces(_random(settings, task, length, sample))
         parts = encode_parts(pieces, encoder, answer_room=task.answer_room)
         rng = _random(settings, task, length, sample, "layout")
-        questions.append(lay_out(pieces, parts, encoder, length, settings.depths, rng))
+        depths = settings.depths if task.has_depths else (rng.random(),)
+        questions.append(lay_out(pieces, parts, encoder, length, depths, rng))
     return questions
+
+
+def num_questions(task: RetrievalTask, settings: Settings) -> int:
+    """How many different questions are asked of a length; where there are depths, each is asked at every one."""
+    return settings.samples * (1 if task.has_depths else len(settings.depths))
 
 
 def check_fits(task: RetrievalTask, encoder: Encoder, lengths: Sequence[int], settings: Settings) -> None:

@@ -1,0 +1,178 @@
+"""Models made by hand that answer all, nothing, or what the first half of the text tells, at every generated task."""
+
+import random
+import re
+
+import pytest
+import torch
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from ctxext.data.encoding import Encoder
+from ctxext.data.prompt import encode_parts
+from ctxext.evaluate.model import LoadedModel
+from ctxext.evaluate.scoring.subspan_match import share_contained
+from ctxext.evaluate.settings import Settings
+from ctxext.evaluate.tasks.association import PAIRS
+from ctxext.evaluate.tasks.base import keys_of
+from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS
+from ctxext.evaluate.tasks.retrieval import RetrievalWork, make_questions, num_questions
+from hand_made import tiny_llama
+
+NAMES = (
+    *("needle-lines", "needle-values", "needle-questions", "variables"),
+    *("common-words", "coded-words", "association"),
+)
+SETTINGS = Settings(tasks=NAMES, samples=3, depths=(0.0, 0.2, 0.8, 1.0))
+TASKS = {task.name: task for task in SETTINGS.retrieval_tasks()}
+LENGTH = 900
+
+
+class Reader:
+    """Says what it is told to say for each prompt, token by token, whatever has been written so far."""
+
+    def __init__(self, tokenizer, sees):
+        self.tokenizer, self.sees, self.known = tokenizer, sees, {}
+        self.model = tiny_llama(max_position_embeddings=2048)
+        self.real = self.model.forward
+        self.model.forward = self.forward
+
+    def learn(self, questions):
+        for question in questions:
+            for number, prompt in enumerate(question):
+                begin = tuple(prompt.ids[: -prompt.num_answer])
+                self.known[begin] = self.answer(prompt, number)
+
+    def answer(self, prompt, number):
+        if not prompt.wanted:
+            answer = prompt.ids[-prompt.num_answer :]
+            return answer if self.sees(number) else [5] * len(answer)
+        said = [word for place, word in enumerate(prompt.wanted) if self.sees(place)]
+        random.Random(0).shuffle(said)
+        text = " I say " + " and also ".join(said) + "."
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"][: prompt.num_answer]
+
+    def forward(self, input_ids=None, past_key_values=None, logits_to_keep=0, **options):
+        before = past_key_values.get_seq_length() if past_key_values is not None else 0
+        output = self.real(
+            input_ids=input_ids, past_key_values=past_key_values, logits_to_keep=logits_to_keep, **options
+        )
+        self.seen = input_ids if before == 0 else torch.cat([self.seen[:, :before], input_ids], dim=1)
+        kept = output.logits.shape[1]
+        logits = torch.zeros_like(output.logits)
+        for row, ids in enumerate(self.seen.tolist()):
+            for at in range(kept):
+                logits[row, at, self.next_token(ids[: len(ids) - kept + at + 1])] = 1.0
+        return CausalLMOutputWithPast(logits=logits, past_key_values=output.past_key_values)
+
+    def next_token(self, ids):
+        for begin, answer in self.known.items():
+            if tuple(ids[: len(begin)]) == begin:
+                said = len(ids) - len(begin)
+                return answer[said] if said < len(answer) else 1
+        return 5
+
+
+def cells(name, reader):
+    """The share of each record of one task."""
+    task = TASKS[name]
+    loaded = LoadedModel("reader", reader.model, Encoder(reader.tokenizer), can_share=True)
+    samples = tuple(range(num_questions(task, SETTINGS)))
+    reader.learn(make_questions(task, loaded.encoder, LENGTH, samples, SETTINGS))
+    work = RetrievalWork(task, LENGTH, samples, SETTINGS)
+    records = list(work.run(loaded, set(work.keys)))
+    assert {key for record in records for key in keys_of(record)} == set(work.keys)
+    return {record["depth"]: sum(record["correct"]) / len(record["correct"]) for record in records}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_all_none_and_half(name, tokenizer):
+    has_depths = TASKS[name].has_depths
+    for sees, expected in ((lambda place: True, 1.0), (lambda place: False, 0.0)):
+        found = cells(name, Reader(tokenizer, sees))
+        assert set(found.values()) == {expected}
+        assert set(found) == ({*SETTINGS.depths} if has_depths else {None})
+    found = cells(name, Reader(tokenizer, lambda place: place < 2))
+    if has_depths:
+        assert found == {0.0: 1.0, 0.2: 1.0, 0.8: 0.0, 1.0: 0.0}
+    else:
+        wanted = {"common-words": 5, "coded-words": 3}.get(name, 4)
+        assert found[None] == pytest.approx(2 / wanted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_length_and_the_same_for_the_same_seed(name, tokenizer):
+    encoder = Encoder(tokenizer)
+    for length in (500, 1203, 20_000):
+        one, again = (make_questions(TASKS[name], encoder, length, range(2), SETTINGS) for _ in range(2))
+        assert one == again
+        assert all(len(prompt.ids) == length for question in one for prompt in question)
+    texts = {tokenizer.decode(prompt.ids) for question in one for prompt in question}
+    assert len(texts) == (8 if TASKS[name].has_depths else 2)
+
+
+def text_of(name, tokenizer, length=2000, sample=0):
+    (question,) = make_questions(TASKS[name], Encoder(tokenizer), length, [sample], SETTINGS)
+    prompt = question[0]
+    return tokenizer.decode(prompt.ids[: -prompt.num_answer]), prompt
+
+
+def test_what_is_asked_can_be_known(tokenizer):
+    text, prompt = text_of("needle-values", tokenizer)
+    assert all(text.count(value) == 1 for value in prompt.wanted)
+    text, prompt = text_of("needle-questions", tokenizer)
+    asked = text.rsplit("What do the lockers of", 1)[1]
+    for value in prompt.wanted:
+        (key,) = re.findall(rf"locker of ([\w ]+) opens with {value}\.", text)
+        assert key in asked
+    for name, times in (("common-words", 4), ("coded-words", 2)):
+        text, prompt = text_of(name, tokenizer)
+        words = text.split(":", 1)[1].rsplit("\n", 1)[0].split()
+        counts = {word: words.count(word) for word in set(words)}
+        ranked = sorted(counts, key=counts.get, reverse=True)
+        assert set(ranked[: len(prompt.wanted)]) == set(prompt.wanted)
+        assert counts[ranked[len(prompt.wanted) - 1]] >= times * counts[ranked[len(prompt.wanted)]] / 2
+
+
+def test_a_chain_can_be_followed_from_the_front(tokenizer):
+    for sample in range(4):
+        text, prompt = text_of("variables", tokenizer, sample=sample)
+        values = {}
+        for name, value, other in re.findall(r"Let ([A-Z]{4}) be (?:(\d{5})|what ([A-Z]{4}) is)\.", text):
+            values[name] = value or values[other]
+        asked = re.search(r"Which 4 names stand for (\d{5})", text)[1]
+        assert {name for name, value in values.items() if value == asked} == set(prompt.wanted)
+        assert len(values) == 8
+
+
+def test_associations_share_no_word_with_their_questions():
+    common = set(re.findall(r"\w+", "who is a an the of in to by from and not that has can works as person"))
+    for fact, question in PAIRS:
+        told, asked = (set(re.findall(r"[a-z]+", text.lower())) - common for text in (fact, question))
+        assert not told & asked, (fact, question)
+        assert not any(one[:4] == other[:4] for one in told for other in asked if len(one) > 3 and len(other) > 3)
+
+
+def test_names_of_a_haystack_of_needles_are_all_different():
+    from itertools import islice
+
+    pieces = TASKS["needle-lines"].pieces(random.Random(0))
+    lines = [line.split(" opens")[0] for line in [*pieces.needles, *islice(pieces.haystack, 5000)]]
+    assert len(set(lines)) == len(lines)
+
+
+def test_free_order_is_scored_by_whole_words():
+    assert share_contained("First 123456, then 99.", ["99", "123456"]) == 1
+    assert share_contained("1234567 and UHNKX", ["123456", "UHNK"]) == 0
+    assert share_contained("the Barn; a market", ["market", "barn", "soap", "corn"]) == 0.5
+
+
+def test_every_task_fits_its_own_room(tokenizer):
+    encoder = Encoder(tokenizer)
+    for name, task in RETRIEVAL_TASKS.items():
+        if task.is_written and name != "documents":
+            made = TASKS[name]
+            for sample in range(20):
+                pieces = made.pieces(random.Random(sample))
+                assert len(encoder.piece(pieces.answer)) <= made.answer_room
+                assert encode_parts(pieces, encoder, answer_room=made.answer_room).size < 500

@@ -1,0 +1,141 @@
+"""The page with many models: short names, the summary, what it needs from outside (nothing), effective lengths."""
+
+import random
+import re
+
+import pytest
+
+from ctxext.evaluate.report.colours import series_style
+from ctxext.evaluate.report.effective_length import effective_lengths
+from ctxext.evaluate.report.page import render_page
+from ctxext.evaluate.report.pictures import smoothed
+from ctxext.evaluate.report.report import make_report, versions
+from ctxext.evaluate.report.short_names import short_names
+from ctxext.evaluate.settings import Settings
+
+METHODS = "yarn ntk pi llama3 longrope dynamic mspoe-by-parts mspoe-linear self-extend rerope <b>bold</b>".split()  # noqa: SIM905
+STOCK = "HuggingFaceTB/SmolLM2-135M-Instruct"
+IDS = [STOCK, *(f"somebody-else/SmolLM2-135M-Instruct-{method}-x4" for method in METHODS)]
+LENGTHS = (2048, 8192, 32768)
+
+
+def cell(task, length, correct, samples=100, depth=None):
+    return {"task": task, "length": length, "depth": depth, "correct": correct, "samples": samples}
+
+
+def make(ids=IDS, tasks=("needle", "variables", "perplexity", "short")):
+    """A report whose figures fall with the length, the more the later a model is named."""
+    rng = random.Random(0)
+    depths = tuple(number / 10 for number in range(11))
+    settings = Settings(tasks=tasks, lengths=LENGTHS, depths=depths, samples=4)
+    models, records = [], []
+    for number, name in enumerate(ids):
+        source = None if number == 0 else ids[0]
+        models.append(
+            {
+                **{"name": name, "revision": None, "model_type": "llama", "recipe": None, "summary": "stock"},
+                **{"source": source, "trained_length": 8192, "context_length": 32768, "digest": "d" * 64},
+            }
+        )
+        for length in LENGTHS:
+            chance = 1 - length / 32768 * 0.08 * number
+            for depth in depths:
+                right = [int(rng.random() < chance) for _ in range(4)]
+                record = {"task": "needle", "length": length, "depth": depth, "samples": [0, 1, 2, 3], "correct": right}
+                records.append({"model": name, **record, "seconds": 1.0})
+            record = {"task": "variables", "length": length, "depth": None, "samples": [0, 1], "correct": [1, 0.75]}
+            records.append({"model": name, **record, "seconds": 1.0})
+        loss = {"task": "perplexity", "length": 32768, "depth": None, "samples": [0], "seconds": 1.0}
+        buckets = [[2048 * (2 + rng.random()), 2048] for _ in range(16)]
+        records.append({"model": name, **loss, "width": 2048, "buckets": buckets, "lengths": {"8192": [9000, 8191]}})
+        short = {"task": "short", "length": 8192, "depth": None, "samples": [0], "tokens": [8191], "seconds": 1.0}
+        records.append({"model": name, **short, "loss": [16000.0 + 50 * number]})
+    header = {"settings": settings.to_dict(), "loading": {}, "models": models, "versions": versions()}
+    return make_report(header, records)
+
+
+def test_names_are_shortened_to_what_differs():
+    assert short_names(IDS)[STOCK] == "SmolLM2-135M-Instruct"
+    assert short_names(IDS)[IDS[7]] == "mspoe-by-parts"
+    assert short_names(["demo", "demo-yarn"]) == {"demo": "demo", "demo-yarn": "demo-yarn"}
+    alike = [f"{owner}-with-a-name/model-of-some-length" for owner in ("one", "two")]
+    assert short_names(alike) == {name: name for name in alike}
+    assert short_names([STOCK]) == {STOCK: STOCK}
+
+
+def test_many_models_stay_readable():
+    page = render_page(make())
+    assert "<h1>Long context: 12 models</h1>" in page
+    assert page.index('id="summary"') < page.index('class="findings"') < page.index("<h2>needle</h2>")
+    summary = page[page.index('id="summary"') : page.index("</table>")]
+    assert summary.count("<tr>") == 13
+    assert all(name.replace("<", "&lt;").replace(">", "&gt;") in summary for name in IDS)
+    assert "<b>bold</b>" not in page
+    assert "&lt;b&gt;bold&lt;/b&gt;" in page
+    sentences = re.findall(r"<li>(.*?)</li>", page)
+    assert len(sentences) == 4
+    assert all(len(sentence) < 400 for sentence in sentences)
+    assert not re.search(r"(src|href)=\"(?!data:)", page)
+    assert "import(" not in page
+    assert "@import" not in page
+    assert "anywhere" in page, "a task without depths has one cell"
+    assert "5 of" not in summary, "counts stand below"
+
+
+def test_two_models_are_named_in_the_title():
+    assert "<h1>Long context: demo, demo-yarn</h1>" in render_page(make(["demo", "demo-yarn"]))
+
+
+def test_a_report_of_the_first_version_still_makes_a_page():
+    report = make()
+    for model in report["models"]:
+        del model["effective"]
+        model["cells"] = [one for one in model["cells"] if one["task"] == "needle"]
+    assert "effective length" in render_page(report)
+
+
+def test_sixteen_curves_look_different():
+    assert len({series_style(number) for number in range(16)}) == 16
+
+
+def test_smoothing_keeps_ends_and_straight_lines():
+    assert smoothed([1.0, 2.0, 3.0, 4.0]) == [1.0, 2.0, 3.0, 4.0]
+    assert smoothed([0.0, 4.0, 0.0]) == [0.0, 2.0, 0.0]
+    assert smoothed([3.0]) == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("shares", "length"),
+    [
+        ((100, 90, 84), 8192),
+        ((60, 52, 51), 32768),
+        ((60, 40, 60), 2048),
+        ((0, 0, 0), None),
+    ],
+)
+def test_effective_length_is_by_the_models_own_figure(shares, length):
+    cells = [cell("needle", n, right) for n, right in zip(LENGTHS, shares, strict=True)]
+    found = effective_lengths(cells)
+    assert found["length"] == found["tasks"]["needle"]["length"] == length
+    if length:
+        assert found["low"] <= length <= found["high"]
+        assert found["figure"] == shares[0] / 100
+
+
+def test_effective_length_over_tasks_is_by_their_mean_and_depths_are_pooled():
+    cells = [cell("needle", n, 25, 50, depth) for n in LENGTHS for depth in (0.0, 1.0)]
+    cells += [cell("variables", n, right) for n, right in zip(LENGTHS, (100, 80, 20), strict=True)]
+    found = effective_lengths(cells)
+    assert found["length"] == 8192
+    assert found["tasks"]["needle"]["length"] == 32768
+    assert found["tasks"]["variables"]["length"] == 2048
+    assert effective_lengths(cells[:2]) is None, "one length tells nothing"
+
+
+def test_few_samples_make_a_wide_interval():
+    few, many = (
+        effective_lengths([cell("needle", n, right * k, 10 * k) for n, right in zip(LENGTHS, (10, 9, 8), strict=True)])
+        for k in (1, 100)
+    )
+    assert few["low"] == 2048
+    assert many["low"] == many["high"] == 8192

@@ -1,0 +1,96 @@
+"""What is scored is what the model writes, for every method and every order of heads."""
+
+import dataclasses
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from ctxext.converters import convert
+from ctxext.evaluate.model import make_ready
+from ctxext.evaluate.scoring import exact_match
+from ctxext.evaluate.scoring.generation import generate_exact
+from ctxext.evaluate.settings import Settings
+from ctxext.evaluate.tasks.needle import Needle
+from ctxext.evaluate.tasks.retrieval import make_questions
+from ctxext.recipes import METHODS, MsPoE, Recipe, Yarn
+from ctxext.recipes.recipe import step_from_dict
+
+ORDERS = ("prompt", "calibrated", "fixed")
+SCHEDULES = ("linear", "ntk", "by-parts")
+NUMBERS = {
+    "abf": {"theta": 30000.0, "factor": 2.0},
+    "string": {"target_length": 600},
+    "longrope": {"factor": 2.0, "long_factor": [1.5, 2.0, 3.0, 4.0]},
+}
+RECIPES = {
+    **{
+        method.name: [step_from_dict({"method": method.name, **NUMBERS.get(method.name, {"factor": 2.0})}, "")]
+        for method in METHODS
+        if "factor" in {field.name for field in dataclasses.fields(method)}
+    },
+    **{
+        f"mspoe {schedule} {order}": [MsPoE(schedule=schedule, head_order=order, first_layer=0)]
+        for schedule in SCHEDULES
+        for order in ORDERS
+    },
+    "yarn+mspoe prompt": [Yarn(factor=2.0), MsPoE(schedule="by-parts", first_layer=0)],
+}
+LENGTHS = (1100, 400, 514)
+"""Beyond the trained 512 tokens, inside them, and with answers that cross them. Longest first: some remember."""
+
+
+def converted(name, checkpoint, folder, tokenizer):
+    convert(str(checkpoint), folder / "out", Recipe(RECIPES[name]), check=False)
+    model = AutoModelForCausalLM.from_pretrained(folder / "out", trust_remote_code=True, dtype=torch.float32)
+    return make_ready(name, model, tokenizer)
+
+
+def questions_with_known_answers(loaded, length):
+    """Needle prompts whose answer is what the model writes there; of each third prompt the last token is another."""
+    settings = Settings(depths=(0.0, 0.5, 1.0))
+    questions = make_questions(Needle(num_needles=3), loaded.encoder, length, range(3), settings)
+    rights = []
+    for row, question in enumerate(questions):
+        for prompt in question:
+            ids = torch.tensor([prompt.ids[: -prompt.num_answer]])
+            # Greedy decoding by hand: nothing of it comes from the code under test.
+            exact_match.forget_longer_prompts(loaded.model)
+            output, said = loaded.model(input_ids=ids, use_cache=True), []
+            for _ in range(prompt.num_answer):
+                said.append(int(output.logits[0, -1].argmax()))
+                token = torch.tensor([said[-1:]])
+                output = loaded.model(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
+            said[-1] = (said[-1] + (row == 2)) % 640
+            prompt.ids[-prompt.num_answer :] = said
+        rights.append(row != 2)
+    return questions, [rights] * 3
+
+
+def score(loaded, questions, how):
+    found = dict(how(loaded, questions, [0, 1, 2]))
+    return [found[number] for number in sorted(found)]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@torch.inference_mode()
+def test_scored_is_written(name, checkpoint, tmp_path, tokenizer):
+    loaded = converted(name, checkpoint, tmp_path, tokenizer)
+    loaded.model.generation_config.eos_token_id = None
+    for length in LENGTHS:
+        questions, expected = questions_with_known_answers(loaded, length)
+        assert score(loaded, questions, exact_match.score_depths) == expected, length
+        assert score(loaded, questions, generate_exact) == expected, length
+        answered = {number: right for number, _, right in exact_match.answer_losses(loaded, questions)}
+        assert [answered[number] for number in sorted(answered)] == expected, length
+
+
+@pytest.mark.parametrize("name", ["mspoe linear prompt", "mspoe by-parts prompt", "yarn+mspoe prompt"])
+@torch.inference_mode()
+def test_it_would_show_if_the_answer_chose_the_heads(monkeypatch, name, checkpoint, tmp_path, tokenizer):
+    """The fault of version 0.1.0, planted: prompt and answer in one forward."""
+    loaded = converted(name, checkpoint, tmp_path, tokenizer)
+    monkeypatch.setattr(exact_match, "_is_fixed", lambda *_: True)
+    monkeypatch.setattr(exact_match, "_can_crop", lambda *_: False)
+    questions, expected = questions_with_known_answers(loaded, 400)
+    assert score(loaded, questions, exact_match.score_depths) != expected

