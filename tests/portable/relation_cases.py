@@ -1,0 +1,130 @@
+"""Relation methods to test, and a stand-in for the seam: a Llama-style rotary and the calls that it would make."""
+
+import sys
+import types
+
+import numpy as np
+import torch
+
+try:
+    import ctxext.portable.modeling_family
+except ImportError:  # The seam is not there yet.
+
+    class Method:
+        def __init__(self, settings):
+            self.settings = settings
+
+    stub = types.ModuleType("ctxext.portable.modeling_family")
+    stub.Method = Method
+    sys.modules[stub.__name__] = stub
+
+from ctxext.portable.relation import RELATIONS
+
+LENGTH, PAIRS = 64, 8
+BASE = [10000.0 ** (-i / PAIRS) for i in range(PAIRS)]
+METHODS = {
+    "self-extend": {"window": 10},
+    "self-extend-fixed": {"window": 16, "group": 5},
+    "bifocal": {"window": 8},
+    "bifocal-continuous": {"window": 8, "border": "continuous", "temperature": "logn"},
+    "dpe": {"method": "bifocal", "window": 12, "border": "continuous", "groups": [2, 8, 2, 8, 32, 32, 32, 4]},
+    "dca": {"chunk_size": 64, "local": 8},
+    "dca-short": {"method": "dca", "chunk_size": 48, "local": 8, "temperature": "logn"},
+    "rerope": {"window": 16, "temperature": "logn"},
+    "string": {"shift": 21, "window": 8},
+    "string-all": {"method": "string", "shift": 21, "window": 8, "start": 0, "temperature": "yarn"},
+    "sinks": {"sinks": 4, "window": 60},
+    "sinks-short": {"method": "sinks", "sinks": 3, "window": 20, "temperature": "llama4"},
+    "window": {"window": 64},
+    "window-short": {"method": "window", "window": 17},
+    "window-warm": {"method": "window", "window": 90, "temperature": "llama4"},
+    "adaptive": {
+        "base": BASE,
+        "factors": [2, 4],
+        "inverse_frequencies": [[w / (1 + (s - 1) * i / 7) for i, w in enumerate(BASE)] for s in (2, 4)],
+        "attention_factors": [1.07, 1.14],
+    },
+}
+
+
+def step(name):
+    """The settings of a case."""
+    method = name if name in {cls.name for cls in RELATIONS} else name.rsplit("-", 1)[0]
+    return {"method": method, "original_length": LENGTH, "target_length": 256, **METHODS[name]}
+
+
+def made(name):
+    """The method of a case."""
+    settings = step(name)
+    return next(cls for cls in RELATIONS if cls.name == settings["method"])(settings)
+
+
+def rotated(x, angles, interleaved=False):
+    """Rotate the first 2 p columns of x (b, h, l, d) by angles (b or 1, l, p), in float32."""
+    pairs, kept = angles.shape[-1], x
+    x, cos, sin = x[..., : 2 * pairs].float(), angles.cos()[:, None], angles.sin()[:, None]
+    a, b = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+    out = torch.stack([a * cos - b * sin, b * cos + a * sin], -1)
+    out = out.flatten(-2) if interleaved else out.transpose(-1, -2).flatten(-2)
+    return torch.cat([out.to(kept.dtype), kept[..., 2 * pairs :]], -1)
+
+
+class Call:
+    """What the seam tells an attention about the call."""
+
+    def __init__(self, positions, layer=0, cache=None, memory=None, backend="sdpa", interleaved=False):
+        self.positions, self.layer, self.cache, self.backend = positions, layer, cache, backend
+        self.memory, self.scaling, self.interleaved, self.turns = {} if memory is None else memory, None, interleaved, 0
+
+    def turn(self, tensor, to, since=None, frequencies=None):
+        to = to if since is None else to - since
+        self.turns += tensor.shape[2]
+        inverse = torch.tensor(BASE if frequencies is None else frequencies, dtype=torch.float32)
+        to = to.float()
+        angles = (to if to.ndim == 3 else to[..., None]) * inverse
+        return rotated(tensor, angles, self.interleaved)
+
+
+def stock(query, key, value, mask, **kwargs):
+    """The attention of transformers with sdpa."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    mask = mask if mask is None else mask[..., : key.shape[2]]
+    causal = query.shape[2] > 1 and mask is None
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return attend(query, key, value, mask, is_causal=causal, scale=kwargs.get("scaling")).transpose(1, 2), None
+
+
+def stock_eager(query, key, value, mask, scaling=None, softcap=None, s_aux=None, **kwargs):
+    """The attention of transformers with eager, with what families add."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    scores = query @ key.mT * (scaling or query.shape[-1] ** -0.5)
+    scores = scores if softcap is None else (scores / softcap).tanh() * softcap
+    scores = scores + mask[..., : key.shape[2]]
+    if s_aux is not None:
+        scores = torch.cat([scores, s_aux.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+    weights = weights if s_aux is None else weights[..., :-1]
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+def states(length, heads=4, groups=2, size=16, batch=1, seed=0, value_size=None):
+    """Un-rotated query (b, h, l, d), key and value (b, g, l, d), scaled so that softmax is not flat."""
+    draw = torch.Generator().manual_seed(seed)
+    query, key, value = (
+        torch.randn(batch, length, n, d, generator=draw).transpose(1, 2)
+        for n, d in ((heads, size), (groups, size), (groups, value_size or size))
+    )
+    return query * 1.5, key * 1.5, value
+
+
+def base_rotated(query, key, positions, interleaved=False):
+    """Query and key (b, h, l, d) rotated by their own positions (b or 1, l)."""
+    angles = positions[..., None].float() * torch.tensor(BASE, dtype=torch.float32)
+    return rotated(query, angles, interleaved), rotated(key, angles, interleaved)
+
+
+def as_numpy(*tensors):
+    """In float64."""
+    return [np.asarray(tensor.detach().double()) for tensor in tensors]
