@@ -1,5 +1,6 @@
 """Relation methods to test, and a stand-in for the seam: a Llama-style rotary and the calls that it would make."""
 
+import functools
 import sys
 import types
 
@@ -60,13 +61,16 @@ def made(name):
 
 
 def rotated(x, angles, interleaved=False):
-    """Rotate the first 2 p columns of x (b, h, l, d) by angles (b or 1, l, p), in float32."""
-    pairs, kept = angles.shape[-1], x
-    x, cos, sin = x[..., : 2 * pairs].float(), angles.cos()[:, None], angles.sin()[:, None]
-    a, b = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
-    out = torch.stack([a * cos - b * sin, b * cos + a * sin], -1)
-    out = out.flatten(-2) if interleaved else out.transpose(-1, -2).flatten(-2)
-    return torch.cat([out.to(kept.dtype), kept[..., 2 * pairs :]], -1)
+    """Rotate the first 2 p columns of x (b, h, l, d) by angles (b or 1, l, p), in float32, as families write it."""
+    size = 2 * angles.shape[-1]
+    part = x[..., :size].float()
+    angles = angles.repeat_interleave(2, -1) if interleaved else torch.cat([angles, angles], -1)
+    if interleaved:
+        half = torch.stack([-part[..., 1::2], part[..., ::2]], -1).flatten(-2)
+    else:
+        half = torch.cat([-part[..., size // 2 :], part[..., : size // 2]], -1)
+    out = (part * angles.cos()[:, None] + half * angles.sin()[:, None]).to(x.dtype)
+    return out if size == x.shape[-1] else torch.cat([out, x[..., size:]], -1)
 
 
 class Call:
@@ -128,3 +132,42 @@ def base_rotated(query, key, positions, interleaved=False):
 def as_numpy(*tensors):
     """In float64."""
     return [np.asarray(tensor.detach().double()) for tensor in tensors]
+
+
+class Attached:
+    """A method in every attention of a stock Llama, without the seam: by transformers' registry of attentions."""
+
+    def __init__(self, model, method, name="relation_under_test"):
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+        from transformers.masking_utils import sdpa_mask
+
+        self.model, self.method, self.memory, self.cache, self.forms = model, method, {}, None, []
+        self.apply = sys.modules[type(model).__module__].apply_rotary_pos_emb
+        AttentionInterface.register(name, functools.partial(self.attend, sdpa_attention_forward))
+        AttentionMaskInterface.register(name, sdpa_mask)
+        model.set_attn_implementation(name)
+        model.model.register_forward_pre_hook(self.begin, with_kwargs=True)
+
+    def begin(self, module, args, kwargs):
+        self.memory, self.cache = {}, kwargs.get("past_key_values")
+
+    def attend(self, inner, module, query, key, value, mask, **kwargs):
+        call = ModelCall(kwargs["position_ids"], module.layer_idx, self.cache, self.memory)
+        call.rotary, call.apply, call.scaling = self.model.model.rotary_emb, self.apply, module.scaling
+        out = self.method.attend(functools.partial(inner, module), call, query, key, value, mask, **kwargs)
+        if not torch.compiler.is_compiling():
+            self.forms += [plan[0].form for plan in self.memory.values() if isinstance(plan, tuple)]
+        return out
+
+
+class ModelCall(Call):
+    """With the model's own rotary function."""
+
+    def turn(self, tensor, to, since=None, frequencies=None):
+        inverse = self.rotary.inv_freq.float()
+        to = (to if since is None else to - since).float()
+        angles = (to if to.ndim == 3 else to[..., None]) * inverse
+        angles = torch.cat([angles, angles], -1)
+        one = tensor.float()
+        return self.apply(one, one[:, :1, :1], angles.cos(), angles.sin())[0].to(tensor.dtype)

@@ -139,12 +139,12 @@ class Relation(Method):
             mask = mask & ~hidden if mask.dtype == torch.bool else mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
         side = side_of(call, key, single.rungs, single.origins) if single.rungs and can_keep(call) else None
         start = min(side.filled, single.low) if side else 0
-        turned = call.turn(key[:, :, start:], self.turns(rows, n[:, start:]))
+        key = turned(call, key[:, :, start:], self.turns(rows, n[:, start:]))
         if side:
-            side.buffer[:, :, start:total] = turned
+            side.buffer[:, :, start:total] = key
             keep_side(call, side._replace(filled=min(single.low, total)))
-            turned = side.buffer[:, :, :total]
-        return call.turn(query, rows.turn_far) if self.map.turns_keys else query, turned, value, mask
+            key = side.buffer[:, :, :total]
+        return turned(call, query, rows.turn_far) if self.map.turns_keys else query, key, value, mask
 
     def turns(self, rows, n):
         """How far keys at n (b, k) turn for the one call of a single row: (b, k) or (b, k, p)."""
@@ -164,9 +164,9 @@ class Relation(Method):
         query, rows = scaled(query[:, :, first:], plan.scale), plan.rows
         parts = {"near": query}
         if any(run.far for run in plan.pieces):
-            parts["far"] = call.turn(query, rows.turn_far)
+            parts["far"] = turned(call, query, rows.turn_far, "far")
         if rows.turn_middle is not None:
-            parts["middle"] = call.turn(query, rows.turn_middle)
+            parts["middle"] = turned(call, query, rows.turn_middle, "middle")
         parts = {name: part.unflatten(1, (groups, -1)) for name, part in parts.items()}
         own = output[:, first:].transpose(1, 2)
         total = own if own.dtype == torch.float32 else torch.empty_like(own, dtype=torch.float32)
@@ -197,23 +197,23 @@ class Relation(Method):
             return key
         n, rungs = torch.arange(end, device=key.device)[None], torch.tensor([[rung]], device=key.device)
         if not (plan.base and rung == plan.pieces[-1].rung and self.settings.get("side_cache", True) and can_keep(call)):
-            return call.turn(key[:, :, :end], self.map.keys(n, rungs))
+            return turned(call, key[:, :, :end], self.map.keys(n, rungs), "keys")
         side = side_of(call, key, [rung] * len(key), [0] * len(key))
         start = min(side.filled, end)
         if start < end:
-            side.buffer[:, :, start:end] = call.turn(key[:, :, start:end], self.map.keys(n[:, start:], rungs))
+            side.buffer[:, :, start:end] = turned(call, key[:, :, start:end], self.map.keys(n[:, start:], rungs))
             keep_side(call, side._replace(filled=end))
         return side.buffer
 
     def blocks(self, call, plan, query, key, value, mask, kwargs):
         """Output (b, l, h, d) and weights, or None, of all rows from the plan's first on, block by block."""
-        made, turned = [], {}
+        made, by_rung = [], {}
         for block in plan.pieces:
-            turned = {id(rung): turned.get(id(rung)) for rung in block.rungs}
+            by_rung = {id(rung): by_rung.get(id(rung)) for rung in block.rungs}
             for rung in block.rungs if self.map.turns_keys else ():
-                if turned[id(rung)] is None:
-                    turned[id(rung)] = call.turn(key, self.map.keys(plan.keys, rung))
-            far = [key if turned[id(rung)] is None else turned[id(rung)] for rung in block.rungs]
+                if by_rung[id(rung)] is None:
+                    by_rung[id(rung)] = turned(call, key, self.map.keys(plan.keys, rung))
+            far = [key if by_rung[id(rung)] is None else by_rung[id(rung)] for rung in block.rungs]
             inputs = call, plan, block, mask, kwargs, query, key, value, *far
             if torch.is_grad_enabled() and query.requires_grad and not torch.compiler.is_compiling():
                 made.append(checkpoint(self.block, *inputs, use_reentrant=False))  # Scores are not kept.
@@ -227,14 +227,14 @@ class Relation(Method):
         start, stop, low, high, end, rungs = block
         rows = Rows(*(x if x is None else x[:, start:stop] for x in plan.rows))
         query = scaled(query[:, :, start:stop], plan.scale if plan.scale is None else plan.scale[:, start:stop])
-        turned = call.turn(query, rows.turn_far)
-        far = product(turned, far_keys[0][:, :, :high].mT)
+        far_query = turned(call, query, rows.turn_far)
+        far = product(far_query, far_keys[0][:, :, :high].mT)
         for rung, keys in zip(rungs[1:], far_keys[1:], strict=True):
-            far = torch.where((rows.rung == rung)[:, None, :, None], product(turned, keys[:, :, :high].mT), far)
+            far = torch.where((rows.rung == rung)[:, None, :, None], product(far_query, keys[:, :, :high].mT), far)
         near, n = product(query, key[:, :, low:end].mT), plan.keys[:, None, :end]
         mixed = torch.where((n[..., low:high] >= rows.near[..., None])[:, None], near[..., : high - low], far[..., low:])
         if rows.turn_middle is not None:
-            middle = product(call.turn(query, rows.turn_middle), key[:, :, low:high].mT)
+            middle = product(turned(call, query, rows.turn_middle), key[:, :, low:high].mT)
             is_middle = (n[..., low:high] >= rows.middle[..., None]) & (n[..., low:high] < rows.near[..., None])
             mixed = torch.where(is_middle[:, None], middle, mixed)
         scores = torch.cat([far[..., :low], mixed, near[..., high - low :]], -1) * scaling(call, query, kwargs)
@@ -255,6 +255,25 @@ def scaling(call, query, kwargs):
     given = kwargs.get("scaling")
     given = getattr(call, "scaling", None) if given is None else given
     return query.shape[-1] ** -0.5 if given is None else given
+
+
+def turned(call, tensor, to, name=None):
+    """Turn a tensor (b, h, l, d) by `to` (b or 1, l) or (b or 1, l, p), in pieces that stay in the processor's cache.
+
+    With a name, into memory that the next tensor of this name is written to, in this layer or a later one.
+    """
+    step = max(32, 65536 // (tensor.shape[0] * tensor.shape[1] * tensor.shape[3]))
+    if torch.compiler.is_compiling() or tensor.requires_grad or tensor.shape[2] < 2 * step or tensor.is_cuda:
+        return call.turn(tensor, to)
+    made = call.memory.get(name)
+    if name is None or made is None or made.numel() < tensor.numel() or made.dtype != tensor.dtype:
+        made = tensor.new_empty(tensor.numel())
+    if name is not None:
+        call.memory[name] = made
+    made = made[: tensor.numel()].view(tensor.shape)
+    for row in range(0, tensor.shape[2], step):
+        made[:, :, row : row + step] = call.turn(tensor[:, :, row : row + step], to[:, row : row + step])
+    return made
 
 
 def scaled(query, scale):
