@@ -137,12 +137,12 @@ def as_numpy(*tensors):
 class Attached:
     """A method in every attention of a stock Llama, without the seam: by transformers' registry of attentions."""
 
-    def __init__(self, model, method, name="relation_under_test"):
+    def __init__(self, model, method, name, backend="sdpa"):
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
         from transformers.masking_utils import sdpa_mask
 
-        self.model, self.method, self.memory, self.cache, self.forms = model, method, {}, None, []
+        self.model, self.method, self.memory, self.cache, self.backend = model, method, {}, None, backend
         self.apply = sys.modules[type(model).__module__].apply_rotary_pos_emb
         AttentionInterface.register(name, functools.partial(self.attend, sdpa_attention_forward))
         AttentionMaskInterface.register(name, sdpa_mask)
@@ -153,12 +153,9 @@ class Attached:
         self.memory, self.cache = {}, kwargs.get("past_key_values")
 
     def attend(self, inner, module, query, key, value, mask, **kwargs):
-        call = ModelCall(kwargs["position_ids"], module.layer_idx, self.cache, self.memory)
+        call = ModelCall(kwargs["position_ids"], module.layer_idx, self.cache, self.memory, self.backend)
         call.rotary, call.apply, call.scaling = self.model.model.rotary_emb, self.apply, module.scaling
-        out = self.method.attend(functools.partial(inner, module), call, query, key, value, mask, **kwargs)
-        if not torch.compiler.is_compiling():
-            self.forms += [plan[0].form for plan in self.memory.values() if isinstance(plan, tuple)]
-        return out
+        return self.method.attend(functools.partial(inner, module), call, query, key, value, mask, **kwargs)
 
 
 class ModelCall(Call):

@@ -1,0 +1,337 @@
+"""Relation maps: each method against loops in float64, in every form that its attention takes."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from relation_cases import (
+    BASE,
+    LENGTH,
+    METHODS,
+    PAIRS,
+    Call,
+    as_numpy,
+    base_rotated,
+    made,
+    states,
+    step,
+    stock,
+    stock_eager,
+)
+from relation_reference import attention, relation, temperature
+
+TOTAL = 300
+ROWS = [0, 9, 16, 17, 20, 21, 22, 23, 40, 47, 48, *range(61, 68), 90, 95, 96, 112, 127, 128, 129, 150, 172, 173, 191, 192]
+ROWS += [200, 226, 227, 255, 256, 257, 281, 298, 299]
+LAYOUTS = {
+    "grouped": {},
+    "multi-head": {"heads": 3, "groups": 3},
+    "one-key-head": {"heads": 3, "groups": 1},
+    "partial": {"size": 24},
+    "interleaved": {"interleaved": True},
+}
+
+
+@functools.cache
+def case(name, layout="grouped", total=TOTAL):
+    """Rotated query and key, value, and what loops say, for the rows that are compared."""
+    options = dict(LAYOUTS[layout])
+    interleaved = options.pop("interleaved", False)
+    query, key, value = states(total, **options)
+    rows = [row for row in ROWS if row < total]
+    positions = list(range(total))
+    expected = attention(
+        step(name),
+        *as_numpy(query[0], key[0], value[0]),
+        positions,
+        BASE,
+        scaling=query.shape[-1] ** -0.5,
+        interleaved=interleaved,
+        rows=rows,
+    )
+    query, key = base_rotated(query, key, torch.arange(total)[None], interleaved)
+    return query, key, value, torch.from_numpy(expected)[:, rows], rows, interleaved
+
+
+def close(output, expected, rows):
+    """Compare the rows of output (1, l, h, d) with expected (h, rows, d)."""
+    torch.testing.assert_close(output[0].transpose(0, 1)[:, rows].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def form_of(call):
+    return next(value[0].form for value in call.memory.values() if isinstance(value, tuple))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_form_equals_loops(name, layout):
+    query, key, value, expected, rows, interleaved = case(name, layout)
+    method, positions = made(name), torch.arange(TOTAL)[None]
+    for backend, form in (("sdpa", "tiles"), ("other", "blocks")):
+        call = Call(positions, backend=backend, interleaved=interleaved)
+        output, _ = method.attend(stock, call, query, key, value, None)
+        assert form_of(call) == form
+        close(output, expected, rows)
+        assert torch.equal(output[:, : method.map.first], stock(query, key, value, None)[0][:, : method.map.first])
+    for row, out in zip(rows, expected.unbind(1), strict=True):
+        for backend in ("sdpa", "other"):
+            call = Call(positions[:, row : row + 1], backend=backend, interleaved=interleaved)
+            tensors = query[:, :, row : row + 1], key[:, :, : row + 1], value[:, :, : row + 1]
+            output, _ = method.attend(stock, call, *tensors, None)
+            close(output, out[:, None], [0])
+            if row >= method.map.first:
+                assert form_of(call) == ("tiles" if backend == "sdpa" else "one")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_past_twice_the_window(name):
+    query, key, value, expected, rows, _ = case(name, total=150)
+    output, _ = made(name).attend(stock, Call(torch.arange(150)[None]), query, key, value, None)
+    close(output, expected, rows)
+
+
+def test_inside_the_window_nothing_is_touched():
+    query, key, value = states(LENGTH)
+    seen = []
+    for name in METHODS:
+        method = made(name)
+        total = min(method.map.first, LENGTH)
+        tensors = query[:, :, :total], key[:, :, :total], value[:, :, :total]
+        call = Call(torch.arange(total)[None])
+        method.attend(lambda *args, **kwargs: seen.append((args, kwargs)) or (None, None), call, *tensors, "m", scaling=2)
+        args, kwargs = seen.pop()
+        assert all(a is b for a, b in zip(args, tensors, strict=False))
+        assert (args[3], kwargs, call.turns) == ("m", {"scaling": 2}, 0)
+
+
+def test_layers_that_take_no_part():
+    settings = {"method": "rerope", "original_length": 8, "window": 4, "layers": [1]}
+    method = type(made("rerope"))(settings)
+    query, key, value = states(20)
+    outputs = [
+        method.attend(stock, Call(torch.arange(20)[None], layer=layer), query, key, value, None)[0] for layer in (0, 1)
+    ]
+    plain = stock(query, key, value, None)[0]
+    assert torch.equal(outputs[0], plain)
+    assert not torch.equal(outputs[1], plain)
+
+
+def causal_bool(total, padding=(0,)):
+    mask = torch.ones(total, total, dtype=torch.bool).tril()
+    masks = torch.stack([mask & (torch.arange(total) >= count) for count in padding])[:, None]
+    masks[:, :, range(total), range(total)] = True
+    return masks
+
+
+def additive(mask):
+    return torch.zeros(mask.shape).masked_fill_(~mask, torch.finfo(torch.float32).min)
+
+
+class FlexMask:
+    """As flex attention's BlockMask is read."""
+
+    def __init__(self, mask):
+        self.mask, self.shape = mask, mask.shape
+
+    def mask_mod(self, batch, head, query, key):
+        return self.mask[batch, head, query, key]
+
+
+def padded(padding, total=TOTAL):
+    """Positions (b, l) of left-padded prompts as generate counts them."""
+    return torch.stack([(torch.arange(total) - count).where(torch.arange(total) >= count, 1) for count in padding])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_left_padding_in_every_kind_of_mask(name):
+    """Each prompt of a batch comes out as alone; what is inside its window as in stock, bit by bit."""
+    padding, method = [0, 5, 70, 170], made(name)
+    query, key, value = states(TOTAL, batch=4)
+    positions, mask = padded(padding), causal_bool(TOTAL, padding)
+    query, key = base_rotated(query, key, positions)
+    plain = stock(query, key, value, mask)[0]
+    flash = (torch.arange(TOTAL) >= torch.tensor(padding)[:, None]).long()
+
+    def inner(query, key, value, given, **kwargs):
+        return stock(query, key, value, mask[:, :, TOTAL - query.shape[2] :], **kwargs)
+
+    cases = {"sdpa": mask, "eager": additive(mask), "flex_attention": FlexMask(mask), "flash_attention_2": flash}
+    for backend, given in cases.items():
+        attention = {"sdpa": stock, "eager": stock_eager}.get(backend, inner)
+        output, weights = method.attend(attention, Call(positions, backend=backend), query, key, value, given)
+        assert (weights is not None) == (backend == "eager")
+        stock_output = attention(query, key, value, given)[0]
+        for i, count in enumerate(padding):
+            inside = slice(count, count + method.map.first)
+            assert torch.equal(output[i, inside], stock_output[i, inside]), (backend, i)
+            alone = [tensor[i : i + 1, :, count:] for tensor in (query, key, value)]
+            expected, _ = method.attend(stock, Call(torch.arange(TOTAL - count)[None]), *alone, None)
+            torch.testing.assert_close(output[i : i + 1, count:], expected, rtol=1e-4, atol=1e-5)
+        if weights is not None:
+            torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+    assert not torch.allclose(output, plain)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_one_row_of_a_padded_batch(name):
+    padding, method = [0, 5, 70, 170, 260], made(name)
+    query, key, value = states(TOTAL, batch=5)
+    positions, mask = padded(padding), causal_bool(TOTAL, padding)
+    query, key = base_rotated(query, key, positions)
+    last = query[:, :, -1:]
+    for given in (mask[:, :, -1:], torch.nn.functional.pad(mask[:, :, -1:], (0, 7))):  # A static cache has more.
+        room = given.shape[-1] - TOTAL
+        keys, values = (torch.nn.functional.pad(tensor, (0, 0, 0, room), value=9.0) for tensor in (key, value))
+        call = Call(positions[:, -1:])
+        output, _ = method.attend(stock, call, last, keys, values, given)
+        for i, count in enumerate(padding):
+            alone = [tensor[i : i + 1, :, count:] for tensor in (query, key, value)]
+            expected, _ = method.attend(stock, Call(torch.arange(TOTAL - count)[None]), *alone, None)
+            torch.testing.assert_close(output[i : i + 1], expected[:, -1:], rtol=1e-4, atol=1e-5)
+            if TOTAL - count <= method.map.first and not room:
+                assert torch.equal(output[i], stock(last, key, value, given)[0][i])
+
+
+@pytest.mark.parametrize("name", ["self-extend", "dca", "rerope", "sinks", "adaptive"])
+@pytest.mark.parametrize("kind", ["packed", "jumps"])
+def test_positions_that_start_again_or_jump(name, kind):
+    """Documents packed into one row keep apart by their mask; PoSE skips positions."""
+    total, settings, method = 180, step(name), made(name)
+    if kind == "packed":
+        lengths = [30, 100, 50]
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        document = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
+        mask = causal_bool(total) & (document[:, None] == document)
+    else:
+        positions, mask = torch.cat([torch.arange(40), torch.arange(90, 150), torch.arange(190, 270)]), causal_bool(total)
+        if name == "sinks":
+            pytest.skip("Positions within a cache have no jumps in the paper.")
+    query, key, value = states(total, heads=2, groups=1)
+    rows = [*range(0, total, 7), 129, 130, 179]
+    expected = attention(
+        settings,
+        *as_numpy(query[0], key[0], value[0]),
+        positions.tolist(),
+        BASE,
+        scaling=0.25,
+        seen=lambda i, j: bool(mask[0, 0, i, j]),
+        rows=rows,
+    )
+    query, key = base_rotated(query, key, positions[None])
+    for given in (mask, additive(mask)):
+        call = Call(positions[None], backend="sdpa" if given is mask else "eager")
+        output, _ = method.attend(stock if given is mask else stock_eager, call, query, key, value, given)
+        assert form_of(call) == "blocks"
+        close(output, torch.from_numpy(expected)[:, rows], rows)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_gradients(name):
+    """Of query, key and value against a dense float64 form of the loops' angles."""
+    total, settings, method = 140, step(name), made(name)
+    query, key, value = states(total, heads=2, groups=1)
+    angles = np.zeros((2, total, total, PAIRS))
+    seen = torch.zeros(total, total, dtype=torch.bool)
+    for m in range(total):
+        for n in range(m + 1):
+            pair = relation(settings, m, n, BASE)
+            if pair is not None:
+                seen[m, n], angles[:, m, n] = True, pair
+    apart = torch.from_numpy(angles[0] - angles[1])
+    warm = torch.tensor([temperature(settings, m) for m in range(total)]).double()
+    cotangent = torch.randn(1, total, 2, 16, generator=torch.Generator().manual_seed(3)).double()
+
+    def dense(q, k, v):
+        a, b, c, d = *q.chunk(2, -1), *k.chunk(2, -1)
+        same = torch.einsum("bhmp,bgnp,mnp->bhmn", a, c, apart.cos()) + torch.einsum("bhmp,bgnp,mnp->bhmn", b, d, apart.cos())
+        cross = torch.einsum("bhmp,bgnp,mnp->bhmn", a, d, apart.sin()) - torch.einsum("bhmp,bgnp,mnp->bhmn", b, c, apart.sin())
+        scores = (same + cross) * 0.25 * warm[:, None]
+        return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v).transpose(1, 2)
+
+    wide = [tensor.double().requires_grad_() for tensor in (query, key, value)]
+    expected = torch.autograd.grad((dense(*wide) * cotangent).sum(), wide)
+    own = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
+    call = Call(torch.arange(total)[None])
+    output, _ = method.attend(stock, call, *base_rotated(own[0], own[1], torch.arange(total)[None]), own[2], None)
+    assert form_of(call) == "blocks"
+    for found, true in zip(torch.autograd.grad((output * cotangent).sum(), own), expected, strict=True):
+        torch.testing.assert_close(found.double(), true, rtol=1e-3, atol=1e-4)
+
+
+def test_softcap_sinks_window_and_dropout():
+    """What families add to their attention is added to rows beyond the window too."""
+    method, total = made("self-extend"), 200
+    query, key, value = states(total, batch=2)
+    positions, mask = torch.arange(total)[None].expand(2, -1), causal_bool(total)
+    own = torch.randn(4, generator=torch.Generator().manual_seed(1))
+    # A window so wide that nothing is far: the rows' own code must then equal stock.
+    settings = {"method": "rerope", "original_length": 64, "window": 64}
+    near = type(made("rerope"))(settings)
+    near.map.window = 10**6
+    for extra in ({"softcap": 5.0}, {"s_aux": own}, {"softcap": 3.0, "s_aux": own}):
+        call = Call(positions, backend="eager")
+        output, weights = near.attend(stock_eager, call, query, key, value, additive(mask), scaling=0.25, **extra)
+        expected, expected_weights = stock_eager(query, key, value, additive(mask), scaling=0.25, **extra)
+        torch.testing.assert_close(output, expected)
+        torch.testing.assert_close(weights, expected_weights)
+    call = Call(positions, backend="flash_attention_2")
+    banded = mask & (torch.arange(total) > torch.arange(total)[:, None] - 50)
+    output, _ = near.attend(lambda *a, **k: stock(*a[:3], banded), call, query, key, value, None, sliding_window=50)
+    torch.testing.assert_close(output, stock(query, key, value, banded)[0])
+    torch.manual_seed(0)
+    drawn = [method.attend(stock, Call(positions), query, key, value, None, dropout=0.2)[0] for _ in range(200)]
+    kept, _ = method.attend(stock, Call(positions), query, key, value, None)
+    assert not torch.equal(drawn[0][:, 150], drawn[1][:, 150])
+    torch.testing.assert_close(torch.stack(drawn).mean(0)[:, 150], kept[:, 150], rtol=0, atol=0.25)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bfloat16(name):
+    query, key, value, expected, rows, _ = case(name)
+    tensors = [tensor.bfloat16() for tensor in (query, key, value)]
+    plain = stock(*tensors, None)[0]
+    error = (plain.float() - stock(query, key, value, None)[0]).abs().max()
+    for backend in ("sdpa", "other"):
+        output, _ = made(name).attend(stock, Call(torch.arange(TOTAL)[None], backend=backend), *tensors, None)
+        assert output.dtype == torch.bfloat16
+        assert (output[0].transpose(0, 1)[:, rows].double() - expected).abs().max() < 3 * error
+
+
+def test_values_of_another_width():
+    method, positions = made("rerope"), torch.arange(200)[None]
+    query, key, value = states(200, value_size=12)
+    query, key = base_rotated(query, key, positions)
+    wide = torch.nn.functional.pad(value, (0, 4))
+    output, _ = method.attend(stock, Call(positions), query, key, value, None)
+    expected, _ = method.attend(stock, Call(positions), query, key, wide, None)
+    torch.testing.assert_close(output, expected[..., :12])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_rungs_are_known_beforehand(name):
+    """A traced call goes through all rungs up to the last."""
+    rules = made(name).map
+    for total in (1, 64, 65, 128, 200, 300):
+        assert int(rules.rows(torch.arange(total)[None]).rung.max()) <= rules.last_rung(total)
+
+
+@pytest.mark.parametrize("name", ["self-extend", "dpe", "dca-short", "sinks", "adaptive"])
+@pytest.mark.parametrize("length", [1, 150])
+def test_compiled_in_one_graph(name, length):
+    method, total = made(name), 150
+    padding = [0, 40]
+    query, key, value = states(total, batch=2)
+    positions, mask = padded(padding, total), causal_bool(total, padding)
+    query, key = base_rotated(query, key, positions)
+    tensors = query[:, :, -length:], key, value
+
+    def run(positions, mask, *tensors):
+        return method.attend(stock, Call(positions), *tensors, mask)[0]
+
+    inputs = positions[:, -length:], mask[:, :, -length:], *tensors
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compiled = torch.compile(run, fullgraph=True, backend="aot_eager")(*inputs)
+        torch.testing.assert_close(compiled[:, -80:], run(*inputs)[:, -80:], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,196 @@
+"""Relation maps in a whole model: however a prompt arrives, the same logits; caches of every kind, and what they do."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+
+from relation_cases import BASE, METHODS, Attached, made
+
+TOTAL = 300
+BACKENDS = ["sdpa", "other"]  # With tiles, and without what they need.
+
+
+@functools.cache
+def model(name, backend="sdpa"):
+    """A tiny Llama with the rotary of the cases and a method in its attention."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=97, max_position_embeddings=64, rope_theta=10000.0)
+    made_model = LlamaForCausalLM(config).eval()
+    for parameter in made_model.parameters():
+        parameter.data *= 4 if parameter.ndim == 2 else 1  # So that attention is not flat.
+    torch.testing.assert_close(made_model.model.rotary_emb.inv_freq, torch.tensor(BASE))
+    if name is None:
+        return made_model, None
+    return made_model, Attached(made_model, made(name), f"relation_{name}_{backend}", backend)
+
+
+def tokens(total=TOTAL, seed=0):
+    return torch.randint(1, 97, (1, total), generator=torch.Generator().manual_seed(seed))
+
+
+@functools.cache
+def whole(name, seed=0):
+    with torch.no_grad():
+        return model(name)[0](tokens(seed=seed), use_cache=False).logits
+
+
+def same(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def fed(name, ids, step, cache, start=0, backend="sdpa", **kwargs):
+    """Logits of tokens fed in steps after what the cache holds."""
+    parts = []
+    for at in range(start, ids.shape[1], step):
+        given = {key: value[:, : at + step] for key, value in kwargs.items()}
+        parts.append(model(name, backend)[0](ids[:, at : at + step], past_key_values=cache, use_cache=True, **given).logits)
+    return torch.cat(parts, 1)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@torch.no_grad()
+def test_rows_inside_are_stock_and_others_are_not(name):
+    stock, rules = whole(None), made(name).map
+    own = whole(name)
+    assert torch.equal(own[:, : rules.first], stock[:, : rules.first])
+    assert (own[:, rules.first :] - stock[:, rules.first :]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("step", [1, 7, 64, 500])
+@torch.no_grad()
+def test_any_chunks(name, step, backend):
+    same(fed(name, tokens(), step, DynamicCache(), backend=backend), whole(name))
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("step", [1, 7, 500])
+@torch.no_grad()
+def test_static_cache(name, step):
+    network, _ = model(name)
+    cache = StaticCache(network.config, max_cache_len=320)
+    mask = torch.ones(1, TOTAL, dtype=torch.long)
+    same(fed(name, tokens(), step, cache, attention_mask=mask), whole(name))
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("step", [1, 50, 400])
+@torch.no_grad()
+def test_batch_with_others(name, step):
+    counts = [300, 283, 120, 37]
+    ids = torch.zeros(4, TOTAL, dtype=torch.long)
+    mask = torch.zeros(4, TOTAL, dtype=torch.long)
+    for i, count in enumerate(counts):
+        ids[i, TOTAL - count :], mask[i, TOTAL - count :] = tokens()[0, :count], 1
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    logits = []
+    cache = DynamicCache()
+    for at in range(0, TOTAL, step):
+        span = slice(at, at + step)
+        given = {"attention_mask": mask[:, : at + step], "position_ids": positions[:, span]}
+        logits.append(model(name)[0](ids[:, span], past_key_values=cache, **given).logits)
+    logits = torch.cat(logits, 1)
+    for i, count in enumerate(counts):
+        same(logits[i : i + 1, TOTAL - count :], whole(name)[:, :count])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", METHODS)
+@torch.no_grad()
+def test_crop_and_go_on(name, backend):
+    """Assisted decoding takes tokens back; other tokens come in their place."""
+    cache = DynamicCache()
+    fed(name, tokens(), 1, cache, 0, backend)
+    for keep in (299, 250, 190, 100, 60):
+        cache.crop(keep - cache.get_seq_length())
+        ids = torch.cat([tokens()[:, :keep], tokens(seed=keep)[:, keep:]], 1)
+        found = fed(name, ids[:, : keep + 12], 1, cache, keep, backend)
+        expected = model(name)[0](ids[:, : keep + 12], use_cache=False).logits[:, keep:]
+        same(found, expected)
+        found = fed(name, ids, 9, cache, keep + 12, backend)
+        same(found, model(name)[0](ids, use_cache=False).logits[:, keep + 12 :])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", METHODS)
+@torch.no_grad()
+def test_what_caches_do_to_sequences(name, backend):
+    """Beams are reordered, repeated and selected; every sequence keeps its own turned keys."""
+    network = model(name, backend)[0]
+    cache = DynamicCache()
+    prompts = torch.cat([tokens(seed=seed)[:, :220] for seed in range(3)])
+    network(prompts[:, :210], past_key_values=cache)
+    fed(name, prompts, 1, cache, 210, backend)  # Turned keys are there now.
+
+    def check(cache, prompts, seed):
+        more = torch.cat([tokens(4, seed=seed + i) for i in range(len(prompts))])
+        copied = copy.deepcopy(cache)
+        found = torch.cat([network(more[:, i : i + 1], past_key_values=copied).logits for i in range(4)], 1)
+        same(found, network(torch.cat([prompts, more], 1)).logits[:, -4:])
+        return prompts
+
+    check(cache, prompts, 10)
+    cache.reorder_cache(torch.tensor([2, 0, 0]))
+    prompts = check(cache, prompts[[2, 0, 0]], 20)
+    cache.batch_repeat_interleave(2)
+    prompts = check(cache, prompts.repeat_interleave(2, 0), 30)
+    cache.batch_select_indices(torch.tensor([5, 1]))
+    prompts = check(cache, prompts[[5, 1]], 40)
+    if hasattr(cache, "reset"):
+        cache.reset()
+    assert all(side.filled == 0 for side in getattr(cache, "ctxext_sides", {}).values())
+
+
+@pytest.mark.parametrize("name", ["self-extend", "dca", "rerope", "adaptive", "sinks"])
+@torch.no_grad()
+def test_beams_and_assistants(name):
+    network = model(name)[0]
+    ids = tokens()[:, :180]
+    options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    plain = network.generate(ids, **options)
+    uncached = ids
+    for _ in range(24):
+        uncached = torch.cat([uncached, network(uncached, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+    assert torch.equal(plain, uncached)
+    assert torch.equal(network.generate(ids, prompt_lookup_num_tokens=4, **options), plain)
+    assert torch.equal(network.generate(ids, cache_implementation="static", disable_compile=True, **options), plain)
+    beams = network.generate(ids, num_beams=3, **options)
+    assert torch.equal(beams, network.generate(ids, num_beams=3, use_cache=False, **options))
+
+
+@torch.no_grad()
+def test_turned_keys_are_kept():
+    """Decoding turns the near keys of a step, not all; without a cache to keep them with, all are turned."""
+    network, attached = model("self-extend")
+    cache = DynamicCache()
+    network(tokens(), past_key_values=cache)
+    assert not hasattr(cache, "ctxext_sides")
+    network(tokens(1), past_key_values=cache)
+    side = cache.ctxext_sides[0]
+    assert side.filled == 301 - 10
+    network(tokens(1), past_key_values=cache)
+    assert cache.ctxext_sides[0].buffer is side.buffer
+    assert isinstance(cache, DynamicCache)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_fine_tuning_gradients_do_not_depend_on_checkpointing(name):
+    network = model(name)[0]
+    grads = []
+    for on in (False, True):
+        network.train()
+        if on:
+            network.gradient_checkpointing_enable({"use_reentrant": False})
+        network.zero_grad()
+        ids = tokens(200)
+        network(ids, labels=ids, use_cache=False).loss.backward()
+        grads.append([parameter.grad.clone() for parameter in network.parameters()])
+        network.gradient_checkpointing_disable()
+        network.eval()
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
