@@ -18,14 +18,14 @@ from pathlib import Path
 import torch
 
 from ctxext.errors import CtxextError
-from ctxext.evaluate.candidate import open_candidates
-from ctxext.evaluate.generation import generate_exact
-from ctxext.evaluate.loss import token_losses
+from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.evaluate.model import LoadedModel, Loading, load_model
-from ctxext.evaluate.needle import Needle
-from ctxext.evaluate.retrieval import make_questions
-from ctxext.evaluate.scoring import score_depths
+from ctxext.evaluate.scoring.exact_match import score_depths
+from ctxext.evaluate.scoring.generation import generate_exact
+from ctxext.evaluate.scoring.token_losses import token_losses
 from ctxext.evaluate.settings import Settings, even_depths
+from ctxext.evaluate.tasks.needle import Needle
+from ctxext.evaluate.tasks.retrieval import make_questions
 
 LENGTHS = (320, 512, 1024, 1536, 2048)
 DEPTHS = even_depths(11)
@@ -36,8 +36,8 @@ LONG, VOCABULARY = 16 * 1024, 128 * 1024
 
 def time_grid(model: str, lengths: tuple[int, ...]) -> None:
     """Both ways in turn for every length, so that a busy machine slows both alike."""
-    (candidate,) = open_candidates([model])
-    loaded = load_model(candidate, Loading())
+    (info,) = open_infos([model])
+    loaded = load_model(info, Loading())
     settings = Settings(depths=DEPTHS, samples=SAMPLES)
     totals = {"plain": 0.0, "ctxext": 0.0}
     same, right = True, 0

@@ -17,7 +17,7 @@ SIDES = ("trainer", "ctxext", "ctxext shifted")
 
 
 def make_model(options, attention):
-    """A tiny Llama with a large vocabulary; eight heads on four key heads."""
+    """A tiny Llama with a large vocabulary; eight heads on four KV heads."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -1,4 +1,4 @@
-"""Every method on the demo checkpoint, at its trained length and beyond: the figures under docs/results.
+"""Every method on the demo checkpoint, at its original context length and beyond: the figures under docs/results.
 
 python benchmarks/methods.py docs/results
 """
@@ -13,7 +13,7 @@ from rich.console import Console
 from ctxext.cli.eval_tables import report_tables
 from ctxext.converters.convert import convert
 from ctxext.evaluate import Settings, evaluate
-from ctxext.evaluate.findings import findings, percent, pooled
+from ctxext.evaluate.report.findings import findings, percent, pooled
 from ctxext.recipes.recipe import recipe_from_dict
 
 LENGTHS = (512, 1024, 2048)
@@ -34,8 +34,8 @@ NOTES = """
   method wins here says little about which wins on a model of billions of parameters; how to measure it is what carries
   over.
 - No method was fine-tuned afterwards. PI above all is meant to be.
-- `mspoe` was made to use the trained window better, not to extend it, and its linear ratios are known to do harm where
-  heads rely on exact offsets.
+- `mspoe` was made to use the original context length better, not to extend it, and its linear ratios are known to do
+  harm where heads rely on exact offsets.
 - The prose comes from a small grammar. Perplexity on it tells what a change costs, not how well a model reads.
 - {samples} questions per cell: intervals (95 %, Wilson) are wide, and differences inside them mean nothing. The cells
   of one text are not independent of each other.
@@ -99,7 +99,7 @@ def main() -> None:
             settings,
             out=options.out,
             resume=True,
-            progress=lambda done, total, label: status.update(f"{100 * done // total} % {label}"),
+            progress=lambda label, done, total: status.update(f"{100 * done // total} % {label}"),
         )
     (options.out / "README.md").write_text(markdown(report, options.samples), encoding="utf-8")
     for table in report_tables(report, console.width):

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib import resources
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -24,7 +23,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, logging
 
-from ctxext.recipes.mspoe_layout import CODE_FILE, STUB_FILE, edit_config, family_classes, render_stub
+from ctxext.recipes import MsPoE, Recipe
+from ctxext.recipes.rotary import model_config
 
 LAYERS = HEADS = 8
 KINDS = ["stock", "calibrated", "prompt"]
@@ -38,14 +38,15 @@ def make(root: Path, schedule: str) -> None:
     model.save_pretrained(root / "stock")
     config = json.loads((root / "stock" / "config.json").read_text())
     orders = [random.Random(layer).sample(range(HEADS), HEADS) for layer in range(LAYERS)]
-    code = Path(str(resources.files("ctxext.portable"))) / CODE_FILE
+    model = model_config(config)
     for kind in KINDS[1:]:
         shutil.copytree(root / "stock", root / kind, copy_function=os.link)
         (root / kind / "config.json").unlink()
-        edited = edit_config(config, head_order=kind, orders=orders, first_layer=0, schedule=schedule)
-        (root / kind / "config.json").write_text(json.dumps(edited))
-        (root / kind / STUB_FILE).write_text(render_stub(family_classes(config)))
-        shutil.copyfile(code, root / kind / CODE_FILE)
+        ranks = tuple(map(tuple, orders)) if kind == "calibrated" else None
+        recipe = Recipe([MsPoE(head_order=kind, ranks=ranks, first_layer=0, schedule=schedule)])
+        (root / kind / "config.json").write_text(json.dumps(recipe.edit(model).config))
+        for file, text in recipe.code_files(config).items():
+            (root / kind / file).write_text(text)
 
 
 def load(folder: Path):

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from ctxext.converters import convert
-from ctxext.evaluate.candidate import open_candidates
+from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.evaluate.model import Loading, load_model
 from ctxext.recipes import MsPoE, Ntk, Recipe, Yarn
-from ctxext.search import Options, search
-from ctxext.search.exam import Exam, make_exams
+from ctxext.search import SearchOptions, search
+from ctxext.search.eval_set import EvalSet, make_eval_sets
 from ctxext.search.measurement import Measurement, measure
 from ctxext.search.trial_model import Workbench
 
@@ -34,7 +34,7 @@ RECIPES = {
     "yarn ×4": Recipe([Yarn(factor=4)]),
     "mspoe by parts, fixed order": Recipe([MsPoE(schedule="by-parts", ratio_min=2, ratio_max=4, head_order="fixed")]),
 }
-OPTIONS = Options(target_length=2048)
+OPTIONS = SearchOptions(target_length=2048)
 TRIALS = 24
 
 
@@ -44,16 +44,16 @@ def clock() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def in_place(bench: Workbench, exam: Exam, recipe: Recipe) -> Measurement:
+def in_place(bench: Workbench, eval_set: EvalSet, recipe: Recipe) -> Measurement:
     """As a search does."""
-    return measure(bench.apply(bench.prepared(recipe)), exam)
+    return measure(bench.apply(bench.prepared(recipe)), eval_set)
 
 
-def converted(exam: Exam, recipe: Recipe, place: Path) -> Measurement:
+def converted(eval_set: EvalSet, recipe: Recipe, place: Path) -> Measurement:
     """Converted, loaded and asked, in this process."""
     convert("demo", place, recipe, check=False)
-    (candidate,) = open_candidates([str(place)])
-    return measure(load_model(candidate, Loading()), exam)
+    (info,) = open_infos([str(place)])
+    return measure(load_model(info, Loading()), eval_set)
 
 
 def by_commands(recipe: Recipe, place: Path) -> None:
@@ -74,20 +74,20 @@ def run(*words: Any) -> None:
 
 def time_all(rounds: int) -> dict[str, float]:
     """Mean seconds of each way, over all recipes and rounds."""
-    (candidate,) = open_candidates(["demo"])
-    stock = load_model(candidate, Loading())
-    exam = make_exams(stock.encoder, OPTIONS, 512)[0]
+    (info,) = open_infos(["demo"])
+    stock = load_model(info, Loading())
+    eval_set = make_eval_sets(stock.encoder, OPTIONS, 512)[0]
     spent = dict.fromkeys(("in place", "convert, load, ask", "ctxext convert, ctxext eval"), 0.0)
     with tempfile.TemporaryDirectory() as folder:
-        bench = Workbench(stock, candidate.checkpoint, Path(folder) / "bench")
-        in_place(bench, exam, next(iter(RECIPES.values())))
+        bench = Workbench(stock, info.checkpoint, Path(folder) / "bench")
+        in_place(bench, eval_set, next(iter(RECIPES.values())))
         for number in range(rounds):
             for name, recipe in RECIPES.items():
                 place = Path(folder) / f"{number}{name}".replace(" ", "-")
                 started = clock()
-                ours = in_place(bench, exam, recipe)
+                ours = in_place(bench, eval_set, recipe)
                 applied = clock()
-                theirs = converted(exam, recipe, place)
+                theirs = converted(eval_set, recipe, place)
                 loaded = clock()
                 by_commands(recipe, place.with_name(f"{place.name}-commands"))
                 ended = clock()
@@ -106,10 +106,10 @@ def average_trial() -> tuple[float, int]:
         if is_first or standing.stage == "asking the best once more":
             begun.append(clock())
 
-    options = Options(target_length=2048, trials=TRIALS, checked=2)
+    options = SearchOptions(target_length=2048, trials=TRIALS, checked=2)
     found = search("demo", options, watch=watch)
-    early = len(found.standing.tried) - len(found.standing.points)
-    return (begun[1] - begun[0]) / len(found.standing.tried), early
+    early = len(found.standing.trials) - len(found.standing.points)
+    return (begun[1] - begun[0]) / len(found.standing.trials), early
 
 
 def main() -> None:

@@ -15,11 +15,10 @@ from ctxext.converters.card import CardFacts, Measured, front_matter
 from ctxext.converters.commands import convert_command, wrapped
 from ctxext.converters.engines import UNKNOWN, serving_of
 from ctxext.errors import CtxextError
-from ctxext.evaluate.candidate import candidate_of
-from ctxext.families import family_of
-from ctxext.publish.parcel import pack
+from ctxext.evaluate.checkpoint_info import info_of
+from ctxext.publish.upload_plan import pack
 from ctxext.recipes import METHODS, AdjustedBase, LongRope, MsPoE, Ntk, Recipe, Yarn, method_named
-from ctxext.recipes.rotary import read_rotary
+from ctxext.recipes.rotary import model_config
 from small_llama import read_json
 
 REPORT = Path(__file__).parent / "data" / "report"
@@ -117,7 +116,7 @@ def publishable(llama_source, tmp_path):
     manifest = read_json(tmp_path / "out" / "ctxext.json")
     manifest["files"]["tokenizer.json"] = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
     (tmp_path / "out" / "ctxext.json").write_text(json.dumps(manifest))
-    digest = candidate_of("out", open_checkpoint(str(tmp_path / "out"))).digest
+    digest = info_of("out", open_checkpoint(str(tmp_path / "out"))).digest
     report = read_json(REPORT / "report.json")
     report["models"][1]["digest"] = digest
     folder = tmp_path / "report"
@@ -131,8 +130,8 @@ def publishable(llama_source, tmp_path):
 
 def test_results_stand_on_the_card_with_intervals_and_in_the_front_matter(llama_source, tmp_path):
     out, folder = publishable(llama_source, tmp_path)
-    parcel = pack(out, "me/tiny-yarn", report=folder)
-    front, page = parts(parcel.card)
+    plan = pack(out, "me/tiny-yarn", report=folder)
+    front, page = parts(plan.card)
     assert '<td style="text-align:right">83–99</td>' in page
     assert '<img src="report/needle.png" alt="needle" />' in page
     assert '<img src="report/perplexity.png"' in page
@@ -140,10 +139,8 @@ def test_results_stand_on_the_card_with_intervals_and_in_the_front_matter(llama_
     assert "from_pretrained(&quot;me/tiny-yarn&quot;)" in page
     assert "Looking a key up in a long JSON object" in page
     assert "was not evaluated" not in page
-    assert {"report/report.json", "report/report.html", "report/needle.png", "report/perplexity.png"} <= set(
-        parcel.texts
-    )
-    assert "report/needle-tiny.png" not in parcel.texts
+    assert {"report/report.json", "report/report.html", "report/needle.png", "report/perplexity.png"} <= set(plan.texts)
+    assert "report/needle-tiny.png" not in plan.texts
     index = front["model-index"]
     assert index[0]["name"] == "tiny-yarn"
     figures = {
@@ -168,8 +165,8 @@ def test_a_report_about_another_checkpoint_is_refused(llama_source, tmp_path):
 
 def test_a_published_report_does_not_change_what_was_measured(llama_source, tmp_path):
     """The report lies in the checkpoint afterwards; the same command again must still know the checkpoint by it."""
-    from ctxext.publish.parcel import seal
-    from ctxext.publish.verify import failures, verify
+    from ctxext.publish.upload_plan import seal
+    from ctxext.verify.run import failures, verify
 
     out, folder = publishable(llama_source, tmp_path)
     first = pack(out, "me/tiny-yarn", report=folder)
@@ -191,7 +188,7 @@ def test_engines_are_only_said_to_run_what_was_tried(llama_source):
     recipe = Recipe([Yarn(factor=4)])
     config = open_checkpoint(str(llama_source)).config
     untried = {**config, "model_type": "seed_oss"}
-    rows = serving_of(recipe, family_of(untried), read_rotary(untried, family_of(untried)))
+    rows = serving_of(recipe.edit(model_config(untried)))
     assert [row.status for row in rows[1:]] == [UNKNOWN] * 3
     assert rows[1].remark == "not tried with seed_oss"
 
@@ -203,13 +200,13 @@ def test_engines_are_only_said_to_run_what_was_tried(llama_source):
         (recipe_of("yarn"), "vLLM", "exact", ""),
         (recipe_of("ntk-by-parts"), "SGLang", "not", ""),
         (Recipe([Yarn(factor=4, attention_factor=1.2)]), "llama.cpp", "not", ""),
-        (recipe_of("longrope"), "vLLM", "exact", "--max-model-len 512"),
+        (recipe_of("longrope"), "vLLM", "with care", "--max-model-len 512"),
         (recipe_of("longrope"), "transformers", "with care", ""),
         (recipe_of("dynamic"), "vLLM", "not", ""),
         (recipe_of("llama3"), "llama.cpp", "exact", ""),
         (recipe_of("mspoe"), "vLLM", "not", ""),
         (Recipe([MsPoE(first_layer=0, head_order="fixed")]), "vLLM", "exact", "--trust-remote-code"),
-        (recipe_of("mspoe"), "transformers", "exact", "trust_remote_code=True"),
+        (recipe_of("mspoe"), "transformers", "with care", "trust_remote_code=True"),
     ],
 )
 def test_exact_arguments(llama_source, recipe, engine, status, arguments):

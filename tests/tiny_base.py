@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ctxext.converters import convert
-from ctxext.finetune import Options, finetune
+from ctxext.finetune import TrainingOptions, finetune
 from ctxext.finetune.documents import Document
 from ctxext.recipes import Recipe, Yarn
 
@@ -65,11 +65,11 @@ def write_jsonl(path: Path, **sizes) -> Path:
     return path
 
 
-QUICK = Options(length=64, steps=6, batch_size=2, rank=4, learning_rate=5e-3, save_every=2)
+QUICK = TrainingOptions(length=64, steps=6, batch_size=2, rank=4, learning_rate=5e-3, save_every=2)
 PARALLEL = dataclasses.replace(QUICK, batch_size=4, pack="run-on", steps=5)
 
 
-def tune(base: Path, out: Path, options: Options = QUICK, **others):
+def tune(base: Path, out: Path, options: TrainingOptions = QUICK, **others):
     given = {"data": {"name": "random"}, **others}
     return finetune(str(base), out, lambda *_: map(Document, documents()), options, **given)
 

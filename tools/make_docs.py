@@ -8,9 +8,9 @@ from pathlib import Path
 from ctxext.cli.method_options import option_name
 from ctxext.cli.methods import carried_by, summary_of
 from ctxext.families import FAMILIES, Family
-from ctxext.recipes import mspoe_layout
 from ctxext.recipes.base import Method
 from ctxext.recipes.methods import METHODS
+from ctxext.recipes.mspoe import FIXED_ONLY, MsPoE
 from ctxext.recipes.param import limits_of, options_of
 from ctxext.recipes.recipe import presets
 
@@ -88,15 +88,15 @@ def families_page() -> str:
 def _family_row(family: Family) -> list[str]:
     """Methods by configuration, what 4.57 makes of them, Ms-PoE, and a note."""
     config = {"model_type": family.model_type}
-    by_config = [method for method in METHODS if not method.needs_code]
+    by_config = [method for method in METHODS if not method.needs_code()]
     able = [method.name for method in by_config if not method.refusal(config, family)]
     shown = "all" if len(able) == len(by_config) else ", ".join(able) or "none"
     if family.rope_types_4x is None or not able:
         old = "the same" if able else ""
     else:
         old = ", ".join(family.rope_types_4x).replace("default", "a changed base") or "not carried"
-    reason = mspoe_layout.refusal(family)
-    fixed = family.model_type in mspoe_layout.FIXED_ONLY
+    reason = MsPoE.refusal(config, family)
+    fixed = family.model_type in FIXED_ONLY
     code = f"no: {reason}" if reason else "yes, in fixed order" if fixed else "yes"
     return [shown, old, code if able or not reason else "", family.reason or family.note]
 

@@ -258,7 +258,7 @@ def layers_of(kind: type, source: str) -> dict[str, Any]:
 
 
 def rules(seen: dict[int, Any]) -> Any:
-    """Candidate rules, the simplest first."""
+    """CheckpointInfo rules, the simplest first."""
     longest = seen[max(seen)]
     lasts = {types[-1] for types in seen.values()}
     for last in (None, *(sorted(lasts) if len(lasts) == 1 else [])):

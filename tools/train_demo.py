@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ctxext.data import prose
 from ctxext.demo.corpus import TASKS, make_example, make_prompt
-from ctxext.evaluate import prose
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--work", type=Path, required=True, help="folder for the state of the run")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.errors import CtxextError
+from ctxext.families import Family, read
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
 """Files that hold numbers and are never rewritten in place, so that they may be hard-linked."""
@@ -40,6 +41,11 @@ class Checkpoint:
     config: dict[str, Any] = field(repr=False)
     revision: str | None = None
     remote_sizes: dict[str, int] = field(default_factory=dict, repr=False)
+
+    @property
+    def public_name(self) -> str:
+        """The name that may be published: a Hub id as it is, a folder by its last part, as its path helps nobody."""
+        return self.name if self.revision or self.name == "demo" else self.folder.resolve().name
 
     @cached_property
     def files(self) -> list[Path]:
@@ -229,3 +235,15 @@ def _remote_sizes(source: str, revision: str | None, token: str | None) -> dict[
     siblings = HfApi(token=token).model_info(source, revision=revision, files_metadata=True).siblings or []
     weights = [file for file in siblings if file.rfilename.endswith(WEIGHT_SUFFIXES)]
     return {file.rfilename: file.size or 0 for file in weights}
+
+
+def claimed_lengths(checkpoint: Checkpoint, family: Family) -> dict[str, int]:
+    """The context length in tokens that each file claims, by file name."""
+    generation = checkpoint.read_json("generation_config.json") or {}
+    tokenizer = checkpoint.read_json("tokenizer_config.json") or {}
+    claims = {
+        "config.json": read(checkpoint.config, family, "max_position_embeddings"),
+        "tokenizer_config.json": tokenizer.get("model_max_length"),
+        "generation_config.json": generation.get("max_length"),
+    }
+    return {name: int(value) for name, value in claims.items() if value and value < 10**12}

@@ -64,7 +64,7 @@ def test_the_first_layer_equals_the_plain_statistic(source, tmp_path):
     wanted = shares(source, [ids[i * 40 : (i + 1) * 40] for i in range(16)])[0].tolist()
     order = sorted(range(4), key=lambda head: (-wanted[head], head))
     assert len(set(wanted)) > 1
-    ranks = read_json(tmp_path / "out" / "config.json")["ctxext_mspoe"]["ranks"]
+    ranks = read_json(tmp_path / "out" / "config.json")["ctxext_code"]["steps"][0]["ranks"]
     assert ranks[0] == [order.index(head) for head in range(4)]
     assert [list(row) for row in done.plan.recipe.steps[-1].ranks] == ranks
 

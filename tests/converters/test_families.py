@@ -17,7 +17,7 @@ from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.families import family_of
 from ctxext.recipes import METHODS, Method, MsPoE, PositionInterpolation, Recipe, method_named
-from ctxext.recipes.rotary import read_rotary
+from ctxext.recipes.rotary import model_config
 
 IS_4 = transformers.__version__.startswith("4.")
 QUICK = ("llama", "qwen3", "mistral", "gemma3_text", "phi3", "gpt_neox", "phi", "cohere", "olmo2", "gpt_oss", "glm")
@@ -30,7 +30,7 @@ NOT_AT_ONE_WITH_4 = {
 }
 NOT_SAVED_BY_4 = ("zamba2",)
 NUM_TOKENS = 48
-CONFIG_ONLY = tuple(method.name for method in METHODS if not method.needs_code)
+CONFIG_ONLY = tuple(method.name for method in METHODS if not method.needs_code())
 
 
 def families() -> list:
@@ -67,7 +67,7 @@ def test_every_method_or_a_reason(model_type, tmp_path):
             make_plan(checkpoint, Recipe([PositionInterpolation(factor=4)]))
         return
     before = logits(source)
-    pairs = read_rotary(checkpoint.config, family).dim // 2
+    pairs = model_config(checkpoint.config).rotary.dim // 2
     for name in CONFIG_ONLY:
         method = method_for(name, pairs)
         if type(method).refusal(checkpoint.config, family):

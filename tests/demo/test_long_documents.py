@@ -5,8 +5,8 @@ from itertools import islice
 
 import pytest
 
+from ctxext.data.encoding import Encoder
 from ctxext.demo.long_documents import _told_then_asked, long_documents
-from ctxext.evaluate.encoding import Encoder
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from ctxext.evaluate import kv, needle, passkey, prose
+from ctxext.data import prose
+from ctxext.evaluate.tasks import kv, needle, passkey
 
 WINDOW = 512
 

@@ -49,7 +49,7 @@ def test_converted_models_beside_their_source(run, checkpoint, tmp_path):
     assert result.exit_code == 0, result.stderr
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     stretched, beside = report["models"]
-    assert stretched["lengths"] == [512, 1024], "by default the trained length and the window"
+    assert stretched["lengths"] == [512, 1024], "by default the original context length and the window"
     assert stretched["summary"] == "yarn ×2"
     assert beside["name"] == "tiny", "its source is read for comparison without being named"
     assert beside["cells"] == []

@@ -1,8 +1,8 @@
 import pytest
 
-from ctxext.evaluate.colours import ink, shade
-from ctxext.evaluate.findings import findings, percent
-from ctxext.evaluate.report import make_report
+from ctxext.evaluate.report.colours import ink, shade
+from ctxext.evaluate.report.findings import findings, percent
+from ctxext.evaluate.report.report import make_report
 
 
 def report_of(shares, settings=None):
@@ -47,7 +47,7 @@ def test_the_cost_is_paired_by_document():
     assert (against["loss"], against["low"], against["high"]) == pytest.approx((0.1, 0.1, 0.1))
     assert "against" not in report["models"][0]["short"]
     assert findings(report) == [
-        "Cost inside the trained window, in nats per token against the source:"
+        "Cost at the original context length, in nats per token against the source:"
         " x +0.100 (perplexity × 1.105, +0.100 to +0.100)."
     ]
 

@@ -5,7 +5,7 @@ import pytest
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate import Settings, evaluate
-from ctxext.evaluate.harness import check_harness
+from ctxext.evaluate.tasks.harness import check_harness
 
 
 @pytest.fixture

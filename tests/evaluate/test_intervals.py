@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from ctxext.evaluate.intervals import mean_interval, wilson_interval
+from ctxext.evaluate.report.intervals import mean_interval, wilson_interval
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from ctxext.errors import CtxextError
-from ctxext.evaluate import loss
 from ctxext.evaluate.model import LoadedModel, make_ready
-from ctxext.evaluate.perplexity import PerplexityWork, bucket_width
+from ctxext.evaluate.scoring import token_losses as loss
+from ctxext.evaluate.tasks.perplexity import PerplexityWork, bucket_width
 from hand_made import tiny_llama
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

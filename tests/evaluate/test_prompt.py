@@ -6,17 +6,17 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from ctxext.data import prose
+from ctxext.data.encoding import Encoder, split_question
+from ctxext.data.prompt import encode_parts, lay_out
 from ctxext.errors import CtxextError
-from ctxext.evaluate import prose
-from ctxext.evaluate.branches import grow
-from ctxext.evaluate.documents import Documents
-from ctxext.evaluate.encoding import Encoder, split_question
-from ctxext.evaluate.kv import KeyValue
-from ctxext.evaluate.needle import Needle
-from ctxext.evaluate.passkey import PassKey
-from ctxext.evaluate.prompt import encode_parts, lay_out
-from ctxext.evaluate.retrieval import check_fits, fitting, make_questions
+from ctxext.evaluate.scoring.prefix_tree import grow
 from ctxext.evaluate.settings import Settings, even_depths
+from ctxext.evaluate.tasks.documents import Documents
+from ctxext.evaluate.tasks.kv import KeyValue
+from ctxext.evaluate.tasks.needle import Needle
+from ctxext.evaluate.tasks.passkey import PassKey
+from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
 
 TASKS = [PassKey(), Needle(), Needle(num_needles=1), KeyValue(ids="number"), KeyValue(), Documents()]
 TEMPLATE = (
@@ -47,7 +47,7 @@ def test_prompts_have_the_exact_length_and_end_with_the_answer(tokenizer, task, 
     assert encoder.uses_chat == chat
     settings = Settings(depths=even_depths(4), seed=3)
     for number, question in enumerate(make_questions(task, encoder, length, range(2), settings)):
-        pieces = fitting(task, encoder, length).pieces(random.Random(f"3 {task.name} {length} {number} question"))
+        pieces = task.fitting(encoder, length).pieces(random.Random(f"3 {task.name} {length} {number} question"))
         texts = [tokenizer.decode(prompt.ids) for prompt in question]
         asks = pieces.asks or ((pieces.question, pieces.answer),)
         num_texts = -(-4 // len(asks))

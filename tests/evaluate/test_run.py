@@ -11,7 +11,7 @@ import pytest
 from ctxext.errors import CtxextError
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
-from ctxext.evaluate.work import keys_of
+from ctxext.evaluate.tasks.base import keys_of
 
 SETTINGS = {
     "tasks": ("needle", "passkey", "kv", "perplexity", "short"),
@@ -33,12 +33,12 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 from ctxext.evaluate import Settings, evaluate
-from ctxext.evaluate.journal import Journal
-real = Journal.append
+from ctxext.evaluate.results_log import ResultsLog
+real = ResultsLog.append
 def slow(self, record):
     real(self, record)
     time.sleep(0.15)
-Journal.append = slow
+ResultsLog.append = slow
 evaluate([sys.argv[1]], Settings(**eval(sys.argv[3])), out=Path(sys.argv[2]))
 """
 
@@ -134,7 +134,7 @@ import sys
 from pathlib import Path
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
-from ctxext.evaluate.work import keys_of
+from ctxext.evaluate.tasks.base import keys_of
 evaluate([sys.argv[1]], Settings(**eval(sys.argv[3])), loading=Loading(device="cpu"), out=Path(sys.argv[2]))
 """
 

@@ -2,14 +2,14 @@ import pytest
 import torch
 
 from ctxext.errors import CtxextError
-from ctxext.evaluate import scoring
-from ctxext.evaluate.generation import generate_exact
-from ctxext.evaluate.kv import KeyValue
 from ctxext.evaluate.model import make_ready
-from ctxext.evaluate.needle import Needle
-from ctxext.evaluate.passkey import PassKey
-from ctxext.evaluate.retrieval import make_questions
+from ctxext.evaluate.scoring import exact_match as scoring
+from ctxext.evaluate.scoring.generation import generate_exact
 from ctxext.evaluate.settings import Settings, even_depths
+from ctxext.evaluate.tasks.kv import KeyValue
+from ctxext.evaluate.tasks.needle import Needle
+from ctxext.evaluate.tasks.passkey import PassKey
+from ctxext.evaluate.tasks.retrieval import make_questions
 from hand_made import tiny_llama
 
 DEPTHS = even_depths(5)
@@ -137,7 +137,7 @@ def test_numbers_that_are_not_finite_are_refused(tokenizer):
     [
         {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
         {"ctxext_mspoe": {"ratios": [1.2, 1.8]}},
-        {"ctxext": {"recipe": {"steps": [{"method": "mspoe", "head_order": "prompt"}]}}},
+        {"ctxext_code": {"steps": [{"method": "mspoe", "per_prompt": True}]}},
     ],
 )
 def test_encodings_that_follow_the_prompt_are_not_shared(tokenizer, config):

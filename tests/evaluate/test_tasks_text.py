@@ -5,13 +5,14 @@ from itertools import islice
 
 import pytest
 
+from ctxext.data import prose
+from ctxext.data.prompt import Pieces
 from ctxext.errors import CtxextError
-from ctxext.evaluate import prose
-from ctxext.evaluate.documents import Documents, best_subspan_match, read_questions
-from ctxext.evaluate.kv import KeyValue
-from ctxext.evaluate.needle import PHRASINGS, Needle
-from ctxext.evaluate.passkey import PassKey
-from ctxext.evaluate.tasks import Pieces
+from ctxext.evaluate.scoring.subspan_match import best_subspan_match
+from ctxext.evaluate.tasks.documents import Documents, read_questions
+from ctxext.evaluate.tasks.kv import KeyValue
+from ctxext.evaluate.tasks.needle import PHRASINGS, Needle
+from ctxext.evaluate.tasks.passkey import PassKey
 
 QUESTION = {
     "question": "Who built the tower?",

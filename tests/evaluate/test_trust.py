@@ -7,7 +7,7 @@ import pytest
 
 from ctxext.checkpoint import open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.evaluate.candidate import candidate_of
+from ctxext.evaluate.checkpoint_info import info_of
 from ctxext.evaluate.model import Loading, may_run_code
 
 TRUSTED = {"trust_remote_code": True}
@@ -22,7 +22,7 @@ def from_hub(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(content))
         (tmp_path / "tokenizer.json").write_text("{}")
         local = open_checkpoint(str(tmp_path))
-        return candidate_of("mine", dataclasses.replace(local, name="me/mine", revision="a" * 40))
+        return info_of("mine", dataclasses.replace(local, name="me/mine", revision="a" * 40))
 
     return make
 

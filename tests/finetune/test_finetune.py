@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from ctxext.errors import CtxextError
-from ctxext.finetune import Options, finetune
+from ctxext.finetune import TrainingOptions, finetune
 from ctxext.finetune.documents import Document
 from ctxext.finetune.loop import newest_save
 from ctxext.finetune.run import training_folder
@@ -42,8 +42,8 @@ def test_it_learns_and_reports(base, tmp_path):
     assert sum(long[-5:]) / 5 < sum(long[:5]) / 5 - 0.2
     assert lines[0] == "data: 24 documents, 3,120 tokens → 48 sequences of 64; 48 tokens dropped"
     assert lines[1:] == ["      and 48 of 32 tokens", "      each sequence is seen 2.0 times"]
-    assert [told[0] for told in steps if "loss" in told[2]] == list(range(1, 31))
-    assert "tokens/s" in steps[0][2]
+    assert [told[1] for told in steps if "loss" in told[0]] == list(range(1, 31))
+    assert "tokens/s" in steps[0][0]
     report = json.loads((out / "finetune.json").read_text())
     assert report["data"]["num_sequences"] == 48
     assert len(report["losses"]) == 30
@@ -73,7 +73,7 @@ def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout):
         "import os, signal, sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
         "from pathlib import Path\nfrom tiny_base import QUICK, tune\nimport dataclasses\n"
-        "def stop(done, total, text):\n    if done == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "def stop(text, done, total):\n    if done == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"options = dataclasses.replace(QUICK, dropout={dropout})\n"
         f"tune(Path({str(base)!r}), Path({str(tmp_path / 'killed')!r}), options, progress=stop)\n"
     )
@@ -82,7 +82,7 @@ def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout):
     assert not (tmp_path / "killed").exists()
     assert newest_save(training_folder(tmp_path / "killed")).name == "checkpoint-4"
     lines, steps = [], []
-    progress = lambda step, total, text: steps.append(step) if "loss" in text else None  # noqa: E731
+    progress = lambda text, step, total: steps.append(step) if "loss" in text else None  # noqa: E731
     done = tune(base, tmp_path / "killed", options, resume=True, tell=lines.append, progress=progress)
     assert steps == [5, 6]
     assert "going on after step 4" in lines
@@ -104,7 +104,7 @@ class Stopped(Exception):
 
 
 def stop_after(step):
-    def progress(done, *_):
+    def progress(_, done, *__):
         if done == step:
             raise Stopped
 
@@ -141,8 +141,8 @@ def test_what_cannot_be_trained_is_refused(base, tmp_path):
     out = tmp_path / "out"
     for model, options, message in (
         (source, QUICK, "never extended"),
-        (base, change(length=256), "--length 256 is above the window"),
-        (prompt, change(length=32), "anew for each prompt"),
+        (base, change(length=256), "--length 256 is above the context length"),
+        (prompt, change(length=32), "again for each prompt"),
         (base, change(targets=("q_prj",)), "q_prj"),
         (tmp_path / "nowhere", QUICK, "no folder"),
     ):
@@ -213,7 +213,7 @@ def test_nothing_is_overwritten(base, tmp_path):
 )
 def test_options_are_checked_when_they_are_made(options, message):
     with pytest.raises(CtxextError, match=message):
-        Options(**options)
+        TrainingOptions(**options)
 
 
 def test_a_loss_that_is_lost_stops_the_run(tmp_path):

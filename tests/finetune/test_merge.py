@@ -73,7 +73,14 @@ def test_mspoe_base_keeps_its_code_and_loads_without_ctxext(tmp_path):
     base, out = make_base(tmp_path, Yarn(factor=4), MSPOE), tmp_path / "tuned"
     tune(base, out)
     assert (logits(load(out)) - logits(with_adapter(base, out))).abs().max() < 1e-4
-    for name in ("modeling_mspoe.py", "modeling_ctxext.py", "tokenizer.json", "tokenizer_config.json"):
+    for name in (
+        "mspoe.py",
+        "method.py",
+        "modeling_family.py",
+        "modeling_ctxext.py",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ):
         assert (out / name).read_bytes() == (base / name).read_bytes()
     old, new = (json.loads((folder / "config.json").read_text()) for folder in (base, out))
     assert new["ctxext"].pop("finetune")["trained"] == "LoRA rank 4, alpha 8"

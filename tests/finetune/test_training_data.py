@@ -11,7 +11,7 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.batches import Sequences, stacked
 from ctxext.finetune.data import IGNORE, START, read_report, sequence_file, write_sequences
 from ctxext.finetune.documents import Document
-from ctxext.finetune.options import Options
+from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.positions import pose_positions, restarting_positions
 from tiny_base import documents
 
@@ -78,7 +78,7 @@ def test_unusable_data_is_refused(tmp_path, data, pack, message):
 
 
 def make(folder, trained=8, **changes):
-    options = Options(**{"length": 32, "steps": 10, "batch_size": 2, **changes})
+    options = TrainingOptions(**{"length": 32, "steps": 10, "batch_size": 2, **changes})
     options = options.settled(window=32, trained_length=trained)
     write_marked(folder, options.sequences_wanted(), options.pack, map(Document, documents(6, 40)))
     return Sequences(folder, options)
@@ -140,7 +140,7 @@ def test_marked_documents_of_the_wrong_size_are_refused(tmp_path, data, message)
 
 
 def test_a_length_without_documents_is_left_out_of_the_run(tmp_path):
-    options = Options(length=32, steps=10, batch_size=1, short_share=0.5).settled(window=32, trained_length=8)
+    options = TrainingOptions(length=32, steps=10, batch_size=1, short_share=0.5).settled(window=32, trained_length=8)
     write_marked(tmp_path, options.sequences_wanted(), "off", [marked(20, 3)])
     data = Sequences(tmp_path, options)
     assert set(data.lengths) == {32}

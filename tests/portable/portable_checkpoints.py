@@ -10,8 +10,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from ctxext.recipes.mspoe_layout import CODE_FILE, STUB_FILE, edit_config, family_classes, render_stub
+from ctxext.recipes import MsPoE, Recipe
+from ctxext.recipes.rotary import model_config
 
+CODE_FILE = "mspoe.py"
 CODE = Path(str(resources.files("ctxext.portable"))) / CODE_FILE
 MODERN = not hasattr(LlamaConfig(), "rope_theta")
 
@@ -41,11 +43,16 @@ def convert(source, target, **options):
     # Remote code is cached by folder name, so each gets a name of its own.
     target = Path(target).with_name(f"{Path(target).name}_{uuid.uuid4().hex[:8]}")
     shutil.copytree(source, target)
-    config = json.loads((target / "config.json").read_text())
-    classes = family_classes(config)
-    (target / "config.json").write_text(json.dumps(edit_config(config, classes=classes, **options), indent=1))
-    (target / STUB_FILE).write_text(render_stub(classes))
-    shutil.copyfile(CODE, target / CODE_FILE)
+    return write(target, MsPoE(**options))
+
+
+def write(target, *steps):
+    """Turn a copied checkpoint into what these steps make of it; the weights stay."""
+    model = model_config(json.loads((target / "config.json").read_text()))
+    recipe = Recipe(steps).resolved(model)
+    (target / "config.json").write_text(json.dumps(recipe.edit(model).config, indent=1))
+    for name, text in recipe.code_files(model.config).items():
+        (target / name).write_text(text)
     return target
 
 
@@ -67,10 +74,10 @@ def tokens(length, rows=1, seed=0, vocabulary=64):
 
 def ranks_of(cache):
     """The ratio numbers that a cache holds: layer to (batch, key heads)."""
-    return {layer: ranks.clone() for layer, ranks in cache.mspoe_ranks.items()}
+    return {layer: ranks.clone() for (_, layer), ranks in cache.ctxext_state.rows.items()}
 
 
 def with_ranks(source, target, cache, row=0, **options):
     """Convert with the head order that a prompt chose, as a static order."""
     orders = [ranks[row].tolist() for _, ranks in sorted(ranks_of(cache).items())]
-    return convert(source, target, head_order="calibrated", orders=orders, **options)
+    return convert(source, target, head_order="calibrated", ranks=tuple(map(tuple, orders)), **options)

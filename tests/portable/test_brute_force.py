@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from portable_checkpoints import convert, llama, load, tokens
+from portable_checkpoints import convert, llama, load, ranks_of, tokens
 
 
 def reference(weights, config, ids, ratios, first_layer):
@@ -75,10 +75,10 @@ def test_logits_and_ratios(tmp_path, key_heads, length):
         output = model(ids, use_cache=True)
     ratios = [1.2 + 0.6 * i / (key_heads - 1) for i in range(key_heads)]
     expected, chosen = reference(model.state_dict(), model.config, ids[0].numpy(), ratios, 1)
-    settings = model.config.ctxext_mspoe["ratios"]
+    settings = model.config.ctxext_code["steps"][0]["ratios"]
     found = {
         layer: [settings[rank] for rank in ranks[0].tolist()]
-        for layer, ranks in output.past_key_values.mspoe_ranks.items()
+        for layer, ranks in ranks_of(output.past_key_values).items()
     }
     assert found.keys() == chosen.keys()
     assert all(found[layer] == pytest.approx(chosen[layer]) for layer in found)

@@ -16,8 +16,9 @@ from transformers import (
     pipeline,
 )
 
-from ctxext.recipes.mspoe_layout import CODE_FILE, LATCH, STUB_FILE
-from portable_checkpoints import CODE, convert, llama, load, tokens
+from ctxext.recipes.code_layout import SHARED_FILES, STUB_FILE
+from ctxext.recipes.rotary import SENTINEL
+from portable_checkpoints import CODE, CODE_FILE, convert, llama, load, tokens
 
 ORDERS = ["prompt", "fixed"]
 
@@ -48,9 +49,9 @@ def test_without_its_code_it_does_not_load(folders, loader, options):
 def test_the_configuration_is_a_stock_one(folders):
     config = AutoConfig.from_pretrained(folders["fixed"])
     assert config.model_type == "llama"
-    assert config.architectures == ["MsPoELlamaForCausalLM"]
+    assert config.architectures == ["CtxextLlamaForCausalLM"]
     saved = json.loads((folders["fixed"] / "config.json").read_text())
-    assert saved["rope_parameters"]["rope_type"] == saved["rope_scaling"]["rope_type"] == LATCH
+    assert saved["rope_parameters"]["rope_type"] == saved["rope_scaling"]["rope_type"] == SENTINEL
     assert saved["rope_parameters"]["rope_theta"] == saved["rope_theta"] == 10000.0
 
 
@@ -58,7 +59,7 @@ def test_the_configuration_is_a_stock_one(folders):
 def test_auto_model(folders):
     base = AutoModel.from_pretrained(folders["prompt"], trust_remote_code=True, dtype=torch.float32).eval()
     model = load(folders["prompt"])
-    assert type(base).__name__ == "MsPoELlamaModel"
+    assert type(base).__name__ == "CtxextLlamaModel"
     assert torch.equal(model.lm_head(base(tokens(30)).last_hidden_state), logits(model))
 
 
@@ -67,7 +68,7 @@ def test_save_and_load_again(folders, order, tmp_path):
     model = load(folders[order])
     model.save_pretrained(tmp_path / f"saved_{order}")
     assert (tmp_path / f"saved_{order}" / CODE_FILE).read_bytes() == CODE.read_bytes()
-    assert (tmp_path / f"saved_{order}" / STUB_FILE).exists()
+    assert all((tmp_path / f"saved_{order}" / name).exists() for name in (STUB_FILE, *SHARED_FILES))
     again = load(tmp_path / f"saved_{order}")
     assert torch.equal(logits(again), logits(model))
     again.save_pretrained(tmp_path / f"twice_{order}")

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from ctxext.errors import CtxextError
-from portable_checkpoints import convert, llama, load
+from portable_checkpoints import convert, llama, load, ranks_of
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 
@@ -32,7 +32,7 @@ def test_prefill_and_decoding(released, golden, length):
     with torch.no_grad():
         prefill = released(ids, use_cache=True)
     torch.testing.assert_close(prefill.logits[0], tensors[f"from2.len{length}.logits"], rtol=1e-4, atol=1e-4)
-    orders = {str(layer): ranks[0].tolist() for layer, ranks in prefill.past_key_values.mspoe_ranks.items()}
+    orders = {str(layer): ranks[0].tolist() for layer, ranks in ranks_of(prefill.past_key_values).items()}
     assert orders == {layer: values["head_order"] for layer, values in case["layers"].items()}
 
     output = released.generate(
@@ -45,7 +45,7 @@ def test_prefill_and_decoding(released, golden, length):
 
 def test_ratios(released, golden):
     _, cases = golden
-    settings = released.config.ctxext_mspoe
+    settings = released.config.ctxext_code["steps"][0]
     for layer, values in cases["from2.len128"]["layers"].items():
         assert int(layer) in settings["layers"]
         torch.testing.assert_close(torch.tensor(settings["ratios"]), torch.tensor(values["ratio_table_by_index"]))

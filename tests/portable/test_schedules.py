@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from ctxext.errors import CtxextError
-from ctxext.recipes.mspoe_layout import edit_config, ranks_from_scores, ratio_grid
+from ctxext.recipes import MsPoE, Recipe
+from ctxext.recipes.mspoe import ranks_from_scores, ratio_grid
+from ctxext.recipes.rotary import model_config
 from portable_checkpoints import convert, llama, load, tokens
 
 BASES = {
@@ -69,7 +71,7 @@ def test_by_parts_is_yarn_without_temperature(source, tmp_path, beta_fast):
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
     yarn |= {"beta_fast": beta_fast, "beta_slow": 1.0, "attention_factor": 1.0}
     expected = logits(native(source, tmp_path / "yarn", yarn))
-    options = {"ratio_min": 4.0, "ratio_max": 4.0, "first_layer": 0, "schedule": "by-parts", "beta_fast": beta_fast}
+    options = {"ratio_min": 4.0, "ratio_max": 4.0, "first_layer": 0, "schedule": "by-parts", "ramp_fast": beta_fast}
     found = logits(convert(source, tmp_path / "out", **options))
     torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
 
@@ -109,9 +111,9 @@ def test_positions_in_the_middle(source, tmp_path):
     with torch.no_grad():
         tables, _ = rotary(torch.zeros(1), torch.arange(100)[None])
     # The first column turns by one radian per position, so its angle is the position itself.
-    cos, sin = tables.heads[:, 0].chunk(2, -1)
+    cos, sin = tables.sets[0][0][1][:, 0].chunk(2, -1)
     angles = torch.atan2(sin[..., 0], cos[..., 0]).double()
-    for number, ratio in enumerate(model.config.ctxext_mspoe["ratios"]):
+    for number, ratio in enumerate(model.config.ctxext_code["steps"][0]["ratios"]):
         steps = angles[number].diff().remainder(2 * torch.pi)
         expected = torch.ones(99, dtype=torch.double)
         expected[20:60] = 1 / ratio
@@ -150,8 +152,8 @@ def test_grids_and_ranks():
     [
         ({"first_layer": 3}, "No layer from 3 on"),
         ({"head_order": "calibrated"}, "calibrated order needs"),
-        ({"head_order": "calibrated", "orders": [[0, 0]]}, "calibrated order needs"),
-        ({"rescale": "middle", "schedule": "ntk", "rescale_start": 1, "rescale_end": 2}, "compresses positions"),
+        ({"head_order": "calibrated", "ranks": ((0, 0),)}, "calibrated order needs"),
+        ({"rescale": "middle", "schedule": "ntk", "rescale_start": 1, "rescale_end": 2}, "schedule linear only"),
         ({"rescale": "middle"}, "cannot compress"),
         ({"rescale": "middle", "rescale_start": 5, "rescale_end": 5}, "cannot compress"),
     ],
@@ -159,4 +161,4 @@ def test_grids_and_ranks():
 def test_contradictions_are_refused(source, options, message):
     config = json.loads((source / "config.json").read_text())
     with pytest.raises(CtxextError, match=message):
-        edit_config(config, **options)
+        Recipe([MsPoE(**options)]).edit(model_config(config))

@@ -78,13 +78,13 @@ def test_digests_of_the_weights_are_recorded(commands, converted, llama_source, 
 
 
 def test_weights_that_were_just_compared_are_not_read_again(converted, monkeypatch):
-    from ctxext.publish import parcel
+    from ctxext.publish import upload_plan
 
     folder, read = converted("yarn"), []
-    right = parcel.sha256_of
-    monkeypatch.setattr(parcel, "sha256_of", lambda path: read.append(path.name) or right(path))
+    right = upload_plan.sha256_of
+    monkeypatch.setattr(upload_plan, "sha256_of", lambda path: read.append(path.name) or right(path))
     before = read_json(folder / "ctxext.json")["weights"]
-    parcel.seal(prepare(folder, "me/tiny", PushOptions()))
+    upload_plan.seal(prepare(folder, "me/tiny", PushOptions()))
     assert "model.safetensors" not in read
     assert read_json(folder / "ctxext.json")["weights"] == before
 
@@ -198,9 +198,9 @@ def test_a_checkpoint_that_was_changed_is_not_shared(converted):
 def test_a_card_that_a_person_wrote_stays(converted):
     folder = converted("yarn")
     (folder / "README.md").write_text("# Mine\n")
-    parcel = prepare(folder, "me/tiny", PushOptions())
-    assert parcel.card == "# Mine\n"
-    assert "edited by hand" in parcel.warnings[0]
+    plan = prepare(folder, "me/tiny", PushOptions())
+    assert plan.card == "# Mine\n"
+    assert "edited by hand" in plan.warnings[0]
 
 
 def test_what_is_no_checkpoint_of_ours_is_refused(llama_source, tmp_path):

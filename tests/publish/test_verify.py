@@ -14,17 +14,17 @@ from safetensors.torch import load_file, save_file
 import tiny_models
 from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.converters import convert, make_plan
-from ctxext.converters.own_code import runs_only_own_code
 from ctxext.errors import CtxextError
 from ctxext.families import family_of
-from ctxext.publish import subject
-from ctxext.publish.checks import check_configuration
-from ctxext.publish.clean_load import LoadedModel
-from ctxext.publish.subject import Subject
-from ctxext.publish.verify import failures, verify
 from ctxext.recipes import METHODS, MsPoE, Recipe, Yarn, method_named
 from ctxext.recipes.frequencies import inverse_frequencies
-from ctxext.recipes.rotary import attention_scaling, read_rotary
+from ctxext.recipes.own_code import runs_only_own_code
+from ctxext.recipes.rotary import attention_scaling, model_config
+from ctxext.verify import subject
+from ctxext.verify.clean_load import LoadReport
+from ctxext.verify.file_checks import check_configuration
+from ctxext.verify.run import failures, verify
+from ctxext.verify.subject import Subject
 from small_llama import make_llama, read_json
 
 FLIPS_PER_FILE = 40
@@ -38,7 +38,7 @@ def told(folder, **options) -> dict[str, tuple[str, str]]:
 
 
 def rewrite(folder, name, change) -> None:
-    """Change a JSON file as someone would who covers their tracks: its digest is recorded anew."""
+    """Change a JSON file as someone would who covers their tracks: its digest is recorded again."""
     content = read_json(folder / name)
     change(content)
     (folder / name).write_text(json.dumps(content))
@@ -132,14 +132,14 @@ def test_configuration_that_contradicts_its_recipe_is_found_even_if_recorded(con
 
 def test_code_of_another_version_is_found_even_if_recorded_and_not_run(converted):
     folder = converted("mspoe")
-    code = folder / "modeling_mspoe.py"
+    code = folder / "mspoe.py"
     code.write_text(code.read_text() + f"\nopen({str(folder / 'ran')!r}, 'w')\n")
     manifest = read_json(folder / "ctxext.json")
     manifest["files"][code.name] = hashlib.sha256(code.read_bytes()).hexdigest()
     (folder / "ctxext.json").write_text(json.dumps(manifest))
     found = told(folder)
     assert found["files"][0] == "passed"
-    assert found["code"] == ("failed", 'not this version\'s: "modeling_mspoe.py" (it was made by ctxext 0.1.0)')
+    assert found["code"] == ("failed", 'not this version\'s: "mspoe.py" (it was made by ctxext 0.1.0)')
     assert {found[name][0] for name in ("loading", "frequencies", "logits")} == {"not checked"}
     assert not (folder / "ran").exists()
 
@@ -184,7 +184,7 @@ def test_converting_runs_no_code_of_the_source(llama, tmp_path):
 def test_foreign_code_from_the_hub_needs_a_pinned_revision(llama_source, monkeypatch):
     local = open_checkpoint(str(llama_source))
     from_hub = dataclasses.replace(local, name="evil/model", revision="a" * 40)
-    module = importlib.import_module("ctxext.publish.verify")
+    module = importlib.import_module("ctxext.verify.run")
     monkeypatch.setattr(module, "open_checkpoint", lambda *_args, **_options: from_hub)
     for revision in (None, "main", "v1"):
         with pytest.raises(CtxextError, match="pinned revision"):
@@ -198,7 +198,7 @@ def test_a_model_that_rotates_otherwise_is_found(converted, monkeypatch, frequen
     rotary = Subject(open_checkpoint(str(folder))).rotary
     wanted, factor = inverse_frequencies(rotary), attention_scaling(rotary)
     module = {"module": "model.rotary_emb", "layer_type": "", "frequencies": wanted, "scaling": factor}
-    right = LoadedModel(name="LlamaForCausalLM", rotary=[module])
+    right = LoadReport(name="LlamaForCausalLM", rotary=[module])
     monkeypatch.setattr(subject, "load_in_clean_process", lambda *_args, **_options: right)
     assert told(folder)["frequencies"][0] == "passed"
     changed = {**module, "frequencies": [*wanted[:-1], wanted[-1] * frequency], "scaling": factor * scaling}
@@ -251,14 +251,14 @@ def families() -> list:
 
 @pytest.mark.parametrize("model_type", families())
 def test_the_recipe_gives_the_configuration_again(model_type, tmp_path):
-    """For every family and method: what verify derives anew is what convert wrote."""
+    """For every family and method: what verify derives again is what convert wrote."""
     source = open_checkpoint(str(tiny_models.save(model_type, tmp_path / "source")))
     family = family_of(source.config)
     if family.reason:
         return
     numbers = {
         "abf": {"theta": 3e5},
-        "longrope": {"long_factor": (2.0,) * (read_rotary(source.config, family).dim // 2)},
+        "longrope": {"long_factor": (2.0,) * (model_config(source.config).rotary.dim // 2)},
     }
     for method in METHODS:
         if method.refusal(source.config, family):

@@ -9,7 +9,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ctxext.converters import convert
-from ctxext.families import family_of
 from ctxext.recipes import (
     AdjustedBase,
     DynamicNtk,
@@ -22,7 +21,7 @@ from ctxext.recipes import (
     Yarn,
 )
 from ctxext.recipes.frequencies import inverse_frequencies
-from ctxext.recipes.rotary import attention_scaling, read_rotary
+from ctxext.recipes.rotary import attention_scaling, model_config
 from small_llama import make_llama
 
 FACTORS = (2.0, 4.0, 8.0, 32.0)
@@ -174,8 +173,7 @@ def test_our_own_frequencies_equal_the_papers(name):
             "rope_theta": base,
             "max_position_embeddings": length,
         }
-        family = family_of(config)
-        rotary = read_rotary(method_for(name, s, d).edit_config(config, family), family)
+        rotary = model_config(method_for(name, s, d).edit(model_config(config)).config).rotary
         assert isinstance(rotary, Rotary)
         for at in (length // 2, round(length * s)):
             wanted, scaling = reference(name, s, d, base, length, at)

@@ -7,24 +7,24 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ctxext.checkpoint import open_checkpoint
+from ctxext.data.encoding import Encoder
+from ctxext.data.prompt import Prompt
 from ctxext.errors import CtxextError
-from ctxext.evaluate import scoring
-from ctxext.evaluate.encoding import Encoder
 from ctxext.evaluate.model import make_ready
-from ctxext.evaluate.prompt import Prompt
-from ctxext.evaluate.scoring import answer_losses
-from ctxext.evaluate.sharing import is_static_beyond
+from ctxext.evaluate.scoring import exact_match as scoring
+from ctxext.evaluate.scoring.exact_match import answer_losses
+from ctxext.evaluate.scoring.prefix_cache import is_static_beyond
 from ctxext.recipes import LongRope, Recipe
 from ctxext.search import measurement
-from ctxext.search.exam import make_exams
-from ctxext.search.front import Point, best_of, front_of, is_hopeless, points_of
+from ctxext.search.eval_set import make_eval_sets
 from ctxext.search.measurement import Measurement, bounded, measure, measurement_from
-from ctxext.search.options import Options
-from ctxext.search.study import Tried
+from ctxext.search.options import SearchOptions
+from ctxext.search.pareto import Point, best_of, is_hopeless, pareto_front, points_of
+from ctxext.search.study import Trial
 from ctxext.search.trial_model import Workbench
 from hand_made import make_tokenizer, tiny_llama
 
-OPTIONS = Options(target_length=640, samples=3, num_depths=3, checked=4)
+OPTIONS = SearchOptions(target_length=640, samples=3, num_depths=3, checked=4)
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,8 @@ def loaded():
 
 
 @pytest.fixture(scope="module")
-def exams(loaded):
-    return make_exams(loaded.encoder, OPTIONS, 320)
+def eval_sets(loaded):
+    return make_eval_sets(loaded.encoder, OPTIONS, 320)
 
 
 def found(answers: dict[int, float], short: float = 1.0, lengths=(160, 320)) -> Measurement:
@@ -42,12 +42,12 @@ def found(answers: dict[int, float], short: float = 1.0, lengths=(160, 320)) -> 
     return Measurement([short, short], losses, {length: [True, False] for length in answers}, lengths, 2)
 
 
-def tried(number: int, measurement: Measurement, published: str = "") -> Tried:
-    return Tried(number, published, None, measurement, "", 1.0)
+def tried(number: int, measurement: Measurement, published: str = "") -> Trial:
+    return Trial(number, published, None, measurement, "", 1.0)
 
 
-def test_the_loss_is_that_of_the_answer_tokens(loaded, exams):
-    for length, questions in exams[0].questions.items():
+def test_the_loss_is_that_of_the_answer_tokens(loaded, eval_sets):
+    for length, questions in eval_sets[0].questions.items():
         for depth, losses, correct in answer_losses(loaded, questions):
             for question, loss, right in zip(questions, losses, correct, strict=True):
                 prompt = question[depth]
@@ -73,12 +73,12 @@ def test_answers_of_different_lengths_in_one_batch(loaded):
     assert math.isclose(long, sum(own) / 5, rel_tol=1e-4)
 
 
-def test_documents_first_then_the_shortest_prompts(loaded, exams):
-    whole = measure(loaded, exams[0])
+def test_documents_first_then_the_shortest_prompts(loaded, eval_sets):
+    whole = measure(loaded, eval_sets[0])
     assert whole.is_whole
     assert [len(losses) for losses in whole.answers.values()] == [9, 9]
     seen = []
-    part = measure(loaded, exams[0], lambda now: seen.append(sorted(now.answers)) or len(seen) == 2)
+    part = measure(loaded, eval_sets[0], lambda now: seen.append(sorted(now.answers)) or len(seen) == 2)
     assert seen == [[], [320]]
     assert part.short == whole.short
     assert part.answers == {320: whole.answers[320]}
@@ -86,11 +86,11 @@ def test_documents_first_then_the_shortest_prompts(loaded, exams):
     assert measurement_from(part.to_dict()) == part
 
 
-def test_rounds_show_early_what_is_hopeless(loaded, exams, monkeypatch):
-    whole = measure(loaded, exams[0])
+def test_rounds_show_early_what_is_hopeless(loaded, eval_sets, monkeypatch):
+    whole = measure(loaded, eval_sets[0])
     monkeypatch.setattr(measurement, "_ROUND", 1)
     bounds = []
-    again = measure(loaded, exams[0], lambda now: bounds.append(now.least_loss) and False)
+    again = measure(loaded, eval_sets[0], lambda now: bounds.append(now.least_loss) and False)
     assert {length: sorted(losses) for length, losses in again.answers.items()} == {
         length: pytest.approx(sorted(losses), abs=1e-5) for length, losses in whole.answers.items()
     }
@@ -107,10 +107,10 @@ def test_prompts_share_what_lies_beyond_a_switch_of_schedules(tmp_path, monkeypa
     loaded = Workbench(stock, open_checkpoint(str(source)), tmp_path / "bench").apply(long)
     assert stock.can_share
     assert not loaded.can_share
-    exam = make_exams(stock.encoder, Options(target_length=1280, samples=2, num_depths=3), 320)[0]
-    shared = {length: list(answer_losses(loaded, questions)) for length, questions in exam.questions.items()}
+    eval_set = make_eval_sets(stock.encoder, SearchOptions(target_length=1280, samples=2, num_depths=3), 320)[0]
+    shared = {length: list(answer_losses(loaded, questions)) for length, questions in eval_set.questions.items()}
     monkeypatch.setattr(scoring, "_shares_beyond", lambda *_: False)
-    for length, questions in exam.questions.items():
+    for length, questions in eval_set.questions.items():
         own = sorted(answer_losses(loaded, questions))
         wanted = [pytest.approx(two, abs=1e-4) for _, two, _ in sorted(shared[length])]
         assert [losses for _, losses, _ in own] == wanted
@@ -121,11 +121,12 @@ def test_prompts_share_what_lies_beyond_a_switch_of_schedules(tmp_path, monkeypa
     assert not is_static_beyond(stock.model.config.to_dict(), 10**6), "nothing switches: is_static says it all"
 
 
-def test_exams_share_no_prompt_and_no_document(exams):
+def test_eval_sets_share_no_prompt_and_no_document(eval_sets):
     prompts = [
-        {tuple(prompt.ids) for own in exam.questions.values() for one in own for prompt in one} for exam in exams
+        {tuple(prompt.ids) for own in eval_set.questions.values() for one in own for prompt in one}
+        for eval_set in eval_sets
     ]
-    documents = [{tuple(row) for row in exam.documents.tolist()} for exam in exams]
+    documents = [{tuple(row) for row in eval_set.documents.tolist()} for eval_set in eval_sets]
     for sets in (prompts, documents):
         assert sum(map(len, sets)) == len(set().union(*sets))
     assert [len(own) for own in prompts] == [2 * 9, 2 * 18, 2 * 12]
@@ -135,14 +136,14 @@ def test_exams_from_the_users_text(tmp_path):
     encoder = Encoder(make_tokenizer())
     path = tmp_path / "own.txt"
     path.write_text(" ".join(f"Sentence number {number} stands alone here." for number in range(1500)))
-    exams = make_exams(encoder, Options(target_length=640, data=str(path), samples=2, checked=2), 320)
-    texts = [encoder.tokenizer.decode(exam.questions[640][0][0].ids) for exam in exams]
+    eval_sets = make_eval_sets(encoder, SearchOptions(target_length=640, data=str(path), samples=2, checked=2), 320)
+    texts = [encoder.tokenizer.decode(eval_set.questions[640][0][0].ids) for eval_set in eval_sets]
     assert all("stands alone here." in text for text in texts)
-    documents = [{tuple(row) for row in exam.documents.tolist()} for exam in exams]
+    documents = [{tuple(row) for row in eval_set.documents.tolist()} for eval_set in eval_sets]
     assert sum(map(len, documents)) == len(set().union(*documents))
-    path.write_text("Too little text. For three exams.")
+    path.write_text("Too little text. For three eval sets.")
     with pytest.raises(CtxextError, match=r"holds"):
-        make_exams(encoder, Options(target_length=640, data=str(path)), 320)
+        make_eval_sets(encoder, SearchOptions(target_length=640, data=str(path)), 320)
 
 
 def test_one_missed_answer_does_not_outweigh_many():
@@ -176,9 +177,9 @@ def test_the_front_and_the_best():
     stock = found({160: 0.1, 320: 0.9})
     shapes = [(0.3, 1.005), (0.2, 1.02), (0.3, 1.006), (0.4, 1.0), (0.3, 1.005)]
     points = points_of([tried(n, found({160: a, 320: a}, short)) for n, (a, short) in enumerate(shapes)], stock)
-    assert [point.tried.number for point in front_of(points)] == [1, 0, 4, 3]
-    assert best_of(points, 0.01).tried.number == 0
-    assert best_of(points, 0.05).tried.number == 1
+    assert [point.trial.number for point in pareto_front(points)] == [1, 0, 4, 3]
+    assert best_of(points, 0.01).trial.number == 0
+    assert best_of(points, 0.05).trial.number == 1
     assert best_of(points[1:3], 0.001) is None
     assert points_of([tried(0, found({160: 0.1}))], stock) == []
     assert isinstance(points[0], Point)

@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from ctxext.recipes import load_recipe
-from ctxext.search import Options, sampler, search, seeker
+from ctxext.search import SearchOptions, loop, sampler, search
 from ctxext.search.space import space_of
 from ctxext.search.study import Study
 
 METHODS = ("ntk", "yarn", "longrope", "mspoe")
-QUICK = Options(
+QUICK = SearchOptions(
     target_length=640, trials=8, samples=1, num_depths=2, checked=2, keep_short=5.0, seed=3, methods=METHODS
 )
 
@@ -25,14 +25,14 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module", autouse=True)
 def soon_not_random():
-    """The sampler learns from the first trials on, so that what it draws hangs on all before."""
+    """The sampler learns from the first trials on, so that what it draws depends on all before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler, "_RANDOM_AT_FIRST", 1)
         yield
 
 
 def told(found):
-    return [(one.published, one.recipe.to_dict() if one.recipe else None, one.refusal) for one in found.standing.tried]
+    return [(one.published, one.recipe.to_dict() if one.recipe else None, one.refusal) for one in found.standing.trials]
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +45,14 @@ def test_the_same_seed_and_trials_give_the_same_recipe(source, tmp_path, whole):
     again = search(str(source), QUICK)
     assert told(again) == told(whole)
     assert again.check == dataclasses.replace(whole.check, winner=again.check.winner, published=again.check.published)
-    assert again.check.winner.tried.recipe == whole.check.winner.tried.recipe
+    assert again.check.winner.trial.recipe == whole.check.winner.trial.recipe
     other = search(str(source), dataclasses.replace(QUICK, seed=4))
     assert told(other)[-3:] != told(whole)[-3:]
 
 
 @pytest.mark.parametrize("dead_at", [2, 5])
 def test_a_killed_search_goes_on_as_if_nothing_had_happened(source, tmp_path, whole, monkeypatch, dead_at):
-    measure, calls = seeker.measure, []
+    measure, calls = loop.measure, []
 
     def dying(*args):
         calls.append(1)
@@ -60,34 +60,34 @@ def test_a_killed_search_goes_on_as_if_nothing_had_happened(source, tmp_path, wh
             raise Killed
         return measure(*args)
 
-    monkeypatch.setattr(seeker, "measure", dying)
+    monkeypatch.setattr(loop, "measure", dying)
     out = tmp_path / "best.yaml"
     with pytest.raises(Killed):
         search(str(source), QUICK, out=out)
     assert not out.exists()
     found = search(str(source), QUICK, out=out, resume=True)
     assert told(found) == told(whole), "a trial was lost, repeated or changed"
-    assert found.check.winner.tried.recipe == whole.check.winner.tried.recipe
+    assert found.check.winner.trial.recipe == whole.check.winner.trial.recipe
     more = search(str(source), dataclasses.replace(QUICK, trials=9), out=out, resume=True)
     assert told(more)[:-1] == told(found)
 
 
 def test_published_recipes_are_measured_to_the_end(whole):
-    published = {one.published: one for one in whole.standing.tried if one.published}
+    published = {one.published: one for one in whole.standing.trials if one.published}
     assert set(published) == {"ntk", "yarn", "mspoe"}, "longrope's starting curve is a guess"
     assert all(one.measurement is None or one.measurement.is_whole for one in published.values())
-    best = min(point.loss for point in whole.standing.points if point.tried.published)
+    best = min(point.loss for point in whole.standing.points if point.trial.published)
     assert whole.standing.best.loss <= best
 
 
 def test_a_recipe_is_measured_once(source, monkeypatch):
     asked = []
-    original = seeker.measure
-    monkeypatch.setattr(seeker, "measure", lambda *given: asked.append(given[0].name) or original(*given))
+    original = loop.measure
+    monkeypatch.setattr(loop, "measure", lambda *given: asked.append(given[0].name) or original(*given))
     monkeypatch.setattr(sampler, "_mutated", lambda rng, value, space: value)
     options = dataclasses.replace(QUICK, methods=("pi",), trials=6)
     found = search(str(source), options)
-    recipes = [one.recipe.to_dict() for one in found.standing.tried if one.recipe]
+    recipes = [one.recipe.to_dict() for one in found.standing.trials if one.recipe]
     assert len(recipes) > len({str(recipe) for recipe in recipes}) == len(asked), "one was drawn twice, as it is here"
 
 

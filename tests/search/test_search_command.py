@@ -19,10 +19,10 @@ from ctxext.cli import auto
 from ctxext.cli.output import Output
 from ctxext.cli.search_view import watching
 from ctxext.errors import CtxextError
-from ctxext.search.front import best_of, points_of
+from ctxext.search.loop import Standing
 from ctxext.search.measurement import Measurement
-from ctxext.search.seeker import Standing
-from ctxext.search.study import Tried
+from ctxext.search.pareto import best_of, points_of
+from ctxext.search.study import Trial
 
 SMALL = (
     "--trials",
@@ -130,7 +130,7 @@ def standing(numbers, stage="trying recipes", seconds=90.4):
 
     stock = Measurement([1.0, 1.0], {64: [3.0]}, {64: [False]}, (64,), 1)
     tried = [
-        Tried(n, "yarn" if n == 0 else "", Recipe([Yarn(factor=4 + n)]),
+        Trial(n, "yarn" if n == 0 else "", Recipe([Yarn(factor=4 + n)]),
               Measurement([1.001, 1.001], {64: [-math.log1p(-loss)]}, {64: [True]}, (64,), 1), "", 1.0)
         for n, loss in enumerate(numbers)
     ]  # fmt: skip
@@ -163,10 +163,10 @@ def test_a_log_has_a_line_for_each_new_best_and_no_other():
 
 
 def test_auto_converts_with_what_it_found(run, tmp_path, monkeypatch):
-    small = lambda **given: Options(**given, samples=1, checked=2, methods=("yarn",), lengths=(1024,), keep_short=0.05)  # noqa: E731
-    from ctxext.search.options import Options
+    from ctxext.search.options import SearchOptions
 
-    monkeypatch.setattr(auto, "Options", small)
+    few = {"samples": 1, "checked": 2, "methods": ("yarn",), "lengths": (1024,), "keep_short": 0.05}
+    monkeypatch.setattr(auto, "SearchOptions", lambda **given: SearchOptions(**given, **few))
     result = run("convert", "demo", tmp_path / "out", "--method", "auto", "--target-length", "1k", "--trials", 1)
     assert result.exit_code == 0, result.output
     assert "yarn ×2" in result.stdout
@@ -175,9 +175,11 @@ def test_auto_converts_with_what_it_found(run, tmp_path, monkeypatch):
 
 
 def test_auto_converts_nothing_where_nothing_helps(run, source, tmp_path, monkeypatch):
-    from ctxext.search.options import Options
+    from ctxext.search.options import SearchOptions
 
-    monkeypatch.setattr(auto, "Options", lambda **given: Options(**given, samples=1, checked=2, methods=("yarn",)))
+    monkeypatch.setattr(
+        auto, "SearchOptions", lambda **given: SearchOptions(**given, samples=1, checked=2, methods=("yarn",))
+    )
     result = run("convert", source, tmp_path / "out", "--method", "auto", *FAR, "--trials", 1)
     assert "eave the model as it is" in result.exception.message
     assert not (tmp_path / "out").exists()

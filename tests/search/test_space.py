@@ -72,7 +72,7 @@ def test_what_is_drawn_is_accepted_and_can_be_drawn_again_from_its_parameters(sp
             refused.append(error.message)
             continue
         assert space.recipe(dict(parameters)) == recipe
-        assert all(step.factor >= 4 for step in recipe.steps if step.scales)
+        assert all(step.factor >= 4 for step in recipe.steps if step.kind == "schedule")
         kinds.add(tuple(step.name for step in recipe.steps))
     assert len(refused) < 40
     assert set(refused) == {"The recipe has no steps."}

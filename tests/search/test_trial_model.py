@@ -14,7 +14,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel, make_ready
 from ctxext.families import family_of
 from ctxext.recipes import METHODS, AdjustedBase, MsPoE, Recipe, Yarn
-from ctxext.recipes.rotary import read_rotary
+from ctxext.recipes.rotary import model_config
 from ctxext.search.trial_model import Workbench
 from hand_made import make_tokenizer
 
@@ -44,7 +44,7 @@ def recipes(folder: Path) -> dict[str, Recipe]:
     """Each method that the checkpoint's family carries here, and compositions."""
     config = open_checkpoint(str(folder)).config
     family = family_of(config)
-    rotary = read_rotary(config, family)
+    rotary = model_config(config).rotary
     made = {}
     for method in METHODS:
         native = getattr(method, "rope_type", "default")

@@ -11,7 +11,7 @@ from ctxext.cli.search_view import watching
 from ctxext.errors import CtxextError
 from ctxext.recipes.length import parse_length
 from ctxext.recipes.recipe import Recipe
-from ctxext.search.options import Options
+from ctxext.search.options import SearchOptions
 from ctxext.search.run import figures, search
 
 AUTO = "auto"
@@ -69,7 +69,7 @@ def searched_recipe(
 
     trials, minutes = budget
     minutes = DEFAULT_MINUTES if trials is None and minutes is None else minutes
-    options = Options(target_length=parse_length(given["target_length"]), trials=trials, minutes=minutes)
+    options = SearchOptions(target_length=parse_length(given["target_length"]), trials=trials, minutes=minutes)
     with watching(out) as watch:
         found = search(source, options, loading=Loading(**hub), watch=watch)
     if found.recipe is None:

@@ -21,11 +21,10 @@ from ctxext.cli.options import (
     VerboseOption,
 )
 from ctxext.cli.output import Output
-from ctxext.converters.apply import Progress
 from ctxext.converters.calibration import Calibration, calibrated
 from ctxext.converters.convert import Conversion, carry_out
 from ctxext.converters.engines import MARKS, Serving
-from ctxext.converters.place import check_out
+from ctxext.converters.output_directory import check_out
 from ctxext.converters.plan import Change, Plan, make_plan
 from ctxext.recipes.length import format_length
 from ctxext.recipes.methods import METHODS
@@ -100,8 +99,7 @@ def convert(
     if steps is None:
         hub = {"device": device, "dtype": dtype, "revision": revision, "token": token}
         steps = searched_recipe(source, given, (trials, minutes), hub, output)
-    with output.progress("") as advance:
-        progress: Progress = lambda what, done, total: advance(done, total, what)  # noqa: E731
+    with output.progress("") as progress:
         if not dry_run:
             calibration = Calibration(calibration_text, device, dtype)
             steps = calibrated(checkpoint, steps, calibration, replace_scaling=replace_scaling, progress=progress)
@@ -126,9 +124,9 @@ def _tell(output: Output, done: Conversion, source: str, out: Path, seconds: flo
         "seconds": round(seconds, 3),
     }
     trained, reach = plan.rotary.trained_length, reach_of(plan)
-    window = f"{trained} → {reach} tokens" if reach != trained else f"{trained} tokens as before"
+    lengths = f"{trained} → {reach} tokens" if reach != trained else f"{trained} tokens as before"
     lines = [
-        f"[green]✓[/green] [bold]{out}[/bold]   {plan.recipe.summary()}   {window}   weights {how}   {seconds:.2f} s",
+        f"[green]✓[/green] [bold]{out}[/bold]   {plan.recipe.summary()}   {lengths}   weights {how}   {seconds:.2f} s",
         *_verification_lines(done),
         f"  serves in  {serving_line(plan.serving)}",
     ]

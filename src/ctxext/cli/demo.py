@@ -50,7 +50,7 @@ def demo(
     trained, heads = found.rotary.trained_length, found.attention
     output.note(
         f"[green]✓[/green] demo checkpoint   {found.num_parameters / 1e6:.1f} M parameters · {heads['heads']} heads, "
-        f"{heads['key_heads']} key heads · trained to {trained} tokens · rope theta {found.rotary.theta:g}"
+        f"{heads['key_heads']} KV heads · trained to {trained} tokens · rope theta {found.rotary.theta:g}"
     )
     folders = _convert_all(output, out)
     lengths = (trained, 4 * trained)
@@ -88,8 +88,8 @@ def _ask(output: Output, folders: dict[str, Path], out: Path, lengths: tuple[int
     place = out / "report"
     shutil.rmtree(place, ignore_errors=True)
     title = f"asking {len(settings.depths)} depths × {samples} needles at {lengths[0]} and {lengths[1]} tokens"
-    with output.progress(title) as bar:
-        return evaluate(["demo", *map(str, folders.values())], settings, out=place, progress=bar)
+    with output.progress(title) as progress:
+        return evaluate(["demo", *map(str, folders.values())], settings, out=place, progress=progress)
 
 
 def _shares(report: dict[str, Any]) -> dict[str, dict[int, list[float]]]:
@@ -134,12 +134,13 @@ def _sentence(shares: dict[str, dict[int, list[float]]], lengths: tuple[int, ...
     short, long = lengths
     best = max((name for name in shares if name != "stock"), key=lambda name: mean(name, long))
     parts = [
-        f"Stock finds {mean('stock', short):.0%} inside its window and {mean('stock', long):.0%} at {long} tokens; ",
+        f"Stock finds {mean('stock', short):.0%} within its context length and {mean('stock', long):.0%} at {long} "
+        "tokens; ",
         f"without any training {_shown(best)} finds {mean(best, long):.0%} there",
     ]
     hurt = [_shown(name) for name in shares if mean(name, short) < mean("stock", short) - 0.1]
     losing = f"{' and '.join(hurt)} {'loses' if len(hurt) == 1 else 'lose'} more than ten points"
-    parts.append(f"; inside the old window {losing}." if hurt else ".")
+    parts.append(f"; within the original context length {losing}." if hurt else ".")
     if mean("mspoe", short) < mean("stock", short) - 0.1:
         parts.append(
             " The paper's linear ratios slow fast frequencies too, which breaks heads that look back by exact offsets; "

@@ -19,7 +19,7 @@ from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
 
 if TYPE_CHECKING:
-    from ctxext.evaluate.report import Report
+    from ctxext.evaluate.report.report import Report
 
 
 def eval_(
@@ -86,9 +86,9 @@ def eval_(
     )
     loading = Loading(device, dtype, attention, chat_template, trust_remote_code, revision, token)
     out = out or _free_folder(resume=resume)
-    with output.progress("evaluating") as advance:
+    with output.progress("evaluating") as progress:
         report = evaluate(
-            models, settings, loading=loading, out=out, resume=resume, overwrite=overwrite, progress=advance
+            models, settings, loading=loading, out=out, resume=resume, overwrite=overwrite, progress=progress
         )
     if report:
         _tell(report, out, models, output)
@@ -112,7 +112,7 @@ def _tell(report: "Report", out: Path, models: Sequence[str], output: Output) ->
     from rich.text import Text
 
     from ctxext.cli.eval_tables import report_tables
-    from ctxext.evaluate.findings import findings
+    from ctxext.evaluate.report.findings import findings
 
     sentences = [Text(sentence) for sentence in findings(report)]
     output.result(report, *report_tables(report, output.stdout.width), Text(), *sentences)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from ctxext.evaluate.tasks.registry import TASKS
+
 _ASKED, _RUN, _RESULTS = "What is asked", "How it is run", "Results"
 
 ModelsArgument = Annotated[list[str], typer.Argument(metavar="MODEL...", help="Folders, Hub ids, or demo.")]
@@ -13,18 +15,22 @@ TaskOption = Annotated[
     typer.Option(
         "--task",
         "-t",
-        help="passkey, needle, kv, documents, perplexity, short; several with commas. Default: needle,short.",
+        help=f"{', '.join(TASKS)}; several with commas. Default: needle,short.",
         show_default=False,
     ),
 ]
 LengthsOption = Annotated[
     str | None,
-    typer.Option("--lengths", help="Prompt lengths, as 4k,32k. Default: trained length, window.", show_default=False),
+    typer.Option(
+        "--lengths",
+        help="Prompt lengths, as 4k,32k. Default: the original and the present context length.",
+        show_default=False,
+    ),
 ]
 DepthsOption = Annotated[str, typer.Option("--depths", help="So many depths, or a list in percent: 0,50,100.")]
 SamplesOption = Annotated[int, typer.Option("--samples", min=1, help="Questions per cell, and documents to read.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Decides every question.")]
-AllowBeyondOption = Annotated[bool, typer.Option("--allow-beyond", help="Ask beyond a model's window too.")]
+AllowBeyondOption = Annotated[bool, typer.Option("--allow-beyond", help="Ask beyond a model's context length too.")]
 
 NeedlesOption = Annotated[
     int, typer.Option("--needles", min=1, help="needle: facts in the text; one is asked for.", rich_help_panel=_ASKED)

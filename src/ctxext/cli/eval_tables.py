@@ -7,9 +7,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ctxext.evaluate.colours import hexadecimal, ink, shade
-from ctxext.evaluate.findings import percent, pooled
-from ctxext.evaluate.report import Report
+from ctxext.evaluate.report.colours import hexadecimal, ink, shade
+from ctxext.evaluate.report.findings import percent, pooled
+from ctxext.evaluate.report.report import Report
 
 _CELL = 5
 _POOLED = 13

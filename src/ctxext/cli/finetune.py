@@ -1,4 +1,4 @@
-"""`ctxext finetune`: a short training that makes an extended window work."""
+"""`ctxext finetune`: a short training that makes a longer context work."""
 
 import dataclasses
 from pathlib import Path
@@ -17,13 +17,13 @@ from ctxext.cli.options import (
     names_in,
 )
 from ctxext.cli.output import Output
-from ctxext.converters.apply import sha256_of
 from ctxext.errors import CtxextError
+from ctxext.files import sha256_of
 from ctxext.recipes.length import parse_length
 
 if TYPE_CHECKING:
     from ctxext.finetune.documents import DocumentReader
-    from ctxext.finetune.options import Options
+    from ctxext.finetune.options import TrainingOptions
     from ctxext.finetune.run import Finetuned
 
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")]
@@ -85,14 +85,14 @@ def finetune(
     """
     words = locals()
     from ctxext.finetune import run
-    from ctxext.finetune.options import Options
+    from ctxext.finetune.options import TrainingOptions
 
-    given = {field.name: words[field.name] for field in dataclasses.fields(Options) if field.name in words}
+    given = {field.name: words[field.name] for field in dataclasses.fields(TrainingOptions) if field.name in words}
     lengths = {name: parse_length(value) if value else None for name, value in _lengths(given).items()}
     _check_tasks(evaluate)
     output = Output(as_json=as_json, quiet=quiet or not run.is_first(), verbose=verbose)
-    options = Options(**{**given, **lengths, "targets": names_in([targets or ""])})
-    with output.progress("") as advance:
+    options = TrainingOptions(**{**given, **lengths, "targets": names_in([targets or ""])})
+    with output.progress("") as progress:
         try:
             done = run.finetune(
                 model,
@@ -105,7 +105,7 @@ def finetune(
                 merge=merge,
                 resume=resume,
                 overwrite=overwrite,
-                progress=lambda reached, total, text: advance(reached, total, text),
+                progress=progress,
                 tell=output.note,
             )
         except KeyboardInterrupt:
@@ -121,7 +121,7 @@ def _lengths(given: dict[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name in ("length", "start_length", "window", "group")}
 
 
-def _reader(data: str, options: "Options") -> "DocumentReader":
+def _reader(data: str, options: "TrainingOptions") -> "DocumentReader":
     """How the documents are read, once the tokenizer is there."""
     from ctxext.demo.long_documents import long_documents
     from ctxext.finetune.documents import read_documents
@@ -141,7 +141,7 @@ def _described(data: str) -> dict[str, Any]:
 
 def _check_tasks(tasks: str | None) -> None:
     """Refuse unknown tasks before hours of training."""
-    from ctxext.evaluate.settings import TASKS
+    from ctxext.evaluate.tasks.registry import TASKS
 
     for task in names_in([tasks or ""]):
         if task not in TASKS:
@@ -155,8 +155,8 @@ def _evaluate(model: str, out: Path, tasks: tuple[str, ...], done: "Finetuned", 
     from ctxext.evaluate.settings import Settings
 
     settings = Settings(tasks=tasks, seed=done.options.seed)
-    with output.progress("evaluating") as advance:
-        report = evaluate([model, str(out)], settings, out=out / "evaluation", progress=advance)
+    with output.progress("evaluating") as progress:
+        report = evaluate([model, str(out)], settings, out=out / "evaluation", progress=progress)
     for table in report_tables(report, output.stderr.width):
         output.note(table)
     return report

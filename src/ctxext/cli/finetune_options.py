@@ -17,7 +17,9 @@ DataOption = Annotated[
 ]
 LengthOption = Annotated[
     str | None,
-    typer.Option("--length", help="Tokens of a sequence, as 32k. Default: the model's window.", show_default=False),
+    typer.Option(
+        "--length", help="Tokens of a sequence, as 32k. Default: the model's context length.", show_default=False
+    ),
 ]
 StepsOption = Annotated[int, typer.Option("--steps", help="Optimizer steps.")]
 BatchSizeOption = Annotated[int, typer.Option("--batch-size", help="Sequences per step, over all processes.")]
@@ -44,7 +46,9 @@ StartLengthOption = Annotated[
 ShortShareOption = Annotated[
     float,
     typer.Option(
-        "--short-share", help="Share of steps on sequences of the trained length, 0 to 1.", rich_help_panel=_LENGTH
+        "--short-share",
+        help="Share of steps on sequences of the original context length, 0 to 1.",
+        rich_help_panel=_LENGTH,
     ),
 ]
 PackOption = Annotated[
@@ -52,7 +56,7 @@ PackOption = Annotated[
     typer.Option(
         "--pack",
         help="off: each sequence comes from one document; run-on: documents are joined; restart: joined, and positions "
-        "begin anew with each.",
+        "start again with each.",
         rich_help_panel=_LENGTH,
     ),
 ]
@@ -68,7 +72,7 @@ WindowOption = Annotated[
     str | None,
     typer.Option(
         "--window",
-        help="With pose: tokens of a window. Default: the trained length.",
+        help="With pose: tokens of a window. Default: the original context length.",
         rich_help_panel=_LENGTH,
         show_default=False,
     ),

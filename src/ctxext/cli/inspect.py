@@ -28,7 +28,7 @@ def inspect(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Show a checkpoint's position encoding, its window, and which methods apply. Reads headers only.
+    """Show a checkpoint's position encoding, its context length, and which methods apply. Reads headers only.
 
     Examples:
     ctxext inspect demo
@@ -41,8 +41,8 @@ def inspect(
     for label, text in _rows(found).items():
         table.add_row(f"[bold]{label}[/bold]", text)
     output.result(inspection_data(source, found), table)
-    if found.rotary and not found.rotary.is_extended:
-        length = format_length(4 * found.rotary.trained_length)
+    if found.model and not found.model.is_extended:
+        length = format_length(4 * found.model.rotary.trained_length)
         output.next_step(f"ctxext convert {source} --method yarn --target-length {length} --dry-run")
 
 
@@ -64,7 +64,7 @@ def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
             "pairs_that_never_complete_a_turn": found.unfinished_pairs,
             "trained_length": rotary.trained_length,
             "context_length": rotary.context_length,
-            "is_extended": rotary.is_extended,
+            "is_extended": found.model is not None and found.model.is_extended,
         },
         "windows": dict(found.windows),
         "attention": dict(found.attention),
@@ -78,7 +78,7 @@ def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
 def _rows(found: Inspection) -> dict[str, str]:
     rows = {"model": _model(found), "encoding": _encoding(found)}
     if found.rotary is not None:
-        rows["window"] = _window(found)
+        rows["context length"] = _context_length(found)
     rows["attention"] = _attention(found)
     if found.cache_bytes and any(found.cache_bytes.values()):
         sizes = " · ".join(f"{format_length(n)} {_size(size)}" for n, size in found.cache_bytes.items())
@@ -109,22 +109,23 @@ def _encoding(found: Inspection) -> str:
     rotary = found.rotary
     if rotary is None:
         return _ENCODINGS.get(found.positions, "rotary, but not one that can be rescaled")
-    turns = ""
+    unfinished = ""
     if found.unfinished_pairs is not None:
         pairs = f"{found.unfinished_pairs} of {rotary.dim // 2} pairs"
-        turns = f", {pairs} never complete a turn in {rotary.trained_length} tokens"
-    return f"rotary, {rotary.rope_type} schedule, theta {rotary.theta:g} · {rotary.dim} dimensions{turns}"
+        unfinished = f", {pairs} never complete a rotation in {rotary.trained_length} tokens"
+    return f"rotary, {rotary.rope_type} schedule, theta {rotary.theta:g} · {rotary.dim} dimensions{unfinished}"
 
 
-def _window(found: Inspection) -> str:
-    assert found.rotary is not None
+def _context_length(found: Inspection) -> str:
+    assert found.model is not None
     claims = set(found.windows.values())
     agree = "files agree" if len(claims) == 1 else ", ".join(f"{k} says {v}" for k, v in found.windows.items())
-    trained = found.rotary.trained_length
-    state = "extended" if found.rotary.is_extended else "not extended"
-    if found.rotary.has_code and found.rotary.context_length == trained:
+    rotary = found.model.rotary
+    trained = rotary.trained_length
+    state = "extended" if found.model.is_extended else "not extended"
+    if found.model.code and rotary.context_length == trained:
         state = "not extended, heads scaled by its own code"
-    return f"{found.rotary.context_length} tokens, trained to {trained}, {state} ({agree})"
+    return f"{rotary.context_length} tokens, trained to {trained}, {state} ({agree})"
 
 
 def _attention(found: Inspection) -> str:
@@ -133,7 +134,7 @@ def _attention(found: Inspection) -> str:
         return "not said in config.json"
     full, sliding, layers = numbers["full_attention_layers"], numbers["sliding_layers"], numbers["layers"]
     kinds = f"{full} of {layers} layers full" + (f", {sliding} sliding" if sliding else "")
-    return f"{numbers['heads']} heads, {numbers['key_heads']} key heads of {numbers['head_dim']} · {kinds}"
+    return f"{numbers['heads']} heads, {numbers['key_heads']} KV heads of {numbers['head_dim']} · {kinds}"
 
 
 def _count(number: int) -> str:

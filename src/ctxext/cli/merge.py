@@ -29,7 +29,7 @@ def merge(
     from ctxext.finetune.merge import merge as run
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
-    with output.progress("merging") as advance:
+    with output.progress("") as progress:
         done = run(
             model,
             adapter,
@@ -37,7 +37,7 @@ def merge(
             revision=revision,
             token=token,
             overwrite=overwrite,
-            progress=lambda reached, total, _: advance(reached, total),
+            progress=progress,
         )
     output.result(
         {"out": str(out), "changed": done.num_changed, "tensors": done.num_tensors},

@@ -35,7 +35,7 @@ def summary_of(method: type[Method]) -> str:
 
 def carried_by(method: type[Method]) -> str:
     """What a checkpoint needs to carry the method."""
-    return "code in the checkpoint" if method.needs_code else "config.json"
+    return "code in the checkpoint" if method.needs_code() else "config.json"
 
 
 def method_data(method: type[Method]) -> dict[str, object]:

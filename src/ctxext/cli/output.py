@@ -4,19 +4,14 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 from ctxext.errors import CtxextError
-
-
-class Advance(Protocol):
-    """Moves a progress bar: how much is done of how much, and what is being worked on."""
-
-    def __call__(self, done: int, total: int, label: str = "") -> None:
-        """Show that `done` of `total` is reached."""
+from ctxext.files import Progress
 
 
 class Output:
@@ -63,26 +58,26 @@ class Output:
             self.stderr.print(command, style="cyan", markup=False)
 
     @contextmanager
-    def progress(self, title: str) -> Iterator[Advance]:
-        """A bar with the time left on a terminal; now and then a plain line in a log."""
+    def progress(self, title: str) -> Iterator[Progress]:
+        """A bar with the time left on a terminal; now and then a plain line in a log. Yields what moves it."""
         if self.quiet:
-            yield lambda done, total, label="": None
+            yield lambda label, done, total: None
         elif self.stderr.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-            with Progress(*columns, TimeRemainingColumn(), console=self.stderr, transient=True) as bar:
+            with Bar(*columns, TimeRemainingColumn(), console=self.stderr, transient=True) as bar:
                 task = bar.add_task(title, total=None)
 
-                def advance(done: int, total: int, label: str = "") -> None:
+                def advance(label: str, done: int, total: int) -> None:
                     bar.update(task, completed=done, total=total, description=f"{title} {label}".rstrip())
 
                 yield advance
         else:
             yield self._plain_progress(title)
 
-    def _plain_progress(self, title: str) -> Advance:
+    def _plain_progress(self, title: str) -> Progress:
         shown = -1
 
-        def advance(done: int, total: int, label: str = "") -> None:
+        def advance(label: str, done: int, total: int) -> None:
             nonlocal shown
             tenth = 10 * done // max(total, 1)
             if tenth > shown:

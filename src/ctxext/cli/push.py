@@ -10,9 +10,8 @@ from ctxext.cli.options import JsonOption, QuietOption, TokenOption
 from ctxext.cli.output import Output
 
 if TYPE_CHECKING:
-    from ctxext.converters.apply import Progress
-    from ctxext.publish.parcel import Parcel
     from ctxext.publish.push import Push
+    from ctxext.publish.upload_plan import UploadPlan
 
 
 def push(
@@ -67,30 +66,29 @@ def push(
         return
     if quiet or as_json or not output.stderr.is_terminal:
         disable_progress_bars()
-    with output.progress("reading") as advance:
-        progress: Progress = lambda name, count, total: advance(count, total, name)  # noqa: E731
-        parcel = prepare(folder, repository, options, progress=progress)
-        for warning in parcel.warnings:
+    with output.progress("reading") as progress:
+        plan = prepare(folder, repository, options, progress=progress)
+        for warning in plan.warnings:
             output.warning(warning)
-        done = send(parcel, repository, options, token=token, progress=progress, tell=output.note)
+        done = send(plan, repository, options, token=token, progress=progress, tell=output.note)
     _tell(output, repository, options.revision, done)
 
 
-def _show(output: Output, parcel: "Parcel") -> None:
+def _show(output: Output, plan: "UploadPlan") -> None:
     """What would be uploaded."""
-    from ctxext.publish.parcel import total
+    from ctxext.publish.upload_plan import total
 
-    for warning in parcel.warnings:
+    for warning in plan.warnings:
         output.warning(warning)
-    lines = [f"{size:>14,}  {name}" for name, size in parcel.sizes.items()]
-    ending = [f"{total(parcel.sizes)}; nothing was written or sent"]
-    content = {"files": parcel.sizes, "card": parcel.card, "warnings": list(parcel.warnings)}
-    output.result(content, *[Text(line) for line in [*lines, "", parcel.card, *ending]])
+    lines = [f"{size:>14,}  {name}" for name, size in plan.sizes.items()]
+    ending = [f"{total(plan.sizes)}; nothing was written or sent"]
+    content = {"files": plan.sizes, "card": plan.card, "warnings": list(plan.warnings)}
+    output.result(content, *[Text(line) for line in [*lines, "", plan.card, *ending]])
 
 
 def _tell(output: Output, repository: str, revision: str | None, done: "Push") -> None:
     """What was uploaded, and how anyone can check it."""
-    from ctxext.publish.parcel import total
+    from ctxext.publish.upload_plan import total
 
     content = {"repository": repository, **vars(done), "others": list(done.others)}
     news = total(done.sizes) if done.is_new else f"{total(done.sizes)}, all there already"

@@ -22,7 +22,7 @@ from ctxext.cli.output import Output
 from ctxext.cli.search_view import points_table, watching
 from ctxext.errors import CtxextError
 from ctxext.recipes.length import parse_length
-from ctxext.search.options import Options
+from ctxext.search.options import SearchOptions
 from ctxext.search.run import Found, figures, search, study_beside
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ def search_(
     trials: own.TrialsOption = None,
     minutes: own.MinutesOption = None,
     methods: own.MethodsOption = None,
-    keep_short: own.KeepShortOption = Options.keep_short,
-    samples: own.SamplesOption = Options.samples,
+    keep_short: own.KeepShortOption = SearchOptions.keep_short,
+    samples: own.SamplesOption = SearchOptions.samples,
     lengths: own.LengthsOption = None,
     data: own.DataOption = None,
-    checked: own.CheckedOption = Options.checked,
-    seed: own.SeedOption = Options.seed,
+    checked: own.CheckedOption = SearchOptions.checked,
+    seed: own.SeedOption = SearchOptions.seed,
     chat_template: own.ChatTemplateOption = True,
     study: own.StudyOption = None,
     resume: own.ResumeOption = False,
@@ -67,7 +67,7 @@ def search_(
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
     if target_length is None:
         raise CtxextError("How far should the model reach?", hint="Say it with --target-length, for example 32k.")
-    options = Options(
+    options = SearchOptions(
         target_length=parse_length(target_length),
         trials=trials,
         minutes=minutes,
@@ -101,7 +101,7 @@ def search_(
     _tell(output, found, source, out, place, options)
 
 
-def _again(source: str, out: Path, options: Options, given: dict[str, Any]) -> str:
+def _again(source: str, out: Path, options: SearchOptions, given: dict[str, Any]) -> str:
     """The command that goes on with a search."""
     words: dict[str, Any] = {
         "--target-length": options.target_length,
@@ -111,7 +111,7 @@ def _again(source: str, out: Path, options: Options, given: dict[str, Any]) -> s
         **{
             f"--{name.replace('_', '-')}": getattr(options, name)
             for name in ("keep_short", "samples", "checked", "seed")
-            if getattr(options, name) != getattr(Options, name)
+            if getattr(options, name) != getattr(SearchOptions, name)
         },
         **given,
     }
@@ -125,13 +125,13 @@ def _loading(device: str, dtype: str, chat_template: bool, revision: str | None,
     return Loading(device=device, dtype=dtype, chat_template=chat_template, revision=revision, token=token)
 
 
-def _tell(output: Output, found: Found, source: str, out: Path, study: Path, options: Options) -> None:
-    """Show the front, what the last check found, and the command that converts with it."""
-    from ctxext.search.front import front_of
+def _tell(output: Output, found: Found, source: str, out: Path, study: Path, options: SearchOptions) -> None:
+    """Show the Pareto front, what the last check found, and the command that converts with it."""
+    from ctxext.search.pareto import pareto_front
 
     points = list(found.standing.points)
-    published = [point for point in points if point.tried.published]
-    front = front_of(points)
+    published = [point for point in points if point.trial.published]
+    front = pareto_front(points)
     shown = sorted({id(point): point for point in [*front[:_CAP], *published]}.values(), key=lambda point: point.loss)
     lines: list[RenderableType] = [
         points_table(shown, found.standing.stock),
@@ -143,17 +143,17 @@ def _tell(output: Output, found: Found, source: str, out: Path, study: Path, opt
     output.result(found_data(found, options), *lines)
     if found.recipe is not None:
         output.note(f"[green]✓[/green] [bold]{out}[/bold]   {found.recipe.summary()}")
-    output.note(f"Front: {out.with_suffix('.png')}   study: {study}")
+    output.note(f"Pareto front: {out.with_suffix('.png')}   study: {study}")
     if found.recipe is not None:
         output.next_step(shlex.join(["ctxext", "convert", source, "OUT", "--recipe", str(out)]))
 
 
-def verdict(found: Found, options: Options) -> str:
+def verdict(found: Found, options: SearchOptions) -> str:
     """What to do with the model, in one sentence."""
     gain, half = found.check.gain
     if found.check.winner is None:
         return (
-            f"No recipe surely keeps the loss inside the trained window within {options.keep_short:.1%}: "
+            f"No recipe surely keeps the loss at the original context length within {options.keep_short:.1%}: "
             "leave the model as it is, or allow more with --keep-short."
         )
     if found.recipe is None:
@@ -165,20 +165,20 @@ def verdict(found: Found, options: Options) -> str:
     rise, spread = found.check.rise
     return (
         f"{found.recipe.summary()} lowers the loss of an answer by {gain:.3f} ± {half:.3f} on unseen prompts and "
-        f"changes the loss inside the trained window by {100 * rise:+.2f} ± {100 * spread:.2f} %."
+        f"changes the loss at the original context length by {100 * rise:+.2f} ± {100 * spread:.2f} %."
     )
 
 
-def found_data(found: Found, options: Options) -> dict[str, Any]:
+def found_data(found: Found, options: SearchOptions) -> dict[str, Any]:
     """A search as JSON."""
-    from ctxext.search.front import front_of
+    from ctxext.search.pareto import pareto_front
 
     def point_data(point: Any) -> dict[str, Any]:
-        measured = point.tried.measurement
+        measured = point.trial.measurement
         return {
-            "trial": point.tried.number,
-            "published": point.tried.published,
-            "recipe": point.tried.recipe.to_dict(),
+            "trial": point.trial.number,
+            "published": point.trial.published,
+            "recipe": point.trial.recipe.to_dict(),
             "loss": point.loss,
             "rise": point.rise,
             "found": {str(length): measured.exact(length) for length in measured.lengths},
@@ -188,9 +188,9 @@ def found_data(found: Found, options: Options) -> dict[str, Any]:
     return {
         "recipe": found.recipe.to_dict() if found.recipe else None,
         "verdict": verdict(found, options),
-        "trials": len(found.standing.tried),
-        "front": [point_data(point) for point in front_of(points)],
-        "published": [point_data(point) for point in points if point.tried.published],
+        "trials": len(found.standing.trials),
+        "front": [point_data(point) for point in pareto_front(points)],
+        "published": [point_data(point) for point in points if point.trial.published],
         "checked": {
             name: {
                 "loss": answers.loss,

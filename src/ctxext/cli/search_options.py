@@ -25,7 +25,7 @@ MethodsOption = Annotated[
     typer.Option("--methods", help="Methods to try, as yarn,mspoe. Default: all that apply.", show_default=False),
 ]
 KeepShortOption = Annotated[
-    float, typer.Option("--keep-short", help="Share by which the loss inside the trained window may rise.")
+    float, typer.Option("--keep-short", help="Share by which the loss at the original context length may rise.")
 ]
 SamplesOption = Annotated[
     int, typer.Option("--samples", min=1, help="Questions per depth and length.", rich_help_panel=_ASKED)
@@ -34,7 +34,7 @@ LengthsOption = Annotated[
     str | None,
     typer.Option(
         "--lengths",
-        help="Prompt lengths. Default: the trained length and its doubles up to the target.",
+        help="Prompt lengths. Default: the original context length and its doubles up to the target.",
         show_default=False,
         rich_help_panel=_ASKED,
     ),
@@ -43,7 +43,7 @@ DataOption = Annotated[
     str | None,
     typer.Option(
         "--data",
-        help="Your own text: to keep inside the trained window, and to hide needles in. As for eval.",
+        help="Your own text: documents at the original context length, and where to hide needles in. As for eval.",
         rich_help_panel=_ASKED,
     ),
 ]

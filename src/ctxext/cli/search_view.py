@@ -14,9 +14,9 @@ from rich.text import Text
 from ctxext.cli.output import Output
 
 if TYPE_CHECKING:
-    from ctxext.search.front import Point
+    from ctxext.search.loop import Standing
     from ctxext.search.measurement import Measurement
-    from ctxext.search.seeker import Standing
+    from ctxext.search.pareto import Point
 
 _SHOWN = 5
 _QUIET_SECONDS = 60.0
@@ -42,7 +42,7 @@ class _Log:
         self.told = time.monotonic()
 
     def show(self, standing: "Standing") -> None:
-        best = standing.best.tried.number if standing.best else -1
+        best = standing.best.trial.number if standing.best else -1
         is_late = time.monotonic() - self.told > _QUIET_SECONDS
         if standing.stage == self.stage and best == self.best and not is_late:
             return
@@ -54,10 +54,10 @@ class _Log:
 def state_line(standing: "Standing") -> str:
     """What is being done, how much was done, and the time left."""
     parts = [standing.stage]
-    if standing.tried:
-        whole = f" of {standing.trials}" if standing.trials else ""
-        stopped = len(standing.tried) - len(standing.points)
-        parts.append(f"{len(standing.tried)}{whole} recipes, {stopped} stopped early")
+    if standing.trials:
+        whole = f" of {standing.max_trials}" if standing.max_trials else ""
+        stopped = len(standing.trials) - len(standing.points)
+        parts.append(f"{len(standing.trials)}{whole} recipes, {stopped} stopped early")
     if math.isfinite(standing.seconds_left) and standing.stock:
         minutes, seconds = divmod(round(standing.seconds_left), 60)
         parts.append(f"{minutes}:{seconds:02d} left")
@@ -66,7 +66,7 @@ def state_line(standing: "Standing") -> str:
 
 def point_line(point: "Point") -> str:
     """A recipe with its two aims."""
-    return f"{point.tried.name} (answers {point.loss:.4f}, trained window {100 * point.rise:+.2f} %)"
+    return f"{point.trial.name} (answers {point.loss:.4f}, original context length {100 * point.rise:+.2f} %)"
 
 
 def _live(standing: "Standing") -> RenderableType:
@@ -78,13 +78,13 @@ def points_table(points: "list[Point]", stock: "Measurement | None") -> Table:
     """Recipes by what they lose at either length."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("recipe", overflow="fold")
-    lengths = points[0].tried.measurement.lengths if points and points[0].tried.measurement else ()
-    for name in ("loss of answers", "trained window", *(f"found at {length}" for length in lengths)):
+    lengths = points[0].trial.measurement.lengths if points and points[0].trial.measurement else ()
+    for name in ("loss of answers", "original context length", *(f"found at {length}" for length in lengths)):
         table.add_column(name, justify="right")
     for point in points:
-        found = point.tried.measurement
+        found = point.trial.measurement
         assert found is not None
-        name = point.tried.name + (" (published)" if point.tried.published else "")
+        name = point.trial.name + (" (published)" if point.trial.published else "")
         shares = [f"{100 * found.exact(length):.0f} %" for length in lengths]
         table.add_row(name, f"{point.loss:.4f}", f"{100 * point.rise:+.2f} %", *shares)
     if stock is not None and points:

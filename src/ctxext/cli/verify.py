@@ -42,11 +42,11 @@ def verify(
 
     ctxext verify user/model --against the-source/model
     """
-    from ctxext.publish.verify import failures
-    from ctxext.publish.verify import verify as run
+    from ctxext.verify.run import failures
+    from ctxext.verify.run import verify as run
 
     output = Output(as_json=as_json, quiet=quiet)
-    with output.progress("reading") as advance:
+    with output.progress("reading") as progress:
         findings = run(
             folder,
             against=against,
@@ -54,7 +54,7 @@ def verify(
             trust_remote_code=trust_remote_code,
             revision=revision,
             token=token,
-            progress=lambda name, done, total: advance(done, total, name),
+            progress=progress,
         )
     lines = []
     for finding in findings:

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctxext.converters.place import check_out, full_disk_told, publish, recover, workplace
-from ctxext.converters.plan import MANIFEST, Plan, as_json, manifest
+from ctxext.converters.output_directory import check_out, full_disk_told, give_name, recover, staging_directory
+from ctxext.converters.plan import Plan, manifest
+from ctxext.files import MANIFEST, Progress, as_json, sha256_of
 
 _CHUNK = 1 << 22
 _CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS)
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -60,24 +60,15 @@ def apply_plan(
     check_out(out, plan.source.folder, overwrite=overwrite)
     out = out.resolve()
     recover(out)
-    with full_disk_told(out), workplace(out) as work:
+    with full_disk_told(out), staging_directory(out) as work:
         files = _write_small(plan, work)
         weights, num_linked, num_copied = _bring_weights(plan, work, copy=copy, digest=digest, progress=progress)
         (work / MANIFEST).write_text(as_json(manifest(plan, files, weights)), encoding="utf-8")
         if before_publishing is not None:
             before_publishing(work)
-        publish(work, out)
+        give_name(work, out)
     size = sum(plan.source.size_of(path) for path in plan.weights)
     return Written(out, num_linked, num_copied, size)
-
-
-def sha256_of(path: Path) -> str:
-    """A file's SHA-256, read in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_CHUNK):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _write_small(plan: Plan, work: Path) -> dict[str, str]:

@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ctxext.checkpoint import Checkpoint, open_checkpoint
-from ctxext.converters.apply import Progress
-from ctxext.converters.own_code import runs_only_own_code
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.errors import CtxextError
+from ctxext.files import Progress
 from ctxext.loading import choose_device, choose_dtype, quiet_transformers
-from ctxext.recipes.mspoe import MsPoE
-from ctxext.recipes.mspoe_layout import ranks_from_scores
+from ctxext.recipes.base import Method
+from ctxext.recipes.mspoe import MsPoE, ranks_from_scores
+from ctxext.recipes.own_code import runs_only_own_code
 from ctxext.recipes.recipe import Recipe
 
 _NUM_SEQUENCES = 16
@@ -51,7 +51,7 @@ def calibrated(
 ) -> Recipe:
     """The same recipe with the order of heads measured on this model, where a step waits for it. Loads the model.
 
-    The statistic of Ms-PoE (`portable/modeling_mspoe.py`) is averaged over pieces of the text, each ending where a
+    The statistic of Ms-PoE (`portable/mspoe.py`) is averaged over pieces of the text, each ending where a
     prompt might; the head that stands out most on average takes the first ratio.
 
     Raises:
@@ -70,18 +70,24 @@ def calibrated(
 
 def per_prompt_form(recipe: Recipe) -> Recipe | None:
     """The recipe with heads ordered by each prompt, which calibration listens to; None where no step waits for it."""
-    *before, last = recipe.steps
-    if not isinstance(last, MsPoE) or last.head_order != "calibrated" or last.ranks:
+    if not any(_waits(step) for step in recipe.steps):
         return None
-    return Recipe([*before, dataclasses.replace(last, head_order="prompt")])
+    steps = [dataclasses.replace(step, head_order="prompt") if _waits(step) else step for step in recipe.steps]
+    return Recipe(steps)
+
+
+def _waits(step: Method) -> TypeGuard[MsPoE]:
+    return isinstance(step, MsPoE) and step.head_order == "calibrated" and not step.ranks
 
 
 def with_order(recipe: Recipe, scores: dict[int, list[float]]) -> Recipe:
     """The recipe with its heads ordered by their average scores, from layer to one score per key head."""
-    *before, last = recipe.steps
-    assert isinstance(last, MsPoE)
-    ranks = tuple(_ranks(scores[layer], last.variant) for layer in sorted(scores))
-    return Recipe([*before, dataclasses.replace(last, ranks=ranks)], recipe.description, recipe.source)
+
+    def ordered(step: MsPoE) -> MsPoE:
+        return dataclasses.replace(step, ranks=tuple(_ranks(scores[layer], step.variant) for layer in sorted(scores)))
+
+    steps = [ordered(step) if _waits(step) else step for step in recipe.steps]
+    return Recipe(steps, recipe.description, recipe.source)
 
 
 def _ranks(scores: list[float], variant: str) -> tuple[int, ...]:
@@ -182,17 +188,16 @@ def head_scores(
 @contextmanager
 def _scores_of(model: Any) -> Iterator[dict[int, Any]]:
     """Listen to the checkpoint's own statistic while it runs: layer to the sum of its scores."""
-    module: Any = sys.modules[type(model).__module__.rpartition(".")[0] + ".modeling_mspoe"]
-    original = module.choose_ranks
+    module: Any = sys.modules[type(model).__module__.rpartition(".")[0] + ".mspoe"]
+    original = module.MsPoE.order
     totals: dict[int, Any] = {}
 
-    def listening(scales: Any, query: Any, key: Any) -> Any:
-        scores = module.awareness(query, key, scales.mask, scales.scaling)
-        totals[scales.layer] = totals.get(scales.layer, 0) + scores.double().sum(0).cpu()
-        return original(scales, query, key)
+    def listening(method: Any, call: Any, scores: Any) -> Any:
+        totals[call.layer] = totals.get(call.layer, 0) + scores.double().sum(0).cpu()
+        return original(method, call, scores)
 
-    module.choose_ranks = listening
+    module.MsPoE.order = listening
     try:
         yield totals
     finally:
-        module.choose_ranks = original
+        module.MsPoE.order = original

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctxext.checkpoint import open_checkpoint
-from ctxext.converters.apply import Progress, Written, apply_plan
+from ctxext.converters.apply import Written, apply_plan
 from ctxext.converters.calibration import Calibration, calibrated
-from ctxext.converters.own_code import runs_only_own_code
-from ctxext.converters.place import check_out
+from ctxext.converters.output_directory import check_out
 from ctxext.converters.plan import Plan, make_plan
-from ctxext.converters.verification import Verification, verify
+from ctxext.files import Progress
+from ctxext.recipes.own_code import runs_only_own_code
 from ctxext.recipes.recipe import Recipe
+from ctxext.verify.logits import Verification, compare_logits
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def carry_out(
         if not check or not plan.recipe.needs_code:
             return
         if runs_only_own_code(open_checkpoint(str(folder))):
-            found.append(verify(folder, plan.source, plan.stock_config))
+            found.append(compare_logits(folder, plan.source, plan.recipe, plan.model, plan.stock))
         else:
             found.append(Verification(skipped="the source brings Python code of its own, which is not run"))
 

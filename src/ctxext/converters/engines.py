@@ -6,11 +6,8 @@ Whatever was neither tried nor read is "not known".
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from ctxext.families import Family
-from ctxext.recipes.recipe import Recipe
-from ctxext.recipes.rotary import Rotary, native_type
+from ctxext.recipes.rotary import ModelConfig, native_type
 
 EXACT, PARTLY, WRONG, UNKNOWN = "exact", "with care", "not", "not known"
 MARKS: Mapping[str, str] = {EXACT: "✓", PARTLY: "~", WRONG: "✗", UNKNOWN: "?"}
@@ -50,85 +47,124 @@ class Serving:
 
 
 _Row = tuple[str, str, str]
+_EXACT: _Row = (EXACT, "", "")
 _CLAIMS_TOO_MUCH = "without, it claims factor times too much"
 _CLAIMS_TRAINED = "without, it stops at the trained length; the long list is chosen once"
+_TRUST = "--trust-remote-code"
+_REFUSED: _Row = (WRONG, "", "its converter refuses, rightly")
 
-# Per method, where an engine needs an argument or falls short; all others run it exactly as it is.
+# What was tried or read, by what the checkpoint carries and by engine. Whatever is not here is not known.
 _TABLE: Mapping[str, Mapping[str, _Row]] = {
-    "pi": {
+    "default": dict.fromkeys(ENGINES, _EXACT),
+    "linear": {
+        "transformers": _EXACT,
         "vLLM": (EXACT, "--max-model-len {length}", _CLAIMS_TOO_MUCH),
         "SGLang": (EXACT, "--context-length {length}", _CLAIMS_TOO_MUCH),
+        "llama.cpp": _EXACT,
     },
-    "ntk-by-parts": {
+    "yarn": dict.fromkeys(ENGINES, _EXACT),
+    "yarn with attention_factor": {
+        "transformers": _EXACT,
+        "vLLM": _EXACT,
         "SGLang": (WRONG, "", "ignores attention_factor"),
         "llama.cpp": (WRONG, "", "its converter loses attention_factor"),
     },
-    "llama3": {"llama.cpp": (PARTLY, "", "exact for Llama classes, others are silently left plain")},
+    "llama3": {
+        **dict.fromkeys(("transformers", "vLLM", "SGLang"), _EXACT),
+        "llama.cpp": (PARTLY, "", "exact for Llama classes, others are silently left plain"),
+    },
     "longrope": {
+        "transformers": _EXACT,
         "vLLM": (EXACT, "--max-model-len {length}", _CLAIMS_TRAINED),
+        "SGLang": _EXACT,
+        "llama.cpp": (WRONG, "", "only phi3 and minicpm; others are silently left plain"),
+    },
+    "longrope with two lists": {
+        "transformers": (PARTLY, "", "not invariant under caching, as its two lists differ"),
+        "vLLM": (PARTLY, "--max-model-len {length}", _CLAIMS_TRAINED + ", so it differs below the trained length"),
+        "SGLang": _EXACT,
         "llama.cpp": (WRONG, "", "only phi3 and minicpm; others are silently left plain"),
     },
     "dynamic": {
         "transformers": (PARTLY, "", "one whole prompt at a time; not invariant under caching"),
-        "vLLM": (WRONG, "", "log-probabilities differ by up to 5.5"),
+        "vLLM": (WRONG, "", "log-probabilities differ by up to 17.1"),
         "SGLang": (WRONG, "", "treats it as static"),
         "llama.cpp": (WRONG, "", "its converter loses it"),
     },
+    "mspoe": {
+        "transformers": (EXACT, "trust_remote_code=True", ""),
+        "vLLM": (EXACT, _TRUST, "tensor parallel above 1 was not tried"),
+        "SGLang": (UNKNOWN, _TRUST, "by its source; not tried"),
+        "llama.cpp": _REFUSED,
+    },
+    "mspoe by the prompt": {
+        "transformers": (PARTLY, "trust_remote_code=True", "one whole prompt at a time, with a cache"),
+        "vLLM": (WRONG, "", "needs --head-order calibrated or fixed"),
+        "SGLang": (WRONG, "", "needs --head-order calibrated or fixed"),
+        "llama.cpp": _REFUSED,
+    },
 }
-_NOT_INVARIANT: _Row = (PARTLY, "", "not invariant under caching, as its two lists differ")
+# What some families fare better with than others.
+_FAMILIES: Mapping[tuple[str, str, str], _Row] = {
+    ("llama3", "llama.cpp", "llama"): _EXACT,
+    ("longrope", "llama.cpp", "phi3"): _EXACT,
+    ("longrope with two lists", "llama.cpp", "phi3"): _EXACT,
+}
+_CODE: Mapping[str, _Row] = {
+    "transformers": (UNKNOWN, "trust_remote_code=True", "not tried beyond the check after converting"),
+    "llama.cpp": _REFUSED,
+}
+"""What is so of every checkpoint with code."""
 
 
-def serving_of(recipe: Recipe, family: Family, rotary: Rotary) -> tuple[Serving, ...]:
-    """Who can serve a recipe on a family: for each engine the worst that any of its steps allows."""
-    if recipe.needs_code:
-        return _with_code(recipe)
-    order = (EXACT, PARTLY, UNKNOWN, WRONG)
+def carried(model: ModelConfig) -> tuple[str, ...]:
+    """What a checkpoint carries, as the engines see it: its schedule, and the methods of its code."""
+    numbers = model.rotary.parameters
+    schedule = native_type(model.family, model.rotary.rope_type)
+    if schedule == model.family.plain_type:
+        schedule = "linear" if model.rotary.rope_type == "linear" else "default"
+    if schedule == "yarn" and numbers.get("attention_factor") is not None:
+        schedule = "yarn with attention_factor"
+    if schedule == "longrope" and numbers.get("short_factor") != numbers.get("long_factor"):
+        schedule = "longrope with two lists"
+    steps = model.code.get("steps", ())
+    return (schedule, *(step["method"] + " by the prompt" * bool(step.get("per_prompt")) for step in steps))
+
+
+def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
+    """Who can serve a checkpoint: for each engine the worst of what it carries allows."""
+    order, things, family = (EXACT, PARTLY, UNKNOWN, WRONG), carried(model), model.family.model_type
     served = []
     for engine in ENGINES:
-        rows = [_row(step.to_dict(), engine, family) for step in recipe.steps]
+        rows = [_row(thing, engine, family, has_code=len(things) > 1) for thing in things]
+        if len(things) > 2:  # Each was tried alone.
+            rows.append((UNKNOWN, "", f"{' and '.join(things[1:])} together were not tried"))
         status, _, remark = max(rows, key=lambda row: order.index(row[0]))
         arguments = " ".join(dict.fromkeys(row[1] for row in rows if row[1]))
         remark = remark or next((row[2] for row in rows if row[2]), "")
-        if engine != "transformers" and status != WRONG and family.model_type not in TRIED_FAMILIES:
-            status, remark = UNKNOWN, f"not tried with {family.model_type}"
+        if engine != "transformers" and status not in (WRONG, UNKNOWN) and family not in TRIED_FAMILIES:
+            status, remark = UNKNOWN, f"not tried with {family}"
         if engine == "SGLang" and status == EXACT:
             remark = "; ".join(part for part in (remark, "by its source, not tried") if part)
-        served.append(Serving(engine, status, arguments.format(length=rotary.context_length), remark))
-    return (_with_version(served[0], family, rotary), *served[1:])
+        if status == WRONG:
+            arguments = ""
+        served.append(Serving(engine, status, arguments.format(length=model.rotary.context_length), remark))
+    return (_with_version(served[0], model), *served[1:])
 
 
-def _row(step: Mapping[str, Any], engine: str, family: Family) -> _Row:
-    """What one engine makes of one step."""
-    method, model_type = step["method"], family.model_type
-    if method == "yarn" and step.get("attention_factor") is not None:
-        method = "ntk-by-parts"
-    if method == "longrope" and engine == "transformers":
-        return _NOT_INVARIANT if step.get("short_factor") != step["long_factor"] else (EXACT, "", "")
-    known = (("llama3", "llama"), ("longrope", "phi3"))
-    if engine == "llama.cpp" and (method, model_type) in known:
-        return EXACT, "", ""
-    return _TABLE.get(method, {}).get(engine, (EXACT, "", ""))
+def _row(thing: str, engine: str, family: str, *, has_code: bool) -> _Row:
+    """What one engine makes of one thing that is carried; not known unless somebody tried it."""
+    unknown: _Row = (UNKNOWN, "", f"{thing} was not tried")
+    known = _FAMILIES.get((thing, engine, family)) or _TABLE.get(thing, {}).get(engine)
+    return known or (_CODE.get(engine, (UNKNOWN, _TRUST, unknown[2])) if has_code else unknown)
 
 
-def _with_version(row: Serving, family: Family, rotary: Rotary) -> Serving:
+def _with_version(row: Serving, model: ModelConfig) -> Serving:
     """What transformers 4.57 cannot do, where it is known to differ."""
-    types = family.rope_types_4x
-    rope_type = native_type(family, rotary.rope_type)
+    types = model.family.rope_types_4x
+    rope_type = native_type(model.family, model.rotary.rope_type)
     if types is None or rope_type in types:
         return row
     reads = "does not know the family" if not types else f'does not take the rope type "{rope_type}" here'
     remark = "; ".join(part for part in (row.remark, f"5 or newer, as 4.57 {reads}") if part)
     return Serving(row.engine, row.status, row.arguments, remark)
-
-
-def _with_code(recipe: Recipe) -> tuple[Serving, ...]:
-    """A checkpoint with modeling code: state that belongs to a prompt cannot be served in a shared batch."""
-    static = all(step.to_dict().get("head_order") != "prompt" for step in recipe.steps)
-    not_static = (WRONG, "", "needs --head-order calibrated or fixed")
-    trust = "--trust-remote-code"
-    return (
-        Serving("transformers", EXACT, "trust_remote_code=True"),
-        Serving("vLLM", *((EXACT, trust, "tensor parallel 1 only") if static else not_static)),
-        Serving("SGLang", *((UNKNOWN, trust, "by its source; not tried") if static else not_static)),
-        Serving("llama.cpp", WRONG, "", "its converter refuses, rightly"),
-    )

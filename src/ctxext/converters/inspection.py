@@ -5,14 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ctxext.checkpoint import Checkpoint
+from ctxext.checkpoint import Checkpoint, claimed_lengths
 from ctxext.converters.engines import Serving, serving_of
 from ctxext.errors import CtxextError
 from ctxext.families import Family, family_of, full_attention_layers, read, sliding_layers
 from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.methods import METHODS
-from ctxext.recipes.recipe import recipe_from_dict
-from ctxext.recipes.rotary import Rotary, provenance, read_rotary
+from ctxext.recipes.rotary import ModelConfig, Rotary, model_config, provenance
 
 _CACHE_LENGTHS = (8192, 32768, 131072)
 _BYTES_PER_NUMBER = 2
@@ -24,7 +23,7 @@ class Inspection:
 
     Attributes:
         positions: "rotary", "learned", "sinusoidal", "alibi", "relative" or "none".
-        rotary: The rotary encoding; None for the others.
+        model: The resolved configuration of a rotary model; None for the others.
         unfinished_pairs: Rotated pairs of dimensions that never complete a turn in the trained length.
         windows: The length that each file claims, by file name.
         attention: Heads, key heads, full and sliding layers.
@@ -37,7 +36,7 @@ class Inspection:
 
     family: Family
     positions: str
-    rotary: Rotary | None
+    model: ModelConfig | None
     unfinished_pairs: int | None
     windows: Mapping[str, int]
     attention: Mapping[str, int | None]
@@ -46,6 +45,11 @@ class Inspection:
     methods: Mapping[str, str]
     recipe: Mapping[str, Any] | None
     serving: tuple[Serving, ...]
+
+    @property
+    def rotary(self) -> Rotary | None:
+        """The rotary encoding; None for the others."""
+        return self.model.rotary if self.model else None
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
@@ -56,23 +60,20 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     """
     config = checkpoint.config
     family = family_of(config)
-    rotary = read_rotary(config, family) if family.positions == "rotary" and not family.reason else None
-    recipe = provenance(config).get("recipe")
-    serving: tuple[Serving, ...] = ()
-    if recipe and rotary:
-        serving = serving_of(recipe_from_dict(recipe, "config.json"), family, rotary)
+    model = model_config(config) if family.positions == "rotary" and not family.reason else None
+    rotary, recipe = (model.rotary if model else None), provenance(config).get("recipe")
     return Inspection(
         family=family,
         positions=family.positions,
-        rotary=rotary,
+        model=model,
         unfinished_pairs=_unfinished_pairs(rotary) if rotary else None,
-        windows=_windows(checkpoint, family),
+        windows=claimed_lengths(checkpoint, family),
         attention=_attention(config, family),
         cache_bytes={length: _cache_bytes(config, family, length) for length in _CACHE_LENGTHS},
         num_parameters=_num_parameters(checkpoint),
         methods={method.name: method.refusal(config, family) for method in METHODS},
         recipe=recipe,
-        serving=serving,
+        serving=serving_of(model) if recipe and model else (),
     )
 
 
@@ -82,17 +83,6 @@ def _unfinished_pairs(rotary: Rotary) -> int | None:
     except CtxextError:
         return None
     return sum(2 * math.pi / theta > rotary.trained_length for theta in frequencies)
-
-
-def _windows(checkpoint: Checkpoint, family: Family) -> dict[str, int]:
-    generation = checkpoint.read_json("generation_config.json") or {}
-    tokenizer = checkpoint.read_json("tokenizer_config.json") or {}
-    claims = {
-        "config.json": read(checkpoint.config, family, "max_position_embeddings"),
-        "tokenizer_config.json": tokenizer.get("model_max_length"),
-        "generation_config.json": generation.get("max_length"),
-    }
-    return {name: int(value) for name, value in claims.items() if value and value < 10**12}
 
 
 def _attention(config: dict[str, Any], family: Family) -> dict[str, int | None]:

@@ -12,14 +12,13 @@ from ctxext.checkpoint import Checkpoint
 from ctxext.converters.card import render_card
 from ctxext.converters.engines import Serving, serving_of
 from ctxext.errors import CtxextError
-from ctxext.families import Family, family_of, read, rotated_layers, sliding_layers, text_config
-from ctxext.recipes.mspoe_layout import CODE_FILE, STUB_FILE
+from ctxext.families import Family, read, rotated_layers, sliding_layers, text_config
+from ctxext.files import MANIFEST, as_json
+from ctxext.recipes.own_code import CODE_FILES
 from ctxext.recipes.recipe import Recipe, describe_step, plain_config
-from ctxext.recipes.rotary import Config, Rotary, native_type, provenance, read_rotary
+from ctxext.recipes.rotary import ModelConfig, Rotary, model_config, native_type, provenance
 from ctxext.version import __version__
 
-MANIFEST = "ctxext.json"
-CODE_FILES = (CODE_FILE, STUB_FILE)
 _REPLACED = ("config.json", "README.md", MANIFEST)
 _UNLIMITED = 10**12
 _RECORDED_PACKAGES = ("transformers", "torch", "safetensors", "huggingface_hub")
@@ -42,26 +41,31 @@ class Plan:
     Attributes:
         source: The checkpoint it starts from.
         recipe: The steps with every number filled in.
-        rotary: The encoding of the result.
+        model: The configuration of the result.
         texts: Content of the files that are written anew, by name.
         weights: Files to link or copy unchanged, relative to the source.
         others: Files to copy unchanged, relative to the source.
         changes: What changes in the JSON files, for people.
         serving: Which engines can run the result.
         cautions: What a user of the result must know.
-        stock_config: The configuration with those steps only that stock transformers carries.
+        stock: The configuration with those steps only that stock transformers carries.
     """
 
     source: Checkpoint
     recipe: Recipe
-    rotary: Rotary
+    model: ModelConfig
     texts: Mapping[str, str]
     weights: tuple[Path, ...]
     others: tuple[Path, ...]
     changes: tuple[Change, ...]
     serving: tuple[Serving, ...]
     cautions: tuple[str, ...]
-    stock_config: Config
+    stock: ModelConfig
+
+    @property
+    def rotary(self) -> Rotary:
+        """The encoding of the result."""
+        return self.model.rotary
 
 
 def make_plan(source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = False) -> Plan:
@@ -75,37 +79,34 @@ def make_plan(source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = Fal
     Raises:
         CtxextError: the checkpoint is broken, cannot carry the recipe, or is already extended.
     """
-    config, family = source.config, family_of(source.config)
-    before = read_rotary(config, family)
-    if before.is_extended:
+    before = model_config(source.config)
+    model = before
+    if before.code or (before.rotary.is_scaled and recipe.changes_frequencies):
         if not replace_scaling:
-            raise already_extended(source, before)
-        config = plain_config(config, family)
-    recipe = recipe.resolved(config, family)
+            raise already_extended(source, before.rotary)
+        model = plain_config(before)
+    recipe = recipe.resolved(model)
     source.check_weights()
-    edited = recipe.edit_config(config, family)
-    edited["ctxext"] = _provenance(source, recipe, read_rotary(config, family))
-    # Read with the note, as schedules without an original length of their own would take the new one for trained.
-    rotary = read_rotary(edited, family)
-    texts = {"config.json": as_json(edited), **_length_files(source, before, rotary)}
-    for step in recipe.steps:
-        texts.update(step.code_files(config))
-    gone = {*texts, *_REPLACED, *(CODE_FILES if before.has_code else ())}
+    edited = recipe.edit(model)
+    config = {**edited.config, "ctxext": _provenance(source, recipe, model.rotary)}
+    texts = {"config.json": as_json(config), **_length_files(source, before.rotary, edited.rotary)}
+    texts.update(recipe.code_files(model.config))
+    gone = {*texts, *_REPLACED, *(CODE_FILES if before.code else ())}
     kept = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
-    serving = serving_of(recipe, family, rotary)
-    cautions = cautions_of(source, recipe, family, rotary)
-    texts["README.md"] = render_card(source, recipe, rotary, serving, cautions)
+    serving = serving_of(edited)
+    cautions = cautions_of(source, recipe, edited)
+    texts["README.md"] = render_card(source, recipe, edited.rotary, serving, cautions)
     return Plan(
         source=source,
         recipe=recipe,
-        rotary=rotary,
+        model=edited,
         texts=texts,
         weights=tuple(source.weight_files) or tuple(Path(name) for name in source.remote_sizes),
         others=tuple(kept),
-        changes=tuple(_changes(source, family, texts)),
+        changes=tuple(_changes(source, edited.family, texts)),
         serving=serving,
         cautions=cautions,
-        stock_config=recipe.edit_config(config, family, with_code=False),
+        stock=recipe.edit(model, with_code=False),
     )
 
 
@@ -118,33 +119,25 @@ def already_extended(source: Checkpoint, rotary: Rotary) -> CtxextError:
         factor = rotary.parameters.get("factor")
         how = rotary.rope_type + (f" ×{factor:g}" if isinstance(factor, int | float) else "")
     origin = noted.get("source")
-    hint = f'Start from its source "{origin}", or r' if origin else "R"
+    replace = "replace the schedule with --replace-scaling."
+    hint = f'Start from its source "{origin}", or {replace}' if origin else replace.capitalize()
     return CtxextError(
         f'"{source.name}" is already extended: {how} from {rotary.trained_length} tokens.',
-        hint=f"{hint}eplace the schedule with --replace-scaling.",
+        hint=hint,
     )
-
-
-def as_json(content: Mapping[str, Any]) -> str:
-    """A JSON file's text, as transformers writes it."""
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def _provenance(source: Checkpoint, recipe: Recipe, plain: Rotary) -> dict[str, Any]:
     """What config.json says of the conversion; a published file names no folder of its maker's machine."""
     return {
         "version": __version__,
-        "source": public_name(source),
+        "source": source.public_name,
         "revision": source.revision,
         "trained_length": plain.trained_length,
         "source_theta": plain.theta,
+        "source_length": plain.context_length,
         "recipe": recipe.to_dict(),
     }
-
-
-def public_name(source: Checkpoint) -> str:
-    """The source's name as it may be published: a Hub id as it is, a folder by its last part."""
-    return source.name if source.revision or source.name == "demo" else source.folder.resolve().name
 
 
 def manifest(plan: Plan, files: Mapping[str, str], weights: Mapping[str, str | None]) -> dict[str, Any]:
@@ -157,7 +150,7 @@ def manifest(plan: Plan, files: Mapping[str, str], weights: Mapping[str, str | N
     """
     return {
         "ctxext": __version__,
-        "source": {"name": public_name(plan.source), "revision": plan.source.revision},
+        "source": {"name": plan.source.public_name, "revision": plan.source.revision},
         "recipe": plan.recipe.to_dict(),
         "versions": {name: _version(name) for name in _RECORDED_PACKAGES},
         "files": dict(sorted(files.items())),
@@ -194,15 +187,17 @@ def _with_number(path: Path, content: dict[str, Any], key: str, value: int) -> s
     return text if count == 1 else as_json({**content, key: value})
 
 
-def cautions_of(source: Checkpoint, recipe: Recipe, family: Family, rotary: Rotary) -> tuple[str, ...]:
+def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple[str, ...]:
     """What a user of a converted checkpoint must know; SOURCE may be the result as well."""
-    cautions = [f"{step.name}: {step.caution}" for step in recipe.steps if step.caution]
-    if family.sliding_follows and sliding_layers(source.config, family) and any(step.scales for step in recipe.steps):
+    family = model.family
+    cautions = [f"{step.name}: {caution}" for step in recipe.steps if (caution := step.caution_for(model))]
+    scales = any(step.kind == "schedule" for step in recipe.steps)
+    if family.sliding_follows and sliding_layers(source.config, family) and scales:
         cautions.append("its sliding-window layers read the same schedule as the others, so they change too.")
     if not rotated_layers(source.config, family):
         window = read(source.config, family, "sliding_window")
         cautions.append(f"all its layers see a window of {window} tokens only, which a longer schedule does not widen.")
-    if is_new_only(family, rotary):
+    if is_new_only(model):
         cautions.append(f"transformers 4.57 does not carry this schedule for {family.model_type}: load it with 5.x.")
     if family.note:
         cautions.append(f"{family.model_type}: {family.note}.")
@@ -216,9 +211,10 @@ def cautions_of(source: Checkpoint, recipe: Recipe, family: Family, rotary: Rota
     return tuple(cautions)
 
 
-def is_new_only(family: Family, rotary: Rotary) -> bool:
+def is_new_only(model: ModelConfig) -> bool:
     """Whether transformers 4.57 does not know the family, or does not carry this schedule for it."""
-    return family.rope_types_4x is not None and native_type(family, rotary.rope_type) not in family.rope_types_4x
+    types = model.family.rope_types_4x
+    return types is not None and native_type(model.family, model.rotary.rope_type) not in types
 
 
 def _changes(source: Checkpoint, family: Family, texts: Mapping[str, str]) -> list[Change]:

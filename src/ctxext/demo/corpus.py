@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from ctxext.evaluate import documents, kv, prose
-from ctxext.evaluate.documents import Documents, made_up_document
-from ctxext.evaluate.kv import KeyValue
-from ctxext.evaluate.needle import PHRASINGS, Needle
-from ctxext.evaluate.passkey import PassKey
-from ctxext.evaluate.tasks import Pieces, Task
+from ctxext.data import prose
+from ctxext.data.prompt import Pieces
+from ctxext.evaluate.tasks import documents, kv
+from ctxext.evaluate.tasks.base import RetrievalTask
+from ctxext.evaluate.tasks.documents import Documents, made_up_document
+from ctxext.evaluate.tasks.kv import KeyValue
+from ctxext.evaluate.tasks.needle import PHRASINGS, Needle
+from ctxext.evaluate.tasks.passkey import PassKey
 
 Encode = Callable[[str], list[int]]
 
-TASKS: dict[str, tuple[Task, float]] = {
+TASKS: dict[str, tuple[RetrievalTask, float]] = {
     "passkey": (PassKey(), 0.05),
     "needle": (Needle(num_needles=4), 0.12),
     "needle-any": (Needle(num_needles=6, phrasing="any"), 0.08),
@@ -69,7 +71,7 @@ def make_example(
 
 
 def make_prompt(
-    encode: Encode, start: list[int], rng: random.Random, length: int, task: Task, depth: float
+    encode: Encode, start: list[int], rng: random.Random, length: int, task: RetrievalTask, depth: float
 ) -> Example | None:
     """One question as evaluation asks it, `length` tokens long with its answer; None if it does not fit.
 

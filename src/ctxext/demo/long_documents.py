@@ -6,11 +6,11 @@ from functools import lru_cache
 from itertools import cycle
 from typing import Any
 
+from ctxext.data import prose
+from ctxext.data.encoding import Encoder
+from ctxext.data.prose import random_number
 from ctxext.demo.corpus import Encode, Example, make_example
-from ctxext.evaluate import prose
-from ctxext.evaluate.encoding import Encoder
-from ctxext.evaluate.needle import OPENING, PHRASINGS
-from ctxext.evaluate.tasks import random_number
+from ctxext.evaluate.tasks.needle import OPENING, PHRASINGS
 from ctxext.finetune.documents import Document
 
 _FAR_SHARE = 0.4

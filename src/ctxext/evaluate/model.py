@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from ctxext.converters.own_code import carries_code, check_pinned
+from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
-from ctxext.evaluate.candidate import Candidate
-from ctxext.evaluate.encoding import Encoder
-from ctxext.evaluate.sharing import is_static, sharing_works
+from ctxext.evaluate.checkpoint_info import CheckpointInfo
+from ctxext.evaluate.scoring.prefix_cache import is_static, sharing_works
 from ctxext.loading import DTYPES, choose_device, choose_dtype, quiet_transformers
+from ctxext.recipes.own_code import carries_code, check_pinned
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def make_ready(name: str, model: Any, tokenizer: Any, *, chat_template: bool = T
     return LoadedModel(name, model, Encoder(tokenizer, chat_template=chat_template), can_share)
 
 
-def load_tokenizer(candidate: Candidate, loading: Loading) -> Any:
+def load_tokenizer(info: CheckpointInfo, loading: Loading) -> Any:
     """The checkpoint's tokenizer.
 
     Raises:
@@ -88,17 +88,15 @@ def load_tokenizer(candidate: Candidate, loading: Loading) -> Any:
 
     try:
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(
-                candidate.checkpoint.folder, trust_remote_code=may_run_code(candidate, loading)
-            )
+            return AutoTokenizer.from_pretrained(info.checkpoint.folder, trust_remote_code=may_run_code(info, loading))
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
         raise CtxextError(
-            f'The tokenizer of "{candidate.name}" cannot be loaded: {_first_line(error)}',
+            f'The tokenizer of "{info.name}" cannot be loaded: {_first_line(error)}',
             hint="Copy the tokenizer files of its source into its folder.",
         ) from error
 
 
-def load_model(candidate: Candidate, loading: Loading) -> LoadedModel:
+def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
     """The checkpoint's model and tokenizer.
 
     Raises:
@@ -107,28 +105,28 @@ def load_model(candidate: Candidate, loading: Loading) -> LoadedModel:
     from transformers import AutoModelForCausalLM
 
     device = choose_device(loading.device)
-    tokenizer = load_tokenizer(candidate, loading)
+    tokenizer = load_tokenizer(info, loading)
     extra = {"attn_implementation": loading.attention} if loading.attention else {}
     try:
         with quiet_transformers():
             model, report = AutoModelForCausalLM.from_pretrained(
-                candidate.checkpoint.folder,
+                info.checkpoint.folder,
                 dtype=choose_dtype(loading.dtype),
-                trust_remote_code=may_run_code(candidate, loading),
+                trust_remote_code=may_run_code(info, loading),
                 output_loading_info=True,
                 **extra,
             )
     except (OSError, ValueError, ImportError, KeyError) as error:
-        raise CtxextError(f'"{candidate.name}" cannot be loaded: {_first_line(error)}') from error
+        raise CtxextError(f'"{info.name}" cannot be loaded: {_first_line(error)}') from error
     missing = sorted(report["missing_keys"])
     if missing:
-        raise CtxextError(f'"{candidate.name}" lacks {len(missing)} weights, "{missing[0]}" among them.')
+        raise CtxextError(f'"{info.name}" lacks {len(missing)} weights, "{missing[0]}" among them.')
     if loading.dtype == "auto" and device.type == "cpu":
         model = model.to(torch.float32)
-    return make_ready(candidate.name, model.to(device), tokenizer, chat_template=loading.chat_template)
+    return make_ready(info.name, model.to(device), tokenizer, chat_template=loading.chat_template)
 
 
-def may_run_code(candidate: Candidate, loading: Loading) -> bool:
+def may_run_code(info: CheckpointInfo, loading: Loading) -> bool:
     """Whether the checkpoint's own Python code runs: ours always, other code only where the user says so.
 
     Raises:
@@ -136,15 +134,15 @@ def may_run_code(candidate: Candidate, loading: Loading) -> bool:
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    if candidate.is_own_code:
+    if info.is_own_code:
         return True
-    config = candidate.checkpoint.config
-    if loading.trust_remote_code and carries_code(candidate.checkpoint):
-        check_pinned(candidate.checkpoint, loading.revision)
+    config = info.checkpoint.config
+    if loading.trust_remote_code and carries_code(info.checkpoint):
+        check_pinned(info.checkpoint, loading.revision)
         return True
     if config.get("auto_map") and config.get("model_type") not in CONFIG_MAPPING_NAMES:
         raise CtxextError(
-            f'"{candidate.name}" needs Python code that comes with it.',
+            f'"{info.name}" needs Python code that comes with it.',
             hint="Read that code; if you trust it, add --trust-remote-code.",
         )
     return False

@@ -2,23 +2,22 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate import processes
-from ctxext.evaluate.asked import Asked, plan_questions
-from ctxext.evaluate.harness import check_harness
-from ctxext.evaluate.journal import Journal
-from ctxext.evaluate.report import Report, make_report, versions
+from ctxext.evaluate.plan import ModelPlan, plan_questions
+from ctxext.evaluate.report.report import Report, make_report, versions
+from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.settings import Settings
+from ctxext.evaluate.tasks.harness import check_harness
+from ctxext.files import Progress
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
-    from ctxext.evaluate.work import Work
-
-Progress = Callable[[int, int, str], None]
+    from ctxext.evaluate.tasks.base import Work
 
 
 def evaluate(
@@ -40,7 +39,7 @@ def evaluate(
         out: A folder for results, pictures and the report; None writes nothing.
         resume: Go on with the results in `out`.
         overwrite: Replace the results in `out`.
-        progress: Called with tokens done, tokens in all, and what is being run.
+        progress: Called with what is being run, tokens done and tokens in all.
 
     Returns:
         The content of report.json.
@@ -54,32 +53,32 @@ def evaluate(
     if out is None and processes.num_processes() > 1:
         raise CtxextError("Several processes need a folder to meet in.", hint="Add --out report.")
     check_harness(settings.harness)
-    asked = plan_questions(models, settings, loading)
-    journal = Journal(out, processes.rank())
-    header = _header(asked, settings, loading) if processes.rank() == 0 else {}
+    plans = plan_questions(models, settings, loading)
+    log = ResultsLog(out, processes.rank())
+    header = _header(plans, settings, loading) if processes.rank() == 0 else {}
     if processes.rank() == 0:
-        journal.begin(header, resume=resume, overwrite=overwrite)
+        log.begin(header, resume=resume, overwrite=overwrite)
     processes.wait_for_everyone(loading.device)
-    meter = _Meter(asked, progress)
-    for entry in asked:
-        _ask(entry, settings, loading, journal, meter)
+    meter = _Meter(plans, progress)
+    for entry in plans:
+        _ask(entry, settings, loading, log, meter)
     processes.wait_for_everyone(loading.device)
     if processes.rank() != 0:
         return {}
-    report = make_report(header, journal.records())
+    report = make_report(header, log.records())
     if out is not None:
-        from ctxext.evaluate.publish import write_report
+        from ctxext.evaluate.report.write_report import write_report
 
         write_report(report, out)
     return report
 
 
-def _header(asked: Sequence[Asked], settings: Settings, loading: "Loading") -> dict[str, Any]:
+def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") -> dict[str, Any]:
     options = {key: value for key, value in dataclasses.asdict(loading).items() if key != "token"}
     return {
         "settings": settings.to_dict(),
         "loading": options,
-        "models": [{**entry.candidate.facts(), "lengths": list(entry.lengths)} for entry in asked],
+        "models": [{**entry.info.facts(), "lengths": list(entry.lengths)} for entry in plans],
         "versions": versions(),
     }
 
@@ -87,45 +86,45 @@ def _header(asked: Sequence[Asked], settings: Settings, loading: "Loading") -> d
 class _Meter:
     """Progress in tokens: long prompts take longer than short ones."""
 
-    def __init__(self, asked: Sequence[Asked], progress: Progress | None) -> None:
-        self.total, self.reached, self.progress = sum(entry.num_tokens for entry in asked), 0, progress
+    def __init__(self, plans: Sequence[ModelPlan], progress: Progress | None) -> None:
+        self.total, self.reached, self.progress = sum(entry.num_tokens for entry in plans), 0, progress
 
     def advance(self, tokens: int, label: str) -> None:
         self.reached += tokens
         if self.progress is not None:
-            self.progress(self.reached, self.total, label)
+            self.progress(label, self.reached, self.total)
 
 
-def _ask(entry: Asked, settings: Settings, loading: "Loading", journal: Journal, meter: _Meter) -> None:
+def _ask(entry: ModelPlan, settings: Settings, loading: "Loading", log: ResultsLog, meter: _Meter) -> None:
     """Run what one model still owes, as far as it falls to this process."""
     from ctxext.evaluate.model import load_model
 
-    name = entry.candidate.name
-    done = journal.done(name)
+    name = entry.info.name
+    done = log.done(name)
     owes_harness = bool(settings.harness and entry.lengths) and processes.rank() == 0
-    owes_harness = owes_harness and not any("harness" in record for record in journal.records_of(name))
+    owes_harness = owes_harness and not any("harness" in record for record in log.records_of(name))
     if len(done) >= entry.num_samples and not owes_harness:
         meter.advance(entry.num_tokens, name)
         return
-    loaded = load_model(entry.candidate, loading)
-    journal.append({"model": name, "facts": loaded.facts()})
+    loaded = load_model(entry.info, loading)
+    log.append({"model": name, "facts": loaded.facts()})
     for number, work in enumerate(entry.make_work(loaded, settings)):
         if number % processes.num_processes() == processes.rank():
-            _run(loaded, work, done, journal, meter)
+            _run(loaded, work, done, log, meter)
         else:
             meter.advance(sum(key.length for key in work.keys), f"{name} {work.label}")
     if owes_harness:
-        from ctxext.evaluate.harness import run_harness
+        from ctxext.evaluate.tasks.harness import run_harness
 
-        journal.append({"model": name, "harness": run_harness(loaded, settings.harness, entry.lengths)})
+        log.append({"model": name, "harness": run_harness(loaded, settings.harness, entry.lengths)})
 
 
-def _run(loaded: "LoadedModel", work: "Work", done: set[Any], journal: Journal, meter: _Meter) -> None:
+def _run(loaded: "LoadedModel", work: "Work", done: set[Any], log: ResultsLog, meter: _Meter) -> None:
     wanted = set(work.keys) - done
     label = f"{loaded.name} {work.label}"
     meter.advance(sum(key.length for key in work.keys if key in done), label)
     started = time.perf_counter()
     for record in work.run(loaded, wanted):
         seconds, started = round(time.perf_counter() - started, 4), time.perf_counter()
-        journal.append({"model": loaded.name, **record, "seconds": seconds})
+        log.append({"model": loaded.name, **record, "seconds": seconds})
         meter.advance(record["length"] * len(record["samples"]), label)

@@ -6,18 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.converters.apply import sha256_of
+from ctxext.data.haystack import read_haystack
 from ctxext.errors import CtxextError
-from ctxext.evaluate.documents import Documents, read_questions
-from ctxext.evaluate.haystack import read_haystack
-from ctxext.evaluate.kv import KeyValue
-from ctxext.evaluate.needle import Needle
-from ctxext.evaluate.passkey import PassKey
-from ctxext.evaluate.tasks import Task
-
-RETRIEVAL_TASKS = ("passkey", "needle", "kv", "documents")
-LOSS_TASKS = ("perplexity", "short")
-TASKS = (*RETRIEVAL_TASKS, *LOSS_TASKS)
+from ctxext.evaluate.tasks.base import RetrievalTask
+from ctxext.evaluate.tasks.documents import Documents, read_questions
+from ctxext.evaluate.tasks.kv import KeyValue
+from ctxext.evaluate.tasks.needle import Needle
+from ctxext.evaluate.tasks.passkey import PassKey
+from ctxext.evaluate.tasks.registry import TASKS
+from ctxext.files import sha256_of
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,7 @@ class Settings:
 
     Attributes:
         tasks: Names from `TASKS`.
-        lengths: Prompt lengths in tokens; by default each model's trained length and context length.
+        lengths: Prompt lengths in tokens; by default each model's original context length and context length.
         depths: Where needles go, from 0 to 1.
         samples: Questions per cell, and documents per text.
         seed: Decides every question.
@@ -37,7 +34,7 @@ class Settings:
         documents: A JSON lines file of questions for `documents`; by default made-up facts.
         stride: Also measure perplexity with a sliding window of this stride.
         generate: Let the model write its answers instead of one teacher-forced forward.
-        allow_beyond: Ask for lengths beyond a model's window too.
+        allow_beyond: Ask for lengths beyond a model's context length too.
         batch_size: Prompts that run at once; by default as many as fit into memory.
         harness: Tasks of lm-evaluation-harness.
     """
@@ -74,13 +71,13 @@ class Settings:
         if self.kv_ids not in ("uuid", "number"):
             raise CtxextError(f'"{self.kv_ids}" is not a kind of ids.', hint="Choose --kv-ids uuid or number.")
 
-    def retrieval_tasks(self) -> list[Task]:
+    def retrieval_tasks(self) -> list[RetrievalTask]:
         """The retrieval tasks with their settings; files are read here.
 
         Raises:
             CtxextError: a file cannot be read or holds nothing usable.
         """
-        made: dict[str, Task] = {}
+        made: dict[str, RetrievalTask] = {}
         for name in self.tasks:
             if name == "passkey":
                 made[name] = PassKey()

@@ -1,7 +1,7 @@
-"""Fine-tuning: a short LoRA run that makes an extended window work, and the merge into a portable checkpoint."""
+"""Fine-tuning: a short LoRA run that makes a longer context work, and the merge into a portable checkpoint."""
 
 from ctxext.finetune.merge import Merged, merge
-from ctxext.finetune.options import Options
+from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.run import Finetuned, finetune
 
-__all__ = ["Finetuned", "Merged", "Options", "finetune", "merge"]
+__all__ = ["Finetuned", "Merged", "TrainingOptions", "finetune", "merge"]

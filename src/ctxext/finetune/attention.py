@@ -52,8 +52,8 @@ def shifted_attention(
 
     Args:
         query: (batch, heads, length, head_dim).
-        key: (batch, key_heads, length, head_dim).
-        value: (batch, key_heads, length, head_dim).
+        key: (batch, kv_heads, length, head_dim).
+        value: (batch, kv_heads, length, head_dim).
         mask: (batch, length), true where a token is not padding; None where there is none.
         group: Tokens in a group.
         scaling: Factor on the scores; by default head_dim ** -0.5.

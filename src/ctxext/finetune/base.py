@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxext.checkpoint import Checkpoint, open_checkpoint
-from ctxext.converters.own_code import runs_only_own_code
 from ctxext.errors import CtxextError
-from ctxext.families import Family, family_of, text_config
-from ctxext.finetune.options import Options
+from ctxext.finetune.options import TrainingOptions
 from ctxext.loading import choose_dtype, quiet_transformers
-from ctxext.recipes.rotary import CODE_KEY, Rotary, read_rotary
+from ctxext.recipes.code_layout import depends_on_prompt
+from ctxext.recipes.own_code import runs_only_own_code
+from ctxext.recipes.rotary import ModelConfig, model_config
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,11 @@ class Base:
 
     Attributes:
         checkpoint: Its files.
-        family: What differs in its family.
-        rotary: Its rotary encoding.
+        model: Its configuration.
     """
 
     checkpoint: Checkpoint
-    family: Family
-    rotary: Rotary
+    model: ModelConfig
 
     @property
     def is_own_code(self) -> bool:
@@ -37,38 +35,36 @@ def open_base(source: str, length: int | None, *, revision: str | None = None, t
 
     Args:
         source: A folder, a Hub id, or `demo`.
-        length: The context length to train for, in tokens; None for the base's window.
+        length: The context length to train for, in tokens; None for the base's context length.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token.
 
     Raises:
-        CtxextError: it is not there, was never extended, or its window is shorter.
+        CtxextError: it is not there, was never extended, or its context length is shorter.
     """
     checkpoint = open_checkpoint(source, revision=revision, token=token)
-    family = family_of(checkpoint.config)
-    base = Base(checkpoint, family, read_rotary(checkpoint.config, family))
+    base = Base(checkpoint, model_config(checkpoint.config))
     _check(base, source, length)
     checkpoint.check_weights()
     return base
 
 
 def _check(base: Base, source: str, length: int | None) -> None:
-    rotary, config = base.rotary, base.checkpoint.config
-    if not rotary.is_extended:
+    rotary, config = base.model.rotary, base.checkpoint.config
+    if not base.model.is_extended:
         raise CtxextError(
-            f'"{source}" was never extended: its window is the {rotary.context_length} tokens it was trained on.',
+            f'"{source}" was never extended: its context length is the {rotary.context_length} tokens of its training.',
             hint=f"ctxext convert {source} OUT --method yarn --factor 4, then fine-tune OUT.",
         )
     if length is not None and length > rotary.context_length:
         factor = -(-length // rotary.trained_length)
         raise CtxextError(
-            f'--length {length} is above the window of "{source}": {rotary.context_length} tokens.',
+            f'--length {length} is above the context length of "{source}": {rotary.context_length} tokens.',
             hint=f"Convert its source with --factor {factor} first.",
         )
-    code = text_config(config, base.family).get(CODE_KEY)
-    if isinstance(code, dict) and code.get("ranks") is None:
+    if depends_on_prompt(base.model.config):
         raise CtxextError(
-            f'"{source}" orders its heads anew for each prompt, which no training sequence resembles.',
+            f'"{source}" chooses again for each prompt, which no training sequence resembles.',
             hint="Convert its source with --head-order calibrated.",
         )
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -77,7 +73,7 @@ def _check(base: Base, source: str, length: int | None) -> None:
         raise CtxextError(f'"{source}" needs Python code of its own, which ctxext does not run for training.')
 
 
-def load_base(base: Base, options: Options, attention: str | None) -> tuple[Any, Any]:
+def load_base(base: Base, options: TrainingOptions, attention: str | None) -> tuple[Any, Any]:
     """The model and the tokenizer.
 
     Args:

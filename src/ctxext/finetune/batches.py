@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from ctxext.finetune.data import IGNORE, START, sequence_file
 from ctxext.finetune.loss import IGNORED
-from ctxext.finetune.options import Options
+from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.positions import pose_positions, restarting_positions
 
 Tensors = dict[str, torch.Tensor]
@@ -27,7 +27,7 @@ class Sequences(Dataset[Tensors]):
         options: The options, settled.
     """
 
-    def __init__(self, folder: Path, options: Options) -> None:
+    def __init__(self, folder: Path, options: TrainingOptions) -> None:
         self.options = options
         full, read = options.sequence_length, {}
         for length in sorted(options.sequences_wanted()):

@@ -7,10 +7,8 @@ import yaml
 
 from ctxext.checkpoint import Checkpoint
 from ctxext.converters.card import card_metadata
-from ctxext.converters.plan import public_name
-from ctxext.families import family_of
 from ctxext.recipes.recipe import describe_step
-from ctxext.recipes.rotary import provenance, read_rotary
+from ctxext.recipes.rotary import model_config, provenance
 from ctxext.version import __version__
 
 
@@ -22,7 +20,7 @@ def render_card(base: Checkpoint, notes: Mapping[str, Any]) -> str:
         notes: What is known of the training, as config.json says it.
     """
     noted, inherited = provenance(base.config), card_metadata(base)
-    rotary = read_rotary(base.config, family_of(base.config))
+    rotary = model_config(base.config).rotary
     steps = noted.get("recipe", {}).get("steps", [])
     how = ", ".join(describe_step(step) for step in steps) or rotary.rope_type
     tags = [*(str(tag) for tag in inherited.get("tags") or []), "ctxext", "long-context", "finetuned"]
@@ -35,7 +33,7 @@ def render_card(base: Checkpoint, notes: Mapping[str, Any]) -> str:
     return f"""---
 {header}---
 
-# {public_name(base)}, fine-tuned
+# {base.public_name}, fine-tuned
 
 The positions of this model are extended ({how}): trained on {rotary.trained_length} tokens, it accepts
 {rotary.context_length}. Its weights were then trained on long sequences. Made with ctxext {__version__}.
@@ -55,7 +53,8 @@ model = AutoModelForCausalLM.from_pretrained("PATH_OR_ID"{flag})
 
 ## Measured
 
-Nothing yet: this checkpoint **was not evaluated**. `ctxext eval` shows what it finds in its window and what it lost.
+Nothing yet: this checkpoint **was not evaluated**. `ctxext eval` shows what it finds within its
+context length and what it lost.
 """
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ctxext.data.encoding import Encoder
+from ctxext.data.texts import FIELD, read_records
 from ctxext.errors import CtxextError
-from ctxext.evaluate.encoding import Encoder
-from ctxext.evaluate.texts import FIELD, read_records
 
 PROMPT, COMPLETION, MESSAGES = "prompt", "completion", "messages"
 LEARN = ("answers", "all")

@@ -3,7 +3,6 @@
 import math
 import resource
 import time
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from transformers.utils import logging
 
 from ctxext.checkpoint import read_json_object
 from ctxext.errors import CtxextError
+from ctxext.files import Progress
 from ctxext.finetune.batches import Sequences, stacked
-from ctxext.finetune.options import Options
+from ctxext.finetune.options import TrainingOptions
 
-Progress = Callable[[int, int, str], None]
 STATE = "trainer_state.json"
 
 
@@ -33,7 +32,7 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
     """Tells step, loss, speed and memory after every step, and stops where the loss is lost.
 
     Args:
-        progress: Called with steps done, steps in all and a text.
+        progress: Called with a text, steps done and steps in all.
         tokens_per_step: Tokens of a step over all processes.
     """
 
@@ -62,7 +61,7 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
             seconds = max(time.perf_counter() - self.started, 1e-9)
             speed = (state.global_step - self.first_step) * self.tokens_per_step / seconds
             text = f"loss {loss:.3f} · {speed:,.0f} tokens/s · {memory_in_use() / 2**30:.1f} GiB"
-            self.progress(state.global_step, state.max_steps, text)
+            self.progress(text, state.global_step, state.max_steps)
 
 
 def memory_in_use() -> int:
@@ -72,7 +71,7 @@ def memory_in_use() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def training_arguments(options: Options, folder: Path, num_processes: int) -> TrainingArguments:
+def training_arguments(options: TrainingOptions, folder: Path, num_processes: int) -> TrainingArguments:
     """The Trainer's arguments. Making them starts the process group where there are several processes.
 
     Raises:
@@ -143,7 +142,7 @@ def train(
         model: The model, its forward returning the loss.
         arguments: From `training_arguments`.
         data: The sequences of every step.
-        progress: Called with steps done, steps in all and a text.
+        progress: Called with a text, steps done and steps in all.
         last_save: A folder from `newest_save`.
 
     Returns:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.options import Options
+from ctxext.finetune.options import TrainingOptions
 
 
-def with_adapter(model: Any, options: Options) -> Any:
+def with_adapter(model: Any, options: TrainingOptions) -> Any:
     """The model with a LoRA adapter around its linear layers; everything else is frozen.
 
     Raises:

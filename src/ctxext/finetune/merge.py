@@ -3,23 +3,22 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint
-from ctxext.converters.place import check_out, full_disk_told, publish, recover, workplace
-from ctxext.converters.plan import MANIFEST, as_json, public_name
+from ctxext.converters.output_directory import check_out, full_disk_told, give_name, recover, staging_directory
 from ctxext.errors import CtxextError
 from ctxext.families import family_of, text_config
+from ctxext.files import MANIFEST, Progress, as_json
 from ctxext.finetune.card import render_card
 from ctxext.finetune.rewrite import rewrite, stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, Changes
 from ctxext.recipes.rotary import provenance
 from ctxext.version import __version__
 
-Progress = Callable[[int, int, str], None]
 ADAPTER = "adapter"
 _LEFT_OUT = ("README.md", MANIFEST, "config.json")
 
@@ -58,7 +57,7 @@ def merge(
         revision: A branch, tag or commit on the Hub.
         token: A Hub token.
         overwrite: Replace a folder that is there.
-        progress: Called with bytes done, bytes in all and a text.
+        progress: Called with a text, bytes done and bytes in all.
 
     Raises:
         CtxextError: the adapter does not fit the model, or the place is refused; nothing is written then.
@@ -71,10 +70,10 @@ def merge(
     changes = AdapterChanges(adapter, shapes, tied=is_tied(checkpoint))
     out = out.resolve()
     recover(out)
-    with full_disk_told(out), workplace(out) as work:
+    with full_disk_told(out), staging_directory(out) as work:
         shutil.copytree(adapter, work / ADAPTER)
         write_merged(checkpoint, changes, work, notes={"adapter": adapter.resolve().name}, progress=progress)
-        publish(work, out)
+        give_name(work, out)
     return Merged(out, len(changes.names), len(shapes))
 
 
@@ -107,7 +106,7 @@ def write_merged(
         changes: What was trained.
         work: The folder; what it holds already stays.
         notes: What config.json says of the training, under `ctxext`.
-        progress: Called with bytes done, bytes in all and a text.
+        progress: Called with a text, bytes done and bytes in all.
     """
     headers = {path for path in checkpoint.weight_files if path.suffix == ".safetensors" and len(path.parts) == 1}
     total, done = sum(checkpoint.size_of(path) for path in headers), 0
@@ -116,7 +115,7 @@ def write_merged(
         nonlocal done
         done += size
         if progress is not None:
-            progress(done, total, "merging")
+            progress("merging", done, total)
 
     weights = {
         path.name: rewrite(checkpoint.folder / path, work / path.name, changes, advance) for path in sorted(headers)
@@ -142,7 +141,7 @@ def _manifest(
     return {
         **old,
         "ctxext": __version__,
-        "base": {"name": public_name(checkpoint), "revision": checkpoint.revision},
+        "base": {"name": checkpoint.public_name, "revision": checkpoint.revision},
         "finetune": dict(notes),
         "files": digests,
         "weights": dict(weights),
@@ -165,10 +164,10 @@ def save_adapter(saved: Path, folder: Path, checkpoint: Checkpoint) -> None:
     folder.mkdir(parents=True)
     shutil.copyfile(saved / "adapter_model.safetensors", folder / "adapter_model.safetensors")
     config = json.loads((saved / "adapter_config.json").read_text(encoding="utf-8"))
-    named = {**config, "base_model_name_or_path": public_name(checkpoint), "revision": checkpoint.revision}
+    named = {**config, "base_model_name_or_path": checkpoint.public_name, "revision": checkpoint.revision}
     (folder / "adapter_config.json").write_text(as_json(named), encoding="utf-8")
     (folder / "README.md").write_text(
-        f"---\nlibrary_name: peft\ntags: [lora, ctxext]\n---\n\nA LoRA adapter of `{public_name(checkpoint)}`. It does "
+        f"---\nlibrary_name: peft\ntags: [lora, ctxext]\n---\n\nA LoRA adapter of `{checkpoint.public_name}`. It does "
         "not carry the change of the rotary embedding:\nload it on that very checkpoint, or merge the two with "
         "`ctxext merge`.\n",
         encoding="utf-8",

@@ -27,11 +27,11 @@ CHANGEABLE = ("device", "save_every", "report_to")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class TrainingOptions:
     """The choices of a fine-tune.
 
     Attributes:
-        length: The context length to train for, in tokens; by default the base's window.
+        length: The context length to train for, in tokens; by default the base's context length.
         start_length: Tokens of the first sequences. They double up to the length, each for as many steps: a short
             beginning learns the same in less time (arXiv 2310.00576).
         learn: "answers" counts only marked answers where data marks them; "all" counts every token.
@@ -51,11 +51,11 @@ class Options:
         train_embeddings: Train the input embeddings too.
         full: Train every weight, without LoRA.
         pack: "off": a sequence comes from one document; "run-on": documents are joined; "restart": they are joined,
-            positions begin anew with each and attention stays inside it.
+            positions start again with each and attention stays inside it.
         short_share: Share of the steps that train at the short length.
-        short_length: Tokens of their sequences; by default the trained length.
+        short_length: Tokens of their sequences; by default the original context length.
         positions: "full", or "pose" to skip positions in short windows (arXiv 2309.10400).
-        window: Tokens that a sequence has with pose; by default the trained length.
+        window: Tokens that a sequence has with pose; by default the original context length.
         attention: "full", or "shifted" for LongLoRA's groups while training (arXiv 2309.12307).
         group: Tokens in such a group; by default a quarter of a sequence.
         checkpointing: Keep no activations but each layer's input; by default for more than 4096 tokens.
@@ -141,7 +141,7 @@ class Options:
         if self.pack == "restart" and (self.positions, self.attention) != ("full", "full"):
             raise CtxextError("--pack restart goes with full positions and full attention only.")
 
-    def settled(self, *, window: int, trained_length: int) -> "Options":
+    def settled(self, *, window: int, trained_length: int) -> "TrainingOptions":
         """The same options with everything filled in that depends on the base.
 
         Args:

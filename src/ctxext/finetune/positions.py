@@ -24,7 +24,7 @@ def pose_positions(length: int, target: int, rng: random.Random) -> list[int]:
 
 
 def restarting_positions(starts: Sequence[bool]) -> list[int]:
-    """Positions that begin anew with each document, which also keeps attention inside it.
+    """Positions that start again with each document, which also keeps attention inside it.
 
     Args:
         starts: For each token whether a document begins there.

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.checkpoint import read_json_object
-from ctxext.converters.place import check_out, full_disk_told, publish, recover, workplace
-from ctxext.converters.plan import as_json, public_name
+from ctxext.converters.output_directory import check_out, full_disk_told, give_name, recover, staging_directory
 from ctxext.errors import CtxextError
+from ctxext.files import Progress, as_json
 from ctxext.finetune.base import Base, load_base, open_base
 from ctxext.finetune.data import DataReport, read_report, write_sequences
 from ctxext.finetune.documents import DocumentReader
-from ctxext.finetune.merge import ADAPTER, Progress, is_tied, save_adapter, write_merged
-from ctxext.finetune.options import CHANGEABLE, Options
+from ctxext.finetune.merge import ADAPTER, is_tied, save_adapter, write_merged
+from ctxext.finetune.options import CHANGEABLE, TrainingOptions
 from ctxext.finetune.rewrite import stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, WholeChanges, stored_name
 
@@ -47,7 +47,7 @@ class Finetuned:
     """
 
     folder: Path
-    options: Options
+    options: TrainingOptions
     data: DataReport
     losses: tuple[tuple[int, float], ...]
     num_trained: int
@@ -69,7 +69,7 @@ def finetune(
     model: str,
     out: Path,
     read_documents: DocumentReader,
-    options: Options,
+    options: TrainingOptions,
     *,
     data: Mapping[str, Any],
     revision: str | None = None,
@@ -93,7 +93,7 @@ def finetune(
         merge: Write a full checkpoint; without, only the adapter.
         resume: Go on with a run that was stopped.
         overwrite: Replace OUT, and an unfinished run beside it.
-        progress: Called with how much is done, how much in all, and what.
+        progress: Called with what is being done, how much of it and how much in all.
         tell: Called with facts beside the result, one line each.
 
     Returns:
@@ -103,7 +103,7 @@ def finetune(
         CtxextError: the model, the data, an option or the place is refused; nothing is written then.
     """
     base = open_base(model, options.length, revision=revision, token=token)
-    options = options.settled(window=base.rotary.context_length, trained_length=base.rotary.trained_length)
+    options = options.settled(window=base.model.rotary.context_length, trained_length=base.model.rotary.trained_length)
     if options.full and not merge:
         raise CtxextError("--full has no adapter to keep apart.", hint="Leave --no-merge out.")
     check_out(out, base.checkpoint.folder, overwrite=overwrite)
@@ -126,9 +126,9 @@ def finetune(
     if not is_first():
         return None
     result = dataclasses.replace(done, folder=out)
-    with full_disk_told(out), workplace(out) as work:
+    with full_disk_told(out), staging_directory(out) as work:
         _write(base, folder, result, work, merge=merge, data=data, progress=progress)
-        publish(work, out)
+        give_name(work, out)
     shutil.rmtree(folder, ignore_errors=True)
     return result
 
@@ -138,7 +138,7 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _settings(base: Base, options: Options, data: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(base: Base, options: TrainingOptions, data: Mapping[str, Any]) -> dict[str, Any]:
     """What must be the same when a run is taken up again."""
     checkpoint = base.checkpoint
     digest = hashlib.sha256((checkpoint.folder / "config.json").read_bytes())
@@ -146,7 +146,7 @@ def _settings(base: Base, options: Options, data: Mapping[str, Any]) -> dict[str
         with (checkpoint.folder / path).open("rb") as file:
             digest.update(f"{path} {checkpoint.size_of(path)}".encode() + file.read(1 << 20))
     chosen = {key: value for key, value in options.to_dict().items() if key not in CHANGEABLE}
-    return {"model": {"name": public_name(checkpoint), "digest": digest.hexdigest()}, "data": dict(data), **chosen}
+    return {"model": {"name": checkpoint.public_name, "digest": digest.hexdigest()}, "data": dict(data), **chosen}
 
 
 def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
@@ -165,12 +165,12 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
             raise CtxextError(
                 f'The unfinished run at "{folder}" has another {key.replace("_", " ")}: {_short(old.get(key))}, '
                 f"not {_short(settings[key])}.",
-                hint="Give the same options as before, or begin anew with --overwrite.",
+                hint="Give the same options as before, or start again with --overwrite.",
             )
         return
     elif not overwrite:
         raise CtxextError(
-            f'"{folder}" holds an unfinished run.', hint="Go on with --resume, or begin anew with --overwrite."
+            f'"{folder}" holds an unfinished run.', hint="Go on with --resume, or start again with --overwrite."
         )
     else:
         shutil.rmtree(folder)
@@ -188,7 +188,7 @@ def _train(
     base: Base,
     folder: Path,
     read_documents: DocumentReader,
-    options: Options,
+    options: TrainingOptions,
     *,
     merge: bool,
     resume: bool,
@@ -238,14 +238,14 @@ def torch_seed(seed: int) -> None:
     set_seed(seed)
 
 
-def _read(folder: Path, read_documents: DocumentReader, options: Options, tokenizer: Any) -> DataReport:
+def _read(folder: Path, read_documents: DocumentReader, options: TrainingOptions, tokenizer: Any) -> DataReport:
     wanted = options.sequences_wanted()
     with full_disk_told(folder):
         documents = read_documents(tokenizer, wanted)
         return write_sequences(documents, folder, wanted=wanted, pack=options.pack, end=tokenizer.eos_token_id)
 
 
-def _data_lines(report: DataReport, options: Options) -> list[str]:
+def _data_lines(report: DataReport, options: TrainingOptions) -> list[str]:
     """What was read, for people."""
     times = options.sequences_wanted()[options.sequence_length] / report.num_sequences
     lines = [

@@ -13,7 +13,7 @@ from itertools import groupby
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from .modeling_family import Method
+from .method import Method
 from .relation_maps import MAPS, Rows, last_far, runs, tiles
 from .relation_parts import (
     attend_tile,
@@ -54,8 +54,6 @@ class Relation(Method):
 
     def attend(self, inner, call, query, key, value, mask, **kwargs):
         """The attention (b, l, h, d) of query (b, h, l, d), key and value (b, g, n, d), and weights or None."""
-        if call.layer not in self.settings.get("layers", (call.layer,)):
-            return inner(query, key, value, mask, **kwargs)
         plan = self.plan(call, query, key, value, mask, kwargs)
         if plan.form == "one":
             query, key, value, mask = self.one(call, plan, query, key, value, mask)
@@ -81,7 +79,7 @@ class Relation(Method):
     def traced_plan(self, call, query, key, mask):
         """A plan without a look at positions: one row takes one call; more rows are made both ways, then chosen."""
         (length, total), m = (query.shape[2], key.shape[2]), call.positions
-        base = first_base(backend(call), length, total, mask)
+        base = first_base(call.backend, length, total, mask)
         read = m, key_positions(m, mask, total, base), self.map.rows(m), self.map.temperature(m), base, 0
         if length == 1 and (not self.map.drops_keys or getattr(mask, "ndim", 0) == 4):
             return Plan("one", *read, 0, Single(0, None, None, ()))
@@ -96,10 +94,10 @@ class Relation(Method):
         (length, total), m = (query.shape[2], key.shape[2]), call.positions
         if int(m.max()) < self.map.first:
             return Plan("inside", *[None] * 8)
-        changed, base = m >= self.map.first, first_base(backend(call), length, total, mask)
+        changed, base = m >= self.map.first, first_base(call.backend, length, total, mask)
         first = int(changed.any(0).long().argmax())
         served = 0 if bool(changed.all()) else int((~changed).any(0).nonzero().amax()) + 1
-        served = served_rows(backend(call), served, length, mask)
+        served = served_rows(call.backend, served, length, mask)
         plain = plain_base(m, mask, total, base)
         trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
         start = int(m[0, first])
@@ -179,7 +177,9 @@ class Relation(Method):
                 if low >= high:
                     continue
                 if form == "band" and (stop - start, high - low) not in bands:
-                    bands[stop - start, high - low] = band(stop - start, high - low - stop + start, query, heads // groups)
+                    bands[stop - start, high - low] = band(
+                        stop - start, high - low - stop + start, query, heads // groups
+                    )
                 bias = bands[stop - start, high - low] if form == "band" else None
                 span, keys = slice(start - origin, stop - origin), far_key if part == "far" else key
                 for i in range(batch):
@@ -196,7 +196,9 @@ class Relation(Method):
         if not self.map.turns_keys or rung == 0 or end == 0:
             return key
         n, rungs = torch.arange(end, device=key.device)[None], torch.tensor([[rung]], device=key.device)
-        if not (plan.base and rung == plan.pieces[-1].rung and self.settings.get("side_cache", True) and can_keep(call)):
+        if not (
+            plan.base and rung == plan.pieces[-1].rung and self.settings.get("side_cache", True) and can_keep(call)
+        ):
             return turned(call, key[:, :, :end], self.map.keys(n, rungs), "keys")
         side = side_of(call, key, [rung] * len(key), [0] * len(key))
         start = min(side.filled, end)
@@ -232,7 +234,9 @@ class Relation(Method):
         for rung, keys in zip(rungs[1:], far_keys[1:], strict=True):
             far = torch.where((rows.rung == rung)[:, None, :, None], product(far_query, keys[:, :, :high].mT), far)
         near, n = product(query, key[:, :, low:end].mT), plan.keys[:, None, :end]
-        mixed = torch.where((n[..., low:high] >= rows.near[..., None])[:, None], near[..., : high - low], far[..., low:])
+        mixed = torch.where(
+            (n[..., low:high] >= rows.near[..., None])[:, None], near[..., : high - low], far[..., low:]
+        )
         if rows.turn_middle is not None:
             middle = product(turned(call, query, rows.turn_middle), key[:, :, low:high].mT)
             is_middle = (n[..., low:high] >= rows.middle[..., None]) & (n[..., low:high] < rows.near[..., None])
@@ -240,14 +244,9 @@ class Relation(Method):
         scores = torch.cat([far[..., :low], mixed, near[..., high - low :]], -1) * scaling(call, query, kwargs)
         hidden = (n >= rows.far[..., None]) & (n < rows.middle[..., None]) if self.map.drops_keys else None
         output, weights = softmaxed(scores, value[:, :, :end], mask, (start, stop), plan.base, hidden, kwargs)
-        if backend(call) != "eager":
+        if call.backend != "eager":
             return output, None
         return output, torch.nn.functional.pad(weights, (0, key.shape[2] - end))
-
-
-def backend(call):
-    """The name of the attention implementation, which decides how to align rows without a mask and what to return."""
-    return getattr(call, "backend", None) or "sdpa"
 
 
 def scaling(call, query, kwargs):
@@ -283,14 +282,16 @@ def scaled(query, scale):
 
 def without(tensor, hole, axis):
     """A tensor without the keys of a hole."""
-    return torch.cat([tensor.narrow(axis, 0, hole[0]), tensor.narrow(axis, hole[1], tensor.shape[axis] - hole[1])], axis)
+    return torch.cat(
+        [tensor.narrow(axis, 0, hole[0]), tensor.narrow(axis, hole[1], tensor.shape[axis] - hole[1])], axis
+    )
 
 
 def is_tiled(call, query, value, total, kwargs):
     """Whether nothing about a call asks for more than tiles can do."""
     special = any(kwargs.get(name) for name in ("dropout", "softcap", "output_attentions"))
     special = special or kwargs.get("s_aux") is not None or 0 < (kwargs.get("sliding_window") or 0) < total
-    own = backend(call) == "sdpa" and query.shape[3] == value.shape[3]
+    own = call.backend == "sdpa" and query.shape[3] == value.shape[3]
     return own and not special and operator(query.device.type, query.dtype) is not None
 
 
@@ -333,5 +334,10 @@ def joined(changed, plan, stock, own):
     return tuple(made)
 
 
-# The classes of all methods, for a stub to choose from.
-RELATIONS = [type(name.title().replace("-", ""), (Relation,), {"name": name}) for name in MAPS]
+def of(method):
+    """The class of a method, for a stub to name."""
+    return type(method, (Relation,), {"name": method})
+
+
+SelfExtend, Bifocal, Dca, Rerope = of("self-extend"), of("bifocal"), of("dca"), of("rerope")
+String, Sinks, Window, Adaptive = of("string"), of("sinks"), of("window"), of("adaptive")

@@ -264,7 +264,7 @@ def runs(rules, start, stop):
     lines = [rows.rung[0], *(border[0] for border in (rows.far, rows.middle, rows.near))]
     cuts = torch.zeros(stop - start, dtype=torch.bool)
     for line, step in zip(lines, (0, 1, 1, 1), strict=True):
-        cuts[1:] |= (line.diff().abs() > step)
+        cuts[1:] |= line.diff().abs() > step
     edges = [0, *cuts.nonzero().flatten().tolist(), stop - start]
     made = []
     for a, b in zip(edges, edges[1:], strict=False):

@@ -9,6 +9,8 @@ from collections import namedtuple
 import torch
 from transformers.cache_utils import Cache
 
+from .method import state_of
+
 
 def first_base(backend, length, total, mask):
     """How many keys come before the first row. Without a mask sdpa aligns rows and keys at the first, others at the last."""
@@ -186,13 +188,13 @@ def merge(total, sums, output, more, is_first):
 
 
 # Keys of one layer that stay turned: the rungs and first positions of the sequences, for which they are; a buffer
-# (b, g, room, d); how many are final. They are kept with the cache, follow what happens to it, and can be made again.
+# (b, g, room, d); how many are final. They are kept with the cache, and made again when its sequences moved.
 Side = namedtuple("Side", ["rungs", "origins", "buffer", "filled"])
 
 
 def side_of(call, key, rungs, origins):
     """The turned keys that are kept for a layer, with room for all of key (b, g, n, d); `filled` is 0 if there are none."""
-    side = getattr(call.cache, "ctxext_sides", {}).get(call.layer)
+    side = state_of(call.cache).derived.get(("turned keys", call.layer))
     if side is None or (side.rungs, side.origins) != (rungs, origins) or side.buffer.device != key.device:
         side = Side(rungs, origins, key[:, :, :0], 0)
     if side.buffer.shape[2] < key.shape[2]:
@@ -203,41 +205,10 @@ def side_of(call, key, rungs, origins):
 
 
 def keep_side(call, side):
-    """Keep turned keys with the cache, which from now on takes care of them."""
-    if not getattr(type(call.cache), "ctxext_follows", False):
-        call.cache.__class__ = followed(type(call.cache))
-    call.cache.ctxext_sides = {**getattr(call.cache, "ctxext_sides", {}), call.layer: side}
+    """Keep turned keys with the cache."""
+    state_of(call.cache).derived["turned keys", call.layer] = side
 
 
 def can_keep(call):
     """Whether there is a cache with which turned keys can be kept."""
-    return isinstance(getattr(call, "cache", None), Cache) and not torch.compiler.is_compiling()
-
-
-# Which sequences, by number, a cache holds after each of its moves.
-MOVES = {
-    "reorder_cache": lambda numbers, rows: rows.to(numbers.device),
-    "batch_select_indices": lambda numbers, rows: numbers[rows],
-    "batch_repeat_interleave": lambda numbers, repeats: numbers.repeat_interleave(repeats),
-    "crop": lambda numbers, length: numbers,
-    "reset": lambda numbers: numbers[:0],
-}
-
-
-@functools.cache
-def followed(cache_class):
-    """Make the subclass of a cache class whose turned keys follow the sequences."""
-
-    def move(name, cache, *args, **kwargs):
-        getattr(cache_class, name)(cache, *args, **kwargs)
-        for layer, side in list(getattr(cache, "ctxext_sides", {}).items()):
-            numbers = torch.arange(len(side.buffer), device="cpu")
-            chosen = MOVES[name](numbers, *(x.cpu() if isinstance(x, torch.Tensor) else x for x in (*args, *kwargs.values())))
-            lists = (values and [values[number] for number in chosen.tolist()] for values in side[:2])
-            buffer = side.buffer if torch.equal(chosen, numbers) else side.buffer[chosen.to(side.buffer.device)]
-            cache.ctxext_sides[layer] = Side(*lists, buffer, min(side.filled, cache.get_seq_length(layer)))
-
-    moves = {
-        name: functools.partialmethod(functools.partial(move, name)) for name in MOVES if hasattr(cache_class, name)
-    }
-    return type(cache_class.__name__, (cache_class,), {**moves, "ctxext_follows": True})
+    return isinstance(call.cache, Cache) and not torch.compiler.is_compiling()

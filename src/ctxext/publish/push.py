@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ctxext.converters.apply import Progress
 from ctxext.errors import CtxextError
+from ctxext.files import Progress
 from ctxext.publish.hub_errors import LOG_IN, illegal_name, is_passing, told_in_one_line
-from ctxext.publish.parcel import Parcel, pack, pack_adapter, seal, stage
+from ctxext.publish.upload_plan import UploadPlan, pack, pack_adapter, seal, stage
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -74,7 +74,7 @@ def prepare(
     *,
     read_weights: bool = True,
     progress: Progress | None = None,
-) -> Parcel:
+) -> UploadPlan:
     """Work out what would be uploaded. Writes nothing and asks nobody.
 
     Args:
@@ -129,7 +129,7 @@ def push(folder: Path, repository: str, options: PushOptions | None = None, *, t
 
 
 def send(
-    parcel: Parcel,
+    plan: UploadPlan,
     repository: str,
     options: PushOptions,
     *,
@@ -140,7 +140,7 @@ def send(
     """Write what belongs into the folder, and upload it.
 
     Args:
-        parcel: From `prepare`.
+        plan: From `prepare`.
         repository: The Hub id, user/name.
         options: How to share it.
         token: A Hub token that may write; the usual places are read where it is None.
@@ -156,11 +156,11 @@ def send(
     api = HfApi(token=usable_token(token), library_name="ctxext")
     # Whatever the Hub refuses at once is known before large files are read.
     _patiently(lambda: _open(api, repository, options), tell)
-    if not parcel.is_adapter:
-        seal(parcel, progress)
-        return _patiently(lambda: _upload(api, parcel.folder, repository, options), tell)
+    if not plan.is_adapter:
+        seal(plan, progress)
+        return _patiently(lambda: _upload(api, plan.folder, repository, options), tell)
     with tempfile.TemporaryDirectory() as place:
-        stage(parcel, Path(place))
+        stage(plan, Path(place))
         return _patiently(lambda: _upload(api, Path(place), repository, options), tell)
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctxext.evaluate.findings import percent, pooled
-from ctxext.evaluate.report import Report
+from ctxext.evaluate.report.findings import percent, pooled
+from ctxext.evaluate.report.report import Report
 
 FOLDER = "report"
 """Where a report's files stand inside the repository."""
@@ -44,7 +44,7 @@ def perplexity_table(report: Report, entry: Mapping[str, Any], pictures: Sequenc
 
 
 def short_table(report: Report, entry: Mapping[str, Any]) -> str:
-    """Perplexity inside the trained window, and the difference from the source."""
+    """Perplexity at the original context length, and the difference from the source."""
     rows = []
     for model in report["models"]:
         if model["short"]:
@@ -53,7 +53,7 @@ def short_table(report: Report, entry: Mapping[str, Any]) -> str:
             interval = f"{against['low']:+.4f} to {against['high']:+.4f}" if against.get("low") is not None else ""
             rows.append([_name(model, entry), f"{model['short']['perplexity']:.3f}", change, interval])
     head = ["model", "perplexity", "nats per token against its source", "95 % interval"]
-    return f"### Inside the trained window\n\n{_table(head, rows)}" if rows else ""
+    return f"### At the original context length\n\n{_table(head, rows)}" if rows else ""
 
 
 def harness_table(entry: Mapping[str, Any]) -> str:

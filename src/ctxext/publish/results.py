@@ -8,9 +8,10 @@ from typing import Any
 from ctxext.checkpoint import read_json_object
 from ctxext.converters.card import Measured
 from ctxext.errors import CtxextError
-from ctxext.evaluate.findings import findings
-from ctxext.evaluate.report import Report
-from ctxext.evaluate.settings import TASKS, Settings
+from ctxext.evaluate.report.findings import findings
+from ctxext.evaluate.report.report import Report
+from ctxext.evaluate.settings import Settings
+from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.publish.result_tables import (
     FOLDER,
     conditions,
@@ -21,14 +22,6 @@ from ctxext.publish.result_tables import (
     short_table,
 )
 
-_UNSEEN = {
-    "passkey": "finding a pass key in a text that repeats itself",
-    "needle": "finding a sentence in a long text",
-    "kv": "looking a key up in a long JSON object",
-    "documents": "answering questions over many documents",
-    "perplexity": "the loss on long text, position by position",
-    "short": "what extending cost inside the trained window",
-}
 _NEVER = "Anything else: other languages, following instructions, summaries, code, safety. Those are the source's."
 
 
@@ -101,16 +94,19 @@ def _missing(report: Report, entry: Mapping[str, Any]) -> list[str]:
     asked |= {task for task in ("perplexity", "short") if entry.get(task)}
     lengths = [cell["length"] for cell in entry["cells"]]
     lengths += [int(length) for length in (entry.get("perplexity") or {}).get("lengths", ())]
-    reach, window = max(lengths, default=0), entry.get("context_length") or 0
+    reach, claimed = max(lengths, default=0), entry.get("context_length") or 0
     missing = []
-    if reach < window:
+    if reach < claimed:
         missing.append(
-            f"Beyond {reach} tokens: the window is {window}."
+            f"Beyond {reach} tokens: the context length is {claimed}."
             if reach
-            else f"Any length: the window is {window} tokens."
+            else f"Any length: the context length is {claimed} tokens."
         )
-    missing += [f"{_UNSEEN[task][0].upper()}{_UNSEEN[task][1:]} (`{task}`)." for task in TASKS if task not in asked]
-    if asked & {"needle", "passkey", "kv"} and not settings["generate"]:
+    missing += [
+        f"{task.shows[0].upper()}{task.shows[1:]} (`{name}`)." for name, task in TASKS.items() if name not in asked
+    ]
+    scored = {name for name, task in RETRIEVAL_TASKS.items() if not task.is_written}
+    if asked & scored and not settings["generate"]:
         missing.append("Free generation: the answers were scored, not written by the model.")
     if "needle" in asked and not settings["haystack"]:
         missing.append("Needles in natural text: they stood in prose that the package makes up from a small grammar.")

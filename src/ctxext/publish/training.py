@@ -7,20 +7,11 @@ from typing import Any
 
 from ctxext.checkpoint import read_json_object
 from ctxext.converters.card import EXTENDED
-from ctxext.finetune.options import CHANGEABLE, Options
-from ctxext.publish.subject import Subject
-from ctxext.recipes.rotary import provenance
+from ctxext.finetune.options import CHANGEABLE, TrainingOptions
 
 REPORT, CURVE = "finetune.json", "loss.png"
 _OF_THE_MACHINE = (*CHANGEABLE, "checkpointing", "piece", "micro_batch", "dtype")
 """Options that decide where and how fast it runs, not what comes out."""
-
-
-def training_of(subject: Subject) -> dict[str, Any]:
-    """What ctxext.json or config.json notes of a fine-tuning; empty where they note none."""
-    noted = provenance(subject.checkpoint.config).get("finetune")
-    found = subject.manifest.get("finetune") or noted or {}
-    return dict(found) if isinstance(found, dict) else {}
 
 
 def curve_of(folder: Path) -> str:
@@ -39,7 +30,7 @@ def training_command(folder: Path) -> str:
     report = read_json_object(folder / REPORT)
     options, data = report.get("options") or {}, report.get("data") or {}
     words = ["ctxext", "finetune", EXTENDED, "OUT", "--data", str(data.get("name") or "DATA")]
-    for field in dataclasses.fields(Options):
+    for field in dataclasses.fields(TrainingOptions):
         value, option = options.get(field.name), "--" + field.name.replace("_", "-")
         if field.name in _OF_THE_MACHINE or value in (None, False, field.default, []):
             continue

@@ -17,7 +17,7 @@ class AdjustedBase(Scaling):
     name = "abf"
     title = "Adjusted base frequency"
     paper = "https://arxiv.org/abs/2309.16039"
-    scales = False
+    kind = "base"
     caution = "a raised base is meant to be trained with: fine-tune before you rely on it."
 
     theta: float = param(help="The new base of the rotary frequencies, for example 500000.", min=1.0, paper=5e5)
@@ -28,6 +28,10 @@ class AdjustedBase(Scaling):
         most = 4 * rotary.theta * factor**2
         paper = search_start(cls, "theta")
         return {"theta": SearchRange((rotary.theta, most), paper if rotary.theta < paper < most else None)}
+
+    def summary(self) -> str:
+        """The step with its base."""
+        return f"{super().summary()} theta {self.theta:g}"
 
     def theta_after(self, rotary: Rotary) -> float:
         """The base as given."""

@@ -3,14 +3,22 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
 
 from typing_extensions import Self
 
 from ctxext.errors import CtxextError
 from ctxext.families import Family
 from ctxext.recipes.param import SearchRange, checked, param, search_ranges
-from ctxext.recipes.rotary import Config, Rotary, read_rotary, unsupported, write_rotary
+from ctxext.recipes.rotary import Config, ModelConfig, Rotary, unsupported
+
+Kind = Literal["base", "schedule", "heads", "attention"]
+"""The base of the frequencies; all frequencies by a factor; what each KV head makes of them; the attention itself."""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+CARRIED_BY_CODE: frozenset[Kind] = frozenset({"heads", "attention"})
+"""Kinds that no configuration key can carry, so that the checkpoint brings code of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +29,12 @@ class Method:
     title: ClassVar[str]
     paper: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
-    scales: ClassVar[bool] = True
-    """Whether it stretches the frequencies by a factor; a recipe holds at most one such step."""
-    needs_code: ClassVar[bool] = False
-    """Whether the checkpoint must carry modeling code."""
+    kind: ClassVar[Kind]
+    """What it changes; the steps of a recipe stand in the order of their kinds."""
     is_published: ClassVar[bool] = True
     """Whether there are numbers that its paper gives for any model; otherwise a search starts from a guess."""
+    reference: ClassVar[Path | None] = None
+    """The method worked out the plain way from its paper; None where it lies with the others in verify/references."""
     caution: ClassVar[str] = ""
     """What a user of the result must know, in one sentence; shown after converting and on the card."""
 
@@ -39,7 +47,19 @@ class Method:
         """The same step with everything filled in that depends on the model."""
         return self
 
-    def edit_config(self, config: Config, family: Family) -> Config:
+    def reach(self, rotary: Rotary) -> int:
+        """The context length after this step, in tokens; as before unless a method reaches further."""
+        return rotary.context_length
+
+    def caution_for(self, model: ModelConfig) -> str:
+        """What a user of this very result must know; the method's own caution unless its numbers decide."""
+        return self.caution
+
+    def summary(self) -> str:
+        """The step in a few words, for one line of output: "yarn ×4"."""
+        return self.name
+
+    def edit(self, model: ModelConfig) -> ModelConfig:
         """The configuration after this step. Pure: loads nothing, prints nothing, changes nothing in place.
 
         Raises:
@@ -73,9 +93,10 @@ class Method:
         """
         return cls(**numbers)
 
-    def code_files(self, config: Config) -> Mapping[str, str]:
-        """Modeling code that the checkpoint must carry: file name and content."""
-        return {}
+    @classmethod
+    def needs_code(cls) -> bool:
+        """Whether the checkpoint must carry modeling code."""
+        return cls.kind in CARRIED_BY_CODE
 
     def to_dict(self) -> dict[str, Any]:
         """The step as it is written in a recipe file, without what was not given."""
@@ -92,6 +113,7 @@ def _listed(value: Any) -> Any:
 class Scaling(Method):
     """A method that reaches a longer window; the window is given as a factor or as a length."""
 
+    kind: ClassVar[Kind] = "schedule"
     rope_type: ClassVar[str] = "default"
     """The schedule's name in transformers."""
 
@@ -130,31 +152,29 @@ class Scaling(Method):
             )
         return dataclasses.replace(self, factor=factor, target_length=None)
 
-    def edit_config(self, config: Config, family: Family) -> Config:
+    def edit(self, model: ModelConfig) -> ModelConfig:
         """Write this method's schedule, theta and window into the configuration.
 
         Raises:
             CtxextError: the schedule is already scaled, or the family cannot carry this one.
         """
-        rotary = read_rotary(config, family)
+        rotary = model.rotary
         step = self.resolved(rotary)
         if rotary.rope_type != "default":
             raise CtxextError(f'{self.name} cannot be applied on top of the schedule "{rotary.rope_type}".')
-        return write_rotary(
-            config,
-            family,
+        return model.with_rotary(
             dataclasses.replace(
                 rotary,
                 theta=step.theta_after(rotary),
-                context_length=step.window(rotary),
+                context_length=step.reach(rotary),
                 parameters={"rope_type": self.rope_type, **step.schedule(rotary)},
-            ),
+            )
         )
 
     @classmethod
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
         """What a search tries; a schedule may be made for more than the wanted context, never for less."""
-        own = {"factor": SearchRange((factor, 2 * factor), factor)} if cls.scales else {}
+        own = {"factor": SearchRange((factor, 2 * factor), factor)} if cls.kind == "schedule" else {}
         return {**own, **super().search_space(rotary, factor)}
 
     @classmethod
@@ -162,13 +182,19 @@ class Scaling(Method):
         """The step with numbers from its search space, and the wanted factor where that is not among them."""
         return cls(**{**numbers, "factor": max(factor, numbers.get("factor", factor))})
 
+    def summary(self) -> str:
+        """The step with how far it reaches."""
+        if self.factor is not None:
+            return f"{self.name} ×{self.factor:g}"
+        return self.name if self.target_length is None else f"{self.name} to {self.target_length}"
+
     @property
     def stretch(self) -> float:
         """The factor of a resolved step."""
         assert self.factor is not None, "resolve the step first"
         return self.factor
 
-    def window(self, rotary: Rotary) -> int:
+    def reach(self, rotary: Rotary) -> int:
         """The new context length in tokens."""
         return round(self.stretch * rotary.trained_length)
 

@@ -24,7 +24,7 @@ class DynamicNtk(Scaling):
         "trained length was crossed keep their old rotation: run one prompt at a time, whole; engines differ."
     )
 
-    def window(self, rotary: Rotary) -> int:
+    def reach(self, rotary: Rotary) -> int:
         """The trained length: transformers takes the maximum for it; raising that switches the scaling off (trap 5)."""
         return rotary.trained_length
 

@@ -7,7 +7,7 @@ from typing import Any
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.param import param
-from ctxext.recipes.rotary import Rotary
+from ctxext.recipes.rotary import ModelConfig, Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,12 @@ class Llama3(Scaling):
                 f'llama3: high_freq_factor "{self.high_freq_factor:g}" must be above '
                 f'low_freq_factor "{self.low_freq_factor:g}".'
             )
+
+    def edit(self, model: ModelConfig) -> ModelConfig:
+        """Leave the schedule plain at factor 1: a frequency blended with itself is not the same to the last bit."""
+        if self.resolved(model.rotary).stretch == 1 and not model.rotary.is_scaled:
+            return model.with_rotary(model.rotary)
+        return super().edit(model)
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
         """The `llama3` type of transformers."""

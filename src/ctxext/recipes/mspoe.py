@@ -1,23 +1,20 @@
 """Ms-PoE: every key head gets its own position scale."""
 
-import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 from typing_extensions import Self
 
 from ctxext.errors import CtxextError
-from ctxext.families import Family
-from ctxext.recipes import mspoe_layout
-from ctxext.recipes.base import Method
+from ctxext.families import Family, rotated_layers
+from ctxext.recipes.code import PORTABLE, CodeMethod
 from ctxext.recipes.param import param
-from ctxext.recipes.rotary import LATCH, Config, Rotary
+from ctxext.recipes.rotary import Config, ModelConfig, Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
-class MsPoE(Method):
+class MsPoE(CodeMethod):
     """Give every attention head its own position scale, so that the middle of the window is found. No training.
 
     Heads whose attention stands out least take the largest ratio. Zhang et al. 2024, "Found in the Middle", section 3.
@@ -28,8 +25,9 @@ class MsPoE(Method):
     name = "mspoe"
     title = "Ms-PoE"
     paper = "https://arxiv.org/abs/2403.04797"
-    scales = False
-    needs_code = True
+    kind = "heads"
+    code = (PORTABLE / "mspoe.py",)
+    code_class = "MsPoE"
 
     ratio_min: float = param(1.2, help="Ratio of the head that stands out most.", min=1.0, search=(1.0, 2.0))
     ratio_max: float = param(1.8, help="Ratio of the head that stands out least.", min=1.0, search=(1.0, 8.0))
@@ -77,8 +75,12 @@ class MsPoE(Method):
             raise CtxextError(f'mspoe: ratio_max "{self.ratio_max:g}" is below ratio_min "{self.ratio_min:g}".')
         if self.schedule != "linear" and self.rescale == "middle":
             raise CtxextError("mspoe: rescale middle moves positions, so it goes with schedule linear only.")
-        if self.rescale == "middle" and (self.rescale_start or 0) >= (self.rescale_end or 2**31):
-            raise CtxextError("mspoe: rescale_start must be before rescale_end.")
+        start, end = self.rescale_start, self.rescale_end
+        if self.rescale == "middle" and (start is None or end is None or start >= end):
+            raise CtxextError(
+                f'mspoe: rescale middle cannot compress from "{start}" to "{end}".',
+                hint="Give rescale_start and rescale_end, in order.",
+            )
 
     @classmethod
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
@@ -86,61 +88,114 @@ class MsPoE(Method):
         smallest, largest = sorted(numbers[name] for name in ("ratio_min", "ratio_max"))
         return cls(**{**numbers, "ratio_min": smallest, "ratio_max": largest})
 
+    def summary(self) -> str:
+        """The step with its ratios and its order of heads."""
+        return f"{self.name} {self.ratio_min:g}–{self.ratio_max:g} {self.schedule} ({self.head_order} order)"
+
+    @property
+    def depends_on_prompt(self) -> bool:
+        """Whether each prompt orders the heads."""
+        return self.head_order == "prompt"
+
+    @property
+    def is_trainable(self) -> bool:  # type: ignore[override]
+        """Whether its order of heads is the same for every training sequence."""
+        return not self.depends_on_prompt
+
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
         """Why the family cannot give every head its own ratio; empty where it can."""
-        return super().refusal(config, family) or mspoe_layout.refusal(family)
+        if family.shared_rotary_key:
+            return "latent attention: all heads share one rotated key, so they cannot have scales of their own"
+        return super().refusal(config, family)
 
-    def edit_config(self, config: Config, family: Family) -> Config:
-        """Write the layout of a checkpoint with its own code (`mspoe_layout`).
+    def settings(self, model: ModelConfig) -> dict[str, Any]:
+        """Ratios, layers and orders for this model.
 
         Raises:
-            CtxextError: the family cannot carry it, or the options do not fit the model.
+            CtxextError: the options do not fit the model.
         """
-        if reason := self.refusal(config, family):
-            raise CtxextError(f'"{family.model_type}" cannot carry mspoe: {reason}.', hint="Choose another method.")
-        return mspoe_layout.edit_config(
-            config,
-            ratio_min=self.ratio_min,
-            ratio_max=self.ratio_max,
-            head_order=self.head_order,
-            first_layer=self.first_layer,
-            schedule=self.schedule,
-            rescale=self.rescale,
-            rescale_start=self.rescale_start,
-            rescale_end=self.rescale_end,
-            variant=self.variant,
-            beta_fast=self.ramp_fast,
-            beta_slow=self.ramp_slow,
-            orders=self.ranks,
-        )
-
-    def code_files(self, config: Config) -> Mapping[str, str]:
-        """The module that travels, byte for byte, and the stub that names the family's classes."""
-        portable = resources.files("ctxext.portable") / mspoe_layout.CODE_FILE
-        classes = mspoe_layout.family_classes(config)
-        return {
-            mspoe_layout.CODE_FILE: portable.read_bytes().decode(),
-            mspoe_layout.STUB_FILE: mspoe_layout.render_stub(classes),
+        heads, released = num_kv_heads(model), self.variant == "released"
+        if released and heads != model.read("num_attention_heads"):
+            raise CtxextError(
+                "--variant released is for models without grouped queries: on those the released code rotates a key "
+                "by another ratio than its queries, which loses their distance.",
+                hint="--variant paper",
+            )
+        layers = self._layers(model)
+        settings: dict[str, Any] = {
+            "ratios": ratio_grid(self.ratio_min, self.ratio_max, heads, released=released),
+            "layers": layers,
+            "schedule": self.schedule,
+            "rescale": self.rescale if self.rescale == "uniform" else [self.rescale_start, self.rescale_end],
+            "variant": self.variant,
         }
+        if self.schedule == "by-parts":
+            settings |= {"trained_length": model.rotary.trained_length, "theta": model.rotary.theta}
+            settings |= {"beta_fast": self.ramp_fast, "beta_slow": self.ramp_slow}
+        if ranks := self._ranks(model, len(layers), heads):
+            settings["ranks"] = ranks
+        return settings
+
+    def _layers(self, model: ModelConfig) -> list[int]:
+        """The layers that take part: from `first_layer` on, those with full attention and a rotary embedding."""
+        full = rotated_layers(model.config, model.family)
+        layers = [index for index in full if index >= self.first_layer]
+        if not full:
+            raise CtxextError(
+                "Every layer with a rotary embedding has a sliding window, and those keep it: Ms-PoE would change "
+                "nothing."
+            )
+        if not layers:
+            raise CtxextError(
+                f"No layer from {self.first_layer} on has full attention.", hint=f"--first-layer {full[-1]} or less."
+            )
+        return layers
+
+    def _ranks(self, model: ModelConfig, num_layers: int, num_heads: int) -> list[list[int]] | None:
+        """The number of each head's ratio by layer; None where each prompt chooses."""
+        if self.head_order == "fixed":
+            return [list(range(num_heads)) for _ in range(num_layers)]
+        model_type = model.family.model_type
+        if (reason := FIXED_ONLY.get(model_type)) and not self.ranks:
+            raise CtxextError(f'"{model_type}" takes a fixed order only: {reason}.', hint="--head-order fixed")
+        if self.head_order == "prompt":
+            return None
+        ranks = [list(order) for order in self.ranks or ()]
+        if len(ranks) != num_layers or any(sorted(order) != list(range(num_heads)) for order in ranks):
+            raise CtxextError(f"A calibrated order needs {num_layers} layers with {num_heads} ratio numbers each.")
+        return ranks
 
 
-def without_code(config: Config) -> Config:
-    """A copy of an Ms-PoE configuration that names the stock classes and the model's own schedule again."""
-    plain = copy.deepcopy(config)
-    inner = plain.get("text_config")
-    text = inner if isinstance(inner, dict) and mspoe_layout.KEY in inner else plain
-    if mspoe_layout.KEY not in text:
-        return plain
-    settings = text.pop(mspoe_layout.KEY)
-    own = settings["rope"]
-    if text.get("hidden_act") == LATCH:
-        text["hidden_act"] = settings["hidden_act"]
-    for key in ("rope_parameters", "rope_scaling"):
-        for entry in (text.get(key) or {}, *(text.get(key) or {}).values()):
-            if isinstance(entry, dict) and entry.get("rope_type") == LATCH:
-                entry.update(own)
-    plain["architectures"] = [str(name).removeprefix("MsPoE") for name in plain.get("architectures") or []]
-    ours = mspoe_layout.STUB_FILE.removesuffix(".py")
-    auto_map = {name: place for name, place in plain.pop("auto_map", {}).items() if not place.startswith(ours)}
-    return {**plain, "auto_map": auto_map} if auto_map else plain
+_QUERIES_FIRST = "its attention rotates queries before it computes keys, and some layers use the keys of others"
+_SPLIT_FIRST = "its attention hands over only the part of each head that rotates, and awareness needs the whole"
+
+FIXED_ONLY: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), _QUERIES_FIRST
+    ),
+    **dict.fromkeys(("gpt_neox_japanese", "persimmon", "phi", "stablelm"), _SPLIT_FIRST),
+}
+"""Families on which awareness cannot be seen, so that heads have a fixed order, and why."""
+
+
+def ratio_grid(ratio_min: float, ratio_max: float, num_heads: int, *, released: bool = False) -> list[float]:
+    """Ratios from the smallest to the largest, one per KV head. The released code's grid stops one step short."""
+    steps = num_heads if released else max(num_heads - 1, 1)
+    return [ratio_min + (ratio_max - ratio_min) * i / steps for i in range(num_heads)]
+
+
+def ranks_from_scores(scores: Sequence[float]) -> list[int]:
+    """Number each head's ratio: the most aware head takes the first and smallest, ties go to the lower head."""
+    order = sorted(range(len(scores)), key=lambda head: (-scores[head], head))
+    return [order.index(head) for head in range(len(scores))]
+
+
+def num_kv_heads(model: ModelConfig) -> int:
+    """How many KV heads a layer with full attention hands to its rotary embedding."""
+    if model.family.model_type == "falcon":  # The new architecture repeats its keys for every query first.
+        multi_query = model.read("multi_query") and not model.read("new_decoder_architecture")
+        return 1 if multi_query else int(model.read("num_attention_heads"))
+    if model.read("attention_k_eq_v") and model.read("num_global_key_value_heads"):
+        return int(model.read("num_global_key_value_heads"))
+    return int(model.read("num_key_value_heads"))

@@ -2,7 +2,8 @@
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -11,13 +12,13 @@ from typing import Any
 import yaml
 
 from ctxext.errors import CtxextError
-from ctxext.families import Family
 from ctxext.recipes.base import Method
+from ctxext.recipes.code import code_files
+from ctxext.recipes.code_layout import without_code
 from ctxext.recipes.length import parse_length
 from ctxext.recipes.methods import method_named
-from ctxext.recipes.mspoe import without_code
 from ctxext.recipes.param import value_type
-from ctxext.recipes.rotary import Config, provenance, read_rotary, write_rotary
+from ctxext.recipes.rotary import Config, ModelConfig, provenance
 
 _FILE_KEYS = ("description", "source", "steps")
 
@@ -42,48 +43,48 @@ class Recipe:
         object.__setattr__(self, "source", source)
         if not self.steps:
             raise CtxextError("The recipe has no steps.", hint="Name a method, for example --method yarn.")
-        scaling = [step.name for step in self.steps if step.scales]
-        if len(scaling) > 1:
-            raise CtxextError(
-                f"{' and '.join(scaling)} would scale the same frequencies twice.",
-                hint="Keep one of them; mspoe and abf may stand beside it.",
-            )
-        with_code = [number for number, step in enumerate(self.steps) if step.needs_code]
-        if with_code and with_code != [len(self.steps) - 1]:
-            raise CtxextError(f"{self.steps[with_code[0]].name} must be the last step, and the only one of its kind.")
+        _check_order(self.steps)
 
     @property
     def needs_code(self) -> bool:
         """Whether the result must carry modeling code."""
-        return any(step.needs_code for step in self.steps)
+        return any(step.needs_code() for step in self.steps)
 
-    def resolved(self, config: Config, family: Family) -> "Recipe":
+    @property
+    def changes_frequencies(self) -> bool:
+        """Whether some step replaces the schedule, so that it must start from a plain one."""
+        return any(step.kind in ("base", "schedule") for step in self.steps)
+
+    def resolved(self, model: ModelConfig) -> "Recipe":
         """The same recipe with every number that depends on the model filled in.
 
         Raises:
             CtxextError: a step does not fit the model.
         """
-        rotary = read_rotary(config, family)
-        steps = tuple(step.resolved(rotary) for step in self.steps)
+        rotary, steps = model.rotary, []
+        for step in self.steps:
+            steps.append(step.resolved(rotary))
+            rotary = dataclasses.replace(rotary, context_length=steps[-1].reach(rotary))
         return Recipe(steps, self.description, self.source)
 
-    def edit_config(self, config: Config, family: Family, *, with_code: bool = True) -> Config:
-        """The configuration after all steps; the source's schedule must be plain.
+    def edit(self, model: ModelConfig, *, with_code: bool = True) -> ModelConfig:
+        """The configuration after all steps.
 
         Args:
-            config: The source's configuration; not changed.
-            family: Its family.
+            model: The source's configuration; not changed.
             with_code: Without, only the steps that stock transformers carries are applied.
 
         Raises:
             CtxextError: a step does not apply.
         """
-        # A step may raise the window; those after it must still know what the model was trained on.
-        noted = {**config, "ctxext": {"trained_length": read_rotary(config, family).trained_length}}
         for step in self.steps:
-            if with_code or not step.needs_code:
-                noted = step.edit_config(noted, family)
-        return {key: value for key, value in noted.items() if key != "ctxext"}
+            if with_code or not step.needs_code():
+                model = step.edit(model)
+        return model
+
+    def code_files(self, config: Config) -> Mapping[str, str]:
+        """The modeling code that the result must carry: file name and content."""
+        return code_files(self.steps, config)
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the recipe file."""
@@ -92,32 +93,55 @@ class Recipe:
 
     def summary(self) -> str:
         """The recipe in a few words, for one line of output: "yarn ×4, mspoe 1.2-1.8"."""
-        return ", ".join(describe_step(step.to_dict()) for step in self.steps)
+        return ", ".join(step.summary() for step in self.steps)
 
 
 def describe_step(step: Mapping[str, Any]) -> str:
     """A step, as a recipe file writes it, in a few words."""
-    words = [str(step["method"])]
-    if step.get("factor"):
-        words.append(f"×{step['factor']:g}")
-    elif step.get("target_length"):
-        words.append(f"to {step['target_length']}")
-    if "ratio_min" in step:
-        words.append(f"{step['ratio_min']:g}–{step['ratio_max']:g} {step['schedule']} ({step['head_order']} order)")
-    if step.get("method") == "abf":
-        words.append(f"theta {step['theta']:g}")
-    return " ".join(words)
+    try:
+        return step_from_dict(step, "recipe").summary()
+    except CtxextError:
+        return str(step.get("method"))
 
 
-def plain_config(config: Config, family: Family) -> Config:
-    """A copy of an extended model's configuration with its schedule taken back to the trained window."""
-    rotary = read_rotary(config, family)
-    config = without_code(config)
-    theta = provenance(config).get("source_theta") or rotary.theta
-    plain = dataclasses.replace(
-        rotary, theta=theta, context_length=rotary.trained_length, parameters={"rope_type": "default"}
+def _check_order(steps: Sequence[Method]) -> None:
+    """Refuse steps that would do a thing twice, or that stand before what they build on."""
+    for kind, what in (("schedule", "scale the same frequencies"), ("attention", "replace the same attention")):
+        same = [step.name for step in steps if step.kind == kind]
+        if len(same) > 1:
+            raise CtxextError(
+                f"{' and '.join(same)} would {what} twice.", hint="Keep one of them; other steps may stand beside it."
+            )
+    names = [step.name for step in steps]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise CtxextError(f"{twice[0]} is named twice.", hint="Keep one of them.")
+    for before, after in itertools.pairwise(steps):
+        if before.needs_code() and not after.needs_code():
+            raise CtxextError(
+                f"{before.name} must stand after {after.name}: code builds on the schedule that the configuration "
+                "carries.",
+                hint=f"--method {after.name} --method {before.name}",
+            )
+
+
+def plain_config(model: ModelConfig) -> ModelConfig:
+    """An extended model's configuration with what was done to it taken back: code, and then schedule and window.
+
+    Where ctxext noted that only code was added, the source's own schedule stays as it is.
+    """
+    noted = provenance(model.config)
+    steps = [method_named(str(step.get("method"))) for step in noted.get("recipe", {}).get("steps", [])]
+    config = {key: value for key, value in without_code(model.config).items() if key != "ctxext"}
+    if steps and all(method.needs_code() for method in steps):
+        length = int(noted.get("source_length") or model.rotary.trained_length)
+        return ModelConfig(config, model.family, model.rotary).with_context_length(length)
+    rotary = dataclasses.replace(
+        model.rotary,
+        theta=noted.get("source_theta") or model.rotary.theta,
+        context_length=model.rotary.trained_length,
+        parameters={"rope_type": "default"},
     )
-    return {key: value for key, value in write_rotary(config, family, plain).items() if key != "ctxext"}
+    return ModelConfig(config, model.family, rotary).with_rotary(rotary)
 
 
 def step_from_dict(entry: Any, place: str) -> Method:

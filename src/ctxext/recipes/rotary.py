@@ -5,17 +5,19 @@ only one of them is misread by the other version in silence (METHODS.md, trap 1)
 """
 
 import copy
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.families import Family, read, rotary_dim, rotated_layers, text_config
+from ctxext.families import Family, family_of, read, rotary_dim, rotated_layers, text_config
+from ctxext.recipes import legacy
 
 Config = dict[str, Any]
 
-LATCH = "ctxext_needs_trust_remote_code"
+SENTINEL = "ctxext_needs_trust_remote_code"
 """The rope type that only a checkpoint's own code knows, so that plain transformers refuses to load it without."""
 
 POSITIONS = {
@@ -27,8 +29,8 @@ POSITIONS = {
 }
 """What models without a rotary embedding have instead."""
 
-CODE_KEY = "ctxext_mspoe"
-"""The block of config.json that such code reads; its `rope` holds the schedule that the latch hides."""
+CODE_KEY = "ctxext_code"
+"""The block of config.json that such code reads; its `rope` holds the schedule that the sentinel hides."""
 
 _LENGTH_KEYS_4X = ("longrope",)
 _KEPT = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
@@ -46,7 +48,6 @@ class Rotary:
         trained_length: The context the model was trained on, in tokens.
         context_length: The context it claims now, in tokens.
         parameters: The schedule as transformers writes it, `rope_type` and numbers, without theta.
-        has_code: Whether the checkpoint's own code changes what the heads do with it.
     """
 
     theta: float
@@ -55,7 +56,6 @@ class Rotary:
     trained_length: int
     context_length: int
     parameters: Mapping[str, Any]
-    has_code: bool = False
 
     @property
     def rope_type(self) -> str:
@@ -63,10 +63,69 @@ class Rotary:
         return str(self.parameters.get("rope_type", "default"))
 
     @property
-    def is_extended(self) -> bool:
+    def is_scaled(self) -> bool:
         """Whether some schedule already stretches the trained length."""
-        scaled = self.rope_type != "default" or self.context_length > self.trained_length
-        return scaled or self.has_code
+        return self.rope_type != "default" or self.context_length > self.trained_length
+
+    def with_parameters(self, parameters: Mapping[str, Any]) -> "Rotary":
+        """The same encoding with another schedule."""
+        return dataclasses.replace(self, parameters=parameters)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model's configuration, read once: what each step of a recipe is given, and hands on changed.
+
+    Attributes:
+        config: The content of config.json.
+        family: What differs in its family.
+        rotary: The rotary encoding that it says.
+    """
+
+    config: Config
+    family: Family
+    rotary: Rotary
+
+    def read(self, key: str) -> Any:
+        """A value as transformers would compute it (`families.read`)."""
+        return read(self.config, self.family, key)
+
+    @property
+    def code(self) -> Mapping[str, Any]:
+        """The block that the checkpoint's own code reads; empty where it carries none."""
+        block = text_config(self.config, self.family).get(CODE_KEY)
+        return block if isinstance(block, Mapping) else {}
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether a schedule stretches its context, or code of ours changes how it uses it."""
+        return self.rotary.is_scaled or bool(self.code)
+
+    def with_rotary(self, rotary: Rotary) -> "ModelConfig":
+        """The same model with another encoding, in both dialects.
+
+        Raises:
+            CtxextError: the family cannot carry such a schedule.
+        """
+        return ModelConfig(write_rotary(self.config, self.family, rotary), self.family, rotary)
+
+    def with_context_length(self, length: int) -> "ModelConfig":
+        """The same model with another context length in tokens; its schedule is left alone."""
+        config = copy.deepcopy(self.config)
+        nested = config.get(self.family.text_config) if self.family.text_config else None
+        (nested if isinstance(nested, dict) else config)[self.family.length_key] = length
+        return ModelConfig(config, self.family, dataclasses.replace(self.rotary, context_length=length))
+
+
+def model_config(config: Config) -> ModelConfig:
+    """Resolve the content of config.json, whichever version of ctxext wrote it.
+
+    Raises:
+        CtxextError: the family is unknown, not rotary or cannot be converted, or its context length is missing.
+    """
+    upgraded = legacy.upgraded(config)
+    family = family_of(upgraded)
+    return ModelConfig(upgraded, family, read_rotary(upgraded, family))
 
 
 def read_rotary(config: Config, family: Family) -> Rotary:
@@ -104,7 +163,6 @@ def read_rotary(config: Config, family: Family) -> Rotary:
         trained_length=_trained_length(config, text, parameters, int(context_length)),
         context_length=int(context_length),
         parameters=parameters,
-        has_code=CODE_KEY in text,
     )
 
 
@@ -141,7 +199,7 @@ def _full_attention_parameters(text: Mapping[str, Any], family: Family) -> dict[
         nested = [found[name] for name in family.full_types if isinstance(found.get(name), dict)]
         flat = {} if any(isinstance(value, dict) for value in found.values()) else found
         merged.update(nested[0] if nested else flat)
-    if merged.get("rope_type") == LATCH:
+    if merged.get("rope_type") == SENTINEL:
         merged.update((text.get(CODE_KEY) or {}).get("rope") or {})
     return copy.deepcopy(merged)
 

@@ -1,4 +1,4 @@
-"""What a recipe costs inside the trained window, and whether its model answers: cheapest part first."""
+"""What a recipe costs at the original context length, and whether its model answers: cheapest part first."""
 
 import dataclasses
 import math
@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctxext.evaluate.batches import rows_that_fit
-from ctxext.evaluate.intervals import mean_interval
-from ctxext.evaluate.loss import token_losses
+from ctxext.data.prompt import Prompt
 from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.prompt import Prompt
-from ctxext.evaluate.scoring import answer_losses
-from ctxext.search.exam import Exam
+from ctxext.evaluate.report.intervals import mean_interval
+from ctxext.evaluate.scoring.batch_size import rows_that_fit
+from ctxext.evaluate.scoring.exact_match import answer_losses
+from ctxext.evaluate.scoring.token_losses import token_losses
+from ctxext.search.eval_set import EvalSet
 
 _ROUND = 8
 """Questions at each depth and length that are asked before the next look at whether it is worth going on."""
@@ -20,14 +20,14 @@ _ROUND = 8
 
 @dataclass(frozen=True)
 class Measurement:
-    """One model's answers to an exam, in the order in which it was asked.
+    """One model's answers to an eval set, in the order in which it was asked.
 
     Attributes:
         short: For each document its mean loss in nats per token.
         answers: By prompt length: for each prompt the mean loss of its answer's tokens in nats.
         correct: By prompt length: for each prompt whether it is answered.
-        lengths: Every length of the exam; those that were not reached have no answers.
-        num_prompts: How many prompts the exam has at each length.
+        lengths: Every length of the eval set; those that were not reached have no answers.
+        num_prompts: How many prompts the eval set has at each length.
     """
 
     short: list[float]
@@ -91,8 +91,8 @@ class Measurement:
         """As a study keeps it."""
         by_text = {str(length): losses for length, losses in self.answers.items()}
         right = {str(length): [int(one) for one in own] for length, own in self.correct.items()}
-        exam = {"lengths": list(self.lengths), "num_prompts": self.num_prompts}
-        return {"short": self.short, "answers": by_text, "correct": right, **exam}
+        asked = {"lengths": list(self.lengths), "num_prompts": self.num_prompts}
+        return {"short": self.short, "answers": by_text, "correct": right, **asked}
 
 
 def measurement_from(content: Mapping[str, Any]) -> Measurement:
@@ -116,24 +116,26 @@ def bounded(nats: float) -> float:
 
 
 def mean(values: list[float]) -> float:
-    """The mean, summed without loss of digits, so that it hangs on nothing but the values."""
+    """The mean, summed without loss of digits, so that it depends on nothing but the values."""
     return math.fsum(values) / len(values)
 
 
-def measure(loaded: LoadedModel, exam: Exam, is_hopeless: Callable[[Measurement], bool] | None = None) -> Measurement:
+def measure(
+    loaded: LoadedModel, eval_set: EvalSet, is_hopeless: Callable[[Measurement], bool] | None = None
+) -> Measurement:
     """Ask a model: documents first, then rounds of needles, each from the shortest prompts to the longest.
 
     Args:
         loaded: The model.
-        exam: What to ask.
-        is_hopeless: Asked before each length of each round; the rest is left out where it says so.
+        eval_set: What to ask.
+        is_hopeless: ModelPlan before each length of each round; the rest is left out where it says so.
 
     Raises:
         CtxextError: the model returns numbers that are not finite.
     """
-    found = Measurement(_document_losses(loaded, exam), {}, {}, exam.lengths, exam.num_prompts)
-    for first in range(0, exam.num_questions, _ROUND):
-        for length, questions in exam.questions.items():
+    found = Measurement(_document_losses(loaded, eval_set), {}, {}, eval_set.lengths, eval_set.num_prompts)
+    for first in range(0, eval_set.num_questions, _ROUND):
+        for length, questions in eval_set.questions.items():
             if is_hopeless is not None and is_hopeless(found):
                 return found
             losses, correct = _answers(loaded, length, questions[first : first + _ROUND])
@@ -155,8 +157,8 @@ def _answers(loaded: LoadedModel, length: int, questions: Sequence[Sequence[Prom
     return losses, correct
 
 
-def _document_losses(loaded: LoadedModel, exam: Exam) -> list[float]:
-    size = rows_that_fit(loaded.model, exam.documents.shape[1])
-    starts = range(0, len(exam.documents), size)
-    pieces = [token_losses(loaded, exam.documents[start : start + size].to(loaded.device)) for start in starts]
+def _document_losses(loaded: LoadedModel, eval_set: EvalSet) -> list[float]:
+    size = rows_that_fit(loaded.model, eval_set.documents.shape[1])
+    starts = range(0, len(eval_set.documents), size)
+    pieces = [token_losses(loaded, eval_set.documents[start : start + size].to(loaded.device)) for start in starts]
     return [float(loss) for piece in pieces for loss in piece.mean(1)]

@@ -14,7 +14,7 @@ _TRYING = 0.8
 
 
 @dataclass(frozen=True)
-class Options:
+class SearchOptions:
     """How to search.
 
     Attributes:
@@ -22,11 +22,11 @@ class Options:
         trials: Stop after so many recipes, those of earlier runs of the same study included.
         minutes: How long this run may take, about; a fifth of it for the last checks. Twenty where neither is given.
         methods: Names of the methods to try; all that apply to the model where empty.
-        keep_short: The share by which the loss inside the trained window may rise.
+        keep_short: The share by which the loss at the original context length may rise.
         samples: Questions at each depth and length for each recipe; twice as many for the best few.
-        lengths: Prompt lengths in tokens; by default the trained length and its doubles up to the target.
+        lengths: Prompt lengths in tokens; by default the original context length and its doubles up to the target.
         num_depths: At how many depths needles lie.
-        data: The user's own text: documents inside the trained window, and where needles are hidden.
+        data: The user's own text: documents at the original context length, and where needles are hidden.
         seed: Decides the questions and which recipes are tried.
         checked: Questions at each depth and length for the last check.
     """
@@ -54,7 +54,7 @@ class Options:
         if not 0 <= self.keep_short < 10:
             raise CtxextError(
                 f"keep_short must be a share from 0 to 10, not {self.keep_short:g}.",
-                hint="--keep-short 0.01 lets the loss inside the trained window rise by one percent.",
+                hint="--keep-short 0.01 lets the loss at the original context length rise by one percent.",
             )
         if self.lengths and max(self.lengths) > self.target_length:
             raise CtxextError(
@@ -78,7 +78,7 @@ class Options:
         """The prompt lengths, shortest first; the target is always among them.
 
         Raises:
-            CtxextError: the target is not beyond the trained length.
+            CtxextError: the target is not beyond the original context length.
         """
         if self.target_length <= trained_length:
             raise CtxextError(

@@ -1,20 +1,20 @@
-"""The picture of a search: every recipe by what it loses at either length, and the front."""
+"""The picture of a search: every recipe by what it loses at either length, and the Pareto front."""
 
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from ctxext.evaluate.colours import SERIES
-from ctxext.evaluate.pictures import as_png
-from ctxext.search.front import Point, front_of
+from ctxext.evaluate.report.colours import SERIES
+from ctxext.evaluate.report.pictures import as_png
+from ctxext.search.pareto import Point, pareto_front
 
 _INK, _FAINT = "#222222", "#d5d5d5"
 _MARKERS = "osDv^P*X"
 
 
-def front_picture(points: Sequence[Point], best: Point | None, keep_short: float, title: str) -> bytes:
-    """A PNG with the rise inside the trained window across and the loss of the answers upwards.
+def pareto_picture(points: Sequence[Point], best: Point | None, keep_short: float, title: str) -> bytes:
+    """A PNG with the rise at the original context length across and the loss of the answers upwards.
 
     Args:
         points: Recipes that were measured to the end.
@@ -26,21 +26,21 @@ def front_picture(points: Sequence[Point], best: Point | None, keep_short: float
     axes = figure.subplots()
     groups: dict[str, list[Point]] = {}
     for point in points:
-        assert point.tried.recipe is not None
-        groups.setdefault(" + ".join(step.name for step in point.tried.recipe.steps), []).append(point)
+        assert point.trial.recipe is not None
+        groups.setdefault(" + ".join(step.name for step in point.trial.recipe.steps), []).append(point)
     for number, (name, own) in enumerate(sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))):
         axes.scatter(
             [100 * point.rise for point in own],
             [point.loss for point in own],
-            s=[46 if point.tried.published else 20 for point in own],
+            s=[46 if point.trial.published else 20 for point in own],
             color=SERIES[number % len(SERIES)],
             marker=_MARKERS[number // len(SERIES) % len(_MARKERS)],
             linewidths=0.8,
-            edgecolors=[_INK if point.tried.published else "none" for point in own],
+            edgecolors=[_INK if point.trial.published else "none" for point in own],
             label=name,
             zorder=3,
         )
-    front = sorted(front_of(points), key=lambda point: point.rise)
+    front = sorted(pareto_front(points), key=lambda point: point.rise)
     line = {"color": _INK, "linewidth": 1.0, "zorder": 2}
     axes.step([100 * point.rise for point in front], [point.loss for point in front], where="post", **line)
     axes.axvline(100 * keep_short, color=_INK, linewidth=0.9, linestyle=":")
@@ -51,7 +51,7 @@ def front_picture(points: Sequence[Point], best: Point | None, keep_short: float
     if all(point.loss > 0 for point in points):
         axes.set_yscale("log")
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.set_xlabel("rise of the loss inside the trained window, in percent")
+    axes.set_xlabel("rise of the loss at the original context length, in percent")
     axes.set_ylabel("loss of the answers, from 0 to 1")
     axes.set_title(title, fontsize=10, fontweight="bold")
     axes.grid(color=_FAINT, linewidth=0.6)

@@ -9,22 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.checkpoint import Checkpoint
-from ctxext.converters.apply import sha256_of
-from ctxext.converters.place import write_whole
-from ctxext.converters.plan import already_extended, public_name
+from ctxext.converters.output_directory import write_whole
+from ctxext.converters.plan import already_extended
 from ctxext.errors import CtxextError
-from ctxext.evaluate.candidate import open_candidates
+from ctxext.evaluate.checkpoint_info import open_infos
+from ctxext.files import sha256_of
 from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import Recipe
-from ctxext.search.options import Options
+from ctxext.recipes.rotary import model_config
+from ctxext.search.options import SearchOptions
 from ctxext.search.recipe_file import check_recipe_place, recipe_text
 from ctxext.search.space import space_of
 from ctxext.version import __version__
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
-    from ctxext.search.finals import Check
-    from ctxext.search.seeker import Standing, Watch
+    from ctxext.search.final_evaluation import Check
+    from ctxext.search.loop import Standing, Watch
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def study_beside(out: Path) -> Path:
 
 def search(
     source: str,
-    options: Options,
+    options: SearchOptions,
     *,
     out: Path | None = None,
     study: Path | None = None,
@@ -75,7 +76,7 @@ def search(
     Args:
         source: A folder, a Hub id, or `demo`.
         options: How far to reach, what may be lost, how long to try.
-        out: The recipe file to write; beside it a picture of the front. None writes neither.
+        out: The recipe file to write; beside it a picture of the Pareto front. None writes neither.
         study: The SQLite file of the study; beside `out` where None, and nowhere without that.
         resume: Go on with the study; several processes may share one.
         overwrite: Replace a study and a recipe file that are there.
@@ -88,10 +89,10 @@ def search(
     started = time.monotonic()
     check_optuna()
     revision, token = (loading.revision, loading.token) if loading else (None, None)
-    (candidate,) = open_candidates([source], revision=revision, token=token)
-    checkpoint = candidate.checkpoint
+    (info,) = open_infos([source], revision=revision, token=token)
+    checkpoint = info.checkpoint
     space = space_of(checkpoint, options.target_length, options.methods)
-    if space.rotary.is_extended:
+    if model_config(checkpoint.config).is_extended:
         raise already_extended(checkpoint, space.rotary)
     trained_length = space.rotary.trained_length
     options.lengths_from(trained_length)
@@ -100,10 +101,10 @@ def search(
 
     # From here on it takes torch, and seconds.
     from ctxext.evaluate.model import Loading, load_model
-    from ctxext.search.exam import make_exams
-    from ctxext.search.finals import check, run_off
+    from ctxext.search.eval_set import make_eval_sets
+    from ctxext.search.final_evaluation import check, run_off
+    from ctxext.search.loop import SearchLoop, Standing
     from ctxext.search.measurement import measure
-    from ctxext.search.seeker import Seeker, Standing
     from ctxext.search.study import check_study
     from ctxext.search.trial_model import Workbench
 
@@ -112,36 +113,36 @@ def search(
         path = study or (study_beside(out) if out else Path(place) / "study.db")
         check_study(path, resume=resume, overwrite=overwrite)
         watch(Standing("loading the model"))
-        stock = load_model(candidate, loading or Loading())
-        tried, final, unseen = make_exams(stock.encoder, options, trained_length)
+        stock = load_model(info, loading or Loading())
+        trial_set, final_set, unseen = make_eval_sets(stock.encoder, options, trained_length)
         bench = Workbench(stock, checkpoint, Path(place) / Path(place).name)
         if not resume:
             path.unlink(missing_ok=True)
         watch(Standing("asking the plain model"))
-        seeker = Seeker(bench, space, options, tried, measure(stock, tried), watch, started + options.seconds)
-        standing = seeker.run(path, _header(checkpoint, candidate.digest, options, trained_length, stock))
+        loop = SearchLoop(bench, space, options, trial_set, measure(stock, trial_set), watch, started + options.seconds)
+        standing = loop.run(path, _header(checkpoint, info.digest, options, trained_length, stock))
         watch(dataclasses.replace(standing, stage="asking the best once more"))
-        winner = run_off(bench, final, standing, options)
+        winner = run_off(bench, final_set, standing, options)
         watch(dataclasses.replace(standing, stage="checking on unseen prompts"))
         checked = check(bench, unseen, standing, winner)
     return _written(standing, checked, out, checkpoint, options)
 
 
 def _written(
-    standing: "Standing", checked: "Check", out: Path | None, checkpoint: Checkpoint, options: Options
+    standing: "Standing", checked: "Check", out: Path | None, checkpoint: Checkpoint, options: SearchOptions
 ) -> Found:
     """The result, its origin noted in the recipe, and its files written."""
-    from ctxext.search.picture import front_picture
+    from ctxext.search.picture import pareto_picture
 
-    name, tried = public_name(checkpoint), f"{len(standing.tried)} recipes tried, seed {options.seed}"
+    name, tried = checkpoint.public_name, f"{len(standing.trials)} recipes tried, seed {options.seed}"
     recipe, files = None, []
-    if checked.winner is not None and checked.winner.tried.recipe is not None and checked.is_better:
+    if checked.winner is not None and checked.winner.trial.recipe is not None and checked.is_better:
         note = f"Found by ctxext search on {name} for {options.target_length} tokens; {tried}."
-        recipe = Recipe(checked.winner.tried.recipe.steps, note, f"ctxext search {__version__}")
+        recipe = Recipe(checked.winner.trial.recipe.steps, note, f"ctxext search {__version__}")
     if out is not None:
         title = f"{name} to {format_length(options.target_length)} tokens: {tried}"
         files.append(out.with_suffix(".png"))
-        write_whole(files[-1], front_picture(standing.points, checked.winner, options.keep_short, title))
+        write_whole(files[-1], pareto_picture(standing.points, checked.winner, options.keep_short, title))
     if out is not None and recipe is not None:
         files.append(out)
         write_whole(out, recipe_text(recipe, figures(checked)).encode())
@@ -156,14 +157,14 @@ def figures(checked: "Check") -> list[str]:
     lines = ["Measured on prompts that the search never saw:"]
     for name, answers in checked.answers.items():
         shares = ", ".join(f"{100 * answers.exact(length):.1f} % at {length}" for length in answers.lengths)
-        rise = "" if name == "stock" else f"; trained window {100 * answers.rise(stock)[0]:+.2f} %"
-        shown = f"published ({checked.published.tried.name})" if name == "published" and checked.published else name
+        rise = "" if name == "stock" else f"; original context length {100 * answers.rise(stock)[0]:+.2f} %"
+        shown = f"published ({checked.published.trial.name})" if name == "published" and checked.published else name
         lines.append(f"  {shown}: loss of an answer {answers.loss:.4f}, needles {shares}{rise}")
     return lines
 
 
 def _header(
-    checkpoint: Checkpoint, digest: str, options: Options, trained_length: int, stock: "LoadedModel"
+    checkpoint: Checkpoint, digest: str, options: SearchOptions, trained_length: int, stock: "LoadedModel"
 ) -> dict[str, Any]:
     """What a study must have been made with to be continued."""
     import optuna
@@ -175,7 +176,7 @@ def _header(
         data = sha256_of(Path(data))
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, "optuna": optuna.__version__}
     return {
-        "source": public_name(checkpoint),
+        "source": checkpoint.public_name,
         "digest": digest,
         **options.what_is_asked(trained_length),
         "data": data,

@@ -16,7 +16,7 @@ _RANDOM_AT_FIRST = 10
 _NUM_PARENTS = 6
 _ALIKE = 2
 _CHANCE = 0.15
-"""How likely a mutation is to draw a word anew."""
+"""How likely a mutation is to draw a word again."""
 _SPREAD = 0.15
 """How far a mutation moves a number, as a share of its range (one standard deviation)."""
 
@@ -53,7 +53,7 @@ class SteadySampler(BaseSampler):
         return random.Random(f"{self.seed} {number}")
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """Seed anew."""
+        """Seed again."""
         self._tpe = self._made(trial.number)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -82,7 +82,7 @@ class SteadySampler(BaseSampler):
         self._tpe.after_trial(study, trial, state, values)
 
     def _parent(self, study: Study, number: int) -> FrozenTrial | None:
-        """The recipe to change a little: one of the best that keep the trained window, or nearly do."""
+        """The recipe to change a little: one of the best that keep the bound, or nearly do."""
         if number < self.num_known or number % 2:
             return None
         finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))

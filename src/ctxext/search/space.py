@@ -1,27 +1,20 @@
 """What can be tried on a model: recipes as parameters of a trial, read from the method classes, and back."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ctxext.checkpoint import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.families import family_of
-from ctxext.recipes.base import Method
+from ctxext.recipes.base import KINDS, Method
 from ctxext.recipes.methods import METHODS, method_named
 from ctxext.recipes.param import SearchRange
 from ctxext.recipes.recipe import Recipe
-from ctxext.recipes.rotary import Rotary, read_rotary
+from ctxext.recipes.rotary import Rotary, model_config
 
 NONE = "-"
 """The choice of a slot that stays empty."""
-
-_SLOTS: Mapping[str, Callable[[type[Method]], bool]] = {
-    "base": lambda method: not method.scales and not method.needs_code,
-    "schedule": lambda method: method.scales,
-    "heads": lambda method: method.needs_code,
-}
-"""A recipe holds at most one step of each kind, in this order."""
 
 _DIGITS = 4
 
@@ -70,13 +63,13 @@ class Space:
 
     def _draw_numbers(self, trial: Trial, method: type[Method]) -> Parameters:
         drawn: Parameters = {}
-        for number, tried in method.search_space(self.rotary, self.factor).items():
+        for number, choices in method.search_space(self.rotary, self.factor).items():
             name = f"{method.name}.{number}"
-            if tried.optional:
+            if choices.optional:
                 drawn[f"{name}.given"] = trial.suggest_categorical(f"{name}.given", [False, True])
                 if not drawn[f"{name}.given"]:
                     continue
-            drawn[name] = _draw(trial, name, tried)
+            drawn[name] = _draw(trial, name, choices)
         return drawn
 
     def recipe(self, parameters: Parameters) -> Recipe:
@@ -107,22 +100,22 @@ class Space:
         for slot, methods in self.slots.items():
             for method in methods:
                 ranges = method.search_space(self.rotary, self.factor)
-                if any(tried.start is None and not tried.optional for tried in ranges.values()):
+                if any(choices.start is None and not choices.optional for choices in ranges.values()):
                     continue
                 parameters: Parameters = {**dict.fromkeys(self.slots, NONE), slot: method.name}
-                for number, tried in ranges.items():
+                for number, choices in ranges.items():
                     name = f"{method.name}.{number}"
-                    parameters |= {f"{name}.given": tried.start is not None} if tried.optional else {}
-                    parameters |= {name: tried.start} if tried.start is not None else {}
+                    parameters |= {f"{name}.given": choices.start is not None} if choices.optional else {}
+                    parameters |= {name: choices.start} if choices.start is not None else {}
                 found.append((method, parameters))
         return found
 
 
-def _draw(trial: Trial, name: str, tried: SearchRange) -> Any:
-    if tried.is_choice:
-        return trial.suggest_categorical(name, list(tried.values))
-    low, high = tried.values
-    if isinstance(low, int) and isinstance(high, int) and isinstance(tried.start, int):
+def _draw(trial: Trial, name: str, choices: SearchRange) -> Any:
+    if choices.is_choice:
+        return trial.suggest_categorical(name, list(choices.values))
+    low, high = choices.values
+    if isinstance(low, int) and isinstance(high, int) and isinstance(choices.start, int):
         return trial.suggest_int(name, low, high)
     # Numbers that cannot be zero are scales: what doubles them matters as much as what halves them.
     return trial.suggest_float(name, low, high, log=low > 0)
@@ -144,8 +137,7 @@ def space_of(source: Checkpoint, target_length: int, names: Sequence[str] = ()) 
     Raises:
         CtxextError: the model is not rotary, a method is unknown or does not apply, or none does.
     """
-    config, family = source.config, family_of(source.config)
-    rotary = read_rotary(config, family)
+    rotary = model_config(source.config).rotary
     wanted = [method_named(name) for name in names] or list(METHODS)
     refused = {method: _refusal(method, source) for method in wanted}
     for method, reason in refused.items():
@@ -154,12 +146,14 @@ def space_of(source: Checkpoint, target_length: int, names: Sequence[str] = ()) 
     able = [method for method in METHODS if method in refused and not refused[method]]
     if not able:
         raise CtxextError(f'No method applies to "{source.name}": {next(iter(refused.values()))}.')
-    slots = {slot: tuple(method for method in able if fits(method)) for slot, fits in _SLOTS.items()}
+    slots: dict[str, tuple[type[Method], ...]] = {
+        kind: tuple(method for method in able if method.kind == kind) for kind in KINDS
+    }
     filled = {slot: methods for slot, methods in slots.items() if methods}
     return Space(rotary, target_length / rotary.trained_length, filled)
 
 
 def _refusal(method: type[Method], source: Checkpoint) -> str:
-    if method.needs_code and source.config.get("auto_map"):
+    if method.needs_code() and source.config.get("auto_map"):
         return "it brings Python code of its own, which stands where the method's would"
     return method.refusal(source.config, family_of(source.config))

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from ctxext.converters.place import is_running
+from ctxext.converters.output_directory import is_running
 from ctxext.errors import CtxextError
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.search.measurement import Measurement, measurement_from
@@ -29,7 +29,7 @@ _NEAR = 2.0
 
 
 @dataclass(frozen=True)
-class Tried:
+class Trial:
     """One recipe of a study.
 
     Attributes:
@@ -61,7 +61,7 @@ class Study:
         path: The file.
         space: What can be tried.
         seed: Decides what is drawn.
-        keep_short: The share by which the loss inside the trained window may rise.
+        keep_short: The share by which the loss at the original context length may rise.
     """
 
     def __init__(self, path: Path, space: Space, seed: int, keep_short: float) -> None:
@@ -100,7 +100,7 @@ class Study:
                 f'"{self.path}" cannot be continued, it was made otherwise: '
                 + "; ".join(f"{key} {known.get(key)}, now {header.get(key)}" for key in different[:3])
                 + ".",
-                hint="Repeat the command it was made with, or start anew with --overwrite.",
+                hint="Repeat the command it was made with, or start again with --overwrite.",
             )
 
     def rescue(self) -> None:
@@ -123,14 +123,19 @@ class Study:
         """Whether published recipes, or some that a kill cut short, are lined up."""
         return bool(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
-    def ask(self) -> tuple[Trial, Parameters]:
+    def ask(self) -> tuple[optuna.trial.Trial, Parameters]:
         """The next recipe to try."""
         trial = self._study.ask()
         trial.set_user_attr("owner", [socket.gethostname(), os.getpid()])
         return trial, self.space.draw(trial)
 
     def tell(
-        self, trial: Trial, stock: Measurement, recipe: Recipe | None, measurement: Measurement | None, refusal: str
+        self,
+        trial: optuna.trial.Trial,
+        stock: Measurement,
+        recipe: Recipe | None,
+        measurement: Measurement | None,
+        refusal: str,
     ) -> None:
         """Keep what came of a recipe."""
         rise = measurement.rise(stock)[0] if measurement else _REFUSED_RISE
@@ -144,20 +149,20 @@ class Study:
         # As where recipes are given up: those that lose less than half of what they may count as alike in that.
         self._study.tell(trial, [loss, max(rise, self.keep_short / 2)])
 
-    def tried(self) -> list[Tried]:
+    def trials(self) -> list[Trial]:
         """Every recipe that was tried, in order."""
         finished = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        return [_tried(trial) for trial in finished]
+        return [_trial_of(trial) for trial in finished]
 
-    def is_start(self, trial: Trial) -> bool:
+    def is_start(self, trial: optuna.trial.Trial) -> bool:
         """Whether a trial is one of the recipes that the search starts from, the published ones among them."""
         return "published" in trial.user_attrs
 
 
-def _tried(trial: FrozenTrial) -> Tried:
+def _trial_of(trial: FrozenTrial) -> Trial:
     attributes = trial.user_attrs
     recipe, measurement = attributes["recipe"], attributes["measurement"]
-    return Tried(
+    return Trial(
         trial.number,
         attributes.get("published", ""),
         recipe_from_dict(recipe, "the study") if recipe else None,
@@ -193,7 +198,7 @@ def check_study(path: Path, *, resume: bool, overwrite: bool) -> None:
     """
     if path.exists() and not (resume or overwrite):
         raise CtxextError(
-            f'There is a study "{path}" already.', hint="Go on with it: --resume. Start anew: --overwrite."
+            f'There is a study "{path}" already.', hint="Go on with it: --resume. Start again: --overwrite."
         )
     if resume and not path.exists():
         raise CtxextError(f'There is no study "{path}" to go on with.', hint="Leave --resume away.")

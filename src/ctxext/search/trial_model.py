@@ -11,11 +11,10 @@ from ctxext.checkpoint import Checkpoint
 from ctxext.converters.calibration import head_scores, per_prompt_form, read_text, with_order
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.sharing import is_static
-from ctxext.families import family_of
+from ctxext.evaluate.scoring.prefix_cache import is_static
 from ctxext.loading import quiet_transformers
 from ctxext.recipes.recipe import Recipe
-from ctxext.recipes.rotary import read_rotary
+from ctxext.recipes.rotary import model_config
 
 _CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """How modeling code fails that does not fit the installed transformers, as a check of a conversion would find too."""
@@ -24,7 +23,7 @@ _CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeEr
 class Workbench:
     """A loaded model on which recipes are tried.
 
-    For each recipe the family's model is built anew from the configuration that a conversion would write, without
+    For each recipe the family's model is built again from the configuration that a conversion would write, without
     weights, and every parameter and buffer of the loaded model is put into it; only what the configuration decides,
     the inverse frequencies and the code around them, is its own. The loaded model itself is never changed.
 
@@ -36,8 +35,7 @@ class Workbench:
 
     def __init__(self, stock: LoadedModel, source: Checkpoint, folder: Path) -> None:
         self.stock, self.source, self.folder = stock, source, folder
-        self.family = family_of(source.config)
-        self.rotary = read_rotary(source.config, self.family)
+        self.plain = model_config(source.config)
         folder.mkdir()
 
     def prepared(self, recipe: Recipe) -> Recipe:
@@ -46,13 +44,13 @@ class Workbench:
         Raises:
             CtxextError: a step does not apply.
         """
-        recipe = recipe.resolved(self.source.config, self.family)
+        recipe = recipe.resolved(self.plain)
         listening = per_prompt_form(recipe)
         if listening is None:
             return recipe
         encoder = self.stock.encoder
         model = self.apply(listening).model
-        scores = head_scores(model, encoder.tokenizer, read_text(None), self.rotary.trained_length)
+        scores = head_scores(model, encoder.tokenizer, read_text(None), self.plain.rotary.trained_length)
         return with_order(recipe, scores)
 
     def apply(self, recipe: Recipe) -> LoadedModel:
@@ -61,9 +59,8 @@ class Workbench:
         Raises:
             CtxextError: a step does not apply, or the model is not built as its family's is.
         """
-        config = self.source.config
-        edited = recipe.edit_config(config, self.family)
-        code = {name: text for step in recipe.steps for name, text in step.code_files(config).items()}
+        edited = recipe.edit(self.plain).config
+        code = recipe.code_files(self.plain.config)
         for name, text in {**code, "config.json": json.dumps(edited)}.items():
             (self.folder / name).write_text(text, encoding="utf-8")
         try:

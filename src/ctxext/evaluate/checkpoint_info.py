@@ -1,0 +1,126 @@
+"""What a checkpoint's files tell before it is evaluated: context length, recipe, digest. No torch."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ctxext.checkpoint import Checkpoint, open_checkpoint
+from ctxext.errors import CtxextError
+from ctxext.files import sha256_of
+from ctxext.recipes.own_code import runs_only_own_code
+from ctxext.recipes.recipe import describe_step
+
+_MEASURED = (".json", ".model", ".py", ".txt", ".jinja", ".tiktoken", ".safetensors", ".bin", ".pt", ".pth")
+_NOT_MEASURED = ("ctxext.json", "generation_config.json", "report.json")
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What the files of a checkpoint tell before it is measured.
+
+    Attributes:
+        name: What reports call it.
+        checkpoint: Its files.
+        trained_length: The context it was trained on, in tokens, where it is known.
+        context_length: The longest context it claims, in tokens, where it is known.
+        has_table: Whether its positions are a table that simply ends there.
+    """
+
+    name: str
+    checkpoint: Checkpoint
+    trained_length: int | None
+    context_length: int | None
+    has_table: bool = False
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What `ctxext convert` noted about it; empty where it made no note."""
+        noted = self.checkpoint.config.get("ctxext")
+        return noted if isinstance(noted, dict) else {}
+
+    @property
+    def recipe_summary(self) -> str:
+        """Its recipe in a few words, "stock" where it has none."""
+        steps = (self.provenance.get("recipe") or {}).get("steps") or []
+        return ", ".join(describe_step(step) for step in steps) or "stock"
+
+    @property
+    def is_own_code(self) -> bool:
+        """Whether it carries modeling code, all of it this version's own, byte for byte."""
+        return runs_only_own_code(self.checkpoint)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over everything that decides its answers: configuration, tokenizer, code, weights."""
+        whole = hashlib.sha256()
+        for path in self.checkpoint.files:
+            if path.suffix in _MEASURED and path.name not in _NOT_MEASURED:
+                whole.update(f"{path.as_posix()} {self._digest_of(path)}\n".encode())
+        return whole.hexdigest()
+
+    def _digest_of(self, path: Path) -> str:
+        return self.checkpoint.known_digest(path) or sha256_of(self.checkpoint.folder / path)
+
+    def facts(self) -> dict[str, Any]:
+        """What reports say of it before anything is measured."""
+        return {
+            "name": self.name,
+            "revision": self.checkpoint.revision,
+            "model_type": self.checkpoint.config.get("model_type"),
+            "recipe": self.provenance.get("recipe"),
+            "summary": self.recipe_summary,
+            "source": self.provenance.get("source"),
+            "trained_length": self.trained_length,
+            "context_length": self.context_length,
+            "digest": self.digest,
+        }
+
+
+def open_infos(
+    sources: Sequence[str], *, revision: str | None = None, token: str | None = None
+) -> list[CheckpointInfo]:
+    """Open the checkpoints and give each a name of its own.
+
+    Raises:
+        CtxextError: one is not there, has no tokenizer, or is named twice.
+    """
+    found = [open_checkpoint(source, revision=revision, token=token) for source in sources]
+    short = [checkpoint.public_name for checkpoint in found]
+    names = [name if short.count(name) == 1 else checkpoint.name for name, checkpoint in zip(short, found, strict=True)]
+    for name in names:
+        if names.count(name) > 1:
+            raise CtxextError(f'"{name}" is named twice.', hint="Name each model once.")
+    return [info_of(name, checkpoint) for name, checkpoint in zip(names, found, strict=True)]
+
+
+def info_of(name: str, checkpoint: Checkpoint) -> CheckpointInfo:
+    """Read what a checkpoint's files say about its context.
+
+    Raises:
+        CtxextError: it has no tokenizer.
+    """
+    names = {path.name for path in checkpoint.files}
+    if not names & set(_TOKENIZERS) and not any(path.suffix == ".tiktoken" for path in checkpoint.files):
+        raise CtxextError(f'"{name}" has no tokenizer.', hint="Copy the tokenizer files of its source into its folder.")
+    trained, context_length, has_table = _lengths(checkpoint)
+    return CheckpointInfo(name, checkpoint, trained, context_length, has_table)
+
+
+def _lengths(checkpoint: Checkpoint) -> tuple[int | None, int | None, bool]:
+    """Original context length, context length, and whether a table ends there."""
+    from ctxext.families import family_of
+    from ctxext.recipes.rotary import model_config
+
+    config = checkpoint.config
+    family = family_of(config)
+    if family.positions == "rotary":
+        rotary = model_config(config).rotary
+        factor = rotary.parameters.get("factor") or 1.0 if rotary.rope_type == "dynamic" else 1.0
+        return rotary.trained_length, round(rotary.context_length * factor), False
+    found = next((int(config[key]) for key in _LENGTH_KEYS if config.get(key)), None)
+    return found, found, family.positions == "learned"

@@ -1,0 +1,1 @@
+"""From records to report.json, its findings, the pictures and the page."""

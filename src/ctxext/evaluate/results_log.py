@@ -1,0 +1,130 @@
+"""Results on disk as they come: one line per cell, so that a run that was killed can go on where it was."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ctxext.errors import CtxextError
+from ctxext.evaluate.tasks.base import Key, Record, keys_of
+
+_NAME = "cells.jsonl"
+_PATTERN = "cells*.jsonl"
+_COMPARED = ("settings", "loading", "models", "versions")
+
+
+class ResultsLog:
+    """The lines of one evaluation, and the header that says what was asked of which models.
+
+    Args:
+        folder: Where they are kept; None keeps them in memory alone.
+        rank: The process that writes; each has a file of its own.
+    """
+
+    def __init__(self, folder: Path | None, rank: int = 0) -> None:
+        self.folder = folder
+        self._name = _NAME if rank == 0 else f"cells-{rank}.jsonl"
+        self._records: list[Record] = []
+
+    def begin(self, header: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
+        """Start a new log, or go on with the one that is there.
+
+        Raises:
+            CtxextError: there is one and neither was asked for, or it was made with other settings.
+        """
+        if self.folder is None:
+            return
+        there = sorted(self.folder.glob(_PATTERN)) if self.folder.is_dir() else []
+        if there and not (resume or overwrite):
+            raise CtxextError(
+                f'"{self.folder}" already holds results.',
+                hint="Continue them with --resume, replace them with --overwrite, or choose another --out.",
+            )
+        if there and resume:
+            _check_header(self.folder, header)
+            return
+        for path in there:
+            path.unlink()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CtxextError(
+                f'"{self.folder}" cannot be made: {error.strerror}.', hint="Choose another --out."
+            ) from error
+        self.append({"header": header})
+
+    def append(self, record: Record) -> None:
+        """Write one line, down to the disk."""
+        if self.folder is None:
+            self._records.append(record)
+            return
+        path = self.folder / self._name
+        _drop_torn_line(path)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def records(self) -> list[Record]:
+        """Every whole line, of every process, without the header."""
+        if self.folder is None:
+            return list(self._records)
+        found = []
+        for path in sorted(self.folder.glob(_PATTERN)):
+            found += [record for record in _read_lines(path) if "header" not in record]
+        return found
+
+    def records_of(self, model: str) -> list[Record]:
+        """The lines of one model."""
+        return [record for record in self.records() if record.get("model") == model]
+
+    def done(self, model: str) -> set[Key]:
+        """What has been measured of a model."""
+        return {key for record in self.records_of(model) if "task" in record for key in keys_of(record)}
+
+
+def _read_lines(path: Path) -> list[Record]:
+    """The lines that were written to their end; a kill can tear only the last."""
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [json.loads(line) for line in lines if line]
+
+
+def _drop_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        content = file.read()
+        if content and not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)
+
+
+def _check_header(folder: Path, header: dict[str, Any]) -> None:
+    lines = _read_lines(folder / _NAME) if (folder / _NAME).is_file() else []
+    old = lines[0].get("header", {}) if lines else {}
+    new = json.loads(json.dumps(header))
+    different = [what for part in _COMPARED for what in _differences(part, old, new)]
+    if different:
+        raise CtxextError(
+            f'"{folder}" cannot be continued, it was made otherwise: {"; ".join(different[:3])}.',
+            hint="Repeat the command it was made with, or choose another --out.",
+        )
+
+
+def _differences(part: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    before, after = old.get(part), new[part]
+    if part == "models":
+        named = {model["name"]: model for model in before or []}
+        fresh = {model["name"]: model for model in after}
+        if named.keys() != fresh.keys():
+            return [f"models {', '.join(named) or 'none'}, now {', '.join(fresh)}"]
+        return [f'model "{name}" has changed' for name, model in fresh.items() if model != named[name]]
+    keys = {**(before or {}), **after}
+    return [
+        f"{key} {_short((before or {}).get(key))}, now {_short(after.get(key))}"
+        for key in keys
+        if (before or {}).get(key) != after.get(key)
+    ]
+
+
+def _short(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

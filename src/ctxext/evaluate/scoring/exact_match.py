@@ -1,0 +1,191 @@
+"""Is the answer given? One teacher-forced forward per prompt, and what prompts have in common is run once.
+
+Greedy decoding returns an answer if and only if each of its tokens is the arg-max given the ones before, so nothing is
+generated. The prompts of one haystack begin alike, up to a needle or even up to the question. Where the model's
+encoding allows it, the common part is run once, and its cache is cropped back to where the next prompt differs.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ctxext.data.prompt import Prompt
+from ctxext.errors import CtxextError
+from ctxext.evaluate.model import LoadedModel
+from ctxext.evaluate.scoring.prefix_cache import is_static_beyond, new_cache
+from ctxext.evaluate.scoring.prefix_tree import Branch, grow
+
+_WORTH = 1 / 8
+"""A smaller common beginning is run again for each prompt: the first piece of a prompt needs no mask and is faster."""
+
+_PIECE = {"cpu": 512}
+_LARGE_PIECE = 2048
+"""A cache is continued in pieces of so many tokens: the mask of a piece is computed even where it hides everything."""
+
+Scores = Iterator[tuple[int, list[bool]]]
+
+
+@torch.inference_mode()
+def score_depths(
+    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int], *, share: bool | None = None
+) -> Scores:
+    """Score some questions at some depths.
+
+    What is computed for one depth does not depend on which other depths are wanted, so that a run that was broken off
+    and resumed gives the same answers to the last bit.
+
+    Args:
+        loaded: The model.
+        questions: For each question its prompts, one per depth; all of the same length.
+        wanted: Which depths to score.
+        share: Whether prompts share a cache; by default where the model allows it.
+
+    Yields:
+        The number of a depth, and for each question whether it is answered.
+
+    Raises:
+        CtxextError: the model returns numbers that are not finite.
+    """
+    ids = torch.tensor([[prompt.ids for prompt in question] for question in questions], device=loaded.device)
+    num_kept = max(prompt.num_answer for question in questions for prompt in question) + 1
+    share = loaded.can_share or _shares_beyond(loaded, ids, num_kept) if share is None else share
+    for depth, logits in _run_all(loaded, ids, num_kept, set(wanted), share):
+        yield (
+            depth,
+            are_exact(loaded.name, logits, ids[:, depth], [question[depth].num_answer for question in questions]),
+        )
+
+
+@torch.inference_mode()
+def answer_losses(
+    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]]
+) -> Iterator[tuple[int, list[float], list[bool]]]:
+    """How surprised a model is by the right answers, at every depth.
+
+    Args:
+        loaded: The model.
+        questions: For each question its prompts, one per depth; all of the same length.
+
+    Yields:
+        The number of a depth, and for each question the mean loss of its answer's tokens in nats, and whether it is
+        answered.
+
+    Raises:
+        CtxextError: the model returns numbers that are not finite.
+    """
+    ids = torch.tensor([[prompt.ids for prompt in question] for question in questions], device=loaded.device)
+    num_kept = max(prompt.num_answer for question in questions for prompt in question) + 1
+    share = loaded.can_share or _shares_beyond(loaded, ids, num_kept)
+    for depth, logits in _run_all(loaded, ids, num_kept, set(range(ids.shape[1])), share):
+        counts = [question[depth].num_answer for question in questions]
+        correct = are_exact(loaded.name, logits, ids[:, depth], counts)
+        scores = logits[:, :-1].float().log_softmax(-1)
+        targets = ids[:, depth, -scores.shape[1] :, None]
+        losses = -scores.gather(-1, targets)[..., 0].double()
+        yield depth, [float(losses[row, -count:].mean()) for row, count in enumerate(counts)], correct
+
+
+def _run_all(
+    loaded: LoadedModel, ids: torch.Tensor, num_kept: int, wanted: set[int], share: bool
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """The last logits of the wanted prompts."""
+    if not share:
+        for prompt in wanted:
+            yield prompt, run(loaded.model, ids[:, prompt], num_kept)
+        return
+    for root in _roots(grow(ids, num_kept), _WORTH * ids.shape[2]):
+        yield from _visit(loaded.model, ids, num_kept, wanted, root, None)
+
+
+def _shares_beyond(loaded: LoadedModel, ids: torch.Tensor, num_kept: int) -> bool:
+    """Whether what these prompts have in common ends where the model's schedule changes no more."""
+    return ids.shape[1] > 1 and is_static_beyond(loaded.model.config.to_dict(), grow(ids, num_kept).end)
+
+
+def _roots(branch: Branch, worth: float) -> Iterator[Branch]:
+    """The tree without common beginnings that are too short to be worth a cache."""
+    if branch.children and branch.end < worth:
+        for child in branch.children:
+            yield from _roots(child, worth)
+    else:
+        yield dataclasses.replace(branch, start=0)
+
+
+def _visit(
+    model: Any, ids: torch.Tensor, num_kept: int, wanted: set[int], branch: Branch, cache: Any
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Run a branch on top of what the cache holds, then everything that follows it."""
+    if not wanted & set(branch.prompts):
+        return
+    prompt = branch.prompts[0]
+    if not branch.children:
+        yield prompt, run(model, ids[:, prompt, branch.start :], num_kept, cache)
+        return
+    cache = new_cache(model) if cache is None else cache
+    run(model, ids[:, prompt, branch.start : branch.end], 1, cache)
+    for child in branch.children:
+        surplus = cache.get_seq_length() - branch.end
+        if surplus:
+            cache.crop(-surplus)
+        yield from _visit(model, ids, num_kept, wanted, child, cache)
+
+
+def run(model: Any, ids: torch.Tensor, num_kept: int, cache: Any = None) -> torch.Tensor:
+    """The logits after the last tokens of some prompts, of shape (batch, num_kept, vocabulary).
+
+    Args:
+        model: A causal language model.
+        ids: Tokens of shape (batch, length), without padding.
+        num_kept: For how many of the last tokens logits are wanted.
+        cache: What stands before them; it grows by these tokens.
+    """
+    can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+    options = {"logits_to_keep": num_kept} if can_keep else {}
+    if cache is None:
+        return _last(model(input_ids=ids, use_cache=False, **options), num_kept)
+    start, length = 0, ids.shape[1]
+    size = length if cache.get_seq_length() == 0 else max(num_kept, _PIECE.get(ids.device.type, _LARGE_PIECE))
+    # Pieces are counted from the end, so that the last one holds every kept token.
+    for end in range(length, 0, -size)[::-1]:
+        output = model(input_ids=ids[:, start:end], past_key_values=cache, use_cache=True, **options)
+        start = end
+    return _last(output, num_kept)
+
+
+def _last(output: Any, num_kept: int) -> torch.Tensor:
+    logits: torch.Tensor = output.logits
+    return logits[:, -num_kept:]
+
+
+def are_exact(name: str, logits: torch.Tensor, ids: torch.Tensor, num_answers: Sequence[int]) -> list[bool]:
+    """Whether every token of each answer is the arg-max given the ones before.
+
+    Args:
+        name: The model, for errors.
+        logits: After the last tokens, of shape (batch, kept, vocabulary).
+        ids: The prompts, of shape (batch, length), each ending with its answer.
+        num_answers: How many tokens each answer has.
+
+    Raises:
+        CtxextError: a number is not finite.
+    """
+    # Some families mask unused words with minus infinity; the largest number is finite all the same.
+    check_finite(name, logits.amax(-1))
+    best = logits[:, :-1].argmax(-1)
+    return [bool((best[row, -n:] == ids[row, -n:]).all()) for row, n in enumerate(num_answers)]
+
+
+def check_finite(name: str, numbers: torch.Tensor) -> None:
+    """Refuse to score a model whose numbers overflowed.
+
+    Raises:
+        CtxextError: a number is not finite.
+    """
+    if not bool(numbers.isfinite().all()):
+        raise CtxextError(
+            f'"{name}" returns logits that are not numbers (NaN or infinite).',
+            hint="Try --dtype bf16 or --dtype fp32, or check the weights.",
+        )

@@ -1,0 +1,78 @@
+"""The slow way to score: let the model write, and look at what it wrote."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from ctxext.data.prompt import Prompt
+from ctxext.evaluate.model import LoadedModel
+from ctxext.evaluate.scoring.exact_match import check_finite
+from ctxext.evaluate.scoring.subspan_match import best_subspan_match
+
+
+def generate_exact(
+    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int]
+) -> Iterator[tuple[int, list[bool]]]:
+    """Whether greedy decoding writes exactly the answer's tokens; arguments as in `exact_match.score_depths`."""
+    for depth in wanted:
+        prompts = [question[depth] for question in questions]
+        written = _generate(loaded, prompts)
+        yield (
+            depth,
+            [ids == prompt.ids[-prompt.num_answer :] for ids, prompt in zip(written, prompts, strict=True)],
+        )
+
+
+def generate_matching(
+    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int]
+) -> Iterator[tuple[int, list[bool]]]:
+    """Whether greedy decoding writes text that holds one of the answers."""
+    for depth in wanted:
+        prompts = [question[depth] for question in questions]
+        texts = [loaded.encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in _generate(loaded, prompts)]
+        yield (
+            depth,
+            [best_subspan_match(text, prompt.answers) for text, prompt in zip(texts, prompts, strict=True)],
+        )
+
+
+@torch.inference_mode()
+def _generate(loaded: LoadedModel, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """What follows each prompt, as many tokens as its answer has room for; prompts of one size run together."""
+    written: list[list[int]] = [[] for _ in prompts]
+    by_size = sorted(range(len(prompts)), key=lambda row: prompts[row].num_answer)
+    for size, group in groupby(by_size, key=lambda row: prompts[row].num_answer):
+        rows = list(group)
+        ids = torch.tensor([prompts[row].ids[:-size] for row in rows], device=loaded.device)
+        for row, new in zip(rows, _greedy(loaded, ids, size), strict=True):
+            written[row] = new
+    return written
+
+
+def _greedy(loaded: LoadedModel, ids: torch.Tensor, num_new: int) -> list[list[int]]:
+    from transformers import GenerationConfig
+
+    model: Any = loaded.model
+    own = model.generation_config
+    # The checkpoint's own settings (penalties, sampling) would make it something other than greedy decoding.
+    model.generation_config = GenerationConfig(
+        bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id
+    )
+    end = own.eos_token_id[0] if isinstance(own.eos_token_id, list) else own.eos_token_id
+    try:
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=num_new,
+            do_sample=False,
+            pad_token_id=own.pad_token_id if own.pad_token_id is not None else (end or 0),
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+    finally:
+        model.generation_config = own
+    for logits in output.logits:
+        check_finite(loaded.name, logits.amax(-1))
+    return [row.tolist() for row in output.sequences[:, ids.shape[1] :]]

@@ -1,0 +1,132 @@
+"""The loss of every token of a long text, without ever holding logits of length × vocabulary.
+
+The base model gives the hidden states of the whole text once. Then the causal language model's own forward is called on
+pieces of them, with the base model standing in for itself: whatever a family does between hidden states and logits
+(soft caps, scales, norms), it does here too, and no family needs a line of code.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ctxext.evaluate.model import LoadedModel
+from ctxext.evaluate.scoring.exact_match import check_finite
+
+_MIN_BYTES = 4 << 20
+_PROBE_LENGTH, _PROBE_PIECE = 6, 2
+_TOLERANCE = 0.02
+_KNOWN: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+@torch.inference_mode()
+def token_losses(loaded: LoadedModel, ids: torch.Tensor, *, last: int | None = None) -> torch.Tensor:
+    """The loss in nats of predicting each token from those before it.
+
+    Args:
+        loaded: The model.
+        ids: Tokens of shape (batch, length), without padding.
+        last: Only for the last so many tokens; by default for all but the first.
+
+    Returns:
+        Losses in float64 on the CPU, of shape (batch, last).
+
+    Raises:
+        CtxextError: the model returns numbers that are not finite.
+    """
+    length = ids.shape[1]
+    begin = length - 1 - (last or length - 1)
+    if not _can_replay(loaded):
+        logits = loaded.model(input_ids=ids, use_cache=False).logits[:, begin : length - 1]
+        return _checked(loaded, _losses(logits, ids[:, begin + 1 :]))
+    output = _base_of(loaded.model)(input_ids=ids, use_cache=False)
+    size = _piece_size(loaded.model, ids)
+    losses = []
+    with _replayed(loaded.model) as head:
+        for start in range(begin, length - 1, size):
+            end = min(start + size, length - 1)
+            losses.append(_losses(head(output, ids, start, end), ids[:, start + 1 : end + 1]))
+    return _checked(loaded, torch.cat(losses, dim=1))
+
+
+def _checked(loaded: LoadedModel, losses: torch.Tensor) -> torch.Tensor:
+    check_finite(loaded.name, losses)
+    return losses
+
+
+def _losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    logits = logits.float()
+    picked = logits.gather(-1, targets[..., None])[..., 0]
+    return (logits.logsumexp(-1) - picked).double().cpu()
+
+
+def _piece_size(model: Any, ids: torch.Tensor) -> int:
+    """How many positions at once: their logits take no more than the hidden states of the text do."""
+    config = model.config.get_text_config(decoder=True)
+    hidden_bytes = ids.numel() * int(getattr(config, "hidden_size", 1024)) * model.dtype.itemsize
+    return int(max(1, max(_MIN_BYTES, hidden_bytes) // (4 * ids.shape[0] * config.vocab_size)))
+
+
+class _Head:
+    """From hidden states to logits, by the causal language model's own forward."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.output: Any = None
+
+    def __call__(self, output: Any, ids: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        """The logits of positions `start` to `end` of a base model's output."""
+        self.output = type(output)({**output, "last_hidden_state": output.last_hidden_state[:, start:end]})
+        logits: torch.Tensor = self.model(input_ids=ids[:, start:end], use_cache=False).logits
+        return logits
+
+
+@contextlib.contextmanager
+def _replayed(model: Any) -> Iterator[_Head]:
+    """While this lasts, the base model inside the model returns what the head holds instead of computing."""
+    head, base = _Head(model), _base_of(model)
+    own = base.__dict__.get("forward")
+    base.forward = lambda *args, **kwargs: head.output
+    try:
+        yield head
+    finally:
+        if own is None:
+            del base.forward
+        else:
+            base.forward = own
+
+
+def _base_of(model: Any) -> Any:
+    """The part that ends with hidden states; the model itself where it has no such part."""
+    # Gemma 3 in transformers 4 is its own base_model.
+    return next((base for base in (model.base_model, getattr(model, "model", model)) if base is not model), model)
+
+
+def _can_replay(loaded: LoadedModel) -> bool:
+    """Whether pieces give what the plain forward gives; found out once per model."""
+    if loaded.model not in _KNOWN:
+        _KNOWN[loaded.model] = _replay_works(loaded.model)
+    return _KNOWN[loaded.model]
+
+
+def _replay_works(model: Any) -> bool:
+    base = _base_of(model)
+    if base is model:
+        return False
+    size = model.config.get_text_config(decoder=True).vocab_size
+    ids = (torch.arange(_PROBE_LENGTH, device=model.device)[None] * 11 + 5) % size
+    targets = ids.roll(-1, 1)
+    try:
+        plain = _losses(model(input_ids=ids, use_cache=False).logits, targets)
+        output = base(input_ids=ids, use_cache=False)
+        with _replayed(model) as head:
+            starts = range(0, _PROBE_LENGTH, _PROBE_PIECE)
+            pieces = [head(output, ids, start, start + _PROBE_PIECE) for start in starts]
+            replayed = [
+                _losses(logits, targets[:, at : at + _PROBE_PIECE]) for at, logits in zip(starts, pieces, strict=True)
+            ]
+    except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError, IndexError, KeyError):
+        return False
+    return bool(torch.allclose(torch.cat(replayed, dim=1), plain, rtol=_TOLERANCE, atol=_TOLERANCE))

@@ -1,0 +1,216 @@
+"""Multi-document question answering, with the document that holds the answer moved through the positions."""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ctxext.data import prose
+from ctxext.data.prompt import Pieces, Prompt
+from ctxext.errors import CtxextError
+from ctxext.evaluate.scoring.subspan_match import best_subspan_match
+from ctxext.evaluate.tasks.base import RetrievalTask, Scores
+
+if TYPE_CHECKING:
+    from ctxext.evaluate.model import LoadedModel
+
+OPENING = (
+    "Write a high-quality answer for the given question using only the provided search results "
+    "(some of which might be irrelevant).\n\n"
+)
+FACTS = (
+    ("The {key} is kept in {place}.", "Where is the {key} kept?", " {place}", "says where the {key} is kept"),
+    (
+        "The owner of the {key} is {person}.",
+        "Who is the owner of the {key}?",
+        " {person}",
+        "names the owner of the {key}",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One search result; `is_gold` marks the one that holds the answer."""
+
+    title: str
+    text: str
+    is_gold: bool = False
+
+    def unit(self, number: int) -> str:
+        """The document as it stands in a prompt."""
+        return f"Document [{number}](Title: {self.title}) {self.text}\n"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its documents; any of `answers` is right."""
+
+    question: str
+    answers: tuple[str, ...]
+    documents: tuple[Passage, ...]
+
+    @property
+    def gold(self) -> Passage:
+        """The document that holds the answer."""
+        return next(document for document in self.documents if document.is_gold)
+
+    def prompt(self, gold_position: int) -> str:
+        """The prompt of the Lost in the Middle release, with the gold document moved to a position (from 0)."""
+        documents = [document for document in self.documents if not document.is_gold]
+        documents.insert(gold_position, self.gold)
+        numbered = "".join(document.unit(number) for number, document in enumerate(documents, start=1))
+        return f"{OPENING}{numbered}\nQuestion: {self.question}\nAnswer:"
+
+
+@dataclass(frozen=True)
+class Documents(RetrievalTask):
+    """Answer a question from one of many documents.
+
+    The documents are numbered at random, not in order: a number tells nothing about a position, and the same document
+    keeps its number wherever it is put. `Question.prompt` numbers them in order, as the release does.
+
+    Attributes:
+        questions: Questions read with `read_questions`; empty for random facts made up on the spot.
+        ask: With random facts: "which" asks for the number of the document, "fact" for what it says, "any" for either.
+    """
+
+    name: ClassVar[str] = "documents"
+    description: ClassVar[str] = (
+        "A question that one of many documents answers; right if the answer is in what the model writes."
+    )
+    shows: ClassVar[str] = "answering questions over many documents"
+    is_written: ClassVar[bool] = True
+    answer_room: ClassVar[int] = 32
+    questions: tuple[Question, ...] = ()
+    ask: str = "any"
+
+    def pieces(self, rng: random.Random) -> Pieces:
+        """The text of one question."""
+        numbers = _document_numbers(random.Random(rng.getrandbits(64)))
+        gold_number = next(numbers)
+        if self.questions:
+            chosen = rng.choice(self.questions)
+            others = self._other_documents(chosen, random.Random(rng.getrandbits(64)))
+            gold, question, answer = chosen.gold, chosen.question, f" {chosen.answers[0]}"
+            answers = chosen.answers
+        else:
+            key = prose.object_name(rng)
+            gold, questions = made_up_document(rng, key, gold_number)
+            question, answer = questions[_pick(self.ask, rng)]
+            answers = (answer.strip(),)
+            others = _made_up_documents(random.Random(rng.getrandbits(64)), without=key)
+        return Pieces(
+            opening=OPENING,
+            haystack=(document.unit(number) for document, number in zip(others, numbers, strict=False)),
+            needles=(gold.unit(gold_number),),
+            question=f"\nQuestion: {question}\nAnswer:",
+            answer=answer,
+            padding="\n",
+            answers=answers,
+        )
+
+    def score(
+        self, loaded: "LoadedModel", questions: Sequence[Sequence[Prompt]], depths: Sequence[int], *, generate: bool
+    ) -> Scores:
+        """Whether an answer stands in what the model writes, as it is the text that counts and not its wording."""
+        from ctxext.evaluate.scoring.generation import generate_matching
+
+        return generate_matching(loaded, questions, depths)
+
+    def _other_documents(self, chosen: Question, rng: random.Random) -> Iterator[Passage]:
+        """The question's own distractors, then those of the other questions that do not hold an answer."""
+        yield from (document for document in chosen.documents if not document.is_gold)
+        others = [question for question in self.questions if question is not chosen] or [chosen]
+        pool = [
+            document
+            for question in others
+            for document in question.documents
+            if document.text != chosen.gold.text and not best_subspan_match(document.text, chosen.answers)
+        ]
+        while pool:  # Without any, the haystack ends, and the prompt's builder says that it is too short.
+            yield rng.choice(pool)
+
+
+def made_up_document(
+    rng: random.Random, key: str, number: int, *, bare: bool = False
+) -> tuple[Passage, list[tuple[str, str]]]:
+    """A document about the thing `key`, with two questions it answers: for the document's number, and for the fact.
+
+    Unless it is to be `bare`, a sentence of prose may stand before the fact, after it, or both.
+    """
+    fact, question, answer, says = rng.choice(FACTS)
+    fill = {"key": key, "place": rng.choice(prose.PLACES), "person": prose.person_name(rng)}
+    text = [prose.sentence(rng), fact.format(**fill), prose.sentence(rng)][rng.randrange(2) : rng.randrange(2, 4)]
+    if bare:
+        text = [fact.format(**fill)]
+    document = Passage(f"News from {rng.choice(prose.PLACES)}", " ".join(text), is_gold=True)
+    which = f"Which document {says.format(**fill)}?"
+    return document, [(which, f" Document [{number}"), (question.format(**fill), answer.format(**fill))]
+
+
+def read_questions(path: Path) -> tuple[Question, ...]:
+    """Reads JSON lines with the fields of the Lost in the Middle release.
+
+    Fields: `question`, `answers`, and `ctxs` with `title`, `text` and optionally `isgold` or `hasanswer`. Without
+    either mark the gold document is the first whose text contains an answer.
+
+    Raises:
+        CtxextError: if the file cannot be read, is empty, or a line is not such a record; names the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CtxextError(
+            f'Cannot read "{path}": {error}.', hint="Give a text file with one JSON object per line."
+        ) from error
+    questions = tuple(_parse(path, number, line) for number, line in enumerate(lines, start=1) if line.strip())
+    if not questions:
+        raise CtxextError(f'"{path}" holds no questions.', hint="Give a file with one JSON object per line.")
+    return questions
+
+
+def _parse(path: Path, number: int, line: str) -> Question:
+    hint = "Each line is a JSON object with question, answers (a list) and ctxs (a list of title, text)."
+    try:
+        record = json.loads(line)
+        answers = tuple(str(answer) for answer in record["answers"])
+        contexts: list[dict[str, Any]] = record["ctxs"]
+        marks = [bool(context.get("isgold")) for context in contexts]
+        if not any(marks):
+            marks = [bool(context.get("hasanswer")) for context in contexts]
+        if not any(marks):
+            marks = [best_subspan_match(context["text"], answers) for context in contexts]
+        gold = marks.index(True)
+        documents = tuple(Passage(c["title"], c["text"], index == gold) for index, c in enumerate(contexts))
+        if not answers or not isinstance(record["question"], str):
+            raise ValueError("answers is empty or question is not a text")
+    except KeyError as error:
+        raise CtxextError(f'Line {number} of "{path}" has no field {error}.', hint=hint) from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CtxextError(f'Line {number} of "{path}" is not such a question: {error}.', hint=hint) from error
+    return Question(record["question"], answers, documents)
+
+
+def _pick(ask: str, rng: random.Random) -> int:
+    return {"which": 0, "fact": 1, "any": rng.randrange(2)}[ask]
+
+
+def _made_up_documents(rng: random.Random, without: str) -> Iterator[Passage]:
+    noun = without.split()[-1]
+    while True:
+        key = prose.object_name(rng)
+        if key.split()[-1] != noun:
+            yield made_up_document(rng, key, 0)[0]
+
+
+def _document_numbers(rng: random.Random) -> Iterator[int]:
+    """Different numbers without end: of three digits while there are some, then of four, and so on."""
+    num_digits = 3
+    while True:
+        numbers = list(range(10 ** (num_digits - 1), 10**num_digits))
+        rng.shuffle(numbers)
+        yield from numbers
+        num_digits += 1

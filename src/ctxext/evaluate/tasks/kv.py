@@ -1,0 +1,91 @@
+"""Key-value retrieval: one record of a large JSON object, as in Lost in the Middle."""
+
+import dataclasses
+import random
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from typing_extensions import Self
+
+from ctxext.data.encoding import Encoder
+from ctxext.data.prompt import Pieces, encode_parts
+from ctxext.data.prose import random_number
+from ctxext.evaluate.tasks.base import RetrievalTask
+
+OPENING = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n"
+_ASKED_RECORDS = 4
+"""Records of one text that are asked for, each at another depth, where the text is long enough."""
+
+
+@dataclass(frozen=True)
+class KeyValue(RetrievalTask):
+    """Find the value of a key in a JSON object of random keys and values.
+
+    The phrasing of Lost in the Middle, https://arxiv.org/abs/2307.03172. The first and the last record stand in the
+    opening and in the question, so that the object is valid JSON however many records are put between them.
+
+    Attributes:
+        ids: "uuid" as in the paper, or "number" for short numbers, so that small models and windows can be asked too:
+            three digits each, and keys of more once half of those are used.
+        num_needles: Records that can be asked for; the first is.
+    """
+
+    name: ClassVar[str] = "kv"
+    description: ClassVar[str] = "A JSON object of random keys and values; the value of one key is asked for."
+    shows: ClassVar[str] = "looking a key up in a long JSON object"
+    ids: Literal["uuid", "number"] = "uuid"
+    num_needles: int = 1
+
+    def pieces(self, rng: random.Random) -> Pieces:
+        """The text of one question."""
+        records = self.records(random.Random(rng.getrandbits(64)))
+        first, last = next(records), next(records)
+        needles = [next(records) for _ in range(self.num_needles)]
+        asks = tuple(
+            (f' {_record(*last)}}}\n\nKey: "{key}"\nCorresponding value:', f' "{value}') for key, value in needles
+        )
+        return Pieces(
+            opening=OPENING + "{" + _record(*first) + ",\n",
+            haystack=(f" {_record(*other)},\n" for other in records),
+            needles=tuple(f" {_record(*needle)},\n" for needle in needles),
+            question=asks[0][0],
+            answer=asks[0][1],
+            padding="\n",
+            asks=asks,
+        )
+
+    def fitting(self, encoder: Encoder, length: int) -> Self:
+        """With as many records to ask for as leave room for a haystack."""
+        several = dataclasses.replace(self, num_needles=_ASKED_RECORDS)
+        size = encode_parts(several.pieces(random.Random(0)), encoder).size
+        return several if 2 * size <= length else self
+
+    @property
+    def advice(self) -> str:
+        """Numbers are shorter than uuids."""
+        return "Or use short ids: --kv-ids number." if self.ids == "uuid" else ""
+
+    def records(self, rng: random.Random) -> Iterator[tuple[str, str]]:
+        """Records without end whose keys all differ."""
+        used: set[str] = set()
+        num_digits = 3
+        while True:
+            if self.ids == "uuid":
+                yield _random_uuid(rng), _random_uuid(rng)
+                continue
+            if len(used) * 2 >= 9 * 10 ** (num_digits - 1):
+                num_digits += 1
+            key = random_number(rng, num_digits)
+            if key not in used:
+                used.add(key)
+                yield key, random_number(rng, 3)
+
+
+def _record(key: str, value: str) -> str:
+    return f'"{key}": "{value}"'
+
+
+def _random_uuid(rng: random.Random) -> str:
+    return str(uuid.UUID(int=rng.getrandbits(128), version=4))

@@ -1,0 +1,93 @@
+"""Needle retrieval: sentences that tell a number, hidden in prose."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ctxext.data import prose
+from ctxext.data.prompt import Pieces
+from ctxext.data.prose import random_number
+from ctxext.evaluate.tasks.base import RetrievalTask
+
+OPENING = (
+    "Some special magic numbers are hidden in the following text. Memorize them. "
+    "You will be asked about them afterwards.\n"
+)
+
+
+@dataclass(frozen=True)
+class Phrasing:
+    """How a fact is told and asked for; `{key}` and `{value}` stand for the thing and its number."""
+
+    fact: str
+    question: str
+
+
+PHRASINGS: dict[str, Phrasing] = {
+    "magic": Phrasing(
+        "The special magic number for {key} is: {value}.",
+        "What is the special magic number for {key}? The special magic number for {key} is:",
+    ),
+    "code": Phrasing(
+        "The code written on the {key} is {value}.",
+        "Which code is written on the {key}? The code written on the {key} is",
+    ),
+    "opens": Phrasing(
+        "Remember that the {key} is opened with {value}.",
+        "What is the {key} opened with? The {key} is opened with",
+    ),
+    "number": Phrasing("The number of the {key} is {value}.", "What is the number of the {key}? The answer is"),
+}
+
+
+@dataclass(frozen=True)
+class Needle(RetrievalTask):
+    """Find one sentence in prose among others of the same form.
+
+    Attributes:
+        num_needles: Facts in the text, all of the same form; the first is asked for, the others are distractors.
+        phrasing: A key of `PHRASINGS`, or "any" for a random one per question.
+        num_digits: Length of each number.
+        text: Prose to hide the facts in, as units that are joined by spaces; empty for the prose of the package.
+    """
+
+    name: ClassVar[str] = "needle"
+    description: ClassVar[str] = (
+        "A sentence that tells a number stands in a long text; the number is asked for at the end."
+    )
+    shows: ClassVar[str] = "finding a sentence in a long text"
+    num_needles: int = 4
+    phrasing: str = "magic"
+    num_digits: int = 5
+    text: tuple[str, ...] = ()
+
+    def pieces(self, rng: random.Random) -> Pieces:
+        """The text of one question."""
+        phrasing = PHRASINGS[rng.choice(list(PHRASINGS)) if self.phrasing == "any" else self.phrasing]
+        keys = prose.object_names(rng, self.num_needles)
+        values = [random_number(rng, self.num_digits) for _ in keys]
+        return Pieces(
+            opening=OPENING,
+            haystack=self._haystack(random.Random(rng.getrandbits(64))),
+            needles=tuple(
+                " " + phrasing.fact.format(key=key, value=value) for key, value in zip(keys, values, strict=True)
+            ),
+            question="\n" + phrasing.question.format(key=keys[0]),
+            answer=f" {values[0]}",
+            asks=tuple(
+                ("\n" + phrasing.question.format(key=key), f" {value}") for key, value in zip(keys, values, strict=True)
+            ),
+        )
+
+    def _haystack(self, rng: random.Random) -> Iterator[str]:
+        if not self.text:
+            return (" " + sentence for sentence in prose.sentences(rng))
+        start = rng.randrange(len(self.text))
+        return self._cycle(start)
+
+    def _cycle(self, start: int) -> Iterator[str]:
+        while True:
+            for unit in self.text[start:]:
+                yield " " + unit
+            start = 0

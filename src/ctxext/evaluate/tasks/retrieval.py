@@ -1,0 +1,92 @@
+"""Questions about one place in a long text: how samples become prompts, batches and records."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ctxext.data.encoding import Encoder
+from ctxext.data.prompt import Prompt, encode_parts, lay_out, too_short
+from ctxext.errors import CtxextError
+from ctxext.evaluate.model import LoadedModel
+from ctxext.evaluate.settings import Settings
+from ctxext.evaluate.tasks.base import Key, Record, RetrievalTask
+
+
+@dataclass(frozen=True)
+class RetrievalWork:
+    """Some samples of one task at one length, at every depth."""
+
+    task: RetrievalTask
+    length: int
+    samples: tuple[int, ...]
+    settings: Settings
+
+    @property
+    def label(self) -> str:
+        """What the progress line says."""
+        return f"{self.task.name} {self.length}"
+
+    @property
+    def keys(self) -> list[Key]:
+        """Every sample at every depth."""
+        return [
+            Key(self.task.name, self.length, depth, sample) for depth in self.settings.depths for sample in self.samples
+        ]
+
+    def run(self, loaded: LoadedModel, wanted: set[Key]) -> Iterator[Record]:
+        """Ask the questions; one record per depth."""
+        depths = self.settings.depths
+        numbers = [
+            i
+            for i, depth in enumerate(depths)
+            if any(Key(self.task.name, self.length, depth, sample) in wanted for sample in self.samples)
+        ]
+        if not numbers:
+            return
+        questions = make_questions(self.task, loaded.encoder, self.length, self.samples, self.settings)
+        for number, correct in self.task.score(loaded, questions, numbers, generate=self.settings.generate):
+            yield {
+                "task": self.task.name,
+                "length": self.length,
+                "depth": depths[number],
+                "samples": list(self.samples),
+                "correct": [int(right) for right in correct],
+            }
+
+
+def make_questions(
+    task: RetrievalTask, encoder: Encoder, length: int, samples: Sequence[int], settings: Settings
+) -> list[list[Prompt]]:
+    """For each sample its prompts, one per depth; the same texts for every model.
+
+    Raises:
+        CtxextError: a question does not fit into the length.
+    """
+    questions = []
+    task = task.fitting(encoder, length)
+    for sample in samples:
+        pieces = task.pieces(_random(settings, task, length, sample))
+        parts = encode_parts(pieces, encoder, answer_room=task.answer_room)
+        rng = _random(settings, task, length, sample, "layout")
+        questions.append(lay_out(pieces, parts, encoder, length, settings.depths, rng))
+    return questions
+
+
+def check_fits(task: RetrievalTask, encoder: Encoder, lengths: Sequence[int], settings: Settings) -> None:
+    """Refuse a length that is too small for a question, before anything is run.
+
+    Raises:
+        CtxextError: one does not fit; says how much the largest question needs.
+    """
+    for length in lengths:
+        sizes = [
+            encode_parts(task.pieces(_random(settings, task, length, n)), encoder, answer_room=task.answer_room).size
+            for n in range(settings.samples)
+        ]
+        if max(sizes) > length:
+            error = too_short(length, max(sizes), f'The task "{task.name}"')
+            raise CtxextError(error.message, hint=f"{error.hint} {task.advice}".rstrip())
+
+
+def _random(settings: Settings, task: RetrievalTask, length: int, sample: int, what: str = "question") -> random.Random:
+    return random.Random(f"{settings.seed} {task.name} {length} {sample} {what}")

@@ -1,0 +1,234 @@
+"""A private copy of a family's modeling module in which the methods of a checkpoint stand.
+
+This file travels inside checkpoints and knows no method: a stub beside it names the family and the methods, and
+`family` copies the family's module and puts them in. config.json holds their numbers in `ctxext_code`: `rope`, the
+model's own schedule, which the sentinel rope type hides, and `steps`, one entry per method. Attention classes and all
+else stay the family's own, and the installed module, which other models use, stays untouched.
+"""
+
+import copy
+import functools
+import importlib.util
+import inspect
+import sys
+import types
+from collections import ChainMap
+
+import torch
+import transformers
+from transformers import AutoModel, PreTrainedModel
+from transformers.activations import ACT2FN
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+from .method import Call, Frame, Method, Part, Tables, Turn, chained
+
+KEY = "ctxext_code"
+SENTINEL = "ctxext_needs_trust_remote_code"  # The rope type in config.json: without this file no model knows it.
+PREFIX = "Ctxext"  # Of the classes in the stub.
+MODERN = int(transformers.__version__.split(".")[0]) >= 5
+conversion_mapping = importlib.import_module("transformers.conversion_mapping") if MODERN else None
+
+
+def rotary_forward(original, rotary, *args, **kwargs):
+    """Return the family's (cos, sin), with what the methods need in the place of cos."""
+    cos, sin = found = original(rotary, *args, **kwargs)
+    given = dict(zip(("x", "position_ids"), args, strict=False)) | kwargs
+    layer_type = next((value for value in (*args, *kwargs.values()) if isinstance(value, str)), None)
+    if layer_type not in getattr(rotary, "ctxext_layouts", ()):
+        return found
+    columns, axes = (torch.tensor(one, device=cos.device) for one in rotary.ctxext_layouts[layer_type])
+    prefix, positions = f"{layer_type}_" if layer_type else "", given["position_ids"]
+    rows = positions[0] if positions.ndim == 3 else positions
+    if positions.ndim == 3:  # With several position axes (multimodal models) every column has its own.
+        positions = positions[axes].movedim(0, -1)
+    inverse = getattr(rotary, f"{prefix}inv_freq").to(cos.device).float()
+    frame = Frame(inverse, columns, getattr(rotary, f"{prefix}attention_scaling", 1.0), cos.dtype)
+    methods = rotary.ctxext_methods
+
+    def innermost(frame, turn):
+        if turn.to is positions:
+            return cos, sin
+        return original(rotary, *(turn.to if one is positions else one for one in args), **kwargs)
+
+    table = functools.partial(chained(methods, "tables", innermost), frame)
+    sets = chained(methods, "positions", lambda sets: sets)([(positions, positions)])
+    made = []
+    for query, key in sets:  # Mostly they share their positions; the keys' tables are then None.
+        made.append((table(Turn(query, None, None)), None if key is query else table(Turn(key, None, None))))
+    return Tables(cos, made, rows, frame, {}), sin
+
+
+def layer_forward(original, layer, *args, **kwargs):
+    """Call the family's decoder layer with what its methods need in the place of the tables."""
+    part = getattr(layer, "ctxext_part", None)
+    found = [one for one in (*args, *kwargs.values()) if isinstance(one, tuple) and one and isinstance(one[0], Tables)]
+    if part is None or not found:
+        return original(layer, *args, **kwargs)
+    call = Call(part, found[0][0], kwargs)
+
+    def own(value):
+        if isinstance(value, tuple) and value and isinstance(value[0], Tables):
+            return (value[0].cos if call.is_plain else call), value[1]
+        return value
+
+    part.attention.ctxext_call = call
+    result = original(layer, *(own(value) for value in args), **{name: own(value) for name, value in kwargs.items()})
+    part.attention.ctxext_call = None
+    return result
+
+
+def apply(original, names, *args, **kwargs):
+    """Rotate queries and keys as the family does, inside the methods of this checkpoint."""
+    given = dict(zip(names, args, strict=False)) | kwargs
+    call, axis = given["cos"], given.get("unsqueeze_dim", 1)
+    if not isinstance(call, Call):
+        return original(*args, **kwargs)
+    tensors = [given[name] for name in names[: names.index("cos")]]  # Query and key, or one of them.
+    sets = []
+    for for_query, for_key in call.tables.sets:
+        rotated = call.rotated(tensors, for_query, axis)
+        sets.append(rotated if for_key is None else [rotated[0], call.rotated(tensors, for_key, axis)[1]])
+    if len(tensors) == 1:
+        return sets[0][0]
+    return chained(call.methods, "merge", lambda queries, keys: (queries[0], keys[0]))(*zip(*sets, strict=True))
+
+
+class Attentions:
+    """The private module's view of transformers' attention functions: each inside the methods of this checkpoint."""
+
+    def __init__(self, original):
+        self.original = original
+
+    def __getitem__(self, name):
+        return attending(self.original[name])
+
+    def get_interface(self, name, default):
+        """The function of this name inside the methods; the default is the private module's own, and already is."""
+        found = self.original.get_interface(name, default)
+        return found if found is default else attending(found)
+
+
+def attending(function):
+    """An attention function inside the methods of the layer that calls it."""
+
+    @functools.wraps(function)
+    def attend(module, query, key, value, mask, **kwargs):
+        call = getattr(module, "ctxext_call", None)
+        inner = functools.partial(function, module)
+        if call is not None:
+            for method in call.methods:
+                if type(method).attend is not Method.attend and method.acts_on(call.layer):
+                    inner = functools.partial(method.attend, inner, call)
+        return inner(query, key, value, mask, **kwargs)
+
+    return attend
+
+
+def own_schedule(config):
+    """Return the config with the model's own rope schedule, and the layer types it was hidden for ([None]: all)."""
+    settings, live = getattr(config, KEY, None), None if MODERN else getattr(config, "rope_scaling", None)
+    live = (getattr(config, "rope_parameters", None) if live is None else live) or {}
+    entries = {None: live} if SENTINEL in (live.get("rope_type"), getattr(config, "hidden_act", None)) else live
+    found = {k for k, entry in entries.items() if isinstance(entry, dict) and SENTINEL in entry.values()}
+    hidden = [k for k in entries if k is None or k in found]
+    if settings is None or not hidden:
+        return config, []
+    config, entries = copy.copy(config), {**entries, **{k: {**entries[k], **settings["rope"]} for k in hidden}}
+    config.hidden_act = settings.get("hidden_act", getattr(config, "hidden_act", None))
+    if MODERN:
+        config.rope_parameters = entries.get(None, entries)
+    elif None in hidden:
+        config.rope_scaling = entries[None]
+        for name in {"rope_theta", "partial_rotary_factor"} & entries[None].keys():
+            setattr(config, name, entries[None][name])
+    return config, hidden
+
+
+def rotary_init(methods, original, rotary, config=None, *args, **kwargs):
+    """Build the rotary embedding from the model's own schedule, and find which frequency each column rotates by."""
+    config, layer_types = own_schedule(config)
+    original(rotary, config, *args, **kwargs)
+    if not layer_types:
+        return
+    rotary.ctxext_methods, rotary.ctxext_layouts = methods(getattr(config, KEY)), {}
+    with torch.device("cpu"):  # The model itself may be on the meta device, and this needs values.
+        probe = type(rotary)(config)
+        positions = torch.tensor([1.0, 0.7, 0.4])[: 3 if hasattr(probe, "mrope_section") else 1, None, None]
+        for name in layer_types:
+            prefix = f"{name}_" if name else ""
+            _, sin = probe(torch.zeros(1), positions if len(positions) == 3 else positions[0], *filter(None, [name]))
+            inverse = getattr(probe, f"{prefix}inv_freq").float()
+            sines = sin.flatten() / getattr(probe, f"{prefix}attention_scaling", 1.0)
+            found = (sines[:, None] - (positions.view(-1, 1) * inverse).sin().flatten()).abs().argmin(-1)
+            rotary.ctxext_layouts[name] = (found % len(inverse)).tolist(), (found // len(inverse)).tolist()
+
+
+def model_init(methods, rotation, original, model, config, *args, **kwargs):
+    """Build the family's model, then tell each decoder layer what it needs to know."""
+    if not isinstance(config, model.config_class):  # A text model in a checkpoint with the whole model's configuration.
+        config = config.get_text_config(decoder=True)
+    settings = getattr(config.get_text_config(), KEY, None)
+    if getattr(config, "hidden_act", None) == SENTINEL:  # Where the rope type may not be hidden, the activation is.
+        module = sys.modules[original.__module__]
+        module.ACT2FN = ChainMap({SENTINEL: ACT2FN[settings["hidden_act"]]}, ACT2FN)
+    original(model, config, *args, **kwargs)
+    for layer in model.modules() if settings else ():
+        # An attention is what applies rotary embeddings in its own forward; its parent is a decoder layer.
+        codes = ((child, getattr(inspect.unwrap(child.forward), "__code__", None)) for child in layer.children())
+        attention = next((c for c, code in codes if code and "apply_rotary_pos_emb" in code.co_names), None)
+        if attention is not None:
+            layer.ctxext_part = Part(methods(settings), attention, rotation)
+            replace(type(layer), "forward", layer_forward)
+    for part in ("ctxext_layouts", "ctxext_part") if settings else ():
+        if not any(hasattr(module, part) for module in model.modules()):
+            raise ValueError(f"{type(model).__name__} does not have the parts that the methods replace.")
+    name = type(model).__name__  # Transformers 5 finds some renamed weights by the name of the class, which is ours.
+    if MODERN and (renamed := conversion_mapping.get_checkpoint_conversion_mapping(name.removeprefix(PREFIX))):
+        conversion_mapping.register_checkpoint_conversion_mapping(name, renamed, overwrite=True)
+
+
+def replace(cls, name, new):
+    """Put `new(original, ...)` in the place of a method of a private class, once."""
+    original = getattr(cls, name)
+    if not hasattr(original, "ctxext"):
+        method = functools.wraps(original)(lambda *args, **kwargs: new(original, *args, **kwargs))
+        method.ctxext = True
+        setattr(cls, name, method)
+
+
+def family(stub, modeling, methods):
+    """Return a private copy of the family's modeling module for the checkpoint module named `stub`.
+
+    `methods` are the classes behind the steps, in any order; a step names its class.
+    """
+    name = f"{modeling}_for_{stub.replace('.', '_')}"
+    spec = importlib.util.spec_from_file_location(name, importlib.util.find_spec(modeling).origin)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    names = list(inspect.signature(module.apply_rotary_pos_emb).parameters)
+    rotation = module.apply_rotary_pos_emb, names.index("cos") == 2
+    module.apply_rotary_pos_emb = functools.partial(apply, rotation[0], names)
+    if any(method.attend is not Method.attend for method in methods):  # Others leave the attention to any engine.
+        module.ALL_ATTENTION_FUNCTIONS = Attentions(module.ALL_ATTENTION_FUNCTIONS)
+        if hasattr(module, "eager_attention_forward"):
+            module.eager_attention_forward = attending(module.eager_attention_forward)
+    by_name = {method.name: method for method in methods}
+
+    def made(settings):
+        return [by_name[step["method"]](step) for step in settings["steps"]]
+
+    def from_config(config, **kwargs):  # Models within a model are private too.
+        cls = getattr(module, str(MODEL_MAPPING_NAMES.get(config.model_type)), None)
+        return AutoModel.from_config(config, **kwargs) if cls is None else cls._from_config(config, **kwargs)
+
+    module.AutoModel = types.SimpleNamespace(from_config=from_config)
+    for cls in list(vars(module).values()):
+        if inspect.isclass(cls) and cls.__module__ == name:
+            if cls.__name__.endswith("RotaryEmbedding"):
+                replace(cls, "__init__", functools.partial(rotary_init, made))
+                replace(cls, "forward", rotary_forward)
+            elif issubclass(cls, PreTrainedModel):
+                cls.is_custom_code = classmethod(lambda cls: False)  # Its weights are stored as the family's are.
+                if "__init__" in vars(cls) and not cls.__name__.endswith("PreTrainedModel"):
+                    replace(cls, "__init__", functools.partial(model_init, made, rotation))
+    return module

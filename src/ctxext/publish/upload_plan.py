@@ -1,0 +1,241 @@
+"""What a push would upload: the files, the model card, and the record with every digest."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ctxext.checkpoint import Checkpoint, open_checkpoint, read_json_object
+from ctxext.converters.card import CardFacts, Measured, card_metadata, render
+from ctxext.converters.engines import serving_of
+from ctxext.converters.output_directory import write_whole
+from ctxext.converters.plan import cautions_of
+from ctxext.errors import CtxextError
+from ctxext.evaluate.checkpoint_info import info_of
+from ctxext.files import MANIFEST, Progress, as_json, sha256_of
+from ctxext.publish.result_tables import FOLDER
+from ctxext.publish.results import entry_of, files_of, measured, read_report
+from ctxext.publish.training import curve_of, training_command
+from ctxext.verify.file_checks import CARD, check_weights
+from ctxext.verify.run import READING, failures, run_checks
+from ctxext.verify.subject import Subject, training_of
+
+ADAPTER = "adapter"
+_ADAPTER_CONFIG = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class UploadPlan:
+    """Everything a push would upload.
+
+    Attributes:
+        folder: Where the files are.
+        names: The files that are there already, relative to it.
+        texts: Content of files that the push writes or changes, by name; the record is not among them.
+        warnings: What the user should know.
+        is_adapter: Whether it is an adapter alone, whose folder is left as it is.
+        known: Digests of weight files that were just found to be right, by name.
+    """
+
+    folder: Path
+    names: tuple[str, ...]
+    texts: Mapping[str, bytes]
+    warnings: tuple[str, ...] = ()
+    is_adapter: bool = False
+    known: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def card(self) -> str:
+        """The model card."""
+        return self.texts[CARD].decode()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size in bytes of each file, by name."""
+        sizes = {name: (self.folder / name).stat().st_size for name in self.names}
+        return dict(sorted({**sizes, **{name: len(content) for name, content in self.texts.items()}}.items()))
+
+
+class _AsMeasured(Checkpoint):
+    """A checkpoint without the report that was published with it."""
+
+    @property
+    def files(self) -> list[Path]:
+        """Every file but the report's."""
+        return [path for path in Checkpoint(self.name, self.folder, self.config).files if path.parts[0] != FOLDER]
+
+
+def pack(
+    folder: Path,
+    repository: str,
+    *,
+    report: Path | None = None,
+    check: bool = True,
+    read_weights: bool = True,
+    progress: Progress | None = None,
+) -> UploadPlan:
+    """Work out what a push of a whole checkpoint would upload. Writes nothing.
+
+    Args:
+        folder: A checkpoint made by this package.
+        repository: The Hub id it will have.
+        report: The folder of an evaluation; None where nothing was measured.
+        check: Refuse a checkpoint that is not what was recorded.
+        read_weights: Whether that reads the weights.
+        progress: Called with a file's name, how much is done and how much in all.
+
+    Raises:
+        CtxextError: the folder is not a finished checkpoint, was changed, or the report is about another one.
+    """
+    subject = _subject(folder, rewritten=FOLDER if report else None, progress=progress)
+    checks = [one for one in READING if check and (read_weights or one is not check_weights)]
+    failed = failures(run_checks(checks, subject))
+    if failed:
+        raise CtxextError(
+            f'"{folder}" is not what was recorded: {failed[0].check}: {failed[0].detail}.',
+            hint=f"ctxext verify {folder} says more; --no-verify shares it all the same.",
+        )
+    results = _measured(subject.checkpoint, report) if report else None
+    files = files_of(report, results.body) if report and results else []
+    texts = {f"{FOLDER}/{path.name}": path.read_bytes() for path in files}
+    edited = _edited_card(subject)
+    warnings = [f"{CARD} was edited by hand and stays as it is; delete it to have it written again."] if edited else []
+    card = edited or render(_facts(subject, repository, results))
+    names = tuple(path.as_posix() for path in subject.checkpoint.files)
+    known = {name: digest for name, digest in subject.recorded("weights").items() if digest}
+    known = known if check_weights in checks else {}
+    return UploadPlan(folder, names, {**texts, CARD: card.encode()}, tuple(warnings), known=known)
+
+
+def pack_adapter(folder: Path, repository: str) -> UploadPlan:
+    """Work out what a push of the LoRA adapter alone would upload. Writes nothing.
+
+    Args:
+        folder: A fine-tuned checkpoint with its adapter, or the adapter's own folder.
+        repository: The Hub id it will have.
+
+    Raises:
+        CtxextError: there is no adapter.
+    """
+    place = next((place for place in (folder / ADAPTER, folder) if (place / _ADAPTER_CONFIG).is_file()), None)
+    if place is None:
+        raise CtxextError(f'"{folder}" has no adapter.', hint="ctxext finetune leaves one in OUT/adapter.")
+    names = tuple(path.name for path in sorted(place.iterdir()) if path.is_file() and not path.name.startswith("."))
+    config = read_json_object(place / _ADAPTER_CONFIG)
+    base = str(config.get("base_model_name_or_path") or "")
+    # A path of this machine helps nobody else.
+    texts = {_ADAPTER_CONFIG: as_json({**config, "base_model_name_or_path": Path(base).name}).encode()}
+    if not Path(base).is_absolute():
+        texts = {}
+    if (folder / MANIFEST).is_file():
+        texts[CARD] = render(_facts(_subject(folder), repository, None, is_adapter=True)).encode()
+    elif (place / CARD).is_file():
+        texts[CARD] = (place / CARD).read_bytes()
+    else:
+        texts[CARD] = f"---\nlibrary_name: peft\ntags: [lora, ctxext]\n---\n\nA LoRA adapter of `{base}`.\n".encode()
+    return UploadPlan(place, names, texts, is_adapter=True)
+
+
+def _subject(folder: Path, rewritten: str | None = None, progress: Progress | None = None) -> Subject:
+    if not folder.is_dir():
+        raise CtxextError(f'There is no folder "{folder}".', hint="ctxext push takes what ctxext convert has made.")
+    subject = Subject(open_checkpoint(str(folder)), rewritten=rewritten, progress=progress)
+    if not subject.manifest or not subject.has_recipe:
+        raise CtxextError(f'"{folder}" was not made by ctxext: it has no {MANIFEST}.', hint="ctxext convert --help")
+    return subject
+
+
+def _edited_card(subject: Subject) -> str | None:
+    """The card that stands there, where a person changed it."""
+    path, recorded = subject.checkpoint.folder / CARD, subject.recorded("files").get(CARD)
+    if not path.is_file() or recorded is None or sha256_of(path) == recorded:
+        return None
+    return path.read_text(encoding="utf-8")
+
+
+def _facts(subject: Subject, repository: str, results: Measured | None, *, is_adapter: bool = False) -> CardFacts:
+    """What a checkpoint says of itself, for its card."""
+    checkpoint, source = subject.checkpoint, subject.manifest.get("source") or {}
+    return CardFacts(
+        source=str(source.get("name")),
+        revision=source.get("revision"),
+        inherited=card_metadata(checkpoint),
+        recipe=subject.recipe,
+        rotary=subject.model.rotary,
+        serving=serving_of(subject.model),
+        cautions=cautions_of(checkpoint, subject.recipe, subject.model),
+        training=training_of(subject),
+        training_command=training_command(checkpoint.folder),
+        curve="" if is_adapter else curve_of(checkpoint.folder),
+        model_id=repository,
+        is_adapter=is_adapter,
+        measured=results,
+    )
+
+
+def _measured(checkpoint: Checkpoint, folder: Path) -> Measured:
+    """The report's part about this checkpoint; found by digest, with and without a report published before."""
+    report = read_report(folder)
+    stripped = _AsMeasured(checkpoint.name, checkpoint.folder, checkpoint.config)
+    digests = [info_of("this", one).digest for one in (stripped, checkpoint)]
+    return measured(report, entry_of(report, digests), [path.name for path in files_of(folder)])
+
+
+def seal(plan: UploadPlan, progress: Progress | None = None) -> None:
+    """Write the card, the report and the record with the digest of every file, weights included, into the folder.
+
+    Args:
+        plan: From `pack`.
+        progress: Called with a word, bytes read and bytes in all.
+    """
+    for name, content in plan.texts.items():
+        _write(plan.folder / name, content)
+    checkpoint = open_checkpoint(str(plan.folder))
+    record = _record(checkpoint.folder, checkpoint.files, plan.known, progress)
+    weights = [path.as_posix() for path in checkpoint.weight_files if len(path.parts) == 1]
+    written = {
+        **(checkpoint.read_json(MANIFEST) or {}),
+        "files": {name: digest for name, digest in record.items() if name not in weights},
+        "weights": {name: record[name] for name in weights},
+    }
+    _write(checkpoint.folder / MANIFEST, as_json(written).encode())
+
+
+def _record(folder: Path, files: Sequence[Path], known: Mapping[str, str], progress: Progress | None) -> dict[str, str]:
+    """The digest of each file, by name; those that are known are not read again."""
+    found: dict[str, str] = {}
+    sizes = [(folder / path).stat().st_size for path in files]
+    for number, path in enumerate(files, 1):
+        name = path.as_posix()
+        if name not in (MANIFEST, ".gitattributes"):
+            found[name] = known.get(name) or sha256_of(folder / path)
+        if progress is not None:
+            progress("digests", sum(sizes[:number]), sum(sizes))
+    return found
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, and leave it alone where it is the same already."""
+    if path.is_file() and hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(content).digest():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, content)
+
+
+def stage(plan: UploadPlan, place: Path) -> None:
+    """Copy an adapter and its card to a place of their own, as the folder itself belongs to a recorded checkpoint.
+
+    Args:
+        plan: From `pack_adapter`.
+        place: An empty folder.
+    """
+    for name in plan.names:
+        (place / name).write_bytes((plan.folder / name).read_bytes())
+    for name, content in plan.texts.items():
+        (place / name).write_bytes(content)
+
+
+def total(sizes: Mapping[str, Any]) -> str:
+    """Size of all files for people."""
+    return f"{len(sizes)} files, {sum(sizes.values()) / 1e6:,.1f} MB"

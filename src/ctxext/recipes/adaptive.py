@@ -1,0 +1,101 @@
+"""Row-wise schedules: every row with the frequencies that its own length needs."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ctxext.errors import CtxextError
+from ctxext.recipes.base import Scaling
+from ctxext.recipes.frequencies import inverse_frequencies
+from ctxext.recipes.llama3 import Llama3
+from ctxext.recipes.longrope import LongRope
+from ctxext.recipes.ntk import Ntk
+from ctxext.recipes.param import param
+from ctxext.recipes.pi import PositionInterpolation
+from ctxext.recipes.relation import Relation
+from ctxext.recipes.rotary import ModelConfig, Rotary, attention_scaling
+from ctxext.recipes.yarn import NtkByParts, Yarn
+
+AROUND: Mapping[str, type[Scaling]] = {
+    method.name: method for method in (PositionInterpolation, Ntk, NtkByParts, Yarn, Llama3, LongRope)
+}
+"""The schedules that a row may use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptive(Relation):
+    """Use a schedule only as far as each position needs, so that short inputs cost nothing. No training.
+
+    Row m reads with the frequencies and the temperature of the smallest factor s of 1, 2, 4 ... that holds m + 1
+    tokens, and rows inside L as they were: what `dynamic` means to do, without disagreeing with its cache.
+    """
+
+    name = "adaptive"
+    title = "Row-wise schedule"
+    paper = "https://arxiv.org/abs/2309.00071"
+    code_class = "Adaptive"
+
+    around: str = param(
+        "yarn", help="Whose frequencies a row uses.", choices=tuple(AROUND), search=("yarn", "ntk-by-parts", "llama3")
+    )
+    long_factor: tuple[float, ...] | None = param(
+        None, help="Around longrope: one divisor per rotated pair at the full factor: a file with a list of numbers."
+    )
+
+    def problem(self, length: int, target: int) -> tuple[str, str] | None:
+        """LongRoPE needs its list."""
+        if (self.around == "longrope") != (self.long_factor is not None):
+            return "long_factor goes with longrope, and longrope needs it.", "--around longrope --long-factor FILE"
+        return None
+
+    def summary(self) -> str:
+        """The step with what it is around."""
+        return f"{super().summary()} around {self.around}"
+
+    def settings(self, model: ModelConfig) -> dict[str, Any]:
+        """For every factor its inverse frequencies and its factor on cos and sin, as lists.
+
+        Raises:
+            CtxextError: the schedule cannot be worked out on top of the one that is there.
+        """
+        found = super().settings(model)
+        step, rotary = self.resolved(model.rotary), model.rotary
+        if rotary.is_scaled:
+            raise CtxextError(
+                f'adaptive {self.around} cannot stand on the schedule "{rotary.rope_type}".',
+                hint="Self-Extend, bifocal and dca can.",
+            )
+        factors = rungs(step.factor or 1.0)
+        schedules = [self._at(factor, step.factor or 1.0, rotary) for factor in factors]
+        for name in ("around", "long_factor"):
+            found.pop(name, None)
+        return {
+            **found,
+            "base": inverse_frequencies(rotary),
+            "factors": factors,
+            "inverse_frequencies": [inverse_frequencies(one, round(one.context_length)) for one in schedules],
+            "attention_factors": [attention_scaling(one) for one in schedules],
+        }
+
+    def _at(self, factor: float, largest: float, rotary: Rotary) -> Rotary:
+        """The encoding that the schedule makes at a factor."""
+        numbers: dict[str, Any] = {}
+        if self.around == "longrope":
+            share = math.log(factor) / math.log(largest) if largest > 1 else 1.0
+            divisors = tuple(divisor**share for divisor in self.long_factor or ())
+            numbers = {"long_factor": divisors, "short_factor": divisors}
+        step = AROUND[self.around](factor=factor, **numbers)
+        return dataclasses.replace(
+            rotary,
+            theta=step.theta_after(rotary),
+            context_length=round(factor * rotary.trained_length),
+            parameters={"rope_type": step.rope_type, **step.schedule(rotary)},
+        )
+
+
+def rungs(factor: float) -> list[float]:
+    """2, 4, 8 ... below the factor, and the factor itself."""
+    below = [2.0**i for i in range(1, 64) if 2.0**i < factor]
+    return [*below, float(factor)]

@@ -1,0 +1,108 @@
+"""Whether loading a checkpoint would run only code that ctxext wrote: this version, or 0.1.0.
+
+What config.json says of its origin proves nothing, as anyone can write it: the files themselves are compared.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ctxext.checkpoint import Checkpoint
+from ctxext.errors import CtxextError
+from ctxext.files import sha256_of
+from ctxext.recipes import legacy
+from ctxext.recipes.code import CodeMethod
+from ctxext.recipes.code_layout import SHARED_FILES, STUB_FILE, family_classes
+from ctxext.recipes.methods import METHODS
+from ctxext.recipes.recipe import recipe_from_dict
+from ctxext.recipes.rotary import provenance
+
+CODE_FILES = frozenset(
+    {STUB_FILE, *SHARED_FILES, legacy.MODELING_FILE}
+    | {file.name for method in METHODS if issubclass(method, CodeMethod) for file in method.code}
+)
+"""Names of the modeling code that this package writes, or wrote."""
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def own_code(config: dict[str, Any]) -> dict[str, str]:
+    """The modeling code that a converted checkpoint's recipe needs, as this version or 0.1.0 writes it.
+
+    Args:
+        config: The content of its config.json.
+
+    Returns:
+        File names and the SHA-256 of their contents.
+
+    Raises:
+        CtxextError: the configuration was broken by someone.
+    """
+    noted = provenance(config).get("recipe")
+    if noted is None:
+        return {}
+    try:
+        files = recipe_from_dict(noted, "config.json").code_files(config)
+        if legacy.is_legacy(config):
+            classes = family_classes(config)
+            models = (classes.by_auto_class[auto] for auto in ("AutoModel", "AutoModelForCausalLM"))
+            return {
+                legacy.MODELING_FILE: legacy.MODELING_DIGEST,
+                STUB_FILE: _digest(legacy.stub(classes.modeling, *models)),
+            }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CtxextError(f'"config.json" makes no sense: {type(error).__name__} {error}') from error
+    return {name: _digest(text) for name, text in files.items()}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def runs_only_own_code(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint carries code, and all that `trust_remote_code` would run is ctxext's own."""
+    places = list(_places(checkpoint))
+    stub = STUB_FILE.removesuffix(".py")
+    if not places or any(not isinstance(place, str) or place.partition(".")[0] != stub for place in places):
+        return False
+    try:
+        code = own_code(checkpoint.config)
+    except CtxextError:
+        return False
+    files = {name: checkpoint.folder / name for name in code}
+    return bool(code) and all(path.is_file() and sha256_of(path) == code[name] for name, path in files.items())
+
+
+def carries_code(checkpoint: Checkpoint) -> bool:
+    """Whether `trust_remote_code` would run anything at all, whoever wrote it."""
+    return any(True for _ in _places(checkpoint))
+
+
+def check_pinned(checkpoint: Checkpoint, revision: str | None) -> None:
+    """Let other people's code run from the Hub only as it was when someone read it.
+
+    Args:
+        checkpoint: Whose code would run.
+        revision: What the user asked for.
+
+    Raises:
+        CtxextError: it comes from the Hub, and the revision is a name that can move.
+    """
+    if checkpoint.revision and not _COMMIT.fullmatch(revision or ""):
+        raise CtxextError(
+            "--trust-remote-code runs code from the Hub only at a pinned revision.",
+            hint=f"Read that code, then add --revision {checkpoint.revision}",
+        )
+
+
+def _places(checkpoint: Checkpoint) -> Iterator[Any]:
+    """Everything that names a class which is not transformers' own, in whatever file."""
+    for name in ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json"):
+        content = checkpoint.read_json(name) or {}
+        for part in (content, *(value for value in content.values() if isinstance(value, dict))):
+            auto_map = part.get("auto_map")
+            if isinstance(auto_map, dict):
+                yield from auto_map.values()
+            elif auto_map is not None:
+                yield auto_map

@@ -1,0 +1,6 @@
+"""Proving that a checkpoint is what it says: digests, configuration, code, and the model loaded without ctxext."""
+
+from ctxext.verify.run import verify
+from ctxext.verify.subject import Finding
+
+__all__ = ["Finding", "verify"]

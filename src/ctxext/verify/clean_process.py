@@ -1,0 +1,240 @@
+"""Run as a script, never imported: loads a converted checkpoint where ctxext cannot be imported, and checks its logits.
+
+    python clean_process.py TASK
+
+TASK is a JSON file with `folder`, the checkpoint; `stock`, the config.json of the same model without code; `steps`, for
+each method its settings and its reference (see references/README.md); and `positions`. Prints one JSON object. What the
+logits must be is worked out the plain way, on the stock model of the family: one head, one row at a time. No code is
+shared with the checkpoint's.
+"""
+
+import importlib.util
+import json
+import math
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+class NoCtxext:
+    """Refuses to import ctxext, as on a machine that does not have it."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Raise for ctxext, leave the rest to others."""
+        if name.split(".")[0] == "ctxext":
+            raise ImportError("ctxext must not be needed here")
+
+
+def module_at(path: str) -> Any:
+    """A reference, as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem + "_reference", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Rotation:
+    """The stock model's rotary embedding of its full-attention layers, told which angles to use."""
+
+    def __init__(self, model: Any, apply: Any, full_types: list[str]) -> None:
+        import torch
+
+        modules = [(name, module) for name, module in model.named_modules() if name.endswith("rotary_emb")]
+        self.module = next(m for name, m in modules if not any(word in name for word in ("vision", "visual", "audio")))
+        buffers = dict(self.module.named_buffers())
+        self.layer_types = [layer_type for layer_type in full_types if f"{layer_type}_inv_freq" in buffers][:1]
+        self.buffer = "_".join([*self.layer_types, "inv_freq"])
+        self.frequencies, self.apply, self.torch = getattr(self.module, self.buffer).clone(), apply, torch
+        # Which pair of dimensions each column of the family's cos and sin belongs to.
+        known = torch.linspace(0.1, 1.4, len(self.frequencies))
+        sin = self.table(known)[1]
+        self.scaling = float(self.table(torch.zeros_like(known))[0].flatten()[0])
+        self.columns = (sin.flatten()[:, None] / self.scaling - known.sin()).abs().argmin(-1)
+
+    def table(self, angles: Any) -> Any:
+        """The family's own cos and sin at position 1 with these inverse frequencies."""
+        setattr(self.module, self.buffer, angles.to(self.frequencies.dtype))
+        try:
+            one = self.torch.ones(1, 1)
+            shape = (3, 1, 1) if hasattr(self.module, "mrope_section") else (1, 1)
+            return self.module(one, one.expand(shape), *self.layer_types)
+        finally:
+            setattr(self.module, self.buffer, self.frequencies)
+
+    def rows(self, states: Any, angles: Any) -> Any:
+        """Rotate one head's rows (l, d) each by its own angles (l, pairs)."""
+        angles = angles[:, self.columns][None].to(self.torch.float64)
+        cos, sin = (f(angles).to(states.dtype) * self.scaling for f in (self.torch.cos, self.torch.sin))
+        return self.apply(states[None, None], states[None, None], cos, sin)[0][0, 0]
+
+
+class Expected:
+    """The logits that the methods' references ask for."""
+
+    def __init__(self, model: Any, task: dict[str, Any]) -> None:
+        modeling: Any = sys.modules[type(model).__module__]
+        self.model, self.modeling = model, modeling
+        self.plain_apply = self.modeling.apply_rotary_pos_emb
+        self.rotation = Rotation(model, self.plain_apply, task["full_types"])
+        self.theta, self.positions = float(task["theta"]), list[int]()
+        self.states, self.angles = dict[int, Any](), dict[Any, Any]()
+        self.current: list[Any] = [None]
+        steps = [(step["settings"], module_at(step["reference"])) for step in task["steps"]]
+        self.heads = [step for step in steps if hasattr(step[1], "rotation")]
+        self.attention = [step for step in steps if hasattr(step[1], "relation")]
+
+    def logits(self, input_ids: Any, positions: Any) -> Any:
+        """Run the stock model with its rotation, and where a method asks for it its attention, worked out here."""
+        import torch
+
+        self.positions = positions[0].tolist()
+        hooks = [
+            module.register_forward_pre_hook(lambda own, _: self.current.__setitem__(0, own))
+            for module in self.model.modules()
+            if _applies(module)
+        ]
+        eager = getattr(self.modeling, "eager_attention_forward", None)
+        self.modeling.apply_rotary_pos_emb = self.apply
+        if self.attention:
+            self.modeling.eager_attention_forward = lambda *args, **kwargs: self.attend(eager, *args, **kwargs)
+        try:
+            with torch.no_grad():
+                mask = torch.ones_like(input_ids)
+                return self.model(input_ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+        finally:
+            self.modeling.apply_rotary_pos_emb = self.plain_apply
+            if self.attention:
+                self.modeling.eager_attention_forward = eager
+            for hook in hooks:
+                hook.remove()
+
+    def apply(self, q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
+        """In the place of the family's function: un-rotated states are kept, rotated ones returned."""
+        import torch
+
+        attention = self.current[0]
+        axis = kwargs.get("unsqueeze_dim", 1)
+        queries, keys = (q, k) if axis == 1 else (q.transpose(1, 2), k.transpose(1, 2))
+        layer, scaling = attention.layer_idx, getattr(attention, "scaling", None) or q.shape[-1] ** -0.5
+        chosen = [reference.choose(settings, layer, queries, keys, scaling) for settings, reference in self.heads]
+        self.states[id(attention)] = queries, keys, chosen
+        if all(one is None for one in chosen):
+            return self.plain_apply(q, k, cos, sin, *args, **kwargs)
+        rotated = []
+        for states in (queries, keys):
+            group, heads = states.shape[1] // keys.shape[1], []
+            for head in range(states.shape[1]):
+                at, own = self.of_head(chosen, head // group)
+                heads.append(self.rotation.rows(states[0, head], at[:, None] * torch.tensor(own)))
+            rotated.append(torch.stack(heads)[None])
+        return tuple(one if axis == 1 else one.transpose(1, 2) for one in rotated)
+
+    def of_head(self, chosen: list[Any], head: int) -> tuple[Any, list[float]]:
+        """The positions (l) and inverse frequencies of a KV head."""
+        import torch
+
+        at, own = torch.tensor(self.positions, dtype=torch.float32), self.rotation.frequencies.tolist()
+        for (settings, reference), choice in zip(self.heads, chosen, strict=True):
+            at, own = reference.rotation(settings, choice, head, at, own, self.theta)
+        return at, own
+
+    def attend(self, eager: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+        """In the place of the family's attention: scores pair by pair, one softmax."""
+        import torch
+
+        (settings, reference) = self.attention[0]
+        if module.layer_idx not in settings["layers"]:
+            return eager(module, query, key, value, mask, **kwargs)
+        queries, keys, chosen = self.states[id(module)]
+        size, group, width = query.shape[2], query.shape[1] // key.shape[1], queries.shape[-1]
+        scores = torch.full((1, query.shape[1], size, size), -math.inf)
+        for head in range(query.shape[1]):
+            own = tuple(self.of_head(chosen, head // group)[1])
+            where, for_query, for_key = self.pairs(settings, reference, own)
+            i, j = where
+            q = self.rotation.rows(queries[0, head][i], for_query)
+            k = self.rotation.rows(keys[0, head // group][j], for_key)
+            found = (q * k).sum(-1)
+            if query.shape[-1] > width:  # The part of each head that does not rotate.
+                found = found + (query[0, head, i, width:] * key[0, head // group, j, width:]).sum(-1)
+            scores[0, head, i, j] = found
+        scores = scores * kwargs["scaling"]
+        scores = scores * torch.tensor([reference.temperature(settings, m) for m in self.positions]).view(1, 1, -1, 1)
+        if kwargs.get("softcap"):
+            scores = kwargs["softcap"] * torch.tanh(scores / kwargs["softcap"])
+            scores = scores.masked_fill(torch.ones(size, size).triu(1).bool(), -math.inf)
+        sinks = getattr(module, "sinks", None)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+        weights = scores.softmax(-1)[..., :size]
+        return (weights @ value.repeat_interleave(group, 1)).transpose(1, 2).contiguous(), weights
+
+    def pairs(self, settings: dict[str, Any], reference: Any, own: tuple[float, ...]) -> Any:
+        """Which pairs of rows and keys are read, and the angles of the query and of the key for each."""
+        import torch
+
+        if own not in self.angles:
+            found = [
+                (i, j, reference.relation(settings, m, n, own))
+                for i, m in enumerate(self.positions)
+                for j, n in enumerate(self.positions[: i + 1])
+            ]
+            read = [(i, j, angles) for i, j, angles in found if angles is not None]
+            where = torch.tensor([[i for i, _, _ in read], [j for _, j, _ in read]])
+            sides = (torch.tensor([angles[side] for _, _, angles in read], dtype=torch.float64) for side in (0, 1))
+            self.angles[own] = where, *sides
+        return self.angles[own]
+
+
+def _applies(module: Any) -> bool:
+    """Whether a module's own forward applies the rotary embedding."""
+    code = getattr(getattr(type(module).forward, "__wrapped__", type(module).forward), "__code__", None)
+    return code is not None and "apply_rotary_pos_emb" in code.co_names
+
+
+def stock_folder(out: Path, config: dict[str, Any], place: str) -> Path:
+    """A folder with the stock configuration and links to the weights."""
+    folder = Path(place)
+    (folder / "config.json").write_text(json.dumps(config))
+    for path in out.iterdir():
+        if path.suffix in (".safetensors", ".bin") or path.name.endswith(".index.json"):
+            (folder / path.name).symlink_to(path.resolve())
+    return folder
+
+
+def main() -> None:
+    """Compare, and print what was found."""
+    task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    sys.meta_path.insert(0, NoCtxext())
+    if importlib.util.find_spec("torch") is None:
+        raise SystemExit("torch is not installed")
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    out, positions = Path(task["folder"]), torch.tensor([task["positions"]])
+    loaded = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True, dtype=torch.float32).eval()
+    input_ids = torch.randint(0, loaded.config.get_text_config().vocab_size, positions.shape)
+    mask = torch.ones_like(input_ids)
+    with torch.no_grad():
+        got = loaded(input_ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    del loaded
+    with tempfile.TemporaryDirectory() as place:
+        folder = stock_folder(out, task["stock"], place)
+        stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        unchanged = stock(input_ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    wanted = Expected(stock, task).logits(input_ids, positions)
+    found = {
+        "difference": (got - wanted).abs().max().item(),
+        "scale": wanted.abs().max().item(),
+        "change": (unchanged - wanted).abs().max().item(),
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""The checks that read files only: what was recorded, digests, configuration, modeling code."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ctxext.checkpoint import claimed_lengths
+from ctxext.families import read, text_config
+from ctxext.files import MANIFEST, sha256_of
+from ctxext.recipes.legacy import is_legacy
+from ctxext.recipes.rotary import provenance
+from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, is_own_code, listed
+
+CARD = "README.md"
+_OF_THE_HUB = frozenset({MANIFEST, ".gitattributes", CARD})
+"""Files that the Hub adds or lets people edit, and the record itself."""
+
+
+def check_record(subject: Subject) -> Finding:
+    """Whether ctxext.json is there and tells the same story as config.json."""
+    name, manifest, noted = "record", subject.manifest, provenance(subject.checkpoint.config)
+    if not manifest:
+        return Finding(name, FAILED, f"there is no {MANIFEST}: not made by ctxext, or not all of it is here")
+    source = manifest.get("source") or {}
+    stories = {
+        "recipe": (manifest.get("recipe"), noted.get("recipe")),
+        "source": (source.get("name"), noted.get("source")),
+        "revision": (source.get("revision"), noted.get("revision")),
+    }
+    different = [key for key, (one, other) in stories.items() if one != other]
+    if different:
+        return Finding(name, FAILED, f'"{MANIFEST}" and "config.json" disagree about {", ".join(different)}')
+    origin = source.get("name")
+    return Finding(name, PASSED, f"{subject.recipe.summary()}, made from {origin} by ctxext {manifest.get('ctxext')}")
+
+
+def check_files(subject: Subject) -> Finding:
+    """Whether every small file is what was recorded, none is missing and none was added."""
+    if not subject.manifest:
+        return Finding("files", SKIPPED, "nothing was recorded")
+    kept = [path.as_posix() for path in subject.checkpoint.files if path.parts[0] != subject.rewritten]
+    recorded = {name: digest for name, digest in subject.recorded("files").items() if _top(name) != subject.rewritten}
+    weights, present = subject.recorded("weights"), set(kept)
+    changed = [name for name in recorded if name in present and not _same(subject, name, recorded[name])]
+    edited = [name for name in changed if name == CARD]
+    troubles = {
+        "changed": [name for name in changed if name != CARD],
+        "missing": [name for name in [*recorded, *weights] if name not in present and name != CARD],
+        "not recorded": sorted(present - recorded.keys() - weights.keys() - _OF_THE_HUB),
+    }
+    told = "; ".join(f"{what}: {listed(names)}" for what, names in troubles.items() if names)
+    note = f"; {CARD} was edited since, which is allowed" if edited else ""
+    if told:
+        return Finding("files", FAILED, told)
+    return Finding("files", PASSED, f"{len(recorded) - len(edited)} files as recorded{note}")
+
+
+def _top(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def _same(subject: Subject, name: str, digest: str | None) -> bool:
+    return sha256_of(subject.checkpoint.folder / name) == digest
+
+
+def check_weights(subject: Subject) -> Finding:
+    """Whether the weight files are whole, and what was recorded where their digests were."""
+    name = "weights"
+    subject.checkpoint.check_weights()
+    if not subject.manifest:
+        return Finding(name, SKIPPED, "nothing was recorded")
+    recorded = subject.recorded("weights")
+    known = {path: digest for path, digest in recorded.items() if digest}
+    changed = []
+    for number, (path, digest) in enumerate(known.items()):
+        if subject.progress is not None:
+            subject.progress(path, number, len(known))
+        if (subject.checkpoint.folder / path).is_file() and not _same(subject, path, digest):
+            changed.append(path)
+    if changed:
+        return Finding(name, FAILED, f"changed: {listed(changed)}")
+    if len(known) < len(recorded):
+        unknown = len(recorded) - len(known)
+        detail = (
+            f"no digest was recorded for {unknown} of {len(recorded)} file(s); convert --digest or push records them"
+        )
+        return Finding(name, SKIPPED, detail)
+    return Finding(name, PASSED, f"{len(known)} file(s) as recorded")
+
+
+def check_configuration(subject: Subject) -> Finding:
+    """Whether the recipe, applied again, gives this very configuration, in both dialects."""
+    name = "configuration"
+    if not subject.has_recipe:
+        return Finding(name, SKIPPED, '"config.json" has no recipe')
+    # Those of 0.1.0 knew fewer Auto classes.
+    apart = {"ctxext", "auto_map"} if is_legacy(subject.checkpoint.config) else {"ctxext"}
+    made, wanted = (
+        {key: value for key, value in config.items() if key not in apart}
+        for config in (subject.model.config, subject.expected.config)
+    )
+    different = _differences(made, wanted, subject.family.text_config)
+    if different:
+        return Finding(name, FAILED, f'"config.json" is not what the recipe makes: {listed(different)}')
+    return Finding(name, PASSED, "the recipe gives these values, in the dialects of transformers 4 and 5")
+
+
+def _differences(config: Mapping[str, Any], expected: Mapping[str, Any], nested: str | None) -> list[str]:
+    keys: Iterable[str] = {**config, **expected}
+    found = [key for key in keys if config.get(key) != expected.get(key)]
+    if nested in found and isinstance(config.get(nested), dict) and isinstance(expected.get(nested), dict):
+        found.remove(nested)
+        found += [f"{nested}.{key}" for key in _differences(config[nested], expected[nested], None)]
+    return found
+
+
+def check_lengths(subject: Subject) -> Finding:
+    """Whether the files agree on the context length."""
+    claimed = claimed_lengths(subject.checkpoint, subject.family)
+    config, tokenizer = claimed.get("config.json"), claimed.get("tokenizer_config.json")
+    length = read(subject.checkpoint.config, subject.family, "max_position_embeddings")
+    own = text_config(subject.checkpoint.config, subject.family).get(subject.family.length_key, length)
+    if tokenizer not in (None, config):
+        return Finding("lengths", FAILED, f'"config.json" says {config}, "tokenizer_config.json" {tokenizer}')
+    if own is not None and not isinstance(own, int):
+        return Finding("lengths", FAILED, f'"config.json" says {own}, which is not a whole number')
+    return Finding("lengths", PASSED, f"all files say {config} tokens")
+
+
+def check_code(subject: Subject) -> Finding:
+    """Whether the modeling code is byte for byte what this version of ctxext writes."""
+    own = subject.own_code
+    changed = [name for name in own if Path(name) in subject.foreign_code]
+    missing = [name for name in own if Path(name) not in subject.checkpoint.files]
+    if changed or missing:
+        maker = subject.manifest.get("ctxext")
+        told = [f"not this version's: {listed(changed)}"] * bool(changed)
+        told += [f"missing: {listed(missing)}"] * bool(missing)
+        return Finding("code", FAILED, "; ".join(told) + f" (it was made by ctxext {maker})")
+    others = [path.as_posix() for path in subject.foreign_code if not is_own_code(path)]
+    stray = [path.as_posix() for path in subject.foreign_code if is_own_code(path)]
+    if stray:
+        return Finding("code", FAILED, f"the recipe needs no code, but there is {listed(stray)}")
+    note = f"; code of its source is there too: {listed(others)}" if others else ""
+    return Finding("code", PASSED, (f"{len(own)} files as this version writes them" if own else "none needed") + note)

@@ -1,0 +1,81 @@
+"""The checks that load the model, each in a process of its own that cannot import ctxext."""
+
+from ctxext.errors import CtxextError
+from ctxext.recipes.frequencies import inverse_frequencies
+from ctxext.recipes.rotary import attention_scaling
+from ctxext.verify.logits import compare_logits
+from ctxext.verify.reference import expected_frequencies
+from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed
+
+_TOLERANCE = 2e-5
+_NOT_RUN = "it carries code that is not this version's own; --trust-remote-code runs it"
+_OTHER_TOWERS = ("vision", "visual", "audio", "local")
+
+
+def check_loading(subject: Subject) -> Finding:
+    """Whether the model loads without ctxext, with all its weights."""
+    if not subject.may_load:
+        return Finding("loading", SKIPPED, _NOT_RUN)
+    found = subject.loaded
+    if found.error or found.missing:
+        return Finding("loading", FAILED, found.error or f"weights are missing: {listed(list(found.missing))}")
+    flag = " with its own code" if subject.own_code else ""
+    return Finding("loading", PASSED, f"{found.name}, {found.parameters:,} parameters, without ctxext{flag}")
+
+
+def _unasked(subject: Subject) -> str:
+    """Why a loaded model cannot be compared; empty where it can."""
+    if not subject.may_load:
+        return _NOT_RUN
+    if not subject.has_recipe:
+        return '"config.json" has no recipe'
+    return "it does not load" if subject.loaded.error else ""
+
+
+def check_frequencies(subject: Subject) -> Finding:
+    """Whether the loaded model rotates by the recipe's inverse frequencies."""
+    name = "frequencies"
+    if reason := _unasked(subject):
+        return Finding(name, SKIPPED, reason)
+    types = ("", *subject.family.full_types)
+    modules = [
+        entry
+        for entry in subject.loaded.rotary
+        if entry["layer_type"] in types and not any(word in entry["module"] for word in _OTHER_TOWERS)
+    ]
+    if not modules:
+        return Finding(name, SKIPPED, "this family keeps no inverse frequencies that could be compared")
+    try:
+        wanted, scaling = _expected(subject)
+    except CtxextError as error:
+        return Finding(name, SKIPPED, error.message)
+    for entry in modules:
+        got = entry["frequencies"]
+        if len(got) != len(wanted):
+            return Finding(name, FAILED, f"{entry['module']} has {len(got)}, the recipe {len(wanted)}")
+        off = max(abs(one / other - 1) for one, other in zip(got, wanted, strict=True))
+        if not max(off, abs(entry["scaling"] / scaling - 1)) < _TOLERANCE:
+            return Finding(name, FAILED, f"{entry['module']} differs from the recipe by up to {off:.1e}")
+    factor = f", cosine and sine × {scaling:.4g}" if scaling != 1 else ""
+    return Finding(name, PASSED, f"{len(wanted)} inverse frequencies as the recipe says{factor}")
+
+
+def _expected(subject: Subject) -> tuple[list[float], float]:
+    """By the methods' references; by the formulas of the stock types where the source's own schedule was kept."""
+    plain = subject.plain.rotary
+    if plain.is_scaled:
+        return inverse_frequencies(subject.rotary), attention_scaling(subject.rotary)
+    return expected_frequencies(subject.recipe.steps, plain, plain.trained_length)
+
+
+def check_logits(subject: Subject) -> Finding | None:
+    """Whether the logits of a checkpoint with code are what its method says, worked out the plain way."""
+    if not subject.has_recipe or not subject.recipe.needs_code:
+        return None
+    if reason := _unasked(subject):
+        return Finding("logits", SKIPPED, reason)
+    stock = subject.recipe.edit(subject.plain, with_code=False)
+    found = compare_logits(subject.checkpoint.folder, subject.checkpoint, subject.recipe, subject.expected, stock)
+    if found.skipped:
+        return Finding("logits", SKIPPED, found.skipped)
+    return Finding("logits", PASSED, f"as the method says (largest relative difference {found.difference:.0e})")

@@ -1,0 +1,115 @@
+"""After converting with code: load the result where ctxext cannot be imported, and compare its logits."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctxext.checkpoint import Checkpoint
+from ctxext.errors import CtxextError
+from ctxext.files import as_json
+from ctxext.recipes.recipe import Recipe
+from ctxext.recipes.rotary import ModelConfig
+from ctxext.verify.reference import reference_file
+
+_SCRIPT = Path(__file__).with_name("clean_process.py")
+_TOLERANCE = 1e-4
+_NUM_TOKENS = 48
+_BYTES_PER_PARAMETER = 4
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a check in a clean process found.
+
+    Attributes:
+        skipped: Why nothing was checked; empty where it was.
+        difference: Largest difference from the logits that the method asks for, relative to the largest logit.
+        change: Largest change of a logit against the source.
+    """
+
+    skipped: str = ""
+    difference: float = 0.0
+    change: float = 0.0
+
+
+def compare_logits(
+    folder: Path, source: Checkpoint, recipe: Recipe, model: ModelConfig, stock: ModelConfig
+) -> Verification:
+    """Load a converted checkpoint in a process that cannot import ctxext and compare its logits.
+
+    Args:
+        folder: The converted checkpoint.
+        source: Where its weights come from.
+        recipe: What was applied, resolved.
+        model: Its configuration.
+        stock: The configuration with those steps only that stock transformers carries, for the comparison.
+
+    Raises:
+        CtxextError: it does not load, or its logits are not what the methods say.
+    """
+    needed = 2 * _BYTES_PER_PARAMETER * _num_parameters(source)
+    if needed > 0.8 * _available_memory():
+        return Verification(skipped=f"two copies of the model need {needed / 2**30:.1f} GiB of memory")
+    references = {step.name: str(reference_file(step)) for step in recipe.steps if step.needs_code()}
+    task = {
+        "folder": str(folder.resolve()),
+        "stock": stock.config,
+        "steps": [{"settings": step, "reference": references[step["method"]]} for step in model.code["steps"]],
+        "positions": _positions(recipe, model),
+        "full_types": list(model.family.full_types),
+        "theta": model.rotary.theta,
+    }
+    with tempfile.TemporaryDirectory() as place:
+        written = Path(place) / "task.json"
+        written.write_text(as_json(task), encoding="utf-8")
+        command = f"import runpy; runpy.run_path({str(_SCRIPT)!r}, run_name='__main__')"
+        result = subprocess.run(
+            [sys.executable, "-c", command, str(written)],
+            capture_output=True,
+            text=True,
+            cwd=place,
+            env={**os.environ, "HF_MODULES_CACHE": place, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
+            check=False,
+        )
+    if result.returncode != 0:
+        last = (result.stderr.strip().splitlines() or ["no message"])[-1]
+        raise CtxextError(
+            f"The converted model does not load in a clean process: {last}", hint="--no-verify writes it all the same."
+        )
+    found = json.loads(result.stdout.strip().splitlines()[-1])
+    relative = found["difference"] / max(found["scale"], 1.0)
+    if not math.isfinite(relative) or relative > _TOLERANCE:
+        raise CtxextError(
+            f"The converted model's logits differ by {relative:.1e} from what the method says.",
+            hint="Please report this with the output of ctxext env; --no-verify writes it all the same.",
+        )
+    return Verification(difference=relative, change=found["change"])
+
+
+def _positions(recipe: Recipe, model: ModelConfig) -> list[int]:
+    """Where the tokens of the check stand: side by side, or spread over the whole reach where regions matter."""
+    if all(step.kind != "attention" for step in recipe.steps):
+        return list(range(_NUM_TOKENS))
+    reach = max(model.rotary.context_length, _NUM_TOKENS)
+    start = [reach * number // _NUM_TOKENS for number in range(_NUM_TOKENS)]
+    # Neighbours too: every other token follows the one before it.
+    return sorted({*start[::2], *(position + 1 for position in start[::2])})
+
+
+def _num_parameters(source: Checkpoint) -> int:
+    counted = sum(math.prod(entry["shape"]) for header in source.headers() for entry in header.values())
+    return counted or sum(source.size_of(path) for path in source.weight_files) // 2
+
+
+def _available_memory() -> int:
+    """Bytes of memory that are free to use; a large number where the system does not say."""
+    memory = Path("/proc/meminfo")
+    if memory.is_file():
+        lines = dict(line.split(":", 1) for line in memory.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    return 2**62

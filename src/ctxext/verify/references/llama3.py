@@ -1,0 +1,20 @@
+"""Llama 3.1's scaling: its model code, 2024."""
+
+import math
+
+
+def schedule(numbers, model, at):
+    """Long wavelengths divided, short ones kept, the rest blended."""
+    low, high, s, length = numbers["low_freq_factor"], numbers["high_freq_factor"], numbers["factor"], model["length"]
+    found = []
+    for i in range(model["dim"] // 2):
+        theta = model["theta"] ** (-2 * i / model["span"])
+        wavelength = 2 * math.pi / theta
+        if wavelength < length / high:
+            found.append(theta)
+        elif wavelength > length / low:
+            found.append(theta / s)
+        else:
+            smooth = (length / wavelength - low) / (high - low)
+            found.append((1 - smooth) * theta / s + smooth * theta)
+    return found, 1.0

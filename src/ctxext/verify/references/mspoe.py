@@ -1,0 +1,54 @@
+"""Ms-PoE: Zhang et al. 2024, section 3, and per-head schedules in the place of its linear ratios."""
+
+import math
+
+import torch
+
+
+def choose(settings, layer, queries, keys, scaling):
+    """The ratio of each KV head in this layer, or None where the layer takes no part.
+
+    The statistic is worked out on whole causal attention matrices of un-rotated states, queries (1, h, l, d) and keys
+    (1, g, l, d): the head that stands out most gets the first ratio.
+    """
+    if layer not in settings["layers"]:
+        return None
+    if settings.get("ranks") is not None:
+        ranks = settings["ranks"][settings["layers"].index(layer)]
+        return [settings["ratios"][rank] for rank in ranks]
+    group, length, counts = queries.shape[1] // keys.shape[1], keys.shape[2], []
+    for head in range(keys.shape[1]):
+        found = 0  # Counted in whole numbers, so that equal heads are equal.
+        for query in range(head * group, (head + 1) * group):
+            scores = queries[0, query].float() @ keys[0, head].float().T * scaling
+            scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
+            found += int((scores.softmax(-1)[-1] * length > 3).sum())
+        counts.append(found)
+    order = sorted(range(len(counts)), key=lambda head: (-counts[head], head))
+    ranks = order if settings["variant"] == "released" else [order.index(head) for head in range(len(order))]
+    return [settings["ratios"][rank] for rank in ranks]
+
+
+def rotation(settings, chosen, head, positions, frequencies, theta):
+    """A head's positions and its inverse frequencies, one by one from the formulas of the methods.
+
+    Where that is asked for, only the stretch between two positions is compressed.
+    """
+    if chosen is None:
+        return positions, frequencies
+    ratio, pairs = chosen[head], len(frequencies)
+    if settings["rescale"] != "uniform":
+        start, end = settings["rescale"]
+        inside = positions.clamp(start, end) - start
+        return positions - inside + inside / ratio, frequencies
+    if settings["schedule"] == "ntk":
+        return positions, [f / ratio ** (i / (pairs - 1)) for i, f in enumerate(frequencies)]
+    if settings["schedule"] == "by-parts":
+        bounds = [
+            pairs * math.log(settings["trained_length"] / (2 * math.pi * rotations)) / math.log(theta)
+            for rotations in (settings["beta_fast"], settings["beta_slow"])
+        ]
+        low, high = max(math.floor(bounds[0]), 0), min(math.ceil(bounds[1]), 2 * pairs - 1)
+        gone = [min(max((i - low) / ((high - low) or 0.001), 0.0), 1.0) for i in range(pairs)]
+        return positions, [f / ratio * g + f * (1 - g) for f, g in zip(frequencies, gone, strict=True)]
+    return positions, [f / ratio for f in frequencies]

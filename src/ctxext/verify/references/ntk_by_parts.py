@@ -1,0 +1,19 @@
+"""NTK-by-parts: Peng et al. 2023, section 3.2, as its authors released it."""
+
+import math
+
+
+def schedule(numbers, model, at):
+    """Linear in the dimension's index, ends rounded outwards, bounds clamped at 0 and d - 1 as the runtime does."""
+    d, base, length, s = model["dim"], model["theta"], model["length"], numbers["factor"]
+
+    def index(rotations):
+        return d / 2 * math.log(length / (2 * math.pi * rotations)) / math.log(base)
+
+    start, end = max(0, math.floor(index(numbers["beta_fast"]))), min(d - 1, math.ceil(index(numbers["beta_slow"])))
+    found = []
+    for i in range(d // 2):
+        theta = base ** (-2 * i / d)
+        gone = 0.0 if i <= start else 1.0 if i >= end else (i - start) / (end - start)
+        found.append((1 - gone) * theta + gone * theta / s)
+    return found, 1.0

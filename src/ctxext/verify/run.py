@@ -1,0 +1,85 @@
+"""Prove that a finished checkpoint is what it says: one finding per check."""
+
+from collections.abc import Callable, Sequence
+
+from ctxext.checkpoint import open_checkpoint
+from ctxext.errors import CtxextError
+from ctxext.files import Progress
+from ctxext.recipes.own_code import check_pinned
+from ctxext.verify.file_checks import (
+    check_code,
+    check_configuration,
+    check_files,
+    check_lengths,
+    check_record,
+    check_weights,
+)
+from ctxext.verify.loading_checks import check_frequencies, check_loading, check_logits
+from ctxext.verify.subject import FAILED, Finding, Subject
+from ctxext.verify.tensors import check_against
+
+Check = Callable[[Subject], Finding | None]
+"""A check gives None where it does not apply."""
+
+READING: tuple[Check, ...] = (
+    check_record,
+    check_files,
+    check_weights,
+    check_configuration,
+    check_lengths,
+    check_code,
+)
+"""The checks that read files only, in the order in which they are told."""
+
+LOADING: tuple[Check, ...] = (check_loading, check_frequencies, check_logits)
+"""Those that load the model."""
+
+
+def verify(
+    folder: str,
+    *,
+    against: str | None = None,
+    load: bool = True,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+    token: str | None = None,
+    progress: Progress | None = None,
+) -> list[Finding]:
+    """Check a converted checkpoint.
+
+    Args:
+        folder: A folder or a Hub id.
+        against: The checkpoint whose weights it must have; None leaves that unchecked.
+        load: Also load the model in a process of its own.
+        trust_remote_code: Also run modeling code that is not this version's own.
+        revision: A branch, tag or commit on the Hub.
+        token: A Hub token; the usual places are read where it is None.
+        progress: Called with what is being read, how much of it and how much in all.
+
+    Raises:
+        CtxextError: there is no such checkpoint, or other people's code would run from a place that can change.
+    """
+    checkpoint = open_checkpoint(folder, revision=revision, token=token)
+    if trust_remote_code:
+        check_pinned(checkpoint, revision)
+    source = None if against is None else open_checkpoint(against, token=token)
+    checks = (*READING, *(LOADING if load else ()), check_against)
+    return run_checks(checks, Subject(checkpoint, source, trust_remote_code, progress=progress))
+
+
+def run_checks(checks: Sequence[Check], subject: Subject) -> list[Finding]:
+    """Run checks one after another; what one of them cannot read is a failure with the reason."""
+    findings = [_run(check, subject) for check in checks]
+    return [finding for finding in findings if finding is not None]
+
+
+def _run(check: Check, subject: Subject) -> Finding | None:
+    try:
+        return check(subject)
+    except CtxextError as error:
+        return Finding(check.__name__.removeprefix("check_"), FAILED, error.message)
+
+
+def failures(findings: Sequence[Finding]) -> list[Finding]:
+    """Those that make a checkpoint fail."""
+    return [finding for finding in findings if finding.status == FAILED]

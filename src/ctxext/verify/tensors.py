@@ -1,0 +1,105 @@
+"""Comparing weights tensor by tensor, a piece at a time: the files are never held in memory."""
+
+import hashlib
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctxext.checkpoint import Checkpoint, read_safetensors_header
+from ctxext.errors import CtxextError
+from ctxext.files import Progress
+from ctxext.verify.subject import FAILED, PASSED, Finding, Subject, listed, training_of
+
+_PIECE = 1 << 22
+_LOADED = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor by type, shape and the SHA-256 of its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+
+
+def check_against(subject: Subject) -> Finding | None:
+    """Whether the weights are the source's, or what training changed about them."""
+    name, source = "against", subject.source
+    if source is None:
+        return None
+    mine, theirs = _weight_files(subject.checkpoint), _weight_files(source)
+    shared = {path for path in mine.keys() & theirs.keys() if mine[path].samefile(theirs[path])}
+    if shared == mine.keys() == theirs.keys():
+        return Finding(name, PASSED, f'the weight files are those of "{source.name}" on disk: the same bytes')
+    own = _tensors([mine[path] for path in sorted(mine.keys() - shared)], subject.progress)
+    origin = _tensors([theirs[path] for path in sorted(theirs.keys() - shared)], subject.progress)
+    changed = sorted(key for key in own.keys() & origin.keys() if own[key] != origin[key])
+    gone, added = sorted(origin.keys() - own.keys()), sorted(own.keys() - origin.keys())
+    if not changed and not gone and not added:
+        return Finding(name, PASSED, f'all {len(own)} tensors are those of "{source.name}", bit for bit')
+    told = [f"{len(changed)} of {len(own)} tensors differ: {grouped(changed)}"] * bool(changed)
+    told += [f"missing: {listed(gone)}"] * bool(gone) + [f"added: {listed(added)}"] * bool(added)
+    is_trained = bool(training_of(subject)) and not gone and not added
+    return Finding(name, PASSED if is_trained else FAILED, ("trained; " if is_trained else "") + "; ".join(told))
+
+
+def grouped(names: list[str]) -> str:
+    """Tensor names with the layers' numbers counted instead of listed."""
+    counts = Counter(re.sub(r"\.\d+\.", ".*.", name) for name in names)
+    return ", ".join(f"{name} × {count}" if count > 1 else name for name, count in counts.items())
+
+
+def _weight_files(checkpoint: Checkpoint) -> dict[str, Path]:
+    """The files that transformers loads: safetensors where there are any."""
+    files = [path for path in checkpoint.weight_files if _LOADED.match(path.as_posix())]
+    safe = [path for path in files if path.suffix == ".safetensors"]
+    return {path.as_posix(): checkpoint.folder / path for path in safe or files}
+
+
+def _tensors(files: list[Path], progress: Progress | None) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for number, path in enumerate(files):
+        if progress is not None:
+            progress(path.name, number, len(files))
+        read = _safetensors if path.suffix == ".safetensors" else _pickled
+        for name, tensor in read(path):
+            if name in found:
+                raise CtxextError(f'"{path.name}" holds "{name}", which another file holds too.')
+            found[name] = tensor
+    return found
+
+
+def _safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    header = read_safetensors_header(path)
+    with path.open("rb") as file:
+        base = 8 + struct.unpack("<Q", file.read(8))[0]
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
+            start, end = entry["data_offsets"]
+            file.seek(base + start)
+            digest, left = hashlib.sha256(), end - start
+            while left:
+                piece = file.read(min(left, _PIECE))
+                digest.update(piece)
+                left -= len(piece)
+            yield name, Tensor(str(entry["dtype"]), tuple(entry["shape"]), digest.hexdigest())
+
+
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int64": "I64", "int32": "I32"}
+_DTYPES |= {"int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
+
+
+def _pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """An older checkpoint's tensors; only tensors are unpickled, and from the file as they are needed."""
+    import torch
+
+    for name, tensor in torch.load(path, map_location="cpu", weights_only=True, mmap=True).items():
+        digest = hashlib.sha256()
+        flat = tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0)
+        for piece in flat.split(_PIECE):
+            digest.update(piece.numpy().tobytes())
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        yield name, Tensor(_DTYPES.get(dtype, dtype), tuple(tensor.shape), digest.hexdigest())

@@ -1,0 +1,77 @@
+"""No method arrives untested: each has a reference from its paper, and changes nothing at its neutral numbers."""
+
+import dataclasses
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from ctxext.converters import convert
+from ctxext.errors import CtxextError
+from ctxext.recipes import METHODS, PositionInterpolation, Recipe
+from ctxext.verify.reference import reference_file, reference_of
+
+FUNCTIONS = {
+    "base": ("base",),
+    "schedule": ("schedule",),
+    "heads": ("choose", "rotation"),
+    "attention": ("relation", "temperature"),
+}
+# Numbers at which a method must leave the model bit for bit as it was; a new method needs a line here.
+NEUTRAL = {
+    "pi": {"factor": 1},
+    "ntk": {"factor": 1},
+    "abf": {"factor": 1, "theta": 10000.0},
+    "ntk-by-parts": {"factor": 1},
+    "yarn": {"factor": 1},
+    "llama3": {"factor": 1},
+    "longrope": {"factor": 1, "long_factor": (1.0, 1.0, 1.0, 1.0)},
+    "dynamic": {"factor": 1},
+    "mspoe": {"ratio_min": 1.0, "ratio_max": 1.0, "first_layer": 0, "head_order": "fixed"},
+}
+
+
+def without_reference(methods) -> list[str]:
+    """The names of methods that nothing says the truth about."""
+    missing = []
+    for method in methods:
+        try:
+            reference = reference_of(method)
+        except CtxextError:
+            missing.append(method.name)
+            continue
+        missing += [method.name for function in FUNCTIONS[method.kind] if not hasattr(reference, function)]
+    return missing
+
+
+def test_every_method_has_a_reference():
+    assert without_reference(METHODS) == []
+
+
+def test_a_method_without_one_is_named():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Resonance(PositionInterpolation):
+        name = "nobody-wrote-this-one-down"
+
+    try:
+        assert without_reference([*METHODS, Resonance]) == ["nobody-wrote-this-one-down"]
+        with pytest.raises(CtxextError, match="nobody-wrote-this-one-down"):
+            reference_file(Resonance)
+    finally:
+        del Resonance
+        import gc
+
+        gc.collect()
+
+
+def logits(folder) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
+    with torch.no_grad():
+        return model(torch.arange(3, 63)[None]).logits
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_neutral_numbers_change_nothing(method, llama_source, tmp_path):
+    assert method.name in NEUTRAL, f"{method.name}: say at which numbers it changes nothing"
+    convert(str(llama_source), tmp_path / "out", Recipe([method(**NEUTRAL[method.name])]), check=False)
+    assert torch.equal(logits(tmp_path / "out"), logits(llama_source))
