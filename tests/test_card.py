@@ -28,7 +28,7 @@ REPORT = Path(__file__).parent / "data" / "report"
 def recipe_of(name: str) -> Recipe:
     numbers = {"abf": {"theta": 3e5}, "longrope": {"long_factor": (1.0, 2.0, 3.0, 4.0)}, "string": {"shift": 400}}
     if name == "mspoe":
-        return Recipe([MsPoE(first_layer=0, ratio_max=2.5)])
+        return Recipe([MsPoE(first_layer=0, ratio_max=2.5, head_order="prompt")])
     reach = {"factor": 4} if any(field.name == "factor" for field in dataclasses.fields(method_named(name))) else {}
     return Recipe([method_named(name)(**reach, **numbers.get(name, {}))])
 

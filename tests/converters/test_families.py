@@ -106,4 +106,4 @@ def test_refusals_name_the_family_and_the_reason(tmp_path):
 def test_latent_attention_cannot_carry_mspoe(model_type, tmp_path):
     source = tiny_models.save(model_type, tmp_path / "source")
     with pytest.raises(CtxextError, match="latent attention"):
-        convert(str(source), tmp_path / "out", Recipe([MsPoE()]))
+        convert(str(source), tmp_path / "out", Recipe([MsPoE(head_order="fixed")]))

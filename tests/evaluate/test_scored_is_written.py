@@ -34,7 +34,7 @@ RECIPES = {
         for schedule in SCHEDULES
         for order in ORDERS
     },
-    "yarn+mspoe prompt": [Yarn(factor=2.0), MsPoE(schedule="by-parts", first_layer=0)],
+    "yarn+mspoe prompt": [Yarn(factor=2.0), MsPoE(schedule="by-parts", first_layer=0, head_order="prompt")],
 }
 LENGTHS = (1100, 400, 514)
 """Beyond the trained 512 tokens, inside them, and with answers that cross them. Longest first: some remember."""

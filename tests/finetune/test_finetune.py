@@ -137,7 +137,7 @@ def test_nothing_to_resume(base, tmp_path):
 
 def test_what_cannot_be_trained_is_refused(base, tmp_path):
     source = save_llama(tmp_path / "stock")
-    prompt = make_base(tmp_path / "prompt", MsPoE(first_layer=0))
+    prompt = make_base(tmp_path / "prompt", MsPoE(first_layer=0, head_order="prompt"))
     out = tmp_path / "out"
     for model, options, message in (
         (source, QUICK, "never extended"),

@@ -43,7 +43,7 @@ def convert(source, target, **options):
     # Remote code is cached by folder name, so each gets a name of its own.
     target = Path(target).with_name(f"{Path(target).name}_{uuid.uuid4().hex[:8]}")
     shutil.copytree(source, target)
-    return write(target, MsPoE(**options))
+    return write(target, MsPoE(**{"schedule": "linear", "head_order": "prompt", **options}))
 
 
 def write(target, *steps):

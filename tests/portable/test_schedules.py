@@ -161,4 +161,4 @@ def test_grids_and_ranks():
 def test_contradictions_are_refused(source, options, message):
     config = json.loads((source / "config.json").read_text())
     with pytest.raises(CtxextError, match=message):
-        Recipe([MsPoE(**options)]).edit(model_config(config))
+        Recipe([MsPoE(**{"schedule": "linear", "head_order": "prompt", **options})]).edit(model_config(config))

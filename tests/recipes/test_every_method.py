@@ -27,6 +27,17 @@ NEUTRAL = {
     "llama3": {"factor": 1},
     "longrope": {"factor": 1, "long_factor": (1.0, 1.0, 1.0, 1.0)},
     "dynamic": {"factor": 1},
+    "mrrope": {"factor": 1},
+    "resonance": {"factor": 1},
+    "cope": {"factor": 1, "num_faded": 0},
+    "self-extend": {"factor": 1},
+    "bifocal": {"factor": 1},
+    "dca": {"factor": 1},
+    "rerope": {"factor": 1},
+    "string": {"factor": 1},
+    "adaptive": {"factor": 1},
+    "sinks": {"factor": 1},
+    "window": {"factor": 1},
     "mspoe": {"ratio_min": 1.0, "ratio_max": 1.0, "first_layer": 0, "head_order": "fixed"},
 }
 

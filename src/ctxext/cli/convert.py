@@ -21,7 +21,7 @@ from ctxext.cli.options import (
     VerboseOption,
 )
 from ctxext.cli.output import Output
-from ctxext.converters.calibration import Calibration, calibrated
+from ctxext.converters.calibration import Calibration, by_index, calibrated
 from ctxext.converters.convert import Conversion, carry_out
 from ctxext.converters.engines import MARKS, Serving
 from ctxext.converters.output_directory import check_out
@@ -100,7 +100,10 @@ def convert(
         hub = {"device": device, "dtype": dtype, "revision": revision, "token": token}
         steps = searched_recipe(source, given, (trials, minutes), hub, output)
     with output.progress("") as progress:
-        if not dry_run:
+        if dry_run and (planned := by_index(steps)) is not steps:
+            output.note("converting would load the model once to order its heads; the plan shows them by index.")
+            steps = planned
+        elif not dry_run:
             calibration = Calibration(calibration_text, device, dtype)
             steps = calibrated(checkpoint, steps, calibration, replace_scaling=replace_scaling, progress=progress)
         plan = make_plan(checkpoint, steps, replace_scaling=replace_scaling)

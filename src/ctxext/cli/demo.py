@@ -20,9 +20,16 @@ _RECIPES: dict[str, list[dict[str, Any]]] = {
     "pi": [{"method": "pi", "factor": 4}],
     "ntk": [{"method": "ntk", "factor": 4}],
     "yarn": [{"method": "yarn", "factor": 4}],
-    "mspoe": [{"method": "mspoe"}],
+    "mspoe": [{"method": "mspoe", "schedule": "linear", "head_order": "prompt"}],
     "mspoe-by-parts": [
-        {"method": "mspoe", "schedule": "by-parts", "ratio_min": 2, "ratio_max": 4, "first_layer": 0},
+        {
+            "method": "mspoe",
+            "schedule": "by-parts",
+            "ratio_min": 2,
+            "ratio_max": 4,
+            "first_layer": 0,
+            "head_order": "prompt",
+        },
     ],
 }
 _SHOWN = {"mspoe": "mspoe, linear (paper)", "mspoe-by-parts": "mspoe, by parts 2–4"}

@@ -76,6 +76,14 @@ def per_prompt_form(recipe: Recipe) -> Recipe | None:
     return Recipe(steps)
 
 
+def by_index(recipe: Recipe) -> Recipe:
+    """The recipe with heads in the order of their index where they wait for a measurement; the same one elsewhere."""
+    if not any(_waits(step) for step in recipe.steps):
+        return recipe
+    steps = [dataclasses.replace(step, head_order="fixed") if _waits(step) else step for step in recipe.steps]
+    return Recipe(steps, recipe.description, recipe.source)
+
+
 def _waits(step: Method) -> TypeGuard[MsPoE]:
     return isinstance(step, MsPoE) and step.head_order == "calibrated" and not step.ranks
 

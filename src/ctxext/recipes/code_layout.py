@@ -232,7 +232,9 @@ def render_stub(classes: Classes, methods: Sequence[tuple[str, str, str]], files
     named = {"modeling_family": "family"}
     for _, module, name in methods:
         named[module] = f"{named[module]}, {name}" if module in named else name
-    imports = "".join(f"from .{module} import {named.get(module, '*')}\n" for module in sorted({*files, *named}))
+    # Of the others the name alone, as theirs might stand in the way of the methods'.
+    taken = {module: named.get(module, f"__name__ as _{module}") for module in sorted({*files, *named})}
+    imports = "".join(f"from .{module} import {names}\n" for module, names in taken.items())
     listed = ", ".join(dict.fromkeys(name for _, _, name in methods))
     defined = "".join(
         f'\n\nclass {PREFIX}{name}(modeling.{name}):\n    """{name} with {titles}."""\n'
