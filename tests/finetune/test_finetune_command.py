@@ -46,7 +46,7 @@ def test_one_json_object_and_the_rest_on_stderr(base, data, tmp_path):
     assert content["data"]["num_sequences"] == 6
     assert content["options"]["rank"] == 4
     assert len(content["losses"]) == 3
-    assert "data: 3 documents" in result.stderr
+    assert "data: 3 of 24 documents, 390 of about 3," in result.stderr
     assert "tokens/s" in result.stderr
     assert f"Not measured yet: ctxext eval {base} {tmp_path / 'out'}" in result.stderr
     settings = json.loads((tmp_path / "out" / "finetune.json").read_text())
@@ -85,7 +85,10 @@ def test_before_and_after_in_one_report(base, data, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--data", "nowhere.txt"), "neither a file nor a data set"),
+        (("--data", "nowhere.txt"), "There is no file"),
+        (("--data", "nowhere"), "neither a file nor a data set"),
+        ((), "--data is missing"),
+        (("--data", "{data}", "--format", "json"), '--format "json"'),
         (("--data", "{data}", "--eval", "needles"), 'no task "needles"'),
         (("--data", "{data}", "--length", "far"), "far"),
         (("--data", "{data}", "--targets", "q_proj,o_prj"), "o_prj"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ctxext.cli import finetune_options as own
+from ctxext.cli.finetune_data import DataChoice
 from ctxext.cli.options import (
     JsonOption,
     QuietOption,
@@ -18,12 +19,9 @@ from ctxext.cli.options import (
 )
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
-from ctxext.files import sha256_of
 from ctxext.recipes.length import parse_length
 
 if TYPE_CHECKING:
-    from ctxext.finetune.documents import DocumentReader
-    from ctxext.finetune.options import Options
     from ctxext.finetune.run import Finetuned
 
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")]
@@ -33,7 +31,12 @@ def finetune(
     model: SourceArgument,
     out: OutArgument,
     *,
-    data: own.DataOption,
+    data: own.DataOption = None,
+    record_format: own.FormatOption = "auto",
+    text_field: own.TextFieldOption = "text",
+    split: own.SplitOption = "train",
+    skip_bad_rows: own.SkipBadRowsOption = False,
+    long_share: own.LongShareOption = None,
     length: own.LengthOption = None,
     start_length: own.StartLengthOption = None,
     learn: own.LearnOption = "answers",
@@ -92,14 +95,15 @@ def finetune(
     _check_tasks(evaluate)
     output = Output(as_json=as_json, quiet=quiet or not run.is_first(), verbose=verbose)
     options = Options(**{**given, **lengths, "targets": names_in([targets or ""])})
+    chosen = DataChoice(tuple(data or ()), record_format, text_field, split, skip_bad_rows, long_share)
     with output.progress("") as advance:
         try:
             done = run.finetune(
                 model,
                 out,
-                _reader(data, options),
+                chosen.reader(options),
                 options,
-                data=_described(data),
+                data=chosen.described(),
                 revision=revision,
                 token=token,
                 merge=merge,
@@ -119,24 +123,6 @@ def finetune(
 
 def _lengths(given: dict[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name in ("length", "start_length", "window", "group")}
-
-
-def _reader(data: str, options: "Options") -> "DocumentReader":
-    """How the documents are read, once the tokenizer is there."""
-    from ctxext.demo.long_documents import long_documents
-    from ctxext.finetune.documents import read_documents
-
-    if data == "demo" and not Path(data).is_file():
-        return lambda tokenizer, wanted: long_documents(tokenizer, wanted, options.seed, options.learn)
-    return lambda tokenizer, _: read_documents(data, tokenizer, options.learn)
-
-
-def _described(data: str) -> dict[str, Any]:
-    """The data as reports name it: a file by its last part and its digest."""
-    path = Path(data)
-    if not path.is_file():
-        return {"name": data}
-    return {"name": path.name, "sha256": sha256_of(path)}
 
 
 def _check_tasks(tasks: str | None) -> None:

@@ -4,14 +4,43 @@ from typing import Annotated
 
 import typer
 
-_LENGTH, _LORA, _LOOP = "Length and positions", "What is trained", "How it is trained"
+_DATA, _LENGTH, _LORA, _LOOP = "Data", "Length and positions", "What is trained", "How it is trained"
 
 DataOption = Annotated[
-    str,
+    list[str] | None,
     typer.Option(
         "--data",
-        help="A text, JSON lines or parquet file, or the id of a data set: records with text, prompt and completion, "
-        "or messages. demo makes documents on the fly.",
+        help="A file or folder of text, JSON, CSV or parquet, or the id of a data set; several with their weights, as "
+        "--data books.jsonl:0.7 --data chats.jsonl:0.3. demo makes documents on the fly.",
+        show_default=False,
+    ),
+]
+FormatOption = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        help="What records are: auto, text, chat, prompt-completion, sharegpt or alpaca.",
+        rich_help_panel=_DATA,
+    ),
+]
+TextFieldOption = Annotated[
+    str, typer.Option("--text-field", help="The field that holds a text.", rich_help_panel=_DATA)
+]
+SplitOption = Annotated[
+    str, typer.Option("--split", help="The split of a folder or data set that is read.", rich_help_panel=_DATA)
+]
+SkipBadRowsOption = Annotated[
+    bool,
+    typer.Option(
+        "--skip-bad-rows", help="Count records that cannot be learned from instead of stopping.", rich_help_panel=_DATA
+    ),
+]
+LongShareOption = Annotated[
+    float | None,
+    typer.Option(
+        "--long-share",
+        help="Share of the tokens that come from documents of at least half the length. Default: as they come.",
+        rich_help_panel=_DATA,
         show_default=False,
     ),
 ]

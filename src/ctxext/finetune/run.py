@@ -19,6 +19,7 @@ from ctxext.errors import CtxextError
 from ctxext.files import as_json
 from ctxext.finetune.base import Base, load_base, open_base
 from ctxext.finetune.data import DataReport, read_report, write_sequences
+from ctxext.finetune.data_summary import data_lines
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.merge import ADAPTER, Progress, is_tied, save_adapter, write_merged
 from ctxext.finetune.options import CHANGEABLE, Options
@@ -219,7 +220,7 @@ def _train(
             report = _read(folder, read_documents, options, tokenizer)
     assert report is not None, "the first process writes the sequences"
     if tell is not None:
-        for line in _data_lines(report, options):
+        for line in data_lines(report, options):
             tell(line)
     last_save = newest_save(folder) if resume else None
     if resume and tell is not None:
@@ -244,34 +245,6 @@ def _read(folder: Path, read_documents: DocumentReader, options: Options, tokeni
     with full_disk_told(folder):
         documents = read_documents(tokenizer, wanted)
         return write_sequences(documents, folder, wanted=wanted, pack=options.pack, end=tokenizer.eos_token_id)
-
-
-def _data_lines(report: DataReport, options: Options) -> list[str]:
-    """What was read, for people."""
-    times = options.sequences_wanted()[options.sequence_length] / report.num_sequences
-    lines = [
-        f"data: {report.num_documents:,} documents, {report.num_tokens:,} tokens → {report.num_sequences:,} sequences "
-        f"of {options.sequence_length:,}; {report.num_dropped:,} tokens dropped"
-    ]
-    shorter = [f"{count:,} of {int(length):,}" for length, count in report.num_shorter.items()]
-    if shorter:
-        lines.append(f"      and {', '.join(shorter)} tokens")
-    num_in_all = sum(int(length) * count for length, count in report.num_shorter.items())
-    num_in_all += report.num_sequences * options.sequence_length
-    if report.num_learned < num_in_all:
-        lines.append(f"      the loss counts {100 * report.num_learned / num_in_all:.1f} % of all tokens")
-    if report.num_short:
-        lines.append(f"      {report.num_short:,} documents are too short for a sequence (--pack run-on joins them)")
-    if report.num_long:
-        lines.append(f"      {report.num_long:,} documents with marked answers are too long for a sequence")
-    lines += [
-        f"      nothing has {int(length):,} tokens; those steps use {options.sequence_length:,}"
-        for length, count in report.num_shorter.items()
-        if not count
-    ]
-    if times > 1:
-        lines.append(f"      each sequence is seen {times:.1f} times")
-    return lines
 
 
 def _check_mergeable(base: Base, model: Any) -> None:
