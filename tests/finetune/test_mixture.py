@@ -129,7 +129,7 @@ def test_places_name_the_line(tmp_path):
     (tmp_path / "b.json").write_text("[{}, 3]")
     assert [place.split(" of ")[0] for place, _ in read_records(str(tmp_path / "b.json"))] == ["Record 1", "Record 2"]
     (tmp_path / "c.jsonl").write_text("{}\n{broken\n")
-    with pytest.raises(CtxextError, match="Line 2 of .* is not valid JSON"):
+    with pytest.raises(CtxextError, match=r"Line 2 of .* is not valid JSON"):
         list(read_records(str(tmp_path / "c.jsonl")))
 
 

@@ -48,6 +48,7 @@ def finetune(
     overwrite: own.OverwriteOption = False,
     pack: own.PackOption = "off",
     short_share: own.ShortShareOption = 0.2,
+    keep_short: own.KeepShortOption = False,
     positions: own.PositionsOption = "full",
     window: own.WindowOption = None,
     attention: own.AttentionOption = "full",

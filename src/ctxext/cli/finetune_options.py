@@ -76,6 +76,14 @@ ShortShareOption = Annotated[
         "--short-share", help="Share of steps on sequences of the trained length, 0 to 1.", rich_help_panel=_LENGTH
     ),
 ]
+KeepShortOption = Annotated[
+    bool,
+    typer.Option(
+        "--keep-short",
+        help="Stay close to what the source says of sequences inside the trained window.",
+        rich_help_panel=_LENGTH,
+    ),
+]
 PackOption = Annotated[
     str,
     typer.Option(

@@ -54,6 +54,8 @@ class Options:
             positions begin anew with each and attention stays inside it.
         short_share: Share of the steps that train at the short length.
         short_length: Tokens of their sequences; by default the trained length.
+        keep_short: Hold what the model says of sequences inside the trained window close to what its source says
+            (arXiv 2502.07365).
         positions: "full", or "pose" to skip positions in short windows (arXiv 2309.10400).
         window: Tokens that a sequence has with pose; by default the trained length.
         attention: "full", or "shifted" for LongLoRA's groups while training (arXiv 2309.12307).
@@ -92,6 +94,7 @@ class Options:
     pack: str = "off"
     short_share: float = 0.2
     short_length: int | None = None
+    keep_short: bool = False
     positions: str = "full"
     window: int | None = None
     attention: str = "full"
@@ -134,6 +137,8 @@ class Options:
             raise CtxextError("--quantize is for LoRA; --full trains the weights themselves.")
         if self.context_parallel > 1 and (self.pack == "restart" or self.attention == "shifted"):
             raise CtxextError("--context-parallel goes without --pack restart and --attention shifted.")
+        if self.context_parallel > 1 and self.keep_short:
+            raise CtxextError("--keep-short goes without --context-parallel.")
         if self.window and self.positions != "pose":
             raise CtxextError("--window is for --positions pose.", hint="Add --positions pose, or use --length alone.")
         if self.group and self.attention != "shifted":

@@ -203,12 +203,13 @@ def _train(
     from ctxext.finetune.loop import newest_save, train, training_arguments
     from ctxext.finetune.lora import count_parameters, with_adapter
     from ctxext.finetune.loss import use_chunked_loss
+    from ctxext.finetune.source_model import load_source
 
     num_processes = int(os.environ.get("WORLD_SIZE", "1"))
     arguments = training_arguments(options, folder, num_processes)
     attention = register_shifted(options.group) if options.group else None
     model, tokenizer = load_base(base, options, attention)
-    use_chunked_loss(model, options.piece)
+    use_chunked_loss(model, options.piece, load_source(base, model, options) if options.keep_short else None)
     torch_seed(options.seed)
     trained = model if options.full else with_adapter(model, options)
     counts = count_parameters(trained)
@@ -321,5 +322,6 @@ def _notes(result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:
         "positions": options.positions + (f", windows of {options.window}" if options.window else ""),
         "attention": options.attention,
         "short_share": options.short_share,
+        "keep_short": options.keep_short,
         "seed": options.seed,
     }
