@@ -21,7 +21,7 @@ from ctxext.finetune.base import Base, load_base, open_base
 from ctxext.finetune.data import DataReport, read_report, write_sequences
 from ctxext.finetune.data_summary import data_lines
 from ctxext.finetune.documents import DocumentReader
-from ctxext.finetune.merge import ADAPTER, Progress, is_tied, save_adapter, write_merged
+from ctxext.finetune.merge import ADAPTER, Progress, save_adapter, tied_embeddings, write_merged
 from ctxext.finetune.options import CHANGEABLE, Options
 from ctxext.finetune.rewrite import stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, WholeChanges, stored_name
@@ -289,7 +289,7 @@ def _write(
     (work / REPORT).write_text(as_json(settings), encoding="utf-8")
     if not merge:
         return
-    shapes, tied = stored_shapes(checkpoint), is_tied(checkpoint)
+    shapes, tied = stored_shapes(checkpoint), tied_embeddings(checkpoint)
     if options.full:
         write_merged(
             checkpoint,
