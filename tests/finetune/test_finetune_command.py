@@ -121,3 +121,15 @@ def test_interrupted_and_resumed(base, data, tmp_path):
     with pytest.raises(CtxextError, match='another steps: "400", not "3"'):
         run(*words[:-4], "--resume")
     assert folder.exists()
+
+
+def test_a_dry_run_trains_nothing(base, data, tmp_path):
+    before = sorted(path.name for path in tmp_path.iterdir())
+    result = run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--dry-run")
+    assert "memory     about" in result.stdout
+    assert "time       about" in result.stdout
+    content = json.loads(
+        run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--dry-run", "--json").stdout
+    )
+    assert content["num_trained"] > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == before

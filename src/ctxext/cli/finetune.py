@@ -8,6 +8,7 @@ import typer
 
 from ctxext.cli import finetune_options as own
 from ctxext.cli.finetune_data import DataChoice
+from ctxext.cli.finetune_view import tell_plan, tell_result
 from ctxext.cli.options import (
     JsonOption,
     QuietOption,
@@ -22,6 +23,8 @@ from ctxext.errors import CtxextError
 from ctxext.recipes.length import parse_length
 
 if TYPE_CHECKING:
+    from ctxext.finetune.dry_run import Plan
+    from ctxext.finetune.options import Options
     from ctxext.finetune.run import Finetuned
 
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")]
@@ -46,6 +49,7 @@ def finetune(
     evaluate: own.EvalOption = None,
     resume: own.ResumeOption = False,
     overwrite: own.OverwriteOption = False,
+    dry_run: own.DryRunOption = False,
     pack: own.PackOption = "off",
     short_share: own.ShortShareOption = 0.2,
     keep_short: own.KeepShortOption = False,
@@ -90,13 +94,17 @@ def finetune(
     words = locals()
     from ctxext.finetune import run
     from ctxext.finetune.options import Options
+    from ctxext.finetune.prepare import is_first
 
     given = {field.name: words[field.name] for field in dataclasses.fields(Options) if field.name in words}
     lengths = {name: parse_length(value) if value else None for name, value in _lengths(given).items()}
     _check_tasks(evaluate)
-    output = Output(as_json=as_json, quiet=quiet or not run.is_first(), verbose=verbose)
+    output = Output(as_json=as_json, quiet=quiet or not is_first(), verbose=verbose)
     options = Options(**{**given, **lengths, "targets": names_in([targets or ""])})
     chosen = DataChoice(tuple(data or ()), record_format, text_field, split, skip_bad_rows, long_share)
+    if dry_run:
+        tell_plan(output, _plan(model, chosen, options, merge=merge, revision=revision, token=token, output=output))
+        return
     with output.progress("") as advance:
         try:
             done = run.finetune(
@@ -119,7 +127,7 @@ def finetune(
     if done is None:
         return
     report = _evaluate(model, out, names_in([evaluate]), done, output) if evaluate and merge else None
-    _tell(output, done, model, out, merge=merge, report=report)
+    tell_result(output, done, model, out, merge=merge, report=report)
 
 
 def _lengths(given: dict[str, Any]) -> dict[str, Any]:
@@ -149,18 +157,7 @@ def _evaluate(model: str, out: Path, tasks: tuple[str, ...], done: "Finetuned", 
     return report
 
 
-def _tell(output: Output, done: "Finetuned", model: str, out: Path, *, merge: bool, report: Any) -> None:
-    """Show what was made and the next command."""
-    first, last = done.losses[0][1], done.losses[-1][1]
-    share = 100 * done.num_trained / done.num_parameters
-    kind = "checkpoint" if merge else "adapter"
-    output.result(
-        {**done.to_dict(), "out": str(out), "evaluation": report},
-        f"[green]✓[/green] [bold]{out}[/bold]   {kind}   {done.num_trained:,} parameters trained ({share:.1f} %)",
-        f"  loss {first:.3f} → {last:.3f} in {done.options.steps} steps   {done.seconds:.0f} s   curve: {out}/loss.png",
-    )
-    if not merge:
-        output.next_step(f"ctxext merge {model} {out}/adapter MERGED", "A full checkpoint")
-    elif report is None:
-        length = done.options.length
-        output.next_step(f"ctxext eval {model} {out} --task needle,short --lengths {length}", "Not measured yet")
+def _plan(model: str, chosen: DataChoice, options: "Options", *, output: Output, **given: Any) -> "Plan":
+    from ctxext.finetune.dry_run import dry_run
+
+    return dry_run(model, chosen.reader(options), options, tell=output.note, **given)

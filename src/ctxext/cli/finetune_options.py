@@ -209,3 +209,6 @@ EvalOption = Annotated[
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and an unfinished run beside it.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Read the data, estimate memory and time, and stop before training.")
+]

@@ -45,7 +45,6 @@ def use_chunked_loss(model: Any, piece: int | None = None, source: Source | None
             "last hidden states."
         )
     own = model.forward
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
 
     def forward(
         input_ids: Any, labels: Any, num_items_in_batch: Any = None, shift_labels: Any = None, **kwargs: Any
@@ -59,7 +58,7 @@ def use_chunked_loss(model: Any, piece: int | None = None, source: Source | None
         targets = shift_labels
         if targets is None:
             targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        size = piece or max(1, _PIECE_BYTES.get(labels.device.type, _ACCELERATOR_BYTES) // (4 * vocabulary))
+        size = positions_at_once(model, labels.device, piece)
         is_frozen = not any(parameter.requires_grad for parameter in _head_parameters(model))
 
         def summed(hidden: torch.Tensor, ids: torch.Tensor, compare: Callable[[slice], Comparison]) -> torch.Tensor:
@@ -94,6 +93,12 @@ def use_chunked_loss(model: Any, piece: int | None = None, source: Source | None
         return CausalLMOutputWithPast(loss=loss)
 
     model.forward = forward
+
+
+def positions_at_once(model: Any, device: torch.device, piece: int | None) -> int:
+    """Of how many positions the logits are there at once."""
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    return piece or max(1, _PIECE_BYTES.get(device.type, _ACCELERATOR_BYTES) // (4 * vocabulary))
 
 
 def _head_parameters(model: Any) -> Iterator[torch.nn.Parameter]:

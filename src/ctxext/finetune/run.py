@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 import time
 import warnings
@@ -17,14 +16,14 @@ from ctxext.converters.output_directory import check_out, full_disk_told, publis
 from ctxext.converters.plan import public_name
 from ctxext.errors import CtxextError
 from ctxext.files import as_json
-from ctxext.finetune.base import Base, load_base, open_base
-from ctxext.finetune.data import DataReport, read_report, write_sequences
-from ctxext.finetune.data_summary import data_lines
+from ctxext.finetune.base import Base, open_base
+from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.merge import ADAPTER, Progress, save_adapter, tied_embeddings, write_merged
 from ctxext.finetune.options import CHANGEABLE, Options
+from ctxext.finetune.prepare import is_first, prepare
 from ctxext.finetune.rewrite import stored_shapes
-from ctxext.finetune.tensors import AdapterChanges, WholeChanges, stored_name
+from ctxext.finetune.tensors import AdapterChanges, WholeChanges
 
 if TYPE_CHECKING:
     pass
@@ -135,11 +134,6 @@ def finetune(
     return result
 
 
-def is_first() -> bool:
-    """Whether this process is the one that writes and tells."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def _settings(base: Base, options: Options, data: Mapping[str, Any]) -> dict[str, Any]:
     """What must be the same when a run is taken up again."""
     checkpoint = base.checkpoint
@@ -198,71 +192,20 @@ def _train(
     tell: Callable[[str], None] | None,
 ) -> Finetuned:
     """Load, read, train, and save what was trained as the folder `final`."""
-    from ctxext.finetune.attention import register_shifted
     from ctxext.finetune.batches import Sequences
-    from ctxext.finetune.loop import newest_save, train, training_arguments
-    from ctxext.finetune.lora import count_parameters, with_adapter
-    from ctxext.finetune.loss import use_chunked_loss
-    from ctxext.finetune.source_model import load_source
+    from ctxext.finetune.loop import newest_save, train
 
-    num_processes = int(os.environ.get("WORLD_SIZE", "1"))
-    arguments = training_arguments(options, folder, num_processes)
-    attention = register_shifted(options.group) if options.group else None
-    model, tokenizer = load_base(base, options, attention)
-    use_chunked_loss(model, options.piece, load_source(base, model, options) if options.keep_short else None)
-    torch_seed(options.seed)
-    trained = model if options.full else with_adapter(model, options)
-    counts = count_parameters(trained)
-    if merge and is_first():
-        _check_mergeable(base, trained)
-    with arguments.main_process_first(desc="reading the data"):
-        report = read_report(folder)
-        if report is None and is_first():
-            report = _read(folder, read_documents, options, tokenizer)
-    assert report is not None, "the first process writes the sequences"
-    if tell is not None:
-        for line in data_lines(report, options):
-            tell(line)
+    ready = prepare(base, folder, read_documents, options, merge=merge, tell=tell)
     last_save = newest_save(folder) if resume else None
     if resume and tell is not None:
         tell(f"going on after step {last_save.name.rsplit('-', 1)[1]}" if last_save else "nothing was saved yet")
     sequences = Sequences(folder, options)
     started = time.perf_counter()
-    trainer = train(trained, arguments, sequences, progress, last_save)
+    trainer = train(ready.model, ready.arguments, sequences, progress, last_save)
     trainer.save_model(str(folder / FINAL))
     losses = tuple((entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)
-    return Finetuned(folder, options, report, losses, *counts, round(time.perf_counter() - started, 2))
-
-
-def torch_seed(seed: int) -> None:
-    """Decide the initial weights of the adapter."""
-    from transformers import set_seed
-
-    set_seed(seed)
-
-
-def _read(folder: Path, read_documents: DocumentReader, options: Options, tokenizer: Any) -> DataReport:
-    wanted = options.sequences_wanted()
-    with full_disk_told(folder):
-        documents = read_documents(tokenizer, wanted)
-        return write_sequences(documents, folder, wanted=wanted, pack=options.pack, end=tokenizer.eos_token_id)
-
-
-def _check_mergeable(base: Base, model: Any) -> None:
-    """Before anything is trained: every trained weight must have a place in the checkpoint's files."""
-    shapes = stored_shapes(base.checkpoint)
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad or "lm_head" in name:
-            continue
-        owner = name.removeprefix("base_model.model.")
-        for part in (".lora_", ".modules_to_save", ".base_layer"):
-            owner = owner.split(part)[0] if part == ".lora_" else owner.replace(f"{part}.default", "").replace(part, "")
-        owner = owner if owner.endswith((".weight", ".bias")) else f"{owner}.weight"
-        if stored_name(owner, shapes) is None:
-            raise CtxextError(
-                f'"{owner}" cannot be merged: "{base.checkpoint.name}" stores it under another name.',
-                hint="Keep the adapter apart with --no-merge.",
-            )
+    seconds = round(time.perf_counter() - started, 2)
+    return Finetuned(folder, options, ready.report, losses, ready.num_trained, ready.num_parameters, seconds)
 
 
 def _write(
