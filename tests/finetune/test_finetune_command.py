@@ -105,18 +105,22 @@ def test_bad_input_is_one_line_and_leaves_nothing(base, data, tmp_path, words, m
 
 
 def test_interrupted_and_resumed(base, data, tmp_path):
-    """Ctrl-C says how to go on, and going on ends in a checkpoint."""
-    words = ["finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--steps", "400", "--save-every", "1"]
+    """Ctrl-C saves the step that runs and says the command that goes on, whatever the steps between two saves."""
+    words = ["finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--steps", "400", "--save-every", "1000"]
     command = [sys.executable, "-c", PROGRAM, *map(str, words)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     folder = tmp_path / "out.training"
-    while process.poll() is None and not list(folder.glob("checkpoint-*/trainer_state.json")):
+    steps = folder / "steps.jsonl"
+    while process.poll() is None and not (steps.is_file() and steps.read_text()):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate()
     assert process.returncode != 0
-    assert "--resume" in told
+    assert f"ctxext {' '.join(map(str, words))} --resume" in told
     assert not (tmp_path / "out").exists()
+    done = len(steps.read_text().splitlines())
+    assert 0 < done < 400
+    assert [path.name for path in folder.glob("checkpoint-*")] == [f"checkpoint-{done}"]
     # The learning rate's schedule needs the number of steps, so a resumed run must have the same.
     with pytest.raises(CtxextError, match='another steps: "400", not "3"'):
         run(*words[:-4], "--resume")

@@ -8,7 +8,7 @@ import typer
 
 from ctxext.cli import finetune_options as own
 from ctxext.cli.finetune_data import DataChoice
-from ctxext.cli.finetune_view import tell_plan, tell_result
+from ctxext.cli.finetune_view import same_command, tell_plan, tell_result
 from ctxext.cli.options import (
     JsonOption,
     QuietOption,
@@ -70,6 +70,11 @@ def finetune(
     learning_rate: own.LearningRateOption = None,
     schedule: own.ScheduleOption = "cosine",
     warmup: own.WarmupOption = 0.05,
+    optimizer: own.OptimizerOption = "adamw_torch_fused",
+    weight_decay: own.WeightDecayOption = 0.0,
+    beta1: own.Beta1Option = 0.9,
+    beta2: own.Beta2Option = 0.999,
+    neftune: own.NeftuneOption = None,
     checkpointing: own.CheckpointingOption = None,
     seed: own.SeedOption = 0,
     save_every: own.SaveEveryOption = 50,
@@ -122,7 +127,7 @@ def finetune(
                 tell=output.note,
             )
         except KeyboardInterrupt:
-            output.next_step("the same command with --resume", "Stopped; go on with")
+            output.next_step(same_command("--resume"), "Stopped; go on with")
             raise
     if done is None:
         return

@@ -171,6 +171,25 @@ ScheduleOption = Annotated[
 WarmupOption = Annotated[
     float, typer.Option("--warmup", help="Share of the steps in which the rate rises.", rich_help_panel=_LOOP)
 ]
+OptimizerOption = Annotated[
+    str,
+    typer.Option(
+        "--optimizer", help="By the Trainer's own name, as adamw_torch, adamw_8bit or adafactor.", rich_help_panel=_LOOP
+    ),
+]
+WeightDecayOption = Annotated[
+    float, typer.Option("--weight-decay", help="Share that a weight loses per unit of rate.", rich_help_panel=_LOOP)
+]
+Beta1Option = Annotated[
+    float, typer.Option("--beta1", help="How long AdamW remembers gradients.", rich_help_panel=_LOOP)
+]
+Beta2Option = Annotated[
+    float, typer.Option("--beta2", help="How long AdamW remembers their squares.", rich_help_panel=_LOOP)
+]
+NeftuneOption = Annotated[
+    float | None,
+    typer.Option("--neftune", help="Noise on the embeddings, as 5.", rich_help_panel=_LOOP, show_default=False),
+]
 CheckpointingOption = Annotated[
     bool | None,
     typer.Option(

@@ -1,5 +1,7 @@
 """What `ctxext finetune` shows in the end."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
 
 def tell_plan(output: Output, plan: "Plan") -> None:
     """Show what a training would take, and what to change where it does not fit."""
+    from ctxext.finetune.watch import span
+
     peak, available = plan.peak_memory / 2**30, plan.available_memory / 2**30
     share = 100 * plan.num_trained / plan.num_parameters
     verdict = "" if plan.fits else "   [red]does not fit[/red]"
@@ -20,7 +24,7 @@ def tell_plan(output: Output, plan: "Plan") -> None:
         f"sequences  {plan.data.num_sequences:,} of {plan.options.sequence_length:,} and {plan.num_tokens:,} tokens",
         f"trained    {plan.num_trained:,} parameters ({share:.1f} %)",
         f"memory     about {peak:.1f} GiB of {available:.1f} at the peak{verdict}",
-        f"time       about {plan.seconds_per_step:.1f} s a step, {plan.seconds / 60:,.1f} minutes in all",
+        f"time       about {plan.seconds_per_step:.1f} s a step, {span(plan.seconds)} in all",
         f"           from steps at {plan.measured_length // 2:,} and {plan.measured_length:,} tokens",
     )
     if not plan.fits:
@@ -43,3 +47,11 @@ def tell_result(output: Output, done: "Finetuned", model: str, out: Path, *, mer
     elif report is None:
         length = done.options.length
         output.next_step(f"ctxext eval {model} {out} --task needle,short --lengths {length}", "Not measured yet")
+
+
+def same_command(*more: str) -> str:
+    """The command that was typed, with some words behind it that it did not have."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    if words[0] in ("__main__.py", "-m", "-c"):
+        words[0] = "ctxext"
+    return shlex.join([*(word for word in words if word not in more), *more])

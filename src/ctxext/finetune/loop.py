@@ -1,25 +1,25 @@
 """The training itself: transformers' Trainer with the few things it lacks."""
 
+import difflib
 import math
-import resource
-import time
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import SequentialSampler
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainingArguments
+from transformers.training_args import OptimizerNames
 from transformers.utils import logging
 
 from ctxext.checkpoint import read_json_object
 from ctxext.errors import CtxextError
 from ctxext.finetune.batches import Sequences, stacked
 from ctxext.finetune.options import Options
+from ctxext.finetune.watch import STEPS, LiveLine, Progress, StopAfterStep
 
-Progress = Callable[[int, int, str], None]
 STATE = "trainer_state.json"
+OPTIMIZERS = tuple(optimizer.value for optimizer in OptimizerNames)
 
 
 class OrderedTrainer(Trainer):  # type: ignore[misc]
@@ -27,49 +27,6 @@ class OrderedTrainer(Trainer):  # type: ignore[misc]
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
-
-
-class LiveLine(TrainerCallback):  # type: ignore[misc]
-    """Tells step, loss, speed and memory after every step, and stops where the loss is lost.
-
-    Args:
-        progress: Called with steps done, steps in all and a text.
-        tokens_per_step: Tokens of a step over all processes.
-    """
-
-    def __init__(self, progress: Progress | None, tokens_per_step: int) -> None:
-        self.progress, self.tokens_per_step = progress, tokens_per_step
-        self.started, self.first_step = 0.0, 0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start the clock."""
-        self.started, self.first_step = time.perf_counter(), state.global_step
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Show the line.
-
-        Raises:
-            CtxextError: the loss is no number any more.
-        """
-        loss = (logs or {}).get("loss")
-        if loss is None:
-            return
-        if not math.isfinite(loss):
-            raise CtxextError(
-                f"The loss is not finite at step {state.global_step}.", hint="Lower --learning-rate, or use --dtype."
-            )
-        if self.progress is not None and state.is_world_process_zero:
-            seconds = max(time.perf_counter() - self.started, 1e-9)
-            speed = (state.global_step - self.first_step) * self.tokens_per_step / seconds
-            text = f"loss {loss:.3f} · {speed:,.0f} tokens/s · {memory_in_use() / 2**30:.1f} GiB"
-            self.progress(state.global_step, state.max_steps, text)
-
-
-def memory_in_use() -> int:
-    """Peak memory in bytes: the accelerator's where there is one, otherwise this process's."""
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def training_arguments(options: Options, folder: Path, num_processes: int) -> TrainingArguments:
@@ -82,6 +39,12 @@ def training_arguments(options: Options, folder: Path, num_processes: int) -> Tr
         raise CtxextError(
             f"--report-to {options.report_to} needs a package that is not here.",
             hint=f"pip install {options.report_to}",
+        )
+    if options.optimizer not in OPTIMIZERS:
+        near = ", ".join(difflib.get_close_matches(options.optimizer, OPTIMIZERS, n=3, cutoff=0.3))
+        raise CtxextError(
+            f'--optimizer "{options.optimizer}" is not known.',
+            hint=f"Did you mean {near}?" if near else f"Choose {', '.join(OPTIMIZERS)}.",
         )
     sharing = options.context_parallel
     if num_processes % sharing or (sharing > 1 and not torch.cuda.is_available()):
@@ -107,7 +70,11 @@ def training_arguments(options: Options, folder: Path, num_processes: int) -> Tr
         learning_rate=options.learning_rate,
         lr_scheduler_type="constant_with_warmup" if options.schedule == "constant" else options.schedule,
         warmup_steps=math.ceil(options.warmup * options.steps),
-        weight_decay=0.0,
+        optim=options.optimizer,
+        weight_decay=options.weight_decay,
+        adam_beta1=options.beta1,
+        adam_beta2=options.beta2,
+        neftune_noise_alpha=options.neftune,
         seed=options.seed,
         logging_steps=1,
         logging_nan_inf_filter=False,
@@ -154,8 +121,14 @@ def train(
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     trainer = OrderedTrainer(model=model, args=arguments, train_dataset=data, data_collator=stacked)
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(LiveLine(progress, options.batch_size * options.sequence_length))
-    trainer.train(resume_from_checkpoint=str(last_save) if last_save else None)
+    steps_file = Path(arguments.output_dir) / STEPS
+    trainer.add_callback(LiveLine(progress, options.batch_size * options.sequence_length, steps_file))
+    stop = StopAfterStep()
+    trainer.add_callback(stop)
+    with stop:
+        trainer.train(resume_from_checkpoint=str(last_save) if last_save else None)
+    if stop.is_asked and trainer.state.global_step < trainer.state.max_steps:
+        raise KeyboardInterrupt
     return trainer
 
 

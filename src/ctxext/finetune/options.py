@@ -21,7 +21,7 @@ _AT_LEAST_ONE = (
     *("rank", "steps", "batch_size", "micro_batch", "save_every", "length", "start_length", "window", "group"),
     *("short_length", "piece", "context_parallel"),
 )
-_SHARES = ("short_share", "warmup", "dropout")
+_SHARES = ("short_share", "warmup", "dropout", "weight_decay", "beta1", "beta2")
 CHANGEABLE = ("device", "save_every", "report_to")
 """What may differ between a run and the one that continues it."""
 
@@ -41,6 +41,11 @@ class Options:
         learning_rate: Its peak; by default 2e-4 with LoRA and 2e-5 without.
         schedule: How the learning rate falls: cosine, linear or constant.
         warmup: Share of the steps in which it rises.
+        optimizer: An optimizer by the Trainer's own name, as adamw_torch, adamw_8bit, paged_adamw_8bit or adafactor.
+        weight_decay: How much of itself a weight loses, times the learning rate.
+        beta1: How long AdamW remembers gradients, 0 to 1.
+        beta2: How long it remembers their squares, 0 to 1.
+        neftune: Noise on the embeddings (arXiv 2310.05914); none by default.
         rank: Rank of the LoRA matrices.
         alpha: Their weight; by default twice the rank.
         dropout: Share of a LoRA input that is dropped.
@@ -82,6 +87,11 @@ class Options:
     learning_rate: float | None = None
     schedule: str = "cosine"
     warmup: float = 0.05
+    optimizer: str = "adamw_torch_fused"
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    neftune: float | None = None
     rank: int = 16
     alpha: float | None = None
     dropout: float = 0.0
@@ -120,7 +130,7 @@ class Options:
         for name in _SHARES:
             if not 0 <= (value := getattr(self, name)) < 1:
                 raise CtxextError(f'{_option(name)} is a share from 0 to 1, not "{value}".')
-        for name in ("learning_rate", "alpha"):
+        for name in ("learning_rate", "alpha", "neftune"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise CtxextError(f'{_option(name)} must be above 0, not "{value}".')
         if self.device not in ("auto", "cpu"):

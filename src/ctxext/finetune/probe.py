@@ -12,9 +12,10 @@ from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
 from ctxext.finetune.batches import Tensors, stacked
-from ctxext.finetune.loop import OrderedTrainer, memory_in_use, training_arguments
+from ctxext.finetune.loop import OrderedTrainer, training_arguments
 from ctxext.finetune.loss import IGNORED, positions_at_once
 from ctxext.finetune.options import Options
+from ctxext.finetune.watch import memory_in_use
 
 _STEPS = 2
 """Steps at each length: the first also makes the optimizer's state."""

@@ -220,12 +220,14 @@ def _write(
 ) -> None:
     """Everything that OUT holds."""
     from ctxext.finetune.curve import draw_losses
+    from ctxext.finetune.watch import STEPS
 
     options, checkpoint = result.options, base.checkpoint
     if not options.full:
         save_adapter(folder / FINAL, work / ADAPTER, checkpoint)
     if (folder / RUNS).is_dir():
         shutil.copytree(folder / RUNS, work / RUNS)
+    shutil.copyfile(folder / STEPS, work / STEPS)
     lengths = [options.length_of_step(step) for step in range(options.steps)]
     draw_losses(result.losses, lengths, work / CURVE)
     settings = {**result.to_dict(), "data": {**dataclasses.asdict(result.data), **data}}
