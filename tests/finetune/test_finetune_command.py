@@ -9,6 +9,7 @@ import time
 
 import pytest
 import typer
+import yaml
 from typer.testing import CliRunner
 
 from ctxext.cli.finetune import finetune
@@ -137,3 +138,34 @@ def test_a_dry_run_trains_nothing(base, data, tmp_path):
     )
     assert content["num_trained"] > 0
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_run_is_written_as_a_file_that_runs_again(base, data, tmp_path):
+    words = ("--targets", "q_proj,v_proj", "--no-merge", "-q")
+    run("finetune", base, tmp_path / "one", "--data", f"{data}:2", *OPTIONS, *words)
+    saved = tmp_path / "one.run.yaml"
+    assert yaml.safe_load(saved.read_text())["learning-rate"] == 5e-3
+    assert "quiet" not in saved.read_text()
+    run("finetune", base, tmp_path / "two", "--config", saved)
+    run("finetune", base, tmp_path / "three", "--config", saved, "--seed", "1", "--merge")
+    adapters = [(tmp_path / name / "adapter" / "adapter_model.safetensors").read_bytes() for name in ("one", "two")]
+    assert adapters[0] == adapters[1]
+    assert (tmp_path / "two.run.yaml").read_text() == saved.read_text()
+    assert (tmp_path / "three" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stpes: 3", 'an option "stpes" that there is not'),
+        ("quiet: true", 'an option "quiet"'),
+        ("- steps", "holds no options"),
+        ("steps: [", "not valid YAML"),
+    ],
+)
+def test_a_file_of_options_is_checked(base, tmp_path, text, message):
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(CtxextError, match=message):
+        run("finetune", base, tmp_path / "out", "--config", tmp_path / "run.yaml")
+    with pytest.raises(CtxextError, match="cannot be read"):
+        run("finetune", base, tmp_path / "out", "--config", tmp_path / "nowhere.yaml")

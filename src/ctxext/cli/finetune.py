@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ctxext.cli import finetune_options as own
+from ctxext.cli.config_file import ConfigOption, used_options
 from ctxext.cli.finetune_data import DataChoice
 from ctxext.cli.finetune_view import same_command, tell_plan, tell_result
 from ctxext.cli.options import (
@@ -31,9 +32,11 @@ OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to 
 
 
 def finetune(
+    context: typer.Context,
     model: SourceArgument,
     out: OutArgument,
     *,
+    config: ConfigOption = None,
     data: own.DataOption = None,
     record_format: own.FormatOption = "auto",
     text_field: own.TextFieldOption = "text",
@@ -131,6 +134,7 @@ def finetune(
             raise
     if done is None:
         return
+    out.with_name(f"{out.name}.run.yaml").write_text(used_options(context), encoding="utf-8")
     report = _evaluate(model, out, names_in([evaluate]), done, output) if evaluate and merge else None
     tell_result(output, done, model, out, merge=merge, report=report)
 
