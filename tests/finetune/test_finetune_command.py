@@ -140,6 +140,18 @@ def test_a_dry_run_trains_nothing(base, data, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+def test_epochs_see_all_of_the_data(base, data, tmp_path):
+    """24 documents of two sequences each: two epochs of batches of four are 24 steps."""
+    words = ("--length", "64", "--epochs", "2", "--batch-size", "4", "--rank", "4", "--short-share", "0", "--no-merge")
+    result = run("finetune", base, tmp_path / "out", "--data", data, *words, "--json")
+    content = json.loads(result.stdout)
+    assert content["options"]["steps"] == len(content["losses"]) == 24
+    assert content["data"]["num_documents"] == 24
+    assert "each sequence is seen 2.0 times" in result.stderr
+    with pytest.raises(CtxextError, match="demo has no end"):
+        run("finetune", base, tmp_path / "other", "--data", "demo", *words)
+
+
 def test_a_run_is_written_as_a_file_that_runs_again(base, data, tmp_path):
     words = ("--targets", "q_proj,v_proj", "--no-merge", "-q")
     run("finetune", base, tmp_path / "one", "--data", f"{data}:2", *OPTIONS, *words)

@@ -47,6 +47,7 @@ def finetune(
     start_length: own.StartLengthOption = None,
     learn: own.LearnOption = "answers",
     steps: own.StepsOption = 200,
+    epochs: own.EpochsOption = None,
     batch_size: own.BatchSizeOption = 8,
     merge: own.MergeOption = True,
     evaluate: own.EvalOption = None,

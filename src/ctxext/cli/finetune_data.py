@@ -58,9 +58,13 @@ class DataChoice:
             raise CtxextError(f'--format "{self.record_format}" is not known.', hint=f"Choose {', '.join(FORMATS)}.")
         if self.long_share is not None and not 0 < self.long_share <= 1:
             raise CtxextError(f'--long-share is a share from 0 to 1, not "{self.long_share}".')
+        sources = [] if self.is_demo else [parse_source(word) for word in self.words]
+        if self.is_demo and options.epochs:
+            raise CtxextError("--data demo has no end, so --epochs means nothing.", hint="Give --steps.")
+        if any(not source.is_local for source in sources) and options.epochs:
+            raise CtxextError("--epochs needs files: what is streamed is not read to its end.", hint="Give --steps.")
         if self.is_demo:
             return lambda tokenizer, wanted: long_documents(tokenizer, wanted, options.seed, options.learn)
-        sources = [parse_source(word) for word in self.words]
         check_sources(sources, self.long_share)
         for source in sources:
             check_place(source.data)

@@ -49,6 +49,10 @@ LengthOption = Annotated[
     typer.Option("--length", help="Tokens of a sequence, as 32k. Default: the model's window.", show_default=False),
 ]
 StepsOption = Annotated[int, typer.Option("--steps", help="Optimizer steps.")]
+EpochsOption = Annotated[
+    float | None,
+    typer.Option("--epochs", help="How often all data is seen, in place of --steps.", show_default=False),
+]
 BatchSizeOption = Annotated[int, typer.Option("--batch-size", help="Sequences per step, over all processes.")]
 MicroBatchOption = Annotated[
     int, typer.Option("--micro-batch", help="Sequences that one device computes at once.", rich_help_panel=_LOOP)

@@ -101,6 +101,7 @@ def dry_run(
     options = options.settled(window=base.rotary.context_length, trained_length=base.rotary.trained_length)
     with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as folder:
         ready = prepare(base, Path(folder), read_documents, options, merge=merge, tell=tell)
+        options = ready.options
         num_tokens = num_tokens_of(ready.report, options)
         full = options.sequence_length
         longer = max(2, min(full // _SHARE_MEASURED, _MOST_MEASURED))

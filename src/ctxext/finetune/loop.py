@@ -69,7 +69,7 @@ def training_arguments(options: Options, folder: Path, num_processes: int) -> Tr
         gradient_accumulation_steps=options.batch_size // at_once,
         learning_rate=options.learning_rate,
         lr_scheduler_type="constant_with_warmup" if options.schedule == "constant" else options.schedule,
-        warmup_steps=math.ceil(options.warmup * options.steps),
+        warmup_steps=warmup_steps(options),
         optim=options.optimizer,
         weight_decay=options.weight_decay,
         adam_beta1=options.beta1,
@@ -90,6 +90,11 @@ def training_arguments(options: Options, folder: Path, num_processes: int) -> Tr
         ddp_find_unused_parameters=False,
         **_parallelism(sharing, num_processes),
     )
+
+
+def warmup_steps(options: Options) -> int:
+    """Steps in which the learning rate rises."""
+    return math.ceil(options.warmup * options.steps)
 
 
 def _parallelism(sharing: int, num_processes: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """How a fine-tune is run: every choice that decides its outcome, checked when it is made."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ _AT_LEAST_ONE = (
     *("short_length", "piece", "context_parallel"),
 )
 _SHARES = ("short_share", "warmup", "dropout", "weight_decay", "beta1", "beta2")
+_MANY = 1000
 CHANGEABLE = ("device", "save_every", "report_to")
 """What may differ between a run and the one that continues it."""
 
@@ -36,6 +38,7 @@ class Options:
             beginning learns the same in less time (arXiv 2310.00576).
         learn: "answers" counts only marked answers where data marks them; "all" counts every token.
         steps: Optimizer steps.
+        epochs: How often all sequences of the full length are seen; decides the steps once the data was read.
         batch_size: Sequences per step, over all processes.
         micro_batch: Sequences that one device computes at once.
         learning_rate: Its peak; by default 2e-4 with LoRA and 2e-5 without.
@@ -82,6 +85,7 @@ class Options:
     start_length: int | None = None
     learn: str = "answers"
     steps: int = 200
+    epochs: float | None = None
     batch_size: int = 8
     micro_batch: int = 1
     learning_rate: float | None = None
@@ -130,7 +134,7 @@ class Options:
         for name in _SHARES:
             if not 0 <= (value := getattr(self, name)) < 1:
                 raise CtxextError(f'{_option(name)} is a share from 0 to 1, not "{value}".')
-        for name in ("learning_rate", "alpha", "neftune"):
+        for name in ("learning_rate", "alpha", "neftune", "epochs"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise CtxextError(f'{_option(name)} must be above 0, not "{value}".')
         if self.device not in ("auto", "cpu"):
@@ -215,10 +219,26 @@ class Options:
 
     def sequences_wanted(self) -> dict[int, int]:
         """How many sequences of each length all steps take together."""
+        if self.epochs:
+            # All of every length that a long run has.
+            lengths = map(dataclasses.replace(self, steps=_MANY, epochs=None).length_of_step, range(_MANY))
+            return dict.fromkeys([self.sequence_length, *lengths], 1 << 40)
         wanted = {self.sequence_length: 0}
         for length in map(self.length_of_step, range(self.steps)):
             wanted[length] = wanted.get(length, 0) + self.batch_size * (self.sequence_length // length)
         return {length: max(1, count) for length, count in wanted.items()}
+
+    def for_data(self, num_sequences: int) -> "Options":
+        """The same options with the steps that the epochs come to.
+
+        Args:
+            num_sequences: How many sequences of the full length there are.
+        """
+        if not self.epochs:
+            return self
+        return dataclasses.replace(
+            self, steps=max(1, math.ceil(self.epochs * num_sequences / self.batch_size)), epochs=None
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As reports write it."""

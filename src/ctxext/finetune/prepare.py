@@ -24,6 +24,7 @@ class Prepared:
     Attributes:
         model: The model, its forward returning the loss; with LoRA the adapter around it.
         arguments: The Trainer's.
+        options: The options, with the steps that epochs come to.
         report: What was read.
         num_trained: Parameters that are trained.
         num_parameters: Parameters in all.
@@ -31,6 +32,7 @@ class Prepared:
 
     model: Any
     arguments: Any
+    options: Options
     report: DataReport
     num_trained: int
     num_parameters: int
@@ -64,7 +66,7 @@ def prepare(
         CtxextError: the model, the data or an option is refused.
     """
     from ctxext.finetune.attention import register_shifted
-    from ctxext.finetune.loop import training_arguments
+    from ctxext.finetune.loop import training_arguments, warmup_steps
     from ctxext.finetune.lora import count_parameters, with_adapter
     from ctxext.finetune.loss import use_chunked_loss
     from ctxext.finetune.source_model import load_source
@@ -84,10 +86,12 @@ def prepare(
         if report is None and is_first():
             report = _read(folder, read_documents, options, tokenizer)
     assert report is not None, "the first process writes the sequences"
+    options = options.for_data(report.num_sequences)
+    arguments.max_steps, arguments.warmup_steps = options.steps, warmup_steps(options)
     if tell is not None:
         for line in data_lines(report, options):
             tell(line)
-    return Prepared(trained, arguments, report, *counts)
+    return Prepared(trained, arguments, options, report, *counts)
 
 
 def torch_seed(seed: int) -> None:

@@ -196,6 +196,7 @@ def _train(
     from ctxext.finetune.loop import newest_save, train
 
     ready = prepare(base, folder, read_documents, options, merge=merge, tell=tell)
+    options = ready.options
     last_save = newest_save(folder) if resume else None
     if resume and tell is not None:
         tell(f"going on after step {last_save.name.rsplit('-', 1)[1]}" if last_save else "nothing was saved yet")
