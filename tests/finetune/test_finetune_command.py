@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import torch
 import typer
 import yaml
 from typer.testing import CliRunner
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from ctxext.cli.finetune import finetune
 from ctxext.cli.merge import merge
 from ctxext.errors import CtxextError
-from tiny_base import load, logits, write_jsonl
+from tiny_base import documents, load, logits, write_jsonl
 
 OPTIONS = ("--length", "64", "--steps", "3", "--batch-size", "2", "--rank", "4", "--learning-rate", "5e-3")
 PROGRAM = (
@@ -150,6 +151,22 @@ def test_epochs_see_all_of_the_data(base, data, tmp_path):
     assert "each sequence is seen 2.0 times" in result.stderr
     with pytest.raises(CtxextError, match="demo has no end"):
         run("finetune", base, tmp_path / "other", "--data", "demo", *words)
+
+
+def test_the_loss_on_other_data_is_measured_at_every_save(base, data, tmp_path):
+    """It is the loss that the finished adapter has on those very sequences."""
+    other = write_jsonl(tmp_path / "other.jsonl", count=2, seed=9)
+    words = ("--save-every", "2", "--steps", "4", "--short-share", "0", "--eval-data", other)
+    result = run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, *words)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "steps.jsonl").read_text().splitlines()]
+    measured = {line["step"]: line["eval_loss"] for line in lines if "eval_loss" in line}
+    assert list(measured) == [2, 4]
+    assert "evaluated on 4 sequences every 2 steps" in result.stderr
+    assert f"step 4: loss {measured[4]:.3f} on the evaluation data" in result.stderr
+    rows = torch.tensor(documents(2, seed=9))[:, :128].reshape(4, 64)
+    with torch.no_grad():
+        expected = load(tmp_path / "out")(rows, labels=rows).loss.item()
+    assert abs(measured[4] - expected) < 1e-4
 
 
 def test_a_run_is_written_as_a_file_that_runs_again(base, data, tmp_path):

@@ -43,6 +43,7 @@ def finetune(
     split: own.SplitOption = "train",
     skip_bad_rows: own.SkipBadRowsOption = False,
     long_share: own.LongShareOption = None,
+    eval_data: own.EvalDataOption = None,
     length: own.LengthOption = None,
     start_length: own.StartLengthOption = None,
     learn: own.LearnOption = "answers",
@@ -111,6 +112,7 @@ def finetune(
     output = Output(as_json=as_json, quiet=quiet or not is_first(), verbose=verbose)
     options = Options(**{**given, **lengths, "targets": names_in([targets or ""])})
     chosen = DataChoice(tuple(data or ()), record_format, text_field, split, skip_bad_rows, long_share)
+    held_out = dataclasses.replace(chosen, words=(eval_data,), split=None, long_share=None) if eval_data else None
     if dry_run:
         tell_plan(output, _plan(model, chosen, options, merge=merge, revision=revision, token=token, output=output))
         return
@@ -121,7 +123,8 @@ def finetune(
                 out,
                 chosen.reader(options),
                 options,
-                data=chosen.described(),
+                data={**chosen.described(), **({"eval": held_out.described()["name"]} if held_out else {})},
+                read_held_out=held_out.reader(options) if held_out else None,
                 revision=revision,
                 token=token,
                 merge=merge,

@@ -23,7 +23,7 @@ class DataChoice:
         words: What `--data` names, weights included.
         record_format: What records are.
         text_field: The field of a text.
-        split: The split of a folder or data set.
+        split: The split of a folder or data set; None for the one that is held out.
         skip_bad_rows: Whether bad records are counted instead of refused.
         long_share: Share of the tokens from long documents.
     """
@@ -31,7 +31,7 @@ class DataChoice:
     words: tuple[str, ...]
     record_format: str = "auto"
     text_field: str = "text"
-    split: str = "train"
+    split: str | None = "train"
     skip_bad_rows: bool = False
     long_share: float | None = None
 
@@ -46,7 +46,7 @@ class DataChoice:
         Raises:
             CtxextError: an option is wrong, or a file is not there.
         """
-        from ctxext.data.records import check_place
+        from ctxext.data.records import HELD_OUT, check_place
         from ctxext.demo.long_documents import long_documents
         from ctxext.finetune.documents import Documents, check_sources
         from ctxext.finetune.formats import FORMATS, RecordReader
@@ -73,7 +73,7 @@ class DataChoice:
             tokenizer,
             options.learn,
             RecordReader(self.record_format, self.text_field, self.skip_bad_rows),
-            (self.split,),
+            (self.split,) if self.split else HELD_OUT,
             options.seed,
             max(wanted) // 2,
             self.long_share,

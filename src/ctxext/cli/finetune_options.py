@@ -35,6 +35,15 @@ SkipBadRowsOption = Annotated[
         "--skip-bad-rows", help="Count records that cannot be learned from instead of stopping.", rich_help_panel=_DATA
     ),
 ]
+EvalDataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--eval-data",
+        help="Data on which the loss is measured at every save; of folders and data sets the split that is held out.",
+        rich_help_panel=_DATA,
+        show_default=False,
+    ),
+]
 LongShareOption = Annotated[
     float | None,
     typer.Option(

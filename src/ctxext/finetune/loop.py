@@ -1,7 +1,9 @@
 """The training itself: transformers' Trainer with the few things it lacks."""
 
+import dataclasses
 import difflib
 import math
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import SequentialSampler
 from transformers import PrinterCallback, Trainer, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy
 from transformers.training_args import OptimizerNames
 from transformers.utils import logging
 
@@ -92,6 +95,12 @@ def training_arguments(options: Options, folder: Path, num_processes: int) -> Tr
     )
 
 
+def held_out_sequences(folder: Path, options: Options, count: int) -> Sequences:
+    """Sequences of the full length, each once and in order, to measure on."""
+    once: dict[str, Any] = {"steps": count, "batch_size": 1, "micro_batch": 1, "short_share": 0.0, "start_length": None}
+    return Sequences(folder, dataclasses.replace(options, **once))
+
+
 def warmup_steps(options: Options) -> int:
     """Steps in which the learning rate rises."""
     return math.ceil(options.warmup * options.steps)
@@ -107,7 +116,14 @@ def _parallelism(sharing: int, num_processes: int) -> dict[str, Any]:
 
 
 def train(
-    model: Any, arguments: TrainingArguments, data: Sequences, progress: Progress | None, last_save: Path | None
+    model: Any,
+    arguments: TrainingArguments,
+    data: Sequences,
+    progress: Progress | None,
+    last_save: Path | None,
+    *,
+    held_out: Sequences | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Trainer:
     """Train to the last step, from the beginning or from where a run was saved.
 
@@ -117,6 +133,8 @@ def train(
         data: The sequences of every step.
         progress: Called with steps done, steps in all and a text.
         last_save: A folder from `newest_save`.
+        held_out: Sequences on which the loss is measured at every save.
+        tell: Called with what was measured.
 
     Returns:
         The Trainer; the losses are in its `state.log_history`.
@@ -124,10 +142,15 @@ def train(
     options = data.options
     if options.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    trainer = OrderedTrainer(model=model, args=arguments, train_dataset=data, data_collator=stacked)
+    if held_out is not None:
+        arguments.eval_strategy, arguments.eval_steps = IntervalStrategy.STEPS, options.save_every
+        arguments.per_device_eval_batch_size, arguments.prediction_loss_only = 1, True
+    trainer = OrderedTrainer(
+        model=model, args=arguments, train_dataset=data, eval_dataset=held_out, data_collator=stacked
+    )
     trainer.remove_callback(PrinterCallback)
     steps_file = Path(arguments.output_dir) / STEPS
-    trainer.add_callback(LiveLine(progress, options.batch_size * options.sequence_length, steps_file))
+    trainer.add_callback(LiveLine(progress, options.batch_size * options.sequence_length, steps_file, tell))
     stop = StopAfterStep()
     trainer.add_callback(stop)
     with stop:

@@ -1,7 +1,7 @@
 """Everything before the first step: the model with its adapter, the Trainer's arguments, the sequences."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from ctxext.finetune.options import Options
 from ctxext.finetune.rewrite import stored_shapes
 from ctxext.finetune.tensors import stored_name
 
+HELD_OUT, _NUM_HELD_OUT = "held-out", 32
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -26,6 +28,7 @@ class Prepared:
         arguments: The Trainer's.
         options: The options, with the steps that epochs come to.
         report: What was read.
+        held_out: What was read to measure the loss on while training.
         num_trained: Parameters that are trained.
         num_parameters: Parameters in all.
     """
@@ -34,6 +37,7 @@ class Prepared:
     arguments: Any
     options: Options
     report: DataReport
+    held_out: DataReport | None
     num_trained: int
     num_parameters: int
 
@@ -51,6 +55,7 @@ def prepare(
     *,
     merge: bool,
     tell: Callable[[str], None] | None,
+    read_held_out: DocumentReader | None = None,
 ) -> Prepared:
     """Load the model and read the data, unless an earlier run already wrote the sequences.
 
@@ -61,6 +66,7 @@ def prepare(
         options: The options, settled.
         merge: Whether what is trained will be merged, so that it must have a place in the checkpoint.
         tell: Called with facts, one line each.
+        read_held_out: Gives documents on which the loss is measured while training.
 
     Raises:
         CtxextError: the model, the data or an option is refused.
@@ -84,14 +90,20 @@ def prepare(
     with arguments.main_process_first(desc="reading the data"):
         report = read_report(folder)
         if report is None and is_first():
-            report = _read(folder, read_documents, options, tokenizer)
+            report = _read(folder, read_documents, options.sequences_wanted(), options, tokenizer)
+        if read_held_out is not None and read_report(folder / HELD_OUT) is None and is_first():
+            (folder / HELD_OUT).mkdir(exist_ok=True)
+            _read(folder / HELD_OUT, read_held_out, {options.sequence_length: _NUM_HELD_OUT}, options, tokenizer)
     assert report is not None, "the first process writes the sequences"
     options = options.for_data(report.num_sequences)
     arguments.max_steps, arguments.warmup_steps = options.steps, warmup_steps(options)
     if tell is not None:
         for line in data_lines(report, options):
             tell(line)
-    return Prepared(trained, arguments, options, report, *counts)
+    held_out = read_report(folder / HELD_OUT)
+    if held_out is not None and tell is not None:
+        tell(f"evaluated on {held_out.num_sequences:,} sequences every {options.save_every:,} steps")
+    return Prepared(trained, arguments, options, report, held_out, *counts)
 
 
 def torch_seed(seed: int) -> None:
@@ -101,8 +113,9 @@ def torch_seed(seed: int) -> None:
     set_seed(seed)
 
 
-def _read(folder: Path, read_documents: DocumentReader, options: Options, tokenizer: Any) -> DataReport:
-    wanted = options.sequences_wanted()
+def _read(
+    folder: Path, read_documents: DocumentReader, wanted: Mapping[int, int], options: Options, tokenizer: Any
+) -> DataReport:
     with full_disk_told(folder):
         documents = read_documents(tokenizer, wanted)
         return write_sequences(documents, folder, wanted=wanted, pack=options.pack, end=tokenizer.eos_token_id)

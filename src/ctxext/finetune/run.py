@@ -21,7 +21,7 @@ from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.merge import ADAPTER, Progress, save_adapter, tied_embeddings, write_merged
 from ctxext.finetune.options import CHANGEABLE, Options
-from ctxext.finetune.prepare import is_first, prepare
+from ctxext.finetune.prepare import HELD_OUT, is_first, prepare
 from ctxext.finetune.rewrite import stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, WholeChanges
 
@@ -80,6 +80,7 @@ def finetune(
     overwrite: bool = False,
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
+    read_held_out: DocumentReader | None = None,
 ) -> Finetuned | None:
     """Train an extended checkpoint on long sequences.
 
@@ -96,6 +97,7 @@ def finetune(
         overwrite: Replace OUT, and an unfinished run beside it.
         progress: Called with how much is done, how much in all, and what.
         tell: Called with facts beside the result, one line each.
+        read_held_out: Gives documents on which the loss is measured at every save.
 
     Returns:
         What was done; None in all processes but the first.
@@ -117,9 +119,8 @@ def finetune(
         with warnings.catch_warnings():
             # Trainer and peft ask models in ways that transformers itself calls old.
             warnings.filterwarnings("ignore", category=FutureWarning)
-            done = _train(
-                base, folder, read_documents, options, merge=merge, resume=resume, progress=progress, tell=tell
-            )
+            readers = (read_documents, read_held_out)
+            done = _train(base, folder, readers, options, merge=merge, resume=resume, progress=progress, tell=tell)
     except CtxextError:
         if is_first() and not any(folder.glob("checkpoint-*")):
             shutil.rmtree(folder, ignore_errors=True)
@@ -183,7 +184,7 @@ def _short(value: Any) -> str:
 def _train(
     base: Base,
     folder: Path,
-    read_documents: DocumentReader,
+    readers: tuple[DocumentReader, DocumentReader | None],
     options: Options,
     *,
     merge: bool,
@@ -193,16 +194,17 @@ def _train(
 ) -> Finetuned:
     """Load, read, train, and save what was trained as the folder `final`."""
     from ctxext.finetune.batches import Sequences
-    from ctxext.finetune.loop import newest_save, train
+    from ctxext.finetune.loop import held_out_sequences, newest_save, train
 
-    ready = prepare(base, folder, read_documents, options, merge=merge, tell=tell)
+    ready = prepare(base, folder, readers[0], options, merge=merge, tell=tell, read_held_out=readers[1])
     options = ready.options
     last_save = newest_save(folder) if resume else None
     if resume and tell is not None:
         tell(f"going on after step {last_save.name.rsplit('-', 1)[1]}" if last_save else "nothing was saved yet")
     sequences = Sequences(folder, options)
     started = time.perf_counter()
-    trainer = train(ready.model, ready.arguments, sequences, progress, last_save)
+    held_out = held_out_sequences(folder / HELD_OUT, options, ready.held_out.num_sequences) if ready.held_out else None
+    trainer = train(ready.model, ready.arguments, sequences, progress, last_save, held_out=held_out, tell=tell)
     trainer.save_model(str(folder / FINAL))
     losses = tuple((entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)
     seconds = round(time.perf_counter() - started, 2)

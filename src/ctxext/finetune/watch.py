@@ -27,9 +27,17 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         progress: Called with steps done, steps in all and a text.
         tokens_per_step: Tokens of a step over all processes.
         path: A file that gets a line for each step.
+        tell: Called with what an evaluation found.
     """
 
-    def __init__(self, progress: Progress | None, tokens_per_step: int, path: Path) -> None:
+    def __init__(
+        self,
+        progress: Progress | None,
+        tokens_per_step: int,
+        path: Path,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self.tell = tell
         self.progress, self.tokens_per_step, self.path = progress, tokens_per_step, path
         self.started, self.first_step = 0.0, 0
 
@@ -38,7 +46,8 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         self.started, self.first_step = time.perf_counter(), state.global_step
         if state.is_world_process_zero:
             lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []
-            self.path.write_text("".join(f"{line}\n" for line in lines[: self.first_step]), encoding="utf-8")
+            kept = [line for line in lines if json.loads(line)["step"] <= self.first_step]
+            self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Show the line.
@@ -46,7 +55,12 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         Raises:
             CtxextError: the loss is no number any more.
         """
-        loss = (logs or {}).get("loss")
+        logs = logs or {}
+        loss = logs.get("loss")
+        if "eval_loss" in logs and state.is_world_process_zero:
+            self._write({"step": state.global_step, "eval_loss": logs["eval_loss"]})
+            if self.tell is not None:
+                self.tell(f"step {state.global_step}: loss {logs['eval_loss']:.3f} on the evaluation data")
         if loss is None:
             return
         if not math.isfinite(loss):
@@ -61,11 +75,14 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         left = seconds / num_done * (state.max_steps - state.global_step)
         figures = {name: logs[name] for name in ("loss", "learning_rate", "grad_norm") if name in logs}
         line = {"step": state.global_step, **figures, "tokens_per_second": round(speed, 1), "memory": memory}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**line, "seconds": round(seconds, 3)}) + "\n")
+        self._write({**line, "seconds": round(seconds, 3)})
         if self.progress is not None:
             text = f"step {state.global_step} / {state.max_steps} · loss {loss:.3f} · {speed:,.0f} tokens/s · "
             self.progress(state.global_step, state.max_steps, f"{text}{memory / 2**30:.1f} GiB · {span(left)} left")
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 class StopAfterStep(TrainerCallback):  # type: ignore[misc]
