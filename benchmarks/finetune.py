@@ -45,8 +45,8 @@ def run_side(options):
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from ctxext.finetune.attention import register_shifted
-    from ctxext.finetune.loop import memory_in_use
     from ctxext.finetune.loss import use_chunked_loss
+    from ctxext.finetune.watch import memory_in_use
 
     ours = options.side != "trainer"
     shifted = register_shifted(options.length // 4) if options.side == "ctxext shifted" else "sdpa"

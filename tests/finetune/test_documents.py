@@ -6,7 +6,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.documents import Document, read_documents
+from ctxext.finetune.documents import Document, Documents
+from ctxext.finetune.formats import RecordReader
+from ctxext.finetune.mixture import parse_source
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ' w9 ' + message['content'] + ' </s> ' }}{% endfor %}"
@@ -30,7 +32,11 @@ def tokenizer(base):
 def read(tmp_path, tokenizer, *records, **options):
     path = tmp_path / "data.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return list(read_documents(str(path), tokenizer, **options))
+    return list(documents_of(path, tokenizer, **options))
+
+
+def documents_of(path, tokenizer, learn="answers", **reader):
+    return Documents([parse_source(str(path))], tokenizer, learn, RecordReader(**reader))
 
 
 def learned(document):
@@ -60,15 +66,21 @@ def test_parquet_has_the_same_fields(tmp_path, tokenizer):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = pyarrow.table({"prompt": ["w2"], "completion": ["w3"], "id": [1]})
     parquet.write_table(table, tmp_path / "data.parquet")
-    (document,) = read_documents(str(tmp_path / "data.parquet"), tokenizer)
+    (document,) = documents_of(tmp_path / "data.parquet", tokenizer)
     assert learned(document) == [3, 1]
 
 
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"prompt": "w2"}, 'Line 1 .* has no "text", no "prompt" with a "completion", and no "messages"'),
-        ([1], 'has no "text"'),
+        ({"prompt": "w2"}, 'Line 1 .*known format: it has "prompt"; wanted is "text", or "messages", or "prompt" with'),
+        ([1], "it has no fields"),
+        ({"text": "w2", "messages": CHAT}, "could be text or chat"),
+        ({"prompt": "w2", "chosen": "w3", "rejected": "w4"}, "another task .preferences."),
+        ({"prompt": "w2", "completion": "w3", "label": False}, "another task .judged answers."),
+        ({"messages": [{"role": "user", "content": "w2", "weight": 0.5}]}, 'weight of "0.5" in message 1'),
+        ({"conversations": [{"from": "owner", "value": "w2"}]}, 'role "owner" in message 1'),
+        ({"messages": [*CHAT[:1], {**CHAT[1], "weight": 0}]}, "no message of the assistant to learn"),
         ({"messages": CHAT[:1]}, "no message of the assistant"),
         ({"messages": [{"role": "assistant"}]}, "cannot be rendered"),
     ],
@@ -86,3 +98,42 @@ def test_a_template_that_changes_what_was_said_is_refused(tmp_path, tokenizer):
     tokenizer.chat_template = None
     with pytest.raises(CtxextError, match="no chat template"):
         read(tmp_path, tokenizer, {"messages": CHAT})
+
+
+def test_messages_of_weight_zero_are_read_and_not_learned(tmp_path, tokenizer):
+    weighted = [CHAT[0], {**CHAT[1], "weight": 0}, CHAT[2], {**CHAT[3], "weight": 1}]
+    (document,) = read(tmp_path, tokenizer, {"messages": weighted})
+    (plain,) = read(tmp_path, tokenizer, {"messages": CHAT})
+    assert document.ids == plain.ids
+    assert learned(document) == [6, 7, 1]
+
+
+def test_other_formats_say_the_same_as_our_own(tmp_path, tokenizer):
+    names = {"user": "human", "assistant": "gpt"}
+    shared = [{"from": names[turn["role"]], "value": turn["content"]} for turn in CHAT]
+    found, wanted = (read(tmp_path, tokenizer, record) for record in ({"conversations": shared}, {"messages": CHAT}))
+    assert found == wanted
+    asked = {"instruction": "w2 w3", "input": "", "output": "w4"}
+    assert read(tmp_path, tokenizer, asked) == read(tmp_path, tokenizer, {"messages": CHAT[:2]})
+    tokenizer.chat_template = None
+    (document,) = read(tmp_path, tokenizer, asked)
+    assert learned(document) == [4, 1]
+
+
+def test_bad_rows_are_counted_where_that_is_asked_for(tmp_path, tokenizer):
+    path = tmp_path / "data.jsonl"
+    rows = [{"text": "w2"}, {"txt": "w3"}, {"messages": [{"role": "assistant"}]}, {"text": "w4", "id": 7}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    documents = documents_of(path, tokenizer, skip_bad=True)
+    assert sorted(list(document.ids) for document in documents) == [[2], [4]]
+    assert documents.reader.num_bad == 2
+    assert "Line 2" in documents.reader.first_bad
+    assert documents.reader.unused == {"id": 1}
+
+
+def test_the_text_may_be_in_another_field(tmp_path, tokenizer):
+    assert read(tmp_path, tokenizer, {"content": "w2"}, text_field="content") == [Document([2])]
+    both = {"text": "w2", "messages": CHAT}
+    assert read(tmp_path, tokenizer, both, name="text") == [Document([2])]
+    with pytest.raises(CtxextError, match='is not alpaca: it has "text"; wanted is "instruction" with "output"'):
+        read(tmp_path, tokenizer, {"text": "w2"}, name="alpaca")

@@ -47,6 +47,9 @@ def test_it_learns_and_reports(base, tmp_path):
     report = json.loads((out / "finetune.json").read_text())
     assert report["data"]["num_sequences"] == 48
     assert len(report["losses"]) == 30
+    lines = [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == [tuple(entry) for entry in report["losses"]]
+    assert lines[0].keys() >= {"learning_rate", "grad_norm", "tokens_per_second", "memory", "seconds"}
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert not training_folder(out).exists()
     assert "was not evaluated" in (out / "README.md").read_text()
@@ -86,6 +89,8 @@ def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout):
     done = tune(base, tmp_path / "killed", options, resume=True, tell=lines.append, progress=progress)
     assert steps == [5, 6]
     assert "going on after step 4" in lines
+    written = (tmp_path / "killed" / "steps.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in written] == [1, 2, 3, 4, 5, 6]
     assert furthest(adapter(tmp_path / "killed"), adapter(tmp_path / "straight")) < 1e-6
     straight = json.loads((tmp_path / "straight" / "finetune.json").read_text())["losses"]
     assert torch.allclose(torch.tensor(done.losses), torch.tensor(straight), atol=1e-4)
@@ -208,6 +213,8 @@ def test_nothing_is_overwritten(base, tmp_path):
         ({"report_to": "paper"}, '--report-to "paper"'),
         ({"full": True, "quantize": "4bit"}, "is for LoRA"),
         ({"learn": "most"}, '--learn "most"'),
+        ({"beta2": 1.0}, "share from 0 to 1"),
+        ({"neftune": 0.0}, "above 0"),
         ({"context_parallel": 2, "attention": "shifted"}, "goes without"),
     ],
 )
@@ -248,6 +255,24 @@ def test_every_way_to_train_makes_a_model(base, tmp_path, options):
 
 def test_adapter_alone(base, tmp_path):
     tune(base, tmp_path / "out", change(steps=1), merge=False)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["adapter", "finetune.json", "loss.png"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        *("adapter", "finetune.json", "loss.png", "steps.jsonl")
+    ]
     with pytest.raises(CtxextError, match="no adapter to keep"):
         tune(base, tmp_path / "full", change(full=True), merge=False)
+
+
+def test_optimizers_are_the_trainers_own(base, tmp_path):
+    for name, options in (
+        ("plain", {}),
+        ("sgd", {"optimizer": "sgd"}),
+        ("decay", {"weight_decay": 0.5}),
+        ("betas", {"beta1": 0.5, "beta2": 0.6}),
+        ("noise", {"neftune": 20.0}),
+    ):
+        tune(base, tmp_path / name, change(steps=3, **options))
+        if name != "plain":
+            assert furthest(adapter(tmp_path / name), adapter(tmp_path / "plain")) > 1e-4, name
+    with pytest.raises(CtxextError, match='--optimizer "adamw_torh"') as caught:
+        tune(base, tmp_path / "out", change(optimizer="adamw_torh"))
+    assert "adamw_torch" in caught.value.hint

@@ -8,13 +8,15 @@ import sys
 import time
 
 import pytest
+import torch
 import typer
+import yaml
 from typer.testing import CliRunner
 
 from ctxext.cli.finetune import finetune
 from ctxext.cli.merge import merge
 from ctxext.errors import CtxextError
-from tiny_base import load, logits, write_jsonl
+from tiny_base import documents, load, logits, write_jsonl
 
 OPTIONS = ("--length", "64", "--steps", "3", "--batch-size", "2", "--rank", "4", "--learning-rate", "5e-3")
 PROGRAM = (
@@ -46,7 +48,7 @@ def test_one_json_object_and_the_rest_on_stderr(base, data, tmp_path):
     assert content["data"]["num_sequences"] == 6
     assert content["options"]["rank"] == 4
     assert len(content["losses"]) == 3
-    assert "data: 3 documents" in result.stderr
+    assert "data: 3 of 24 documents, 390 of about 3," in result.stderr
     assert "tokens/s" in result.stderr
     assert f"Not measured yet: ctxext eval {base} {tmp_path / 'out'}" in result.stderr
     settings = json.loads((tmp_path / "out" / "finetune.json").read_text())
@@ -85,7 +87,10 @@ def test_before_and_after_in_one_report(base, data, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--data", "nowhere.txt"), "neither a file nor a data set"),
+        (("--data", "nowhere.txt"), "There is no file"),
+        (("--data", "nowhere"), "neither a file nor a data set"),
+        ((), "--data is missing"),
+        (("--data", "{data}", "--format", "json"), '--format "json"'),
         (("--data", "{data}", "--eval", "needles"), 'no task "needles"'),
         (("--data", "{data}", "--length", "far"), "far"),
         (("--data", "{data}", "--targets", "q_proj,o_prj"), "o_prj"),
@@ -102,19 +107,94 @@ def test_bad_input_is_one_line_and_leaves_nothing(base, data, tmp_path, words, m
 
 
 def test_interrupted_and_resumed(base, data, tmp_path):
-    """Ctrl-C says how to go on, and going on ends in a checkpoint."""
-    words = ["finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--steps", "400", "--save-every", "1"]
+    """Ctrl-C saves the step that runs and says the command that goes on, whatever the steps between two saves."""
+    words = ["finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--steps", "400", "--save-every", "1000"]
     command = [sys.executable, "-c", PROGRAM, *map(str, words)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     folder = tmp_path / "out.training"
-    while process.poll() is None and not list(folder.glob("checkpoint-*/trainer_state.json")):
+    steps = folder / "steps.jsonl"
+    while process.poll() is None and not (steps.is_file() and steps.read_text()):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate()
     assert process.returncode != 0
-    assert "--resume" in told
+    assert f"ctxext {' '.join(map(str, words))} --resume" in told
     assert not (tmp_path / "out").exists()
+    done = len(steps.read_text().splitlines())
+    assert 0 < done < 400
+    assert [path.name for path in folder.glob("checkpoint-*")] == [f"checkpoint-{done}"]
     # The learning rate's schedule needs the number of steps, so a resumed run must have the same.
     with pytest.raises(CtxextError, match='another steps: "400", not "3"'):
         run(*words[:-4], "--resume")
     assert folder.exists()
+
+
+def test_a_dry_run_trains_nothing(base, data, tmp_path):
+    before = sorted(path.name for path in tmp_path.iterdir())
+    result = run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--dry-run")
+    assert "memory     about" in result.stdout
+    assert "time       about" in result.stdout
+    content = json.loads(
+        run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--dry-run", "--json").stdout
+    )
+    assert content["num_trained"] > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_epochs_see_all_of_the_data(base, data, tmp_path):
+    """24 documents of two sequences each: two epochs of batches of four are 24 steps."""
+    words = ("--length", "64", "--epochs", "2", "--batch-size", "4", "--rank", "4", "--short-share", "0", "--no-merge")
+    result = run("finetune", base, tmp_path / "out", "--data", data, *words, "--json")
+    content = json.loads(result.stdout)
+    assert content["options"]["steps"] == len(content["losses"]) == 24
+    assert content["data"]["num_documents"] == 24
+    assert "each sequence is seen 2.0 times" in result.stderr
+    with pytest.raises(CtxextError, match="demo has no end"):
+        run("finetune", base, tmp_path / "other", "--data", "demo", *words)
+
+
+def test_the_loss_on_other_data_is_measured_at_every_save(base, data, tmp_path):
+    """It is the loss that the finished adapter has on those very sequences."""
+    other = write_jsonl(tmp_path / "other.jsonl", count=2, seed=9)
+    words = ("--save-every", "2", "--steps", "4", "--short-share", "0", "--eval-data", other)
+    result = run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, *words)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "steps.jsonl").read_text().splitlines()]
+    measured = {line["step"]: line["eval_loss"] for line in lines if "eval_loss" in line}
+    assert list(measured) == [2, 4]
+    assert "evaluated on 4 sequences every 2 steps" in result.stderr
+    assert f"step 4: loss {measured[4]:.3f} on the evaluation data" in result.stderr
+    rows = torch.tensor(documents(2, seed=9))[:, :128].reshape(4, 64)
+    with torch.no_grad():
+        expected = load(tmp_path / "out")(rows, labels=rows).loss.item()
+    assert abs(measured[4] - expected) < 1e-4
+
+
+def test_a_run_is_written_as_a_file_that_runs_again(base, data, tmp_path):
+    words = ("--targets", "q_proj,v_proj", "--no-merge", "-q")
+    run("finetune", base, tmp_path / "one", "--data", f"{data}:2", *OPTIONS, *words)
+    saved = tmp_path / "one.run.yaml"
+    assert yaml.safe_load(saved.read_text())["learning-rate"] == 5e-3
+    assert "quiet" not in saved.read_text()
+    run("finetune", base, tmp_path / "two", "--config", saved)
+    run("finetune", base, tmp_path / "three", "--config", saved, "--seed", "1", "--merge")
+    adapters = [(tmp_path / name / "adapter" / "adapter_model.safetensors").read_bytes() for name in ("one", "two")]
+    assert adapters[0] == adapters[1]
+    assert (tmp_path / "two.run.yaml").read_text() == saved.read_text()
+    assert (tmp_path / "three" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stpes: 3", 'an option "stpes" that there is not'),
+        ("quiet: true", 'an option "quiet"'),
+        ("- steps", "holds no options"),
+        ("steps: [", "not valid YAML"),
+    ],
+)
+def test_a_file_of_options_is_checked(base, tmp_path, text, message):
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(CtxextError, match=message):
+        run("finetune", base, tmp_path / "out", "--config", tmp_path / "run.yaml")
+    with pytest.raises(CtxextError, match="cannot be read"):
+        run("finetune", base, tmp_path / "out", "--config", tmp_path / "nowhere.yaml")

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -150,6 +151,7 @@ def test_adapter_names_no_folder_of_this_machine(tuned):
 def test_rewrite_keeps_every_byte_that_does_not_change(base, tmp_path):
     class Nothing:
         names = frozenset()
+        untied = MappingProxyType({})
 
     digest = rewrite(base / "model.safetensors", tmp_path / "copy", Nothing())
     assert (tmp_path / "copy").read_bytes() == (base / "model.safetensors").read_bytes()

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ctxext.cli import finetune_options as own
+from ctxext.cli.config_file import ConfigOption, used_options
+from ctxext.cli.finetune_data import DataChoice
+from ctxext.cli.finetune_view import same_command, tell_plan, tell_result
 from ctxext.cli.options import (
     JsonOption,
     QuietOption,
@@ -18,11 +21,10 @@ from ctxext.cli.options import (
 )
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
-from ctxext.files import sha256_of
 from ctxext.recipes.length import parse_length
 
 if TYPE_CHECKING:
-    from ctxext.finetune.documents import DocumentReader
+    from ctxext.finetune.dry_run import Plan
     from ctxext.finetune.options import TrainingOptions
     from ctxext.finetune.run import Finetuned
 
@@ -30,21 +32,32 @@ OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to 
 
 
 def finetune(
+    context: typer.Context,
     model: SourceArgument,
     out: OutArgument,
     *,
-    data: own.DataOption,
+    config: ConfigOption = None,
+    data: own.DataOption = None,
+    record_format: own.FormatOption = "auto",
+    text_field: own.TextFieldOption = "text",
+    split: own.SplitOption = "train",
+    skip_bad_rows: own.SkipBadRowsOption = False,
+    long_share: own.LongShareOption = None,
+    eval_data: own.EvalDataOption = None,
     length: own.LengthOption = None,
     start_length: own.StartLengthOption = None,
     learn: own.LearnOption = "answers",
     steps: own.StepsOption = 200,
+    epochs: own.EpochsOption = None,
     batch_size: own.BatchSizeOption = 8,
     merge: own.MergeOption = True,
     evaluate: own.EvalOption = None,
     resume: own.ResumeOption = False,
     overwrite: own.OverwriteOption = False,
+    dry_run: own.DryRunOption = False,
     pack: own.PackOption = "off",
     short_share: own.ShortShareOption = 0.2,
+    keep_short: own.KeepShortOption = False,
     positions: own.PositionsOption = "full",
     window: own.WindowOption = None,
     attention: own.AttentionOption = "full",
@@ -62,6 +75,11 @@ def finetune(
     learning_rate: own.LearningRateOption = None,
     schedule: own.ScheduleOption = "cosine",
     warmup: own.WarmupOption = 0.05,
+    optimizer: own.OptimizerOption = "adamw_torch_fused",
+    weight_decay: own.WeightDecayOption = 0.0,
+    beta1: own.Beta1Option = 0.9,
+    beta2: own.Beta2Option = 0.999,
+    neftune: own.NeftuneOption = None,
     checkpointing: own.CheckpointingOption = None,
     seed: own.SeedOption = 0,
     save_every: own.SaveEveryOption = 50,
@@ -86,20 +104,27 @@ def finetune(
     words = locals()
     from ctxext.finetune import run
     from ctxext.finetune.options import TrainingOptions
+    from ctxext.finetune.prepare import is_first
 
     given = {field.name: words[field.name] for field in dataclasses.fields(TrainingOptions) if field.name in words}
     lengths = {name: parse_length(value) if value else None for name, value in _lengths(given).items()}
     _check_tasks(evaluate)
-    output = Output(as_json=as_json, quiet=quiet or not run.is_first(), verbose=verbose)
+    output = Output(as_json=as_json, quiet=quiet or not is_first(), verbose=verbose)
     options = TrainingOptions(**{**given, **lengths, "targets": names_in([targets or ""])})
+    chosen = DataChoice(tuple(data or ()), record_format, text_field, split, skip_bad_rows, long_share)
+    held_out = dataclasses.replace(chosen, words=(eval_data,), split=None, long_share=None) if eval_data else None
+    if dry_run:
+        tell_plan(output, _plan(model, chosen, options, merge=merge, revision=revision, token=token, output=output))
+        return
     with output.progress("") as progress:
         try:
             done = run.finetune(
                 model,
                 out,
-                _reader(data, options),
+                chosen.reader(options),
                 options,
-                data=_described(data),
+                data={**chosen.described(), **({"eval": held_out.described()["name"]} if held_out else {})},
+                read_held_out=held_out.reader(options) if held_out else None,
                 revision=revision,
                 token=token,
                 merge=merge,
@@ -109,34 +134,17 @@ def finetune(
                 tell=output.note,
             )
         except KeyboardInterrupt:
-            output.next_step("the same command with --resume", "Stopped; go on with")
+            output.next_step(same_command("--resume"), "Stopped; go on with")
             raise
     if done is None:
         return
+    out.with_name(f"{out.name}.run.yaml").write_text(used_options(context), encoding="utf-8")
     report = _evaluate(model, out, names_in([evaluate]), done, output) if evaluate and merge else None
-    _tell(output, done, model, out, merge=merge, report=report)
+    tell_result(output, done, model, out, merge=merge, report=report)
 
 
 def _lengths(given: dict[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name in ("length", "start_length", "window", "group")}
-
-
-def _reader(data: str, options: "TrainingOptions") -> "DocumentReader":
-    """How the documents are read, once the tokenizer is there."""
-    from ctxext.demo.long_documents import long_documents
-    from ctxext.finetune.documents import read_documents
-
-    if data == "demo" and not Path(data).is_file():
-        return lambda tokenizer, wanted: long_documents(tokenizer, wanted, options.seed, options.learn)
-    return lambda tokenizer, _: read_documents(data, tokenizer, options.learn)
-
-
-def _described(data: str) -> dict[str, Any]:
-    """The data as reports name it: a file by its last part and its digest."""
-    path = Path(data)
-    if not path.is_file():
-        return {"name": data}
-    return {"name": path.name, "sha256": sha256_of(path)}
 
 
 def _check_tasks(tasks: str | None) -> None:
@@ -162,18 +170,7 @@ def _evaluate(model: str, out: Path, tasks: tuple[str, ...], done: "Finetuned", 
     return report
 
 
-def _tell(output: Output, done: "Finetuned", model: str, out: Path, *, merge: bool, report: Any) -> None:
-    """Show what was made and the next command."""
-    first, last = done.losses[0][1], done.losses[-1][1]
-    share = 100 * done.num_trained / done.num_parameters
-    kind = "checkpoint" if merge else "adapter"
-    output.result(
-        {**done.to_dict(), "out": str(out), "evaluation": report},
-        f"[green]✓[/green] [bold]{out}[/bold]   {kind}   {done.num_trained:,} parameters trained ({share:.1f} %)",
-        f"  loss {first:.3f} → {last:.3f} in {done.options.steps} steps   {done.seconds:.0f} s   curve: {out}/loss.png",
-    )
-    if not merge:
-        output.next_step(f"ctxext merge {model} {out}/adapter MERGED", "A full checkpoint")
-    elif report is None:
-        length = done.options.length
-        output.next_step(f"ctxext eval {model} {out} --task needle,short --lengths {length}", "Not measured yet")
+def _plan(model: str, chosen: DataChoice, options: "TrainingOptions", *, output: Output, **given: Any) -> "Plan":
+    from ctxext.finetune.dry_run import dry_run
+
+    return dry_run(model, chosen.reader(options), options, tell=output.note, **given)

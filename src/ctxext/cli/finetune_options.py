@@ -4,14 +4,52 @@ from typing import Annotated
 
 import typer
 
-_LENGTH, _LORA, _LOOP = "Length and positions", "What is trained", "How it is trained"
+_DATA, _LENGTH, _LORA, _LOOP = "Data", "Length and positions", "What is trained", "How it is trained"
 
 DataOption = Annotated[
-    str,
+    list[str] | None,
     typer.Option(
         "--data",
-        help="A text, JSON lines or parquet file, or the id of a data set: records with text, prompt and completion, "
-        "or messages. demo makes documents on the fly.",
+        help="A file or folder of text, JSON, CSV or parquet, or the id of a data set; several with their weights, as "
+        "--data books.jsonl:0.7 --data chats.jsonl:0.3. demo makes documents on the fly.",
+        show_default=False,
+    ),
+]
+FormatOption = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        help="What records are: auto, text, chat, prompt-completion, sharegpt or alpaca.",
+        rich_help_panel=_DATA,
+    ),
+]
+TextFieldOption = Annotated[
+    str, typer.Option("--text-field", help="The field that holds a text.", rich_help_panel=_DATA)
+]
+SplitOption = Annotated[
+    str, typer.Option("--split", help="The split of a folder or data set that is read.", rich_help_panel=_DATA)
+]
+SkipBadRowsOption = Annotated[
+    bool,
+    typer.Option(
+        "--skip-bad-rows", help="Count records that cannot be learned from instead of stopping.", rich_help_panel=_DATA
+    ),
+]
+EvalDataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--eval-data",
+        help="Data on which the loss is measured at every save; of folders and data sets the split that is held out.",
+        rich_help_panel=_DATA,
+        show_default=False,
+    ),
+]
+LongShareOption = Annotated[
+    float | None,
+    typer.Option(
+        "--long-share",
+        help="Share of the tokens that come from documents of at least half the length. Default: as they come.",
+        rich_help_panel=_DATA,
         show_default=False,
     ),
 ]
@@ -22,6 +60,10 @@ LengthOption = Annotated[
     ),
 ]
 StepsOption = Annotated[int, typer.Option("--steps", help="Optimizer steps.")]
+EpochsOption = Annotated[
+    float | None,
+    typer.Option("--epochs", help="How often all data is seen, in place of --steps.", show_default=False),
+]
 BatchSizeOption = Annotated[int, typer.Option("--batch-size", help="Sequences per step, over all processes.")]
 MicroBatchOption = Annotated[
     int, typer.Option("--micro-batch", help="Sequences that one device computes at once.", rich_help_panel=_LOOP)
@@ -48,6 +90,14 @@ ShortShareOption = Annotated[
     typer.Option(
         "--short-share",
         help="Share of steps on sequences of the original context length, 0 to 1.",
+        rich_help_panel=_LENGTH,
+    ),
+]
+KeepShortOption = Annotated[
+    bool,
+    typer.Option(
+        "--keep-short",
+        help="Stay close to what the source says of sequences inside the trained window.",
         rich_help_panel=_LENGTH,
     ),
 ]
@@ -138,6 +188,25 @@ ScheduleOption = Annotated[
 WarmupOption = Annotated[
     float, typer.Option("--warmup", help="Share of the steps in which the rate rises.", rich_help_panel=_LOOP)
 ]
+OptimizerOption = Annotated[
+    str,
+    typer.Option(
+        "--optimizer", help="By the Trainer's own name, as adamw_torch, adamw_8bit or adafactor.", rich_help_panel=_LOOP
+    ),
+]
+WeightDecayOption = Annotated[
+    float, typer.Option("--weight-decay", help="Share that a weight loses per unit of rate.", rich_help_panel=_LOOP)
+]
+Beta1Option = Annotated[
+    float, typer.Option("--beta1", help="How long AdamW remembers gradients.", rich_help_panel=_LOOP)
+]
+Beta2Option = Annotated[
+    float, typer.Option("--beta2", help="How long AdamW remembers their squares.", rich_help_panel=_LOOP)
+]
+NeftuneOption = Annotated[
+    float | None,
+    typer.Option("--neftune", help="Noise on the embeddings, as 5.", rich_help_panel=_LOOP, show_default=False),
+]
 CheckpointingOption = Annotated[
     bool | None,
     typer.Option(
@@ -176,3 +245,6 @@ EvalOption = Annotated[
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and an unfinished run beside it.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Read the data, estimate memory and time, and stop before training.")
+]

@@ -6,7 +6,7 @@ from typing import Any
 from ctxext.errors import CtxextError
 
 _ANCHORS = ("\n", ":", "a")
-_MAX_REMEMBERED = 20_000
+_MAX_REMEMBERED, _MAX_REMEMBERED_SIZE = 20_000, 1000
 _MARK = "\x00haystack\x00"
 _WORD_STARTS = ("▁", "Ġ")
 
@@ -43,9 +43,15 @@ class Encoder:
 
     def piece(self, text: str) -> list[int]:
         """A piece that stands in the middle of a text."""
-        if text not in self._known:
-            self._known[text] = self._in_context(text) if self._needs_anchor else self._plain(text)
-        return self._known[text]
+        if text in self._known:
+            return self._known[text]
+        ids = self._in_context(text) if self._needs_anchor else self._plain(text)
+        # Short pieces come again; a document does not, and all of them would fill the memory.
+        if len(text) <= _MAX_REMEMBERED_SIZE:
+            if len(self._known) >= _MAX_REMEMBERED:
+                self._known.clear()
+            self._known[text] = ids
+        return ids
 
     def pieces(self, texts: Sequence[str]) -> list[list[int]]:
         """Many pieces in one call, which is faster."""

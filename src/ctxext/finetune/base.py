@@ -73,13 +73,14 @@ def _check(base: Base, source: str, length: int | None) -> None:
         raise CtxextError(f'"{source}" needs Python code of its own, which ctxext does not run for training.')
 
 
-def load_base(base: Base, options: TrainingOptions, attention: str | None) -> tuple[Any, Any]:
+def load_base(base: Base, options: TrainingOptions, attention: str | None, *, config: Any = None) -> tuple[Any, Any]:
     """The model and the tokenizer.
 
     Args:
         base: The checkpoint.
         options: Device and type.
         attention: An attention implementation of transformers.
+        config: Another configuration for the same weights, of a stock class.
 
     Raises:
         CtxextError: one of them cannot be loaded, or weights are missing.
@@ -92,13 +93,19 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None) -> tu
     is_widened = options.dtype == "auto" and (on_cpu or options.full)
     dtype = torch.float32 if is_widened else choose_dtype(options.dtype)
     extra: dict[str, Any] = {"attn_implementation": attention} if attention else {}
+    if config is not None:
+        extra["config"] = config
     if options.quantize == "4bit":
         extra["quantization_config"] = _four_bits(dtype)
     try:
         with quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=base.is_own_code)
             model, report = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, trust_remote_code=base.is_own_code, output_loading_info=True, **extra
+                folder,
+                dtype=dtype,
+                trust_remote_code=base.is_own_code and config is None,
+                output_loading_info=True,
+                **extra,
             )
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise CtxextError(

@@ -3,12 +3,12 @@
 import json
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.documents import Document
+from ctxext.finetune.documents import Document, Documents
 
 COUNTS = "sequences.json"
 START, IGNORE = 1 << 30, 1 << 29
@@ -28,6 +28,12 @@ class DataReport:
         num_short: Documents too short for one sequence, which were left out.
         num_long: Documents with marked answers that are too long to stay whole, which were left out.
         num_dropped: Tokens that are in no sequence of the full length, nor in a shorter one that holds their document.
+        num_padding: Tokens that only fill up sequences.
+        num_in_all: Documents that the data has; None where that is not known.
+        num_tokens_in_all: About how many tokens they have.
+        num_bad: Records that were skipped.
+        first_bad: What was wrong with the first of them.
+        unused_fields: Fields that were not read, with the number of records that have them.
     """
 
     num_documents: int
@@ -38,6 +44,12 @@ class DataReport:
     num_short: int
     num_long: int
     num_dropped: int
+    num_padding: int = 0
+    num_in_all: int | None = None
+    num_tokens_in_all: int | None = None
+    num_bad: int = 0
+    first_bad: str = ""
+    unused_fields: Mapping[str, int] = field(default_factory=dict)
 
 
 def sequence_file(folder: Path, length: int) -> Path:
@@ -99,9 +111,22 @@ def write_sequences(
         num_short=counts["short"],
         num_long=counts["long"],
         num_dropped=max(0, counts["tokens"] - counts["used"] - rows[full].num_cut),
+        num_padding=sum(kind.num_padding for kind in rows.values()),
+        **(_known_of(documents) if isinstance(documents, Documents) else {}),
     )
     (folder / COUNTS).write_text(json.dumps(asdict(report)), encoding="utf-8")
     return report
+
+
+def _known_of(documents: Documents) -> dict[str, Any]:
+    """What is known of the data that the documents came from."""
+    return {
+        "num_in_all": documents.num_in_all,
+        "num_tokens_in_all": documents.num_tokens_in_all,
+        "num_bad": documents.reader.num_bad,
+        "first_bad": documents.reader.first_bad,
+        "unused_fields": dict(documents.reader.unused),
+    }
 
 
 def _check(counts: Mapping[str, int], num_sequences: int, longest: int, length: int, pack: str) -> None:
@@ -136,7 +161,7 @@ class _Rows:
     def __init__(self, folder: Path, length: int, is_joined: bool, wanted: int, end: int | None) -> None:
         self.file = sequence_file(folder, length).open("wb")
         self.length, self.is_joined, self.wanted, self.end = length, is_joined, wanted, end
-        self.count = self.num_cut = self.num_learned = 0
+        self.count = self.num_cut = self.num_learned = self.num_padding = 0
         self.rest: list[int] = []
         self.holds_whole = False
 
@@ -173,8 +198,9 @@ class _Rows:
     def finish(self) -> None:
         """Fill up and write a sequence that marked documents were put into; a cut one is dropped."""
         if self.holds_whole and not self.is_enough:
-            padding = (self.end or 0) | IGNORE
-            self._write([*self.rest, *[padding] * (self.length - len(self.rest))])
+            padding = [(self.end or 0) | IGNORE] * (self.length - len(self.rest))
+            self._write([*self.rest, *padding])
+            self.num_padding += len(padding)
         self.rest = []
 
     def _write(self, tokens: list[int]) -> None:

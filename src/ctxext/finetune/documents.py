@@ -1,14 +1,17 @@
 """What is learned from: texts, prompts with their answers, and conversations, as token ids."""
 
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ctxext.data.encoding import Encoder
-from ctxext.data.texts import FIELD, read_records
+from ctxext.data.records import TRAIN
 from ctxext.errors import CtxextError
+from ctxext.finetune.formats import COMPLETION, MESSAGES, PROMPT, TEXT, TOOLS, BadRecord, RecordReader
+from ctxext.finetune.mixture import Mixture, Source
 
-PROMPT, COMPLETION, MESSAGES = "prompt", "completion", "messages"
 LEARN = ("answers", "all")
 
 
@@ -29,75 +32,130 @@ DocumentReader = Callable[[Any, Mapping[int, int]], Iterable[Document]]
 """Gives the documents, from the tokenizer of the model and how many sequences are wanted of each length in tokens."""
 
 
-def read_documents(data: str, tokenizer: Any, learn: str = "answers") -> Iterator[Document]:
-    """The documents of a file or a data set, by the fields that trl and datasets know.
-
-    A record has a `text`, or a `prompt` and its `completion`, or `messages` with roles, which the tokenizer's chat
-    template renders. Completions and what the assistant says are answers.
+@dataclass
+class Documents:
+    """The documents of files and data sets, shuffled, in one pass; what is known of them grows while it lasts.
 
     Args:
-        data: A text, JSON lines or parquet file, or the id of a data set.
+        sources: Files, folders and data sets.
         tokenizer: A transformers tokenizer.
         learn: "answers": where answers are marked, the loss counts nothing else; "all": it counts every token.
+        reader: Checks the records.
+        splits: Names of the split to read.
+        seed: Decides the order.
+        long_length: Tokens from which a document is long.
+        long_share: Share of the tokens that come from long documents; None to take them as they are.
+
+    Attributes:
+        num_in_all: Records that there are; None where they are streamed.
+        num_tokens_in_all: About how many tokens they have.
+    """
+
+    sources: Sequence[Source]
+    tokenizer: Any
+    learn: str = "answers"
+    reader: RecordReader = field(default_factory=RecordReader)
+    splits: Sequence[str] = TRAIN
+    seed: int = 0
+    long_length: int = 0
+    long_share: float | None = None
+    num_in_all: int | None = None
+    num_tokens_in_all: int | None = None
+
+    def __iter__(self) -> Iterator[Document]:
+        """The documents.
+
+        Raises:
+            CtxextError: the data cannot be read, or a record is bad and those are not skipped.
+        """
+        encoder = Encoder(self.tokenizer, chat_template=False)
+        num_tokens = num_characters = 0
+        with tempfile.TemporaryDirectory(prefix="ctxext-records-") as folder:
+            mixture = Mixture(
+                self.sources,
+                self.splits,
+                self.reader,
+                Path(folder),
+                self.seed,
+                long_share=self.long_share,
+                is_long=lambda text: len(text) >= self.long_length and len(encoder.document(text)) >= self.long_length,
+            )
+            for place, record, size in mixture:
+                self.num_in_all = mixture.num_records
+                try:
+                    document = as_document(record, encoder, self.learn)
+                except BadRecord as error:
+                    mixture.took(0)
+                    self.reader.refuse(f"{place} {error}.", f'Give a "{PROMPT}" and a "{COMPLETION}", or "{TEXT}".')
+                    continue
+                mixture.took(len(document.ids))
+                num_tokens, num_characters = num_tokens + len(document.ids), num_characters + size
+                if self.num_in_all is not None:
+                    self.num_tokens_in_all = round(num_tokens * mixture.num_characters / max(1, num_characters))
+                yield document
+
+
+def as_document(record: Mapping[str, Any], encoder: Encoder, learn: str) -> Document:
+    """A record in our own fields as tokens. Completions and what the assistant says are answers.
 
     Raises:
-        CtxextError: the data cannot be read, or a record has no such field.
+        BadRecord: nothing can be learned from it.
     """
-    encoder = Encoder(tokenizer, chat_template=False)
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    for place, record in read_records(data, (FIELD, PROMPT, COMPLETION, MESSAGES)):
-        if isinstance(record.get(FIELD), str):
-            yield Document(encoder.document(record[FIELD]))
-            continue
-        # The end is learned with the answer: a model that was never told where to stop goes on.
-        parts = _parts(record, place, tokenizer)
-        is_chat = MESSAGES in record
-        ids = [] if is_chat else encoder.start()
-        marks = [False] * len(ids)
-        for text, is_answer in parts:
-            piece = [*encoder.piece(text), *(end if is_answer and not is_chat else [])]
-            ids = ids + piece
-            marks += [is_answer] * len(piece)
-        yield Document(ids, marks if learn == "answers" else None)
+    if TEXT in record:
+        return Document(encoder.document(record[TEXT]))
+    tokenizer = encoder.tokenizer
+    is_chat = MESSAGES in record and (PROMPT not in record or bool(getattr(tokenizer, "chat_template", None)))
+    parts = _turns(record, tokenizer) if is_chat else [(record[PROMPT], False), (record[COMPLETION], True)]
+    # The end is learned with the answer: a model that was never told where to stop goes on.
+    end = [] if is_chat or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    ids = [] if is_chat else encoder.start()
+    marks = [False] * len(ids)
+    for text, is_answer in parts:
+        found = [*encoder.piece(text), *(end if is_answer else [])]
+        ids = ids + found
+        marks += [is_answer] * len(found)
+    return Document(ids, marks if learn == "answers" else None)
 
 
-def _parts(record: Mapping[str, Any], place: str, tokenizer: Any) -> list[tuple[str, bool]]:
-    """The text of a record in pieces, each with whether it is an answer."""
-    if isinstance(record.get(PROMPT), str) and isinstance(record.get(COMPLETION), str):
-        return [(record[PROMPT], False), (record[COMPLETION], True)]
-    if not isinstance(record.get(MESSAGES), list):
-        raise CtxextError(
-            f'{place} has no "{FIELD}", no "{PROMPT}" with a "{COMPLETION}", and no "{MESSAGES}".',
-            hint="Give every record one of them.",
-        )
-    if not getattr(tokenizer, "chat_template", None):
-        raise CtxextError(
-            f"{place} is a conversation, and this model's tokenizer has no chat template.",
-            hint=f'Give a "{PROMPT}" and a "{COMPLETION}", or "{FIELD}".',
-        )
-    return _turns(record[MESSAGES], place, tokenizer)
-
-
-def _turns(messages: list[Any], place: str, tokenizer: Any) -> list[tuple[str, bool]]:
+def _turns(record: Mapping[str, Any], tokenizer: Any) -> list[tuple[str, bool]]:
     """A conversation as its template renders it, cut where the assistant's turns begin and end."""
-    render = tokenizer.apply_chat_template
+    from jinja2 import TemplateError
+
+    if not getattr(tokenizer, "chat_template", None):
+        raise BadRecord("is a conversation, and this model's tokenizer has no chat template")
+    messages = [{key: value for key, value in message.items() if key != "weight"} for message in record[MESSAGES]]
+    weights = [message.get("weight", 1) for message in record[MESSAGES]]
+    more = {TOOLS: record[TOOLS]} if TOOLS in record else {}
     parts, done = [], ""
     try:
         for number, message in enumerate(messages, start=1):
             if message["role"] != "assistant":
                 continue
-            before = str(render(messages[: number - 1], tokenize=False, add_generation_prompt=True))
-            after = str(render(messages[:number], tokenize=False))
+            render = tokenizer.apply_chat_template
+            before = str(render(messages[: number - 1], tokenize=False, add_generation_prompt=True, **more))
+            after = str(render(messages[:number], tokenize=False, **more))
             if not before.startswith(done) or not after.startswith(before):
                 raise ValueError("it renders a turn otherwise once others follow")
-            parts += [(before[len(done) :], False), (after[len(before) :], True)]
+            parts += [(before[len(done) :], False), (after[len(before) :], bool(weights[number - 1]))]
             done = after
-    except Exception as error:
-        # A template is a program of its maker's, and stops in any way it likes.
-        raise CtxextError(
-            f"{place} cannot be rendered by the tokenizer's chat template: {str(error).splitlines()[0]}.",
-            hint=f'Render it yourself, as "{PROMPT}" and "{COMPLETION}".',
-        ) from error
-    if not parts:
-        raise CtxextError(f"{place} has no message of the assistant.", hint="There is nothing to learn from it.")
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise BadRecord(f"cannot be rendered by the tokenizer's chat template: {lines[0]}") from error
+    if not any(is_answer for _, is_answer in parts):
+        raise BadRecord("has no message of the assistant to learn")
     return parts
+
+
+def check_sources(sources: Sequence[Source], long_share: float | None) -> None:
+    """Refuse what cannot be mixed before a model is loaded.
+
+    Raises:
+        CtxextError: some have a weight and others none, or streamed data is asked for what only files can give.
+    """
+    if len({source.weight is None for source in sources}) > 1:
+        raise CtxextError("Some of --data have a weight and others none.", hint="Give each one, as --data a.jsonl:0.7.")
+    remote = next((source.data for source in sources if not source.is_local), None)
+    if remote and long_share is not None:
+        raise CtxextError(f'--long-share needs files, and "{remote}" is streamed.', hint="Download it first.")
+    if remote and len(sources) > 1 and sources[0].weight is None:
+        raise CtxextError(f'"{remote}" is streamed, so its size is not known.', hint="Give each --data a weight.")

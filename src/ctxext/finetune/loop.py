@@ -1,15 +1,18 @@
 """The training itself: transformers' Trainer with the few things it lacks."""
 
+import dataclasses
+import difflib
 import math
-import resource
-import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import SequentialSampler
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy
+from transformers.training_args import OptimizerNames
 from transformers.utils import logging
 
 from ctxext.checkpoint import read_json_object
@@ -17,8 +20,10 @@ from ctxext.errors import CtxextError
 from ctxext.files import Progress
 from ctxext.finetune.batches import Sequences, stacked
 from ctxext.finetune.options import TrainingOptions
+from ctxext.finetune.watch import STEPS, LiveLine, StopAfterStep
 
 STATE = "trainer_state.json"
+OPTIMIZERS = tuple(optimizer.value for optimizer in OptimizerNames)
 
 
 class OrderedTrainer(Trainer):  # type: ignore[misc]
@@ -26,49 +31,6 @@ class OrderedTrainer(Trainer):  # type: ignore[misc]
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
-
-
-class LiveLine(TrainerCallback):  # type: ignore[misc]
-    """Tells step, loss, speed and memory after every step, and stops where the loss is lost.
-
-    Args:
-        progress: Called with a text, steps done and steps in all.
-        tokens_per_step: Tokens of a step over all processes.
-    """
-
-    def __init__(self, progress: Progress | None, tokens_per_step: int) -> None:
-        self.progress, self.tokens_per_step = progress, tokens_per_step
-        self.started, self.first_step = 0.0, 0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start the clock."""
-        self.started, self.first_step = time.perf_counter(), state.global_step
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Show the line.
-
-        Raises:
-            CtxextError: the loss is no number any more.
-        """
-        loss = (logs or {}).get("loss")
-        if loss is None:
-            return
-        if not math.isfinite(loss):
-            raise CtxextError(
-                f"The loss is not finite at step {state.global_step}.", hint="Lower --learning-rate, or use --dtype."
-            )
-        if self.progress is not None and state.is_world_process_zero:
-            seconds = max(time.perf_counter() - self.started, 1e-9)
-            speed = (state.global_step - self.first_step) * self.tokens_per_step / seconds
-            text = f"loss {loss:.3f} · {speed:,.0f} tokens/s · {memory_in_use() / 2**30:.1f} GiB"
-            self.progress(text, state.global_step, state.max_steps)
-
-
-def memory_in_use() -> int:
-    """Peak memory in bytes: the accelerator's where there is one, otherwise this process's."""
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def training_arguments(options: TrainingOptions, folder: Path, num_processes: int) -> TrainingArguments:
@@ -81,6 +43,12 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
         raise CtxextError(
             f"--report-to {options.report_to} needs a package that is not here.",
             hint=f"pip install {options.report_to}",
+        )
+    if options.optimizer not in OPTIMIZERS:
+        near = ", ".join(difflib.get_close_matches(options.optimizer, OPTIMIZERS, n=3, cutoff=0.3))
+        raise CtxextError(
+            f'--optimizer "{options.optimizer}" is not known.',
+            hint=f"Did you mean {near}?" if near else f"Choose {', '.join(OPTIMIZERS)}.",
         )
     sharing = options.context_parallel
     if num_processes % sharing or (sharing > 1 and not torch.cuda.is_available()):
@@ -105,8 +73,12 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
         gradient_accumulation_steps=options.batch_size // at_once,
         learning_rate=options.learning_rate,
         lr_scheduler_type="constant_with_warmup" if options.schedule == "constant" else options.schedule,
-        warmup_steps=math.ceil(options.warmup * options.steps),
-        weight_decay=0.0,
+        warmup_steps=warmup_steps(options),
+        optim=options.optimizer,
+        weight_decay=options.weight_decay,
+        adam_beta1=options.beta1,
+        adam_beta2=options.beta2,
+        neftune_noise_alpha=options.neftune,
         seed=options.seed,
         logging_steps=1,
         logging_nan_inf_filter=False,
@@ -124,6 +96,17 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
     )
 
 
+def held_out_sequences(folder: Path, options: TrainingOptions, count: int) -> Sequences:
+    """Sequences of the full length, each once and in order, to measure on."""
+    once: dict[str, Any] = {"steps": count, "batch_size": 1, "micro_batch": 1, "short_share": 0.0, "start_length": None}
+    return Sequences(folder, dataclasses.replace(options, **once))
+
+
+def warmup_steps(options: TrainingOptions) -> int:
+    """Steps in which the learning rate rises."""
+    return math.ceil(options.warmup * options.steps)
+
+
 def _parallelism(sharing: int, num_processes: int) -> dict[str, Any]:
     """How accelerate spreads a sequence over devices: ring attention, beside weights that FSDP2 shards."""
     if sharing == 1:
@@ -134,7 +117,14 @@ def _parallelism(sharing: int, num_processes: int) -> dict[str, Any]:
 
 
 def train(
-    model: Any, arguments: TrainingArguments, data: Sequences, progress: Progress | None, last_save: Path | None
+    model: Any,
+    arguments: TrainingArguments,
+    data: Sequences,
+    progress: Progress | None,
+    last_save: Path | None,
+    *,
+    held_out: Sequences | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Trainer:
     """Train to the last step, from the beginning or from where a run was saved.
 
@@ -144,6 +134,8 @@ def train(
         data: The sequences of every step.
         progress: Called with a text, steps done and steps in all.
         last_save: A folder from `newest_save`.
+        held_out: Sequences on which the loss is measured at every save.
+        tell: Called with what was measured.
 
     Returns:
         The Trainer; the losses are in its `state.log_history`.
@@ -151,10 +143,21 @@ def train(
     options = data.options
     if options.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    trainer = OrderedTrainer(model=model, args=arguments, train_dataset=data, data_collator=stacked)
+    if held_out is not None:
+        arguments.eval_strategy, arguments.eval_steps = IntervalStrategy.STEPS, options.save_every
+        arguments.per_device_eval_batch_size, arguments.prediction_loss_only = 1, True
+    trainer = OrderedTrainer(
+        model=model, args=arguments, train_dataset=data, eval_dataset=held_out, data_collator=stacked
+    )
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(LiveLine(progress, options.batch_size * options.sequence_length))
-    trainer.train(resume_from_checkpoint=str(last_save) if last_save else None)
+    steps_file = Path(arguments.output_dir) / STEPS
+    trainer.add_callback(LiveLine(progress, options.batch_size * options.sequence_length, steps_file, tell))
+    stop = StopAfterStep()
+    trainer.add_callback(stop)
+    with stop:
+        trainer.train(resume_from_checkpoint=str(last_save) if last_save else None)
+    if stop.is_asked and trainer.state.global_step < trainer.state.max_steps:
+        raise KeyboardInterrupt
     return trainer
 
 

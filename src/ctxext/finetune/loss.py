@@ -15,6 +15,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ctxext.errors import CtxextError
+from ctxext.finetune.comparison import Comparison, Divergence, Head, NextToken, Source
 
 IGNORED = -100
 # On a CPU small enough that memory is reused instead of asked for again; on an accelerator large enough to fill it.
@@ -22,10 +23,9 @@ _PIECE_BYTES = {"cpu": 24 << 20}
 _ACCELERATOR_BYTES = 256 << 20
 _PROBE_LENGTH, _PROBE_PIECE = 16, 5
 _TOLERANCE = 0.02
-Head = Callable[[torch.Tensor], torch.Tensor]
 
 
-def use_chunked_loss(model: Any, piece: int | None = None) -> None:
+def use_chunked_loss(model: Any, piece: int | None = None, source: Source | None = None) -> None:
     """Replace a causal language model's forward by one that returns the loss alone, computed piece by piece.
 
     It stays inside the model's call, so that whatever wraps the model (data parallel, FSDP, autocast) works unchanged.
@@ -34,6 +34,7 @@ def use_chunked_loss(model: Any, piece: int | None = None) -> None:
         model: A causal language model of transformers; adapters may be inside already or come later.
         piece: Learned positions at once, over all rows; by default as many as make 24 MiB of float32 logits, or 256
             MiB on an accelerator.
+        source: A model to stay close to where it knows the positions.
 
     Raises:
         CtxextError: the model's forward cannot be taken apart like this.
@@ -44,7 +45,6 @@ def use_chunked_loss(model: Any, piece: int | None = None) -> None:
             "last hidden states."
         )
     own = model.forward
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
 
     def forward(
         input_ids: Any, labels: Any, num_items_in_batch: Any = None, shift_labels: Any = None, **kwargs: Any
@@ -58,25 +58,47 @@ def use_chunked_loss(model: Any, piece: int | None = None) -> None:
         targets = shift_labels
         if targets is None:
             targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        kept = targets != IGNORED
-        # Only positions that are learned need logits; in a row, as the head sees each by itself.
-        hidden, wanted, ids = output.last_hidden_state[kept][None], targets[kept][None], input_ids[kept][None]
-        size = piece or max(1, _PIECE_BYTES.get(labels.device.type, _ACCELERATOR_BYTES) // (4 * vocabulary))
+        size = positions_at_once(model, labels.device, piece)
         is_frozen = not any(parameter.requires_grad for parameter in _head_parameters(model))
-        total = hidden[:, :0].sum()  # Nothing yet, but with a gradient, for a batch that learns nothing.
-        for begin in range(0, hidden.shape[1], size):
-            rows = slice(begin, begin + size)
-            head = functools.partial(_logits, model, own, type(output), ids[:, rows])
-            if is_frozen:
-                total = total + _EagerLoss.apply(hidden[:, rows], wanted[:, rows], head)  # type: ignore[no-untyped-call]
-            else:
-                total = total + checkpoint(
-                    _piece_loss, hidden[:, rows], wanted[:, rows], head, use_reentrant=False, preserve_rng_state=False
-                )
+
+        def summed(hidden: torch.Tensor, ids: torch.Tensor, compare: Callable[[slice], Comparison]) -> torch.Tensor:
+            total = hidden[:, :0].sum()  # Nothing yet, but with a gradient, for a batch that learns nothing.
+            for begin in range(0, hidden.shape[1], size):
+                rows = slice(begin, begin + size)
+                head = functools.partial(logits_of, model, own, type(output), ids[:, rows])
+                if is_frozen:
+                    total = total + _EagerLoss.apply(hidden[:, rows], compare(rows), head)  # type: ignore[no-untyped-call]
+                else:
+                    total = total + checkpoint(
+                        _piece_loss, hidden[:, rows], compare(rows), head, use_reentrant=False, preserve_rng_state=False
+                    )
+            return total
+
+        # Only positions that are learned need logits; in a row, as the head sees each by itself.
+        kept = targets != IGNORED
+        wanted = targets[kept]
+        total = summed(
+            output.last_hidden_state[kept][None], input_ids[kept][None], lambda rows: NextToken(wanted[rows])
+        )
         count = kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-        return CausalLMOutputWithPast(loss=total / torch.as_tensor(count, device=total.device))
+        loss = total / torch.as_tensor(count, device=total.device)
+        if source is not None and model.training and source.knows(given["position_ids"]):
+            said, head = source.read(input_ids, given)
+            hidden, ids = output.last_hidden_state.flatten(0, 1)[None], input_ids.flatten()[None]
+            total = summed(hidden, ids, lambda rows: Divergence(said[:, rows], head))
+            # What many processes and batches give to one step adds up to a mean over its tokens.
+            loss = loss + source.weight * total / (
+                ids.numel() if num_items_in_batch is None else source.tokens_per_step
+            )
+        return CausalLMOutputWithPast(loss=loss)
 
     model.forward = forward
+
+
+def positions_at_once(model: Any, device: torch.device, piece: int | None) -> int:
+    """Of how many positions the logits are there at once."""
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    return piece or max(1, _PIECE_BYTES.get(device.type, _ACCELERATOR_BYTES) // (4 * vocabulary))
 
 
 def _head_parameters(model: Any) -> Iterator[torch.nn.Parameter]:
@@ -86,34 +108,28 @@ def _head_parameters(model: Any) -> Iterator[torch.nn.Parameter]:
     yield from model.get_output_embeddings().parameters()
 
 
-def _logits(model: Any, own: Any, kind: type, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+def logits_of(model: Any, own: Any, kind: type, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     """The logits of some hidden states, by the model's own forward."""
     with _standing_in(model.base_model, kind(last_hidden_state=hidden)):
         logits: torch.Tensor = own(input_ids=ids, use_cache=False).logits
     return logits
 
 
-def _piece_loss(hidden: torch.Tensor, targets: torch.Tensor, head: Head) -> torch.Tensor:
+def _piece_loss(hidden: torch.Tensor, comparison: Comparison, head: Head) -> torch.Tensor:
     """The summed loss of one piece, in float32."""
-    flat = head(hidden).float().flatten(0, 1)
-    return torch.nn.functional.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    return comparison.loss(head(hidden).float().flatten(0, 1))
 
 
 class _EagerLoss(torch.autograd.Function):
-    """The summed loss of one piece, its gradient computed in the same breath: softmax minus one at the target."""
+    """The summed loss of one piece, its gradient computed in the same breath."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, targets: torch.Tensor, head: Head) -> torch.Tensor:
+    def forward(ctx: Any, hidden: torch.Tensor, comparison: Comparison, head: Head) -> torch.Tensor:
         """Compute loss and gradient; only the gradient, as large as the hidden states, is kept."""
         with torch.enable_grad():
             leaf = hidden.detach().requires_grad_()
             logits = head(leaf)
-        scores = logits.detach().float().flatten(0, 1).log_softmax(-1)
-        is_kept = (targets.flatten() != IGNORED)[:, None]
-        columns = targets.flatten().clamp(min=0)[:, None]
-        loss = -(scores.gather(1, columns) * is_kept).sum()
-        slope = scores.exp_()
-        slope.scatter_add_(1, columns, slope.new_full((1, 1), -1.0).expand_as(columns)).mul_(is_kept)
+        loss, slope = comparison.loss_and_slope(logits.detach().float().flatten(0, 1))
         (gradient,) = torch.autograd.grad(logits, leaf, slope.view_as(logits).to(logits.dtype))
         ctx.save_for_backward(gradient)
         return loss

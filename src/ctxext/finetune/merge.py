@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint
+from ctxext.checkpoint import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint, read_json_object
 from ctxext.converters.output_directory import check_out, full_disk_told, give_name, recover, staging_directory
 from ctxext.errors import CtxextError
 from ctxext.families import family_of, text_config
 from ctxext.files import MANIFEST, Progress, as_json
 from ctxext.finetune.card import render_card
 from ctxext.finetune.rewrite import rewrite, stored_shapes
-from ctxext.finetune.tensors import AdapterChanges, Changes
+from ctxext.finetune.tensors import AdapterChanges, Changes, stored_name
 from ctxext.recipes.rotary import provenance
 from ctxext.version import __version__
 
@@ -67,7 +67,7 @@ def merge(
     check_out(out, adapter, overwrite=overwrite)
     checkpoint.check_weights()
     shapes = stored_shapes(checkpoint)
-    changes = AdapterChanges(adapter, shapes, tied=is_tied(checkpoint))
+    changes = AdapterChanges(adapter, shapes, tied=tied_embeddings(checkpoint))
     out = out.resolve()
     recover(out)
     with full_disk_told(out), staging_directory(out) as work:
@@ -77,16 +77,27 @@ def merge(
     return Merged(out, len(changes.names), len(shapes))
 
 
-def is_tied(checkpoint: Checkpoint) -> bool:
-    """Whether the output embedding is the input embedding."""
+def tied_embeddings(checkpoint: Checkpoint) -> dict[str, str]:
+    """The stored name of an output embedding that is the input embedding, with that one's; empty where they are two."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
     config = checkpoint.config
     text = text_config(config, family_of(config))
-    from transformers import AutoConfig
-
+    stock = AutoConfig.for_model(str(config["model_type"]))
     stated = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
     if stated is None:  # The class decides; transformers knows its default.
-        return bool(AutoConfig.for_model(str(config["model_type"])).get_text_config().tie_word_embeddings)
-    return bool(stated)
+        stated = stock.get_text_config().tie_word_embeddings
+    if not stated:
+        return {}
+    stored = stored_shapes(checkpoint)
+    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(stock), None)
+    keys = getattr(known, "_tied_weights_keys", None)
+    if isinstance(keys, dict):
+        return {head: name for head, embedding in keys.items() if (name := stored_name(embedding, stored)) is not None}
+    # transformers 4 names the output embedding alone.
+    embedding = next((name for name in stored if "embed" in name and not name.startswith("lm_head")), None)
+    return {str((keys or ["lm_head.weight"])[0]): embedding} if embedding else {}
 
 
 def write_merged(
@@ -126,9 +137,29 @@ def write_merged(
             (work / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(checkpoint.folder / path, work / path)
     noted = {**provenance(checkpoint.config), "finetune": {"version": __version__, **notes}}
-    (work / "config.json").write_text(as_json({**checkpoint.config, "ctxext": noted}), encoding="utf-8")
+    config = {**(_untied(checkpoint) if changes.untied else checkpoint.config), "ctxext": noted}
+    (work / "config.json").write_text(as_json(config), encoding="utf-8")
+    _write_index(work, changes)
     (work / "README.md").write_text(render_card(checkpoint, notes), encoding="utf-8")
     (work / MANIFEST).write_text(as_json(_manifest(checkpoint, work, weights, notes)), encoding="utf-8")
+
+
+def _untied(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The configuration of a model whose output embedding is a tensor of its own."""
+    config = {**checkpoint.config, "tie_word_embeddings": False}
+    inner = family_of(config).text_config
+    return {**config, inner: {**config[inner], "tie_word_embeddings": False}} if inner in config else config
+
+
+def _write_index(work: Path, changes: Changes) -> None:
+    """Name the output embeddings that are new in the list of the shards, where there is one."""
+    path = work / "model.safetensors.index.json"
+    if not path.is_file() or not changes.untied:
+        return
+    index = read_json_object(path)
+    for head, embedding in changes.untied.items():
+        index["weight_map"].setdefault(head, index["weight_map"][embedding])
+    path.write_text(as_json(index), encoding="utf-8")
 
 
 def _manifest(

@@ -1,6 +1,7 @@
 """How a fine-tune is run: every choice that decides its outcome, checked when it is made."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,8 @@ _AT_LEAST_ONE = (
     *("rank", "steps", "batch_size", "micro_batch", "save_every", "length", "start_length", "window", "group"),
     *("short_length", "piece", "context_parallel"),
 )
-_SHARES = ("short_share", "warmup", "dropout")
+_SHARES = ("short_share", "warmup", "dropout", "weight_decay", "beta1", "beta2")
+_MANY = 1000
 CHANGEABLE = ("device", "save_every", "report_to")
 """What may differ between a run and the one that continues it."""
 
@@ -36,11 +38,17 @@ class TrainingOptions:
             beginning learns the same in less time (arXiv 2310.00576).
         learn: "answers" counts only marked answers where data marks them; "all" counts every token.
         steps: Optimizer steps.
+        epochs: How often all sequences of the full length are seen; decides the steps once the data was read.
         batch_size: Sequences per step, over all processes.
         micro_batch: Sequences that one device computes at once.
         learning_rate: Its peak; by default 2e-4 with LoRA and 2e-5 without.
         schedule: How the learning rate falls: cosine, linear or constant.
         warmup: Share of the steps in which it rises.
+        optimizer: An optimizer by the Trainer's own name, as adamw_torch, adamw_8bit, paged_adamw_8bit or adafactor.
+        weight_decay: How much of itself a weight loses, times the learning rate.
+        beta1: How long AdamW remembers gradients, 0 to 1.
+        beta2: How long it remembers their squares, 0 to 1.
+        neftune: Noise on the embeddings (arXiv 2310.05914); none by default.
         rank: Rank of the LoRA matrices.
         alpha: Their weight; by default twice the rank.
         dropout: Share of a LoRA input that is dropped.
@@ -54,6 +62,8 @@ class TrainingOptions:
             positions start again with each and attention stays inside it.
         short_share: Share of the steps that train at the short length.
         short_length: Tokens of their sequences; by default the original context length.
+        keep_short: Hold what the model says of sequences inside the trained window close to what its source says
+            (arXiv 2502.07365).
         positions: "full", or "pose" to skip positions in short windows (arXiv 2309.10400).
         window: Tokens that a sequence has with pose; by default the original context length.
         attention: "full", or "shifted" for LongLoRA's groups while training (arXiv 2309.12307).
@@ -75,11 +85,17 @@ class TrainingOptions:
     start_length: int | None = None
     learn: str = "answers"
     steps: int = 200
+    epochs: float | None = None
     batch_size: int = 8
     micro_batch: int = 1
     learning_rate: float | None = None
     schedule: str = "cosine"
     warmup: float = 0.05
+    optimizer: str = "adamw_torch_fused"
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    neftune: float | None = None
     rank: int = 16
     alpha: float | None = None
     dropout: float = 0.0
@@ -92,6 +108,7 @@ class TrainingOptions:
     pack: str = "off"
     short_share: float = 0.2
     short_length: int | None = None
+    keep_short: bool = False
     positions: str = "full"
     window: int | None = None
     attention: str = "full"
@@ -117,7 +134,7 @@ class TrainingOptions:
         for name in _SHARES:
             if not 0 <= (value := getattr(self, name)) < 1:
                 raise CtxextError(f'{_option(name)} is a share from 0 to 1, not "{value}".')
-        for name in ("learning_rate", "alpha"):
+        for name in ("learning_rate", "alpha", "neftune", "epochs"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise CtxextError(f'{_option(name)} must be above 0, not "{value}".')
         if self.device not in ("auto", "cpu"):
@@ -134,6 +151,8 @@ class TrainingOptions:
             raise CtxextError("--quantize is for LoRA; --full trains the weights themselves.")
         if self.context_parallel > 1 and (self.pack == "restart" or self.attention == "shifted"):
             raise CtxextError("--context-parallel goes without --pack restart and --attention shifted.")
+        if self.context_parallel > 1 and self.keep_short:
+            raise CtxextError("--keep-short goes without --context-parallel.")
         if self.window and self.positions != "pose":
             raise CtxextError("--window is for --positions pose.", hint="Add --positions pose, or use --length alone.")
         if self.group and self.attention != "shifted":
@@ -200,10 +219,26 @@ class TrainingOptions:
 
     def sequences_wanted(self) -> dict[int, int]:
         """How many sequences of each length all steps take together."""
+        if self.epochs:
+            # All of every length that a long run has.
+            lengths = map(dataclasses.replace(self, steps=_MANY, epochs=None).length_of_step, range(_MANY))
+            return dict.fromkeys([self.sequence_length, *lengths], 1 << 40)
         wanted = {self.sequence_length: 0}
         for length in map(self.length_of_step, range(self.steps)):
             wanted[length] = wanted.get(length, 0) + self.batch_size * (self.sequence_length // length)
         return {length: max(1, count) for length, count in wanted.items()}
+
+    def for_data(self, num_sequences: int) -> "TrainingOptions":
+        """The same options with the steps that the epochs come to.
+
+        Args:
+            num_sequences: How many sequences of the full length there are.
+        """
+        if not self.epochs:
+            return self
+        return dataclasses.replace(
+            self, steps=max(1, math.ceil(self.epochs * num_sequences / self.batch_size)), epochs=None
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As reports write it."""

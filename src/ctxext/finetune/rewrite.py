@@ -1,10 +1,11 @@
 """Write a safetensors file again with some tensors changed, one tensor in memory at a time."""
 
 import hashlib
+import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 
@@ -48,6 +49,7 @@ def rewrite(origin: Path, target: Path, changes: Changes, advance: Advance | Non
         CtxextError: a tensor that changes is stored in a type that cannot be computed with.
     """
     header = read_safetensors_header(origin)
+    added = {head: name for head, name in changes.untied.items() if name in header and head not in header}
     digest = hashlib.sha256()
     with origin.open("rb") as reading, target.open("wb") as writing:
 
@@ -58,18 +60,39 @@ def rewrite(origin: Path, target: Path, changes: Changes, advance: Advance | Non
                 advance(len(content))
 
         prefix = reading.read(8)
-        write(prefix + reading.read(struct.unpack("<Q", prefix)[0]))
+        own = reading.read(struct.unpack("<Q", prefix)[0])
+        write(_with_entries(own, header, added) if added else prefix + own)
+        kept: dict[str, bytes] = {}
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
             size = entry["data_offsets"][1] - entry["data_offsets"][0]
-            if name in changes.names:
-                write(_changed(reading.read(size), name, entry["dtype"], tuple(entry["shape"]), changes))
-            else:
+            if name not in changes.names and name not in added.values():
                 _copy(reading, size, write)
+                continue
+            content = reading.read(size)
+            kept.update((head, content) for head, embedding in added.items() if embedding == name)
+            write(_changed(content, name, entry, changes))
+        for head, name in added.items():
+            write(_changed(kept[head], head, header[name], changes))
     return digest.hexdigest()
 
 
-def _changed(content: bytes, name: str, dtype: str, shape: tuple[int, ...], changes: Changes) -> bytes:
+def _with_entries(own: bytes, header: Mapping[str, Any], added: Mapping[str, str]) -> bytes:
+    """The head of a safetensors file with entries for tensors behind all others, as large as those they come from."""
+    entries = json.loads(own)
+    end = max(entry["data_offsets"][1] for entry in header.values())
+    for head, name in added.items():
+        begin, end = end, end + header[name]["data_offsets"][1] - header[name]["data_offsets"][0]
+        entries[head] = {**header[name], "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _changed(content: bytes, name: str, entry: Mapping[str, Any], changes: Changes) -> bytes:
     """A tensor's new bytes."""
+    if name not in changes.names:
+        return content
+    dtype, shape = entry["dtype"], tuple(entry["shape"])
     if dtype not in DTYPES:
         raise CtxextError(f'"{name}" is stored as {dtype}, which nothing can be merged into.')
     old = torch.frombuffer(bytearray(content), dtype=DTYPES[dtype]).reshape(shape)

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 import time
 import warnings
@@ -16,13 +15,14 @@ from ctxext.checkpoint import read_json_object
 from ctxext.converters.output_directory import check_out, full_disk_told, give_name, recover, staging_directory
 from ctxext.errors import CtxextError
 from ctxext.files import Progress, as_json
-from ctxext.finetune.base import Base, load_base, open_base
-from ctxext.finetune.data import DataReport, read_report, write_sequences
+from ctxext.finetune.base import Base, open_base
+from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
-from ctxext.finetune.merge import ADAPTER, is_tied, save_adapter, write_merged
+from ctxext.finetune.merge import ADAPTER, save_adapter, tied_embeddings, write_merged
 from ctxext.finetune.options import CHANGEABLE, TrainingOptions
+from ctxext.finetune.prepare import HELD_OUT, is_first, prepare
 from ctxext.finetune.rewrite import stored_shapes
-from ctxext.finetune.tensors import AdapterChanges, WholeChanges, stored_name
+from ctxext.finetune.tensors import AdapterChanges, WholeChanges
 
 if TYPE_CHECKING:
     pass
@@ -79,6 +79,7 @@ def finetune(
     overwrite: bool = False,
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
+    read_held_out: DocumentReader | None = None,
 ) -> Finetuned | None:
     """Train an extended checkpoint on long sequences.
 
@@ -95,6 +96,7 @@ def finetune(
         overwrite: Replace OUT, and an unfinished run beside it.
         progress: Called with what is being done, how much of it and how much in all.
         tell: Called with facts beside the result, one line each.
+        read_held_out: Gives documents on which the loss is measured at every save.
 
     Returns:
         What was done; None in all processes but the first.
@@ -116,9 +118,8 @@ def finetune(
         with warnings.catch_warnings():
             # Trainer and peft ask models in ways that transformers itself calls old.
             warnings.filterwarnings("ignore", category=FutureWarning)
-            done = _train(
-                base, folder, read_documents, options, merge=merge, resume=resume, progress=progress, tell=tell
-            )
+            readers = (read_documents, read_held_out)
+            done = _train(base, folder, readers, options, merge=merge, resume=resume, progress=progress, tell=tell)
     except CtxextError:
         if is_first() and not any(folder.glob("checkpoint-*")):
             shutil.rmtree(folder, ignore_errors=True)
@@ -131,11 +132,6 @@ def finetune(
         give_name(work, out)
     shutil.rmtree(folder, ignore_errors=True)
     return result
-
-
-def is_first() -> bool:
-    """Whether this process is the one that writes and tells."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _settings(base: Base, options: TrainingOptions, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,7 +183,7 @@ def _short(value: Any) -> str:
 def _train(
     base: Base,
     folder: Path,
-    read_documents: DocumentReader,
+    readers: tuple[DocumentReader, DocumentReader | None],
     options: TrainingOptions,
     *,
     merge: bool,
@@ -196,98 +192,22 @@ def _train(
     tell: Callable[[str], None] | None,
 ) -> Finetuned:
     """Load, read, train, and save what was trained as the folder `final`."""
-    from ctxext.finetune.attention import register_shifted
     from ctxext.finetune.batches import Sequences
-    from ctxext.finetune.loop import newest_save, train, training_arguments
-    from ctxext.finetune.lora import count_parameters, with_adapter
-    from ctxext.finetune.loss import use_chunked_loss
+    from ctxext.finetune.loop import held_out_sequences, newest_save, train
 
-    num_processes = int(os.environ.get("WORLD_SIZE", "1"))
-    arguments = training_arguments(options, folder, num_processes)
-    attention = register_shifted(options.group) if options.group else None
-    model, tokenizer = load_base(base, options, attention)
-    use_chunked_loss(model, options.piece)
-    torch_seed(options.seed)
-    trained = model if options.full else with_adapter(model, options)
-    counts = count_parameters(trained)
-    if merge and is_first():
-        _check_mergeable(base, trained)
-    with arguments.main_process_first(desc="reading the data"):
-        report = read_report(folder)
-        if report is None and is_first():
-            report = _read(folder, read_documents, options, tokenizer)
-    assert report is not None, "the first process writes the sequences"
-    if tell is not None:
-        for line in _data_lines(report, options):
-            tell(line)
+    ready = prepare(base, folder, readers[0], options, merge=merge, tell=tell, read_held_out=readers[1])
+    options = ready.options
     last_save = newest_save(folder) if resume else None
     if resume and tell is not None:
         tell(f"going on after step {last_save.name.rsplit('-', 1)[1]}" if last_save else "nothing was saved yet")
     sequences = Sequences(folder, options)
     started = time.perf_counter()
-    trainer = train(trained, arguments, sequences, progress, last_save)
+    held_out = held_out_sequences(folder / HELD_OUT, options, ready.held_out.num_sequences) if ready.held_out else None
+    trainer = train(ready.model, ready.arguments, sequences, progress, last_save, held_out=held_out, tell=tell)
     trainer.save_model(str(folder / FINAL))
     losses = tuple((entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)
-    return Finetuned(folder, options, report, losses, *counts, round(time.perf_counter() - started, 2))
-
-
-def torch_seed(seed: int) -> None:
-    """Decide the initial weights of the adapter."""
-    from transformers import set_seed
-
-    set_seed(seed)
-
-
-def _read(folder: Path, read_documents: DocumentReader, options: TrainingOptions, tokenizer: Any) -> DataReport:
-    wanted = options.sequences_wanted()
-    with full_disk_told(folder):
-        documents = read_documents(tokenizer, wanted)
-        return write_sequences(documents, folder, wanted=wanted, pack=options.pack, end=tokenizer.eos_token_id)
-
-
-def _data_lines(report: DataReport, options: TrainingOptions) -> list[str]:
-    """What was read, for people."""
-    times = options.sequences_wanted()[options.sequence_length] / report.num_sequences
-    lines = [
-        f"data: {report.num_documents:,} documents, {report.num_tokens:,} tokens → {report.num_sequences:,} sequences "
-        f"of {options.sequence_length:,}; {report.num_dropped:,} tokens dropped"
-    ]
-    shorter = [f"{count:,} of {int(length):,}" for length, count in report.num_shorter.items()]
-    if shorter:
-        lines.append(f"      and {', '.join(shorter)} tokens")
-    num_in_all = sum(int(length) * count for length, count in report.num_shorter.items())
-    num_in_all += report.num_sequences * options.sequence_length
-    if report.num_learned < num_in_all:
-        lines.append(f"      the loss counts {100 * report.num_learned / num_in_all:.1f} % of all tokens")
-    if report.num_short:
-        lines.append(f"      {report.num_short:,} documents are too short for a sequence (--pack run-on joins them)")
-    if report.num_long:
-        lines.append(f"      {report.num_long:,} documents with marked answers are too long for a sequence")
-    lines += [
-        f"      nothing has {int(length):,} tokens; those steps use {options.sequence_length:,}"
-        for length, count in report.num_shorter.items()
-        if not count
-    ]
-    if times > 1:
-        lines.append(f"      each sequence is seen {times:.1f} times")
-    return lines
-
-
-def _check_mergeable(base: Base, model: Any) -> None:
-    """Before anything is trained: every trained weight must have a place in the checkpoint's files."""
-    shapes = stored_shapes(base.checkpoint)
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad or "lm_head" in name:
-            continue
-        owner = name.removeprefix("base_model.model.")
-        for part in (".lora_", ".modules_to_save", ".base_layer"):
-            owner = owner.split(part)[0] if part == ".lora_" else owner.replace(f"{part}.default", "").replace(part, "")
-        owner = owner if owner.endswith((".weight", ".bias")) else f"{owner}.weight"
-        if stored_name(owner, shapes) is None:
-            raise CtxextError(
-                f'"{owner}" cannot be merged: "{base.checkpoint.name}" stores it under another name.',
-                hint="Keep the adapter apart with --no-merge.",
-            )
+    seconds = round(time.perf_counter() - started, 2)
+    return Finetuned(folder, options, ready.report, losses, ready.num_trained, ready.num_parameters, seconds)
 
 
 def _write(
@@ -302,19 +222,21 @@ def _write(
 ) -> None:
     """Everything that OUT holds."""
     from ctxext.finetune.curve import draw_losses
+    from ctxext.finetune.watch import STEPS
 
     options, checkpoint = result.options, base.checkpoint
     if not options.full:
         save_adapter(folder / FINAL, work / ADAPTER, checkpoint)
     if (folder / RUNS).is_dir():
         shutil.copytree(folder / RUNS, work / RUNS)
+    shutil.copyfile(folder / STEPS, work / STEPS)
     lengths = [options.length_of_step(step) for step in range(options.steps)]
     draw_losses(result.losses, lengths, work / CURVE)
     settings = {**result.to_dict(), "data": {**dataclasses.asdict(result.data), **data}}
     (work / REPORT).write_text(as_json(settings), encoding="utf-8")
     if not merge:
         return
-    shapes, tied = stored_shapes(checkpoint), is_tied(checkpoint)
+    shapes, tied = stored_shapes(checkpoint), tied_embeddings(checkpoint)
     if options.full:
         write_merged(
             checkpoint,
@@ -347,5 +269,6 @@ def _notes(result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:
         "positions": options.positions + (f", windows of {options.window}" if options.window else ""),
         "attention": options.attention,
         "short_share": options.short_share,
+        "keep_short": options.keep_short,
         "seed": options.seed,
     }

@@ -7,20 +7,15 @@ from typing import Any, Protocol
 import torch
 from safetensors import safe_open
 
-from ctxext.checkpoint import read_json_object, read_safetensors_header
+from ctxext.checkpoint import read_safetensors_header
 from ctxext.errors import CtxextError
+from ctxext.finetune.adapter_config import AdapterConfig
 
 _PREFIX = "base_model.model."
-_LORA = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector", "lora_magnitude_vector.weight")
-_UNSUPPORTED = (
-    "rank_pattern",
-    "alpha_pattern",
-    "target_parameters",
-    "layer_replication",
-    "use_qalora",
-    "fan_in_fan_out",
+_LORA = (
+    *("lora_A.weight", "lora_B.weight", "lora_embedding_A", "lora_embedding_B"),
+    *("lora_magnitude_vector", "lora_magnitude_vector.weight", "base_layer.weight"),
 )
-_HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")
 
 
 class Changes(Protocol):
@@ -28,6 +23,9 @@ class Changes(Protocol):
 
     names: frozenset[str]
     """Names of the tensors that change, as the checkpoint stores them."""
+
+    untied: Mapping[str, str]
+    """Output embeddings that become tensors of their own, each with the input embedding that it was until now."""
 
     def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
         """The new value of a tensor, of the old one's shape, in float32 or the type it was trained in."""
@@ -40,46 +38,59 @@ class AdapterChanges:
     Args:
         folder: The adapter, as peft saves it.
         stored: Names and shapes of the checkpoint's tensors.
-        tied: Whether the output embedding is the input embedding.
+        tied: The output embedding with the input embedding that it is; empty where they are two.
 
     Raises:
-        CtxextError: it is no LoRA adapter, or it changes what the checkpoint does not have.
+        CtxextError: it cannot be merged, or it changes what the checkpoint does not have.
     """
 
-    def __init__(self, folder: Path, stored: Mapping[str, tuple[int, ...]], *, tied: bool) -> None:
-        if not (folder / "adapter_config.json").is_file():
-            raise CtxextError(f'"{folder}" is not an adapter: it has no adapter_config.json.')
-        config = read_json_object(folder / "adapter_config.json")
-        unsupported = [key for key in _UNSUPPORTED if config.get(key)]
-        if config.get("peft_type") != "LORA" or unsupported or config.get("bias", "none") != "none":
-            what = ", ".join(unsupported) or f"{config.get('peft_type')} with bias {config.get('bias')}"
-            raise CtxextError(f'"{folder}" cannot be merged here: {what}.', hint="Merge it with peft.")
-        rank = int(config["r"])
-        self.scale = float(config["lora_alpha"]) / (rank**0.5 if config.get("use_rslora") else rank)
+    def __init__(self, folder: Path, stored: Mapping[str, tuple[int, ...]], *, tied: Mapping[str, str]) -> None:
+        self.config = AdapterConfig(folder)
         path = folder / "adapter_model.safetensors"
         if not path.is_file():
             raise CtxextError(f'"{folder}" has no adapter_model.safetensors.')
-        self.parts: dict[str, dict[str, torch.Tensor]] = {}
+        owners: dict[str, dict[str, torch.Tensor]] = {}
         with safe_open(path, "pt") as file:
             for key in read_safetensors_header(path):
                 owner, part = _split(key.removeprefix(_PREFIX))
-                self.parts.setdefault(owner, {})[part] = file.get_tensor(key)
-        names = {owner: stored_name(owner, stored) for owner in self.parts}
-        self.parts = _known(folder, self.parts, names, stored, tied=tied)
+                owners.setdefault(owner, {})[part] = file.get_tensor(key)
+        # Beside the matrices of an embedding peft saves the embedding itself, unchanged.
+        owners = {owner: parts for owner, parts in owners.items() if set(parts) != {"base_layer.weight"}}
+        self.parts = _known(folder, owners, stored, tied)
+        self.untied: Mapping[str, str] = {} if self._stay_tied(tied) else dict(tied)
+        for head, embedding in tied.items():
+            if not self.untied:
+                self.parts.pop(head, None)
+                if head in stored and embedding in self.parts:
+                    self.parts[head] = self.parts[embedding]
         self.names = frozenset(self.parts)
+
+    def _stay_tied(self, tied: Mapping[str, str]) -> bool:
+        """Whether input and output embedding are one tensor in the adapter too."""
+        for head, embedding in tied.items():
+            first, second = self.parts.get(embedding), self.parts.get(head)
+            if first is None and second is None:
+                continue
+            if second is None and self.config.is_tied:
+                continue
+            if first is None or second is None or not _are_alike(first, second):
+                return False
+        return True
 
     def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
         """The tensor with the adapter added, in float32."""
         parts = self.parts[name]
         if "whole" in parts:
             return parts["whole"]
-        old = old.float()
-        first, second = parts["lora_A.weight"].float(), parts["lora_B.weight"].float()
-        new = old + self.scale * (second @ first)
+        first, second = _matrices(parts)
+        new = old.float() + self.config.scale(name.removesuffix(".weight"), first.shape[0]) * (second @ first)
         magnitude = parts.get("lora_magnitude_vector", parts.get("lora_magnitude_vector.weight"))
-        if magnitude is not None:  # DoRA: every row of the sum is scaled to the length that was learned for it.
-            new = new * (magnitude.float() / new.norm(dim=1))[:, None]
-        return new
+        if magnitude is None:
+            return new
+        # DoRA: every row of the sum is scaled to the length that was learned for it; of embeddings every column.
+        across = 0 if "lora_embedding_A" in parts else 1
+        scaled: torch.Tensor = new * (magnitude.float() / new.norm(dim=across)).unsqueeze(across)
+        return scaled
 
 
 class WholeChanges:
@@ -88,18 +99,19 @@ class WholeChanges:
     Args:
         folder: The trained model.
         stored: Names and shapes of the checkpoint's tensors.
-        tied: Whether the output embedding is the input embedding.
+        tied: The output embedding with the input embedding that it is; empty where they are two.
 
     Raises:
         CtxextError: names or shapes differ from the checkpoint's.
     """
 
-    def __init__(self, folder: Path, stored: Mapping[str, tuple[int, ...]], *, tied: bool) -> None:
+    def __init__(self, folder: Path, stored: Mapping[str, tuple[int, ...]], *, tied: Mapping[str, str]) -> None:
+        self.untied: Mapping[str, str] = {}
         self.files: dict[str, Any] = {}
         for path in sorted(folder.glob("*.safetensors")):
             file = safe_open(path, "pt")
             self.files.update(dict.fromkeys(read_safetensors_header(path), file))
-        missing = [name for name in stored if name not in self.files and not (tied and name in _HEADS)]
+        missing = [name for name in stored if name not in self.files and name not in tied]
         if missing:
             raise CtxextError(f'The trained model has no "{missing[0]}", which the base has.')
         self.names = frozenset(name for name in stored if name in self.files)
@@ -127,31 +139,43 @@ def _split(key: str) -> tuple[str, str]:
 
 def _known(
     folder: Path,
-    parts: Mapping[str, dict[str, torch.Tensor]],
-    names: Mapping[str, str | None],
+    owners: Mapping[str, dict[str, torch.Tensor]],
     stored: Mapping[str, tuple[int, ...]],
-    *,
-    tied: bool,
+    tied: Mapping[str, str],
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """The parts by stored name. A tied output embedding is not stored, or is stored twice and changes twice."""
+    """The parts by stored name; a tied output embedding is not stored, and goes by its own."""
     found = {}
-    for owner, tensors in parts.items():
-        name = names[owner]
-        if name is None and tied and owner.endswith(_HEADS):
-            continue
+    for owner, tensors in owners.items():
+        name = stored_name(owner, stored) or stored_name(owner, tied)
         if name is None:
             raise CtxextError(
                 f'"{folder}" changes "{owner}", which this checkpoint does not have.', hint="Is it another model's?"
             )
-        shape = tensors["whole"].shape if "whole" in tensors else _product_shape(tensors)
-        if tuple(shape) != tuple(stored[name]):
-            raise CtxextError(f'"{folder}" does not fit: "{name}" is {stored[name]}, the adapter\'s {tuple(shape)}.')
+        shape = tuple(tensors["whole"].shape) if "whole" in tensors else _product_shape(tensors)
+        wanted = stored[name] if name in stored else stored[tied[name]]
+        if shape != tuple(wanted):
+            raise CtxextError(f'"{folder}" does not fit: "{name}" is {wanted}, the adapter\'s {shape}.')
         found[name] = tensors
-    embedding = next((name for name, part in found.items() if "embed" in name and "whole" in part), None)
-    if tied and embedding:
-        found.update({head: found[embedding] for head in _HEADS if head in stored})
     return found
 
 
+def _matrices(parts: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B, so that B · A has the shape of the weight; those of an embedding are kept the other way round."""
+    if "lora_embedding_A" in parts:
+        return parts["lora_embedding_B"].float().T, parts["lora_embedding_A"].float().T
+    return parts["lora_A.weight"].float(), parts["lora_B.weight"].float()
+
+
+def _are_alike(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:
+    """Whether two changes are the same."""
+    if ("whole" in first) != ("whole" in second):
+        return False
+    if "whole" in first:
+        return torch.equal(first["whole"], second["whole"])
+    pairs = zip(_matrices(first), _matrices(second), strict=True)
+    return all(one.shape == two.shape and torch.equal(one, two) for one, two in pairs)
+
+
 def _product_shape(tensors: Mapping[str, torch.Tensor]) -> tuple[int, ...]:
-    return tensors["lora_B.weight"].shape[0], tensors["lora_A.weight"].shape[1]
+    first, second = _matrices(tensors)
+    return second.shape[0], first.shape[1]

@@ -1,0 +1,208 @@
+"""Records of files, folders and data sets, one after the other, each with its place for messages."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from ctxext.errors import CtxextError
+
+Record = Mapping[str, Any]
+FIELD = "text"
+TRAIN = ("train",)
+HELD_OUT = ("test", "validation", "train")
+"""The splits that are measured on, in the order in which they are looked for."""
+_COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+_BUFFER = 1000
+_ID_PARTS = 2
+
+
+def read_records(
+    data: str, splits: Sequence[str] = HELD_OUT, *, seed: int | None = None
+) -> Iterator[tuple[str, Record]]:
+    """The records of a file, a folder or a data set; a plain text file is one record.
+
+    Args:
+        data: A text, JSON, CSV or parquet file, compressed or not; a folder of them; or the id of a data set.
+        splits: Names of splits, of which the first that a folder or data set has is read.
+        seed: Shuffle what is streamed, a thousand records at a time.
+
+    Raises:
+        CtxextError: it cannot be read, or has no such split; a broken line is named by its number.
+    """
+    path = Path(data)
+    if path.is_file():
+        yield from _read_file(path)
+    elif path.is_dir():
+        for file in files_of(path, splits):
+            yield from _read_file(file)
+    else:
+        stream = open_data_set(data, splits)
+        yield from (
+            (f'A record of "{data}"', record)
+            for record in (stream if seed is None else stream.shuffle(seed=seed, buffer_size=_BUFFER))
+        )
+
+
+def files_of(folder: Path, splits: Sequence[str]) -> list[Path]:
+    """The files of a folder that hold a split, by the names that the datasets library goes by.
+
+    Raises:
+        CtxextError: there are none.
+    """
+    from datasets.data_files import DataFilesDict, EmptyDatasetError, get_data_patterns
+
+    try:
+        found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
+    except EmptyDatasetError as error:
+        raise CtxextError(f'The folder "{folder}" holds no data files.') from error
+    named = {str(split): [Path(file) for file in files] for split, files in found.items()}
+    return named[_choose(str(folder), splits, list(named))]
+
+
+def open_data_set(data: str, splits: Sequence[str]) -> Any:
+    """A data set of the Hub as a stream.
+
+    Raises:
+        CtxextError: it cannot be reached, has no such split, or the name can only be a missing file's.
+    """
+    import datasets
+    from datasets.exceptions import DatasetsError
+
+    check_place(data)
+    name, _, configuration = data.partition(":")
+    try:
+        found = datasets.load_dataset(name, configuration or None, streaming=True)
+    except (DatasetsError, OSError, ValueError) as error:
+        raise CtxextError(
+            f'"{data}" is neither a file nor a data set that can be reached.',
+            hint="Give a file, or the id of a data set as NAME or NAME:CONFIGURATION.",
+        ) from error
+    return found[_choose(data, splits, list(found))]
+
+
+def check_place(data: str) -> None:
+    """Refuse what is not there and can only be a file: asking the Hub for it would take a minute of tries.
+
+    Raises:
+        CtxextError: it is so.
+    """
+    name = data.partition(":")[0]
+    is_name = _kind_of(Path(name)) in (*_READERS, ".txt", ".md") or name.startswith((".", "/", "~"))
+    if not Path(data).exists() and (is_name or name.count("/") >= _ID_PARTS):
+        raise CtxextError(f'There is no file "{data}".', hint="Check its path; data sets are named NAME or USER/NAME.")
+
+
+def is_plain_text(data: str) -> bool:
+    """Whether this is a file that is read as one text."""
+    return Path(data).is_file() and _kind_of(Path(data)) not in _READERS
+
+
+def _choose(data: str, wanted: Sequence[str], known: Sequence[str]) -> str:
+    """The first wanted split that is there; a data set with a single split was never divided."""
+    for split in wanted:
+        if split in known:
+            return split
+    if len(wanted) > 1:
+        return known[0]
+    raise CtxextError(
+        f'"{data}" has no split "{wanted[0]}"; it has: {", ".join(known)}.', hint=f"Name one: --split {known[0]}"
+    )
+
+
+def _kind_of(path: Path) -> str:
+    """How the name ends, without what says that it is compressed."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return next((suffix for suffix in reversed(suffixes) if suffix not in _COMPRESSED), "")
+
+
+def _read_file(path: Path) -> Iterator[tuple[str, Record]]:
+    reader = _READERS.get(_kind_of(path), _read_text)
+    try:
+        yield from reader(path)
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        raise CtxextError(f'"{path}" cannot be read: {error}.', hint="Give a UTF-8 text file.") from error
+    except ValueError as error:
+        raise CtxextError(f'"{path}" cannot be opened: {error}.', hint="pip install zstandard reads .zst.") from error
+
+
+def _open(path: Path) -> TextIO:
+    """A file as text, decompressed by its name, without a byte-order mark."""
+    import fsspec  # type: ignore[import-untyped]
+
+    opened: TextIO = fsspec.open(str(path), "rt", encoding="utf-8-sig", compression="infer", newline="").open()
+    return opened
+
+
+def _read_text(path: Path) -> Iterator[tuple[str, Record]]:
+    with _open(path) as file:
+        yield f'"{path}"', {FIELD: io.IncrementalNewlineDecoder(None, translate=True).decode(file.read())}
+
+
+def _read_json(path: Path) -> Iterator[tuple[str, Record]]:
+    """JSON lines, or one array of records."""
+    with _open(path) as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            if line.lstrip().startswith("["):
+                yield from _read_array(path, line + file.read())
+                return
+            place = f'Line {number} of "{path}"'
+            # A line that is no object has none of the fields, and is refused by who looks for them.
+            record = _parsed(line, place)
+            yield place, record if isinstance(record, dict) else {}
+
+
+def _read_array(path: Path, text: str) -> Iterator[tuple[str, Record]]:
+    found = _parsed(text, f'"{path}"')
+    for number, record in enumerate(found, start=1):
+        yield f'Record {number} of "{path}"', record if isinstance(record, dict) else {}
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CtxextError(f"{place} is not valid JSON: {error.msg}.") from error
+
+
+def _read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[str, Record]]:
+    csv.field_size_limit(1 << 30)
+    with _open(path) as file:
+        lines = csv.DictReader(file, delimiter=delimiter)
+        try:
+            for record in lines:
+                # A row with too many cells has the rest under None.
+                yield f'Line {lines.line_num} of "{path}"', {key: value for key, value in record.items() if key}
+        except csv.Error as error:
+            raise CtxextError(f'Line {lines.line_num} of "{path}" is not valid CSV: {error}.') from error
+
+
+def _read_tsv(path: Path) -> Iterator[tuple[str, Record]]:
+    return _read_csv(path, "\t")
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[str, Record]]:
+    from pyarrow import ArrowException, parquet
+
+    number = 0
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=64):
+            for record in batch.to_pylist():
+                number += 1
+                yield f'Row {number} of "{path}"', {key: value for key, value in record.items() if value is not None}
+    except ArrowException as error:
+        raise CtxextError(f'"{path}" is not a parquet file: {str(error).splitlines()[0]}') from error
+
+
+_READERS: Mapping[str, Callable[[Path], Iterator[tuple[str, Record]]]] = {
+    ".jsonl": _read_json,
+    ".ndjson": _read_json,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".parquet": _read_parquet,
+}

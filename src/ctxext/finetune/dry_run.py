@@ -1,0 +1,127 @@
+"""What a fine-tune would take, before it is begun: its data as it is cut, memory and time from a few short steps."""
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctxext.finetune.base import open_base
+from ctxext.finetune.data import DataReport
+from ctxext.finetune.data_summary import num_tokens_of
+from ctxext.finetune.documents import DocumentReader
+from ctxext.finetune.options import TrainingOptions
+from ctxext.finetune.prepare import prepare
+
+_SHARE_MEASURED, _MOST_MEASURED = 4, 2048
+_REMEDIES: tuple[tuple[Callable[[TrainingOptions], bool], str], ...] = (
+    (lambda options: options.micro_batch > 1, "--micro-batch 1: one sequence at once"),
+    (lambda options: not options.checkpointing, "--checkpointing: activations are computed twice"),
+    (lambda options: options.full, "LoRA, without --full: no optimizer state for all weights"),
+    (lambda options: not options.full and options.quantize == "none", "--quantize 4bit: frozen weights in 4 bits"),
+    (lambda options: options.positions == "full", "--positions pose: short windows that skip positions"),
+    (lambda options: True, "--length: shorter sequences"),
+    (lambda options: options.context_parallel == 1, "--context-parallel: several accelerators share a sequence"),
+)
+"""What lowers the memory, in the order in which it is worth trying, each with whether it is left to try."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a fine-tune would take.
+
+    Attributes:
+        options: The options, settled.
+        data: What was read.
+        num_tokens: Tokens in all sequences.
+        num_trained: Parameters that would be trained.
+        num_parameters: Parameters in all.
+        peak_memory: Bytes that one process would take at its peak: of the accelerator's memory, if there is one.
+        available_memory: Bytes that there are.
+        seconds_per_step: Time of a step at the full length.
+        seconds: Time of all steps.
+        measured_length: Tokens of the sequences that were measured.
+    """
+
+    options: TrainingOptions
+    data: DataReport
+    num_tokens: int
+    num_trained: int
+    num_parameters: int
+    peak_memory: int
+    available_memory: int
+    seconds_per_step: float
+    seconds: float
+    measured_length: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is enough memory."""
+        return self.peak_memory <= self.available_memory
+
+    @property
+    def remedies(self) -> list[str]:
+        """What would lower the memory."""
+        return [text for is_left, text in _REMEDIES if is_left(self.options)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `--json` has it."""
+        return {**dataclasses.asdict(self), "options": self.options.to_dict(), "fits": self.fits}
+
+
+def dry_run(
+    model: str,
+    read_documents: DocumentReader,
+    options: TrainingOptions,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    merge: bool = True,
+    tell: Callable[[str], None] | None = None,
+) -> Plan:
+    """Read the data, run a few short steps, and say what the whole would take; nothing is kept.
+
+    Args:
+        model: A folder, a Hub id, or `demo`.
+        read_documents: Gives the documents.
+        options: How to train.
+        revision: A branch, tag or commit on the Hub.
+        token: A Hub token.
+        merge: Whether what is trained would be merged.
+        tell: Called with facts, one line each.
+
+    Raises:
+        CtxextError: what a training would raise before its first step.
+    """
+    from ctxext.finetune.probe import Cost, measure
+
+    base = open_base(model, options.length, revision=revision, token=token)
+    options = options.settled(window=base.model.rotary.context_length, trained_length=base.model.rotary.trained_length)
+    with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as folder:
+        ready = prepare(base, Path(folder), read_documents, options, merge=merge, tell=tell)
+        options = ready.options
+        num_tokens = num_tokens_of(ready.report, options)
+        full = options.sequence_length
+        longer = max(2, min(full // _SHARE_MEASURED, _MOST_MEASURED))
+        cost = Cost(ready.model, options, learned_share=ready.report.num_learned / num_tokens)
+        found = measure(ready.model, options, (longer // 2, longer), cost, Path(folder))
+    at_once = ready.arguments.world_size * options.micro_batch // options.context_parallel
+    rounds = math.ceil(options.batch_size / at_once)
+    per_step = {
+        length: rounds * found.seconds * (full // length) * cost.work(length) / cost.work(longer)
+        for length in set(map(options.length_of_step, range(options.steps)))
+    }
+    return Plan(
+        options,
+        ready.report,
+        num_tokens,
+        ready.num_trained,
+        ready.num_parameters,
+        found.peak_at(full, cost),
+        found.available,
+        per_step.get(full, max(per_step.values())),
+        sum(per_step[options.length_of_step(step)] for step in range(options.steps)),
+        longer,
+    )

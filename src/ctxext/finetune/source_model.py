@@ -1,0 +1,122 @@
+"""The model before its window was extended, to stay close to on short sequences; it takes no memory of its own."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ctxext.errors import CtxextError
+from ctxext.files import as_json
+from ctxext.finetune.base import Base, load_base
+from ctxext.finetune.comparison import Head
+from ctxext.finetune.loss import logits_of
+from ctxext.finetune.options import TrainingOptions
+from ctxext.loading import quiet_transformers
+from ctxext.recipes.recipe import plain_config
+from ctxext.recipes.rotary import provenance
+
+WEIGHT = 5.0
+"""How much a nat of divergence weighs beside a nat of loss."""
+
+
+class SourceModel:
+    """What the source says of sequences that fit in the window it was trained on (LongReD, arXiv 2502.07365).
+
+    Args:
+        model: The source, frozen.
+        shared: Its parameters that are another model's too, each with that model's; they follow it to a device.
+        trained_length: Tokens of the window that the source was trained on.
+        tokens_per_step: Tokens of an optimizer step over all processes, by which the divergence is divided.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        shared: list[tuple[torch.nn.Parameter, torch.nn.Parameter]],
+        *,
+        trained_length: int,
+        tokens_per_step: int,
+    ) -> None:
+        self.model, self.shared = model, shared
+        self.weight = WEIGHT
+        self.trained_length, self.tokens_per_step = trained_length, tokens_per_step
+
+    def knows(self, positions: torch.Tensor) -> bool:
+        """Whether all positions, (batch, length), are ones that the source was trained on."""
+        return positions.shape[1] <= self.trained_length and int(positions.max()) < self.trained_length
+
+    @torch.no_grad()
+    def read(self, ids: torch.Tensor, given: dict[str, Any]) -> tuple[torch.Tensor, Head]:
+        """The source's last hidden states, (1, tokens, width), and what makes logits of some of them.
+
+        Args:
+            ids: (batch, length).
+            given: Mask and positions.
+        """
+        if self.model.device != ids.device:
+            self._move(ids.device)
+        output = self.model.base_model(input_ids=ids, use_cache=False, **given)
+
+        def head(hidden: torch.Tensor) -> torch.Tensor:
+            # Nothing between hidden states and logits looks at the ids; their number must fit.
+            return logits_of(
+                self.model, self.model.forward, type(output), ids.flatten()[None, : hidden.shape[1]], hidden
+            )
+
+        return output.last_hidden_state.flatten(0, 1)[None], head
+
+    def _move(self, device: torch.device) -> None:
+        for own, other in self.shared:
+            if other.device == device and other.shape == own.shape:
+                own.data = other.data
+        self.model.to(device)
+
+
+def load_source(base: Base, model: Any, options: TrainingOptions) -> SourceModel:
+    """The model that a base was extended from, made of the weights of the base.
+
+    Args:
+        base: The extended checkpoint.
+        model: The same, loaded, before anything is trained.
+        options: The options, settled.
+
+    Raises:
+        CtxextError: the checkpoint does not say what it was extended from.
+    """
+    if "source_theta" not in provenance(base.checkpoint.config):
+        raise CtxextError(
+            f'--keep-short needs to know what "{base.checkpoint.name}" was before it was extended.',
+            hint="Extend its source with ctxext convert.",
+        )
+    source = _built(base, model, options)
+    source.eval().requires_grad_(False)
+    source.config.use_cache = False
+    is_shared = not options.full and options.quantize == "none"
+    theirs = dict(model.named_parameters())
+    shared = [(own, theirs[name]) for name, own in source.named_parameters() if name in theirs] if is_shared else []
+    return SourceModel(
+        source,
+        shared,
+        trained_length=base.model.rotary.trained_length,
+        tokens_per_step=options.batch_size * options.sequence_length,
+    )
+
+
+def _built(base: Base, model: Any, options: TrainingOptions) -> Any:
+    """The stock class of the family around the trained window; quantized weights are read again."""
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(as_json(plain_config(base.model).config), encoding="utf-8")
+        config = AutoConfig.from_pretrained(folder)
+    if options.quantize != "none":
+        return load_base(base, options, None, config=config)[0]
+    with quiet_transformers(), init_empty_weights(include_buffers=False):
+        source = AutoModelForCausalLM.from_config(config, dtype=model.dtype)
+    weights = model.state_dict()
+    source.load_state_dict(
+        {name: value.clone() for name, value in weights.items()} if options.full else weights, assign=True
+    )
+    return source

@@ -1,0 +1,131 @@
+"""What is said and written while a training runs, and how it is stopped between two steps."""
+
+import json
+import math
+import resource
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from ctxext.errors import CtxextError
+from ctxext.files import Progress
+
+STEPS = "steps.jsonl"
+"""One line for each step: loss, learning rate, gradient norm, speed, memory."""
+
+
+class LiveLine(TrainerCallback):  # type: ignore[misc]
+    """Tells step, loss, speed, memory and time left after every step, and stops where the loss is lost.
+
+    Args:
+        progress: Called with a text, steps done and steps in all.
+        tokens_per_step: Tokens of a step over all processes.
+        path: A file that gets a line for each step.
+        tell: Called with what an evaluation found.
+    """
+
+    def __init__(
+        self,
+        progress: Progress | None,
+        tokens_per_step: int,
+        path: Path,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self.tell = tell
+        self.progress, self.tokens_per_step, self.path = progress, tokens_per_step, path
+        self.started, self.first_step = 0.0, 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the clock, and forget the steps behind the save that is gone on from."""
+        self.started, self.first_step = time.perf_counter(), state.global_step
+        if state.is_world_process_zero:
+            lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []
+            kept = [line for line in lines if json.loads(line)["step"] <= self.first_step]
+            self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Show the line.
+
+        Raises:
+            CtxextError: the loss is no number any more.
+        """
+        logs = logs or {}
+        loss = logs.get("loss")
+        if "eval_loss" in logs and state.is_world_process_zero:
+            self._write({"step": state.global_step, "eval_loss": logs["eval_loss"]})
+            if self.tell is not None:
+                self.tell(f"step {state.global_step}: loss {logs['eval_loss']:.3f} on the evaluation data")
+        if loss is None:
+            return
+        if not math.isfinite(loss):
+            raise CtxextError(
+                f"The loss is not finite at step {state.global_step}.", hint="Lower --learning-rate, or use --dtype."
+            )
+        if not state.is_world_process_zero:
+            return
+        seconds = max(time.perf_counter() - self.started, 1e-9)
+        num_done = max(1, state.global_step - self.first_step)
+        speed, memory = num_done * self.tokens_per_step / seconds, memory_in_use()
+        left = seconds / num_done * (state.max_steps - state.global_step)
+        figures = {name: logs[name] for name in ("loss", "learning_rate", "grad_norm") if name in logs}
+        line = {"step": state.global_step, **figures, "tokens_per_second": round(speed, 1), "memory": memory}
+        self._write({**line, "seconds": round(seconds, 3)})
+        if self.progress is not None:
+            text = f"step {state.global_step} / {state.max_steps} · loss {loss:.3f} · {speed:,.0f} tokens/s · "
+            text = f"{text}{memory / 2**30:.1f} GiB · {span(left)} left"
+            self.progress(text, state.global_step, state.max_steps)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+class StopAfterStep(TrainerCallback):  # type: ignore[misc]
+    """While it is entered, Ctrl-C ends the training after the step that runs, with a save; a second one ends it now."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._before = signal.signal(signal.SIGINT, self._ask)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.is_asked = True
+        self._restore()
+
+    def _restore(self) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            self._before = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save and stop where that was asked for."""
+        if self.is_asked:
+            control.should_save = control.should_training_stop = True
+
+
+def memory_in_use() -> int:
+    """Peak memory in bytes: the accelerator's where there is one, otherwise this process's."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def span(seconds: float) -> str:
+    """A time for people."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

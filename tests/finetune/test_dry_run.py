@@ -1,0 +1,96 @@
+"""--dry-run: nothing is written, and its figures are near what the training then takes."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ctxext.finetune.documents import Document
+from ctxext.finetune.dry_run import dry_run
+from ctxext.finetune.probe import Cost, Measured
+from tiny_base import QUICK, documents, load, make_base, tune
+
+TESTS = Path(__file__).parents[1]
+
+
+def plan(base, options=QUICK, **others):
+    return dry_run(str(base), lambda *_: map(Document, documents()), options, **others)
+
+
+def test_it_says_what_a_training_reports(base, tmp_path):
+    options = dataclasses.replace(QUICK, steps=3)
+    found, done = plan(base, options), tune(base, tmp_path / "out", options)
+    assert found.data == done.data
+    assert (found.num_trained, found.num_parameters) == (done.num_trained, done.num_parameters)
+    assert found.num_tokens == 64 * found.data.num_sequences + 32 * sum(found.data.num_shorter.values())
+    assert found.seconds_per_step > 0
+    assert json.dumps(found.to_dict())
+
+
+def test_what_does_not_fit_gets_remedies_that_are_left(base):
+    found = plan(base, dataclasses.replace(QUICK, micro_batch=2, checkpointing=True))
+    assert found.fits
+    tight = dataclasses.replace(found, available_memory=found.peak_memory - 1)
+    assert not tight.fits
+    assert tight.remedies[0].startswith("--micro-batch 1")
+    assert not any(text.startswith("--checkpointing") for text in tight.remedies)
+
+
+def test_work_and_logits_grow_as_the_shapes_say(base):
+    options = QUICK.settled(window=128, trained_length=32)
+    cost = Cost(load(base), options, learned_share=0.5)
+    matrices = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48) + 32 * 5 + 64 * 32
+    assert cost.per_token == matrices + 64 * 32 // 2
+    assert cost.work(10) == 10 * (cost.per_token + 2 * 32 * 10)
+    assert cost.logit_bytes(100) == 12 * 64 * 50
+    cost.piece = 10
+    assert cost.logit_bytes(100) == 12 * 64 * 10
+
+
+def test_all_but_the_logits_grows_with_the_tokens(base):
+    cost = Cost(load(base), QUICK.settled(window=128, trained_length=32), learned_share=1.0)
+    cost.piece = 20
+    peaks = tuple(5000 + 100 * length + cost.logit_bytes(length) for length in (10, 20))
+    measured = Measured((10, 20), peaks, before=0, seconds=1.0, available=0)
+    assert measured.peak_at(80, cost) == 5000 + 8000 + 12 * 64 * 20
+    assert dataclasses.replace(measured, before=10**9).peak_at(80, cost) == 10**9
+
+
+REAL = """
+import json, resource, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from ctxext.finetune import TrainingOptions, finetune
+from ctxext.finetune.documents import Document
+from ctxext.finetune.dry_run import dry_run
+from tiny_base import documents
+options = TrainingOptions(length=1024, steps=2, batch_size=1, rank=8, short_share=0.0, checkpointing={checkpointing})
+reader = lambda *_: map(Document, documents(4, 1100))
+if {dry}:
+    peak = dry_run({base!r}, reader, options).peak_memory
+else:
+    finetune({base!r}, Path({out!r}), reader, options, data={{"name": "random"}}, merge=False)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(peak)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs a peak that can be forgotten")
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_peak_is_within_a_fifth_of_the_real_one(tmp_path, checkpointing):
+    """On a model whose activations are most of the memory; each side in a process of its own."""
+    wide = {"hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 6, "vocab_size": 64}
+    base = make_base(tmp_path, **wide, max_position_embeddings=256)
+    peaks = []
+    for dry in (True, False):
+        filled = {"tests": str(TESTS), "base": str(base), "out": str(tmp_path / "out"), "dry": dry}
+        script = REAL.format(**filled, checkpointing=checkpointing)
+        result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr[-2000:]
+        peaks.append(int(result.stdout.split()[-1]))
+    assert abs(peaks[0] / peaks[1] - 1) < 0.2
+    assert torch.cuda.is_available() or peaks[1] > 3 * 2**28
