@@ -1,4 +1,4 @@
-"""What relation maps cost: attention alone beside stock sdpa, on one thread; prefill past the window and inside, decode.
+"""What relation maps cost: attention alone beside stock sdpa on one thread, past the window, inside it and decoding.
 
     python benchmarks/relation.py [--rounds 3] [--large] [--methods self-extend,dca]
 
@@ -15,9 +15,10 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "portable"))
 
-import relation_cases
 import torch
 from transformers import DynamicCache
+
+import relation_cases
 
 SHAPES = {"prefill": (4096, 1024, 8, 8), "large": (12288, 8192, 9, 3)}
 
@@ -114,7 +115,9 @@ def decode(total: int, length: int, heads: int, groups: int, names: list[str], r
     print(f"one step at {total} cached, window {length}, {heads} heads on {groups}: stock {base:.2f} ms")
     for name, settings in cases.items():
         if not names or name in names:
-            own = [min(run(made(name, settings, length), backend) for _ in range(rounds)) for backend in ("sdpa", "other")]
+            own = [
+                min(run(made(name, settings, length), backend) for _ in range(rounds)) for backend in ("sdpa", "other")
+            ]
             print(f"  {name:12} tiles {own[0] / base:.3f} x  one call {own[1] / base:.3f} x")
 
 

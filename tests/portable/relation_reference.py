@@ -1,4 +1,4 @@
-"""What every relation method defines, pair by pair from the papers, in floats and loops. Shares no code with the package.
+"""What every relation method defines, pair by pair from the papers, in floats and loops, without code of the package.
 
 `relation` says for a query at m and a key at n by which angles each is rotated from scratch, or that the key is not
 read; `temperature` what the row's scores are multiplied by. `attention` loops over both. Step settings are those of the
@@ -82,7 +82,9 @@ def temperature(step, m):
 def rotate(vector, angles, interleaved=False):
     """Rotate the first 2 p entries of a vector by p angles."""
     size, out = len(angles), np.array(vector, dtype=np.float64)
-    first, second = (slice(0, 2 * size, 2), slice(1, 2 * size, 2)) if interleaved else (slice(0, size), slice(size, 2 * size))
+    first, second = (
+        (slice(0, 2 * size, 2), slice(1, 2 * size, 2)) if interleaved else (slice(0, size), slice(size, 2 * size))
+    )
     a, b, cos, sin = vector[first], vector[second], np.cos(angles), np.sin(angles)
     out[first], out[second] = a * cos - b * sin, b * cos + a * sin
     return out
