@@ -1,4 +1,4 @@
-"""What relation maps cost: attention alone beside stock sdpa, on one thread; prefill past the window and inside, decode.
+"""What relation maps cost: attention alone beside stock sdpa on one thread, past the window, inside it and decoding.
 
     python benchmarks/relation.py [--rounds 3] [--large] [--methods self-extend,dca]
 

@@ -2,25 +2,16 @@
 
 import functools
 import sys
-import types
 
 import numpy as np
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-try:
-    import ctxext.portable.modeling_family
-except ImportError:  # The seam is not there yet.
+from ctxext.portable import relation
 
-    class Method:
-        def __init__(self, settings):
-            self.settings = settings
-
-    stub = types.ModuleType("ctxext.portable.modeling_family")
-    stub.Method = Method
-    sys.modules[stub.__name__] = stub
-
-from ctxext.portable.relation import RELATIONS
-
+RELATIONS = [one for one in vars(relation).values() if isinstance(one, type) and getattr(one, "name", "")]
 LENGTH, PAIRS = 64, 8
 BASE = [10000.0 ** (-i / PAIRS) for i in range(PAIRS)]
 METHODS = {
@@ -138,10 +129,6 @@ class Attached:
     """A method in every attention of a stock Llama, without the seam: by transformers' registry of attentions."""
 
     def __init__(self, model, method, name, backend="sdpa"):
-        from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-        from transformers.masking_utils import sdpa_mask
-
         self.model, self.method, self.memory, self.cache, self.backend = model, method, {}, None, backend
         self.apply = sys.modules[type(model).__module__].apply_rotary_pos_emb
         AttentionInterface.register(name, functools.partial(self.attend, sdpa_attention_forward))

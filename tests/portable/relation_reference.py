@@ -1,4 +1,4 @@
-"""What every relation method defines, pair by pair from the papers, in floats and loops. Shares no code with the package.
+"""What every relation method defines, pair by pair from the papers, in floats and loops, without code of the package.
 
 `relation` says for a query at m and a key at n by which angles each is rotated from scratch, or that the key is not
 read; `temperature` what the row's scores are multiplied by. `attention` loops over both. Step settings are those of the

@@ -133,18 +133,6 @@ def test_inside_the_window_nothing_is_touched():
         assert (args[3], kwargs, call.turns) == ("m", {"scaling": 2}, 0)
 
 
-def test_layers_that_take_no_part():
-    settings = {"method": "rerope", "original_length": 8, "window": 4, "layers": [1]}
-    method = type(made("rerope"))(settings)
-    query, key, value = states(20)
-    outputs = [
-        method.attend(stock, Call(torch.arange(20)[None], layer=layer), query, key, value, None)[0] for layer in (0, 1)
-    ]
-    plain = stock(query, key, value, None)[0]
-    assert torch.equal(outputs[0], plain)
-    assert not torch.equal(outputs[1], plain)
-
-
 def causal_bool(total, padding=(0,)):
     mask = torch.ones(total, total, dtype=torch.bool).tril()
     masks = torch.stack([mask & (torch.arange(total) >= count) for count in padding])[:, None]

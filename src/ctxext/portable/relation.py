@@ -20,20 +20,25 @@ from .relation_parts import (
     band,
     can_keep,
     first_base,
+    joined,
     keep_side,
     key_positions,
     merge,
     operator,
     plain_base,
     product,
+    scaled,
+    scaling,
     serve,
     served_rows,
     side_of,
     softmaxed,
+    turned,
+    without,
 )
 
 BLOCK = 128  # Rows whose scores are in memory at once.
-# What all layers with one mask share. `positions` (b or 1, l); `keys` (b or 1, n): positions of keys; `rows` and `scale`:
+# What all layers with one mask share. `positions` (b or 1, l); `keys` (b or 1, n): positions of keys; `rows`, `scale`:
 # what the map says of rows; `base`: how many keys come before the first row; `first`: the first row that changes;
 # `served`: how many rows the inner attention serves; `pieces`: the work, in the form's own way.
 Plan = namedtuple("Plan", ["form", "positions", "keys", "rows", "scale", "base", "first", "served", "pieces"])
@@ -71,7 +76,7 @@ class Relation(Method):
         """The Plan of this call, made once per forward. Unless it is traced, it reads positions and masks."""
         if torch.compiler.is_compiling():
             return self.traced_plan(call, query, key, mask)
-        name = (self.name, id(mask), query.shape[2], key.shape[2])
+        name = (self.name, id(mask), query.shape[2], key.shape[2], query.device)
         if name not in call.memory:
             call.memory[name] = self.made_plan(call, query, key, value, mask, kwargs), mask  # Its id stays taken.
         return call.memory[name][0]
@@ -128,10 +133,12 @@ class Relation(Method):
         """
         rows, single, total = plan.rows, plan.pieces, key.shape[2]
         query, n = scaled(query, plan.scale), plan.keys
-        if single.hole:
-            key, value, n = (without(x, single.hole, axis) for x, axis in ((key, 2), (value, 2), (n, 1)))
+        if single.hole:  # Only the first keys turn.
+            first = call.turn(key[:, :, : single.hole[0]], -rows.turn_far.expand(-1, single.hole[0]))
+            key = torch.cat([first, key[:, :, single.hole[1] :]], 2)
             mask = mask if mask is None else without(mask[..., :total], single.hole, -1)
-        elif self.map.drops_keys:
+            return query, key, without(value, single.hole, 2), mask
+        if self.map.drops_keys:
             hidden = ((n >= rows.far) & (n < rows.near))[:, None, None]
             mask = mask[..., :total]
             mask = mask & ~hidden if mask.dtype == torch.bool else mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
@@ -173,13 +180,11 @@ class Relation(Method):
         for rung, group in groupby(plan.pieces, lambda run: run.rung):
             group = list(group)
             far_key = self.far_keys(call, plan, key, rung, max(last_far(run) for run in group))
-            for part, start, stop, low, high, form in (tile for run in group for tile in tiles(run, heads // groups)):
+            for part, start, stop, low, high, form in (tile for run in group for tile in tiles(run)):
                 if low >= high:
                     continue
                 if form == "band" and (stop - start, high - low) not in bands:
-                    bands[stop - start, high - low] = band(
-                        stop - start, high - low - stop + start, query, heads // groups
-                    )
+                    bands[stop - start, high - low] = band(stop - start, high - low, query, heads // groups)
                 bias = bands[stop - start, high - low] if form == "band" else None
                 span, keys = slice(start - origin, stop - origin), far_key if part == "far" else key
                 for i in range(batch):
@@ -196,9 +201,8 @@ class Relation(Method):
         if not self.map.turns_keys or rung == 0 or end == 0:
             return key
         n, rungs = torch.arange(end, device=key.device)[None], torch.tensor([[rung]], device=key.device)
-        if not (
-            plan.base and rung == plan.pieces[-1].rung and self.settings.get("side_cache", True) and can_keep(call)
-        ):
+        is_kept = plan.base and rung == plan.pieces[-1].rung and self.settings.get("side_cache", True)
+        if not is_kept or not can_keep(call):
             return turned(call, key[:, :, :end], self.map.keys(n, rungs), "keys")
         side = side_of(call, key, [rung] * len(key), [0] * len(key))
         start = min(side.filled, end)
@@ -234,9 +238,8 @@ class Relation(Method):
         for rung, keys in zip(rungs[1:], far_keys[1:], strict=True):
             far = torch.where((rows.rung == rung)[:, None, :, None], product(far_query, keys[:, :, :high].mT), far)
         near, n = product(query, key[:, :, low:end].mT), plan.keys[:, None, :end]
-        mixed = torch.where(
-            (n[..., low:high] >= rows.near[..., None])[:, None], near[..., : high - low], far[..., low:]
-        )
+        is_near = (n[..., low:high] >= rows.near[..., None])[:, None]
+        mixed = torch.where(is_near, near[..., : high - low], far[..., low:])
         if rows.turn_middle is not None:
             middle = product(turned(call, query, rows.turn_middle), key[:, :, low:high].mT)
             is_middle = (n[..., low:high] >= rows.middle[..., None]) & (n[..., low:high] < rows.near[..., None])
@@ -247,44 +250,6 @@ class Relation(Method):
         if call.backend != "eager":
             return output, None
         return output, torch.nn.functional.pad(weights, (0, key.shape[2] - end))
-
-
-def scaling(call, query, kwargs):
-    """What scores are multiplied by."""
-    given = kwargs.get("scaling")
-    given = getattr(call, "scaling", None) if given is None else given
-    return query.shape[-1] ** -0.5 if given is None else given
-
-
-def turned(call, tensor, to, name=None):
-    """Turn a tensor (b, h, l, d) by `to` (b or 1, l) or (b or 1, l, p), in pieces that stay in the processor's cache.
-
-    With a name, into memory that the next tensor of this name is written to, in this layer or a later one.
-    """
-    step = max(32, 65536 // (tensor.shape[0] * tensor.shape[1] * tensor.shape[3]))
-    if torch.compiler.is_compiling() or tensor.requires_grad or tensor.shape[2] < 2 * step or tensor.is_cuda:
-        return call.turn(tensor, to)
-    made = call.memory.get(name)
-    if name is None or made is None or made.numel() < tensor.numel() or made.dtype != tensor.dtype:
-        made = tensor.new_empty(tensor.numel())
-    if name is not None:
-        call.memory[name] = made
-    made = made[: tensor.numel()].view(tensor.shape)
-    for row in range(0, tensor.shape[2], step):
-        made[:, :, row : row + step] = call.turn(tensor[:, :, row : row + step], to[:, row : row + step])
-    return made
-
-
-def scaled(query, scale):
-    """The query (b, h, l, d) by the temperature of its rows (b or 1, l), or None for 1."""
-    return query if scale is None else (query.float() * scale[:, None, :, None]).to(query.dtype)
-
-
-def without(tensor, hole, axis):
-    """A tensor without the keys of a hole."""
-    return torch.cat(
-        [tensor.narrow(axis, 0, hole[0]), tensor.narrow(axis, hole[1], tensor.shape[axis] - hole[1])], axis
-    )
 
 
 def is_tiled(call, query, value, total, kwargs):
@@ -314,24 +279,6 @@ def block_pieces(rows, keys, mask, base, first):
         borders = (int(low[:, start:stop].amin()), int(high[:, start:stop].amax())) if is_steady else (0, end)
         blocks.append(Block(start, stop, *(min(max(border, 0), end) for border in borders), end, tensors))
     return blocks
-
-
-def joined(changed, plan, stock, own):
-    """Output (b, l, h, d) and weights (b, h, l, n) of all rows: those that change (b or 1, l) from their own, others stock."""
-    made = []
-    for axis, whole, part in zip((1, 2), stock, own, strict=True):
-        if part is None or (whole is None and plan.served):
-            made.append(None)
-            continue
-        if plan.served:
-            count = plan.served - plan.first
-            here = changed[:, plan.first : plan.served]
-            here = here[..., None, None] if axis == 1 else here[:, None, :, None]
-            both = torch.where(here, part.narrow(axis, 0, count), whole.narrow(axis, plan.first, count))
-            rest = part.narrow(axis, count, part.shape[axis] - count)
-            part = torch.cat([whole.narrow(axis, 0, plan.first), both, rest], axis)
-        made.append(part)
-    return tuple(made)
 
 
 def of(method):

@@ -7,6 +7,7 @@ positions: a far score is that of the query turned by `turn_far` and the key tur
 own position, never on the call. Shapes: b batch, l rows, k keys, p rotated pairs.
 """
 
+import itertools
 import math
 from collections import namedtuple
 
@@ -20,7 +21,7 @@ Run = namedtuple("Run", ["rung", "start", "stop", "far", "middle", "near", "far_
 
 
 class Map:
-    """What all maps share. `start` is the first row that reads keys otherwise, `first` the first that changes at all."""
+    """What all maps share. `start` is the first row that reads keys otherwise, `first` the first that changes."""
 
     turns_keys = True  # Whether far keys are turned, or only queries.
     drops_keys = False  # Whether some keys are not read.
@@ -66,7 +67,7 @@ class Map:
 
 
 def floored(n, group):
-    """The difference to the group's number, floor(n / group) - n, exact in whole numbers."""
+    """The way to the group's number, floor(n / group) - n, exact in whole numbers."""
     return torch.div(n, group, rounding_mode="floor") - n
 
 
@@ -82,9 +83,8 @@ class SelfExtend(Map):
 
     def rung(self, m):
         """The row's group: w + (L - w) * group >= m + 1."""
-        if self.group is not None:
-            return torch.ones_like(m)
-        return torch.div(m - self.window, self.length - self.window, rounding_mode="floor") + 1
+        own = torch.div(m - self.window, self.length - self.window, rounding_mode="floor") + 1
+        return own if self.group is None else torch.ones_like(m)
 
     def last_rung(self, length):
         """As in `rung`."""
@@ -205,8 +205,7 @@ class Sinks(Map):
 class Adaptive(Map):
     """Every row by the frequencies of its own length: those of the smallest factor >= (m + 1) / L.
 
-    `factors` ascend; `inverse_frequencies` (p each) and `attention_factors` have one entry for each; `base` are the
-    model's own inverse frequencies.
+    `inverse_frequencies` and `attention_factors` have one for each of the ascending `factors`; `base`: the model's.
     """
 
     def __init__(self, settings):
@@ -228,9 +227,7 @@ class Adaptive(Map):
 
     def beyond(self, m):
         """All keys are far: turned with the row's frequencies."""
-        rung = self.rung(m)
-        turn = m[..., None] * torch.tensor(self.slower, device=m.device)[rung]
-        return rung, m + 1, m + 1, m + 1, None, turn
+        return (rung := self.rung(m)), m + 1, m + 1, m + 1, None, self.far_keys(m, rung)
 
     def far_keys(self, n, rung):
         """To n times the ratio of the frequencies."""
@@ -262,12 +259,12 @@ def runs(rules, start, stop):
     m = torch.arange(start, stop, device="cpu")[None]
     rows = rules.rows(m)
     lines = [rows.rung[0], *(border[0] for border in (rows.far, rows.middle, rows.near))]
-    cuts = torch.zeros(stop - start, dtype=torch.bool)
+    cuts = torch.zeros(stop - start, dtype=torch.bool, device="cpu")
     for line, step in zip(lines, (0, 1, 1, 1), strict=True):
         cuts[1:] |= line.diff().abs() > step
     edges = [0, *cuts.nonzero().flatten().tolist(), stop - start]
     made = []
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in itertools.pairwise(edges):
         rung, far, middle, near = (int(line[a]) for line in lines)
         moves = [b - a > 1 and int(line[a + 1] - line[a]) == 1 for line in (lines[1], lines[3])]
         made.append(Run(rung, start + a, start + b, far, middle, near, *moves))
@@ -279,11 +276,11 @@ def last_far(run):
     return run.far + (run.stop - run.start - 1) * int(run.far_moves)
 
 
-def tiles(run, heads):
+def tiles(run):
     """Yield (part, first row, end, first key, end, form) of tiles that cover what the rows of a run read, near first.
 
-    A "full" tile hides nothing, in a "causal" square the row i sees the keys to i, and in a "band" those after i, as
-    many as there are keys beyond its rows. More rows at once waste more; the more `heads` share a key, the fewer do.
+    A "full" tile hides nothing, in a "causal" square row i sees the keys to i, and in a "band" those after i, as many
+    as there are keys beyond its rows.
     """
     start, stop, width = run.start, run.stop, run.start - run.near + 1
     step = 64 if width < 512 else 256

@@ -13,7 +13,7 @@ from .method import state_of
 
 
 def first_base(backend, length, total, mask):
-    """How many keys come before the first row. Without a mask sdpa aligns rows and keys at the first, others at the last."""
+    """How many keys come before the first row. Without a mask sdpa counts from the first key, others from the last."""
     return 0 if mask is None and length > 1 and "flash" not in backend else total - length
 
 
@@ -93,6 +93,63 @@ def serve(inner, count, base, query, key, value, mask, kwargs):
     return inner(query[:, :, :count], key, value, mask if mask is None else mask[:, :, :count], **kwargs)
 
 
+def joined(changed, plan, stock, own):
+    """Output (b, l, h, d) and weights (b, h, l, n) of all rows: where `changed` (b or 1, l) their own, else stock."""
+    made = []
+    for axis, whole, part in zip((1, 2), stock, own, strict=True):
+        if part is None or (whole is None and plan.served):
+            made.append(None)
+            continue
+        if plan.served:
+            count = plan.served - plan.first
+            here = changed[:, plan.first : plan.served]
+            here = here[..., None, None] if axis == 1 else here[:, None, :, None]
+            both = torch.where(here, part.narrow(axis, 0, count), whole.narrow(axis, plan.first, count))
+            rest = part.narrow(axis, count, part.shape[axis] - count)
+            part = torch.cat([whole.narrow(axis, 0, plan.first), both, rest], axis)
+        made.append(part)
+    return tuple(made)
+
+
+def scaling(call, query, kwargs):
+    """What scores are multiplied by."""
+    given = kwargs.get("scaling")
+    given = getattr(call, "scaling", None) if given is None else given
+    return query.shape[-1] ** -0.5 if given is None else given
+
+
+def scaled(query, scale):
+    """The query (b, h, l, d) by the temperature of its rows (b or 1, l), or None for 1."""
+    return query if scale is None else (query.float() * scale[:, None, :, None]).to(query.dtype)
+
+
+def turned(call, tensor, to, name=None):
+    """Turn a tensor (b, h, l, d) by `to` (b or 1, l) or (b or 1, l, p), in pieces that stay in the processor's cache.
+
+    With a name, into memory that the next tensor of this name is written to, in this layer or a later one.
+    """
+    step = max(32, 65536 // (tensor.shape[0] * tensor.shape[1] * tensor.shape[3]))
+    if torch.compiler.is_compiling() or tensor.requires_grad or tensor.shape[2] < 2 * step or tensor.is_cuda:
+        return call.turn(tensor, to)
+    name = name and (name, tensor.dtype, tensor.device)
+    made = call.memory.get(name)
+    if made is None or made.numel() < tensor.numel():
+        made = tensor.new_empty(tensor.numel())
+    if name:
+        call.memory[name] = made
+    made = made[: tensor.numel()].view(tensor.shape)
+    for row in range(0, tensor.shape[2], step):
+        made[:, :, row : row + step] = call.turn(tensor[:, :, row : row + step], to[:, row : row + step])
+    return made
+
+
+def without(tensor, hole, axis):
+    """A tensor without the keys of a hole."""
+    return torch.cat(
+        [tensor.narrow(axis, 0, hole[0]), tensor.narrow(axis, hole[1], tensor.shape[axis] - hole[1])], axis
+    )
+
+
 def product(left, right):
     """Multiply (b, h, l, x) with (b, g, x, y), where h / g heads share one: (b, h, l, y)."""
     heads = left.shape[1] // right.shape[1]
@@ -157,7 +214,7 @@ def operator(kind, dtype):
 
 
 def attend_tile(query, key, value, form, bias, scale):
-    """Attention of a tile and its log-sum-exp, (g, r, l, d) and (g, r, l): query (g, r, l, d), key and value (g, n, d)."""
+    """Attention (g, r, l, d) of a tile and its log-sum-exp (g, r, l): query (g, r, l, d), key and value (g, n, d)."""
     heads, rows = query.shape[1:3]
     run = operator(query.device.type, query.dtype)
     if form == "causal":
@@ -169,12 +226,12 @@ def attend_tile(query, key, value, form, bias, scale):
     return output[0].unflatten(1, (heads, rows)), sums[0, :, : heads * rows].unflatten(1, (heads, rows))
 
 
-def band(rows, width, query, heads):
-    """The bias of a band tile: row i sees the `width` keys after the key i. For each of the heads that share a key."""
-    keys, row = torch.arange(rows + width, device=query.device), torch.arange(rows, device=query.device)[:, None]
-    room = query.new_zeros(rows, -(-(rows + width) // 16) * 16)  # Aligned, as some operators need.
-    room[:, : rows + width].masked_fill_((keys <= row) | (keys > row + width), -torch.inf)
-    return room.repeat(heads, 1)[None, None, :, : rows + width]
+def band(rows, total, query, heads):
+    """The bias of a band tile of `total` keys: row i sees the `total - rows` after key i. Once for each head."""
+    keys, row = torch.arange(total, device=query.device), torch.arange(rows, device=query.device)[:, None]
+    room = query.new_zeros(rows, -(-total // 16) * 16)  # Aligned, as some operators need.
+    room[:, :total].masked_fill_((keys <= row) | (keys > row + total - rows), -torch.inf)
+    return room.repeat(heads, 1)[None, None, :, :total]
 
 
 def merge(total, sums, output, more, is_first):
@@ -193,7 +250,7 @@ Side = namedtuple("Side", ["rungs", "origins", "buffer", "filled"])
 
 
 def side_of(call, key, rungs, origins):
-    """The turned keys that are kept for a layer, with room for all of key (b, g, n, d); `filled` is 0 if there are none."""
+    """The turned keys kept for a layer, with room for all of key (b, g, n, d); `filled` is 0 if there are none."""
     side = state_of(call.cache).derived.get(("turned keys", call.layer))
     if side is None or (side.rungs, side.origins) != (rungs, origins) or side.buffer.device != key.device:
         side = Side(rungs, origins, key[:, :, :0], 0)
