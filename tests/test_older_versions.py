@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 
 from ctxext.checkpoint import open_checkpoint
@@ -53,6 +54,7 @@ def test_it_is_read_as_this_version_writes_it():
     assert model.is_extended
 
 
+@pytest.mark.skipif(transformers.__version__.startswith("4."), reason="its tokenizer was saved by transformers 5")
 def test_it_can_be_fine_tuned(tmp_path):
     tune(FOLDER / "yarn-mspoe", tmp_path / "tuned", QUICK)
     assert (tmp_path / "tuned" / "modeling_mspoe.py").read_bytes() == (

@@ -1,19 +1,25 @@
 """Generate the pages of docs/ that are read from the classes. `--check` only says whether they are current."""
 
+import ast
 import dataclasses
 import inspect
 import sys
 from pathlib import Path
+from typing import Any
 
 from ctxext.cli.method_options import option_name
 from ctxext.cli.methods import carried_by, summary_of
 from ctxext.families import FAMILIES, Family
 from ctxext.recipes.base import Method
+from ctxext.recipes.code import CodeMethod
+from ctxext.recipes.code_layout import SHARED_FILES, STUB_FILE
 from ctxext.recipes.methods import METHODS
 from ctxext.recipes.mspoe import FIXED_ONLY, MsPoE
 from ctxext.recipes.param import limits_of, options_of
 from ctxext.recipes.recipe import presets
+from ctxext.recipes.rotary import CODE_KEY
 
+HOOKS = ("positions", "tables", "rotate", "merge", "attend")
 DOCS = Path(__file__).parents[1] / "docs"
 
 
@@ -22,7 +28,8 @@ def methods_page() -> str:
     lines = [
         "# Methods",
         "",
-        "Generated from the classes in `src/ctxext/recipes/` by `make docs`; do not edit by hand.",
+        "Generated from the classes in `src/ctxext/recipes/` by `make docs`; do not edit by hand. Where the last",
+        "column of a table is empty, a search leaves the number alone or takes a range from the model and the target.",
         "",
         "| method | what it does | carried by | paper |",
         "|---|---|---|---|",
@@ -43,12 +50,61 @@ def _section(method: type[Method]) -> list[str]:
         lines += [f"Also called: {', '.join(method.aliases)}.", ""]
     if method.caution:
         lines += [f"Mind: {method.caution}", ""]
-    lines += ["| option | default | meaning |", "|---|---|---|"]
+    lines += [*(_with_code(method) if issubclass(method, CodeMethod) else _by_keys(method)), _families_line(method), ""]
+    lines += ["| option | default | meaning | a search tries |", "|---|---|---|---|"]
     for field in options_of(method):
         default = "required" if field.default is dataclasses.MISSING else field.default
-        shown = "" if default is None else default
-        lines.append(f"| `{option_name(field.name)}` | {shown} | {limits_of(field).describe()} |")
-    return [*lines, ""]
+        shown, limits = "" if default is None else default, limits_of(field)
+        cells = (f"`{option_name(field.name)}`", shown, limits.describe(), _searched(limits.search))
+        lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
+    measured = [field for field in dataclasses.fields(method) if limits_of(field).measured]
+    lines += ["", *(f"In recipe files also `{field.name}`: {limits_of(field).help}" for field in measured)]
+    return [*lines, ""] if measured else lines
+
+
+def _searched(values: tuple[Any, ...]) -> str:
+    """The range or the words that a search tries."""
+    if values and all(isinstance(value, str) for value in values):
+        return ", ".join(values)
+    return " to ".join(f"{value:g}" for value in values)
+
+
+def _by_keys(method: type[Method]) -> list[str]:
+    """What a configuration says."""
+    rope_type = getattr(method, "rope_type", "default")
+    carried = "`rope_theta` alone" if rope_type == "default" else f"the rope type `{rope_type}`"
+    return [f"Kind: {method.kind}. Carried by {carried}, in both dialects of config.json."]
+
+
+def _with_code(method: type[CodeMethod]) -> list[str]:
+    """Which files travel, and where they take hold."""
+    files = ", ".join(f"`{file.name}`" for file in method.code)
+    shared = ", ".join(f"`{name}`" for name in (*SHARED_FILES, STUB_FILE))
+    hooks = ", ".join(f"`{hook}`" for hook in _hooks(method))
+    return [
+        f"Kind: {method.kind}. Hooks: {hooks}. Carried by {files} beside {shared};",
+        f"its numbers stand in `{CODE_KEY}` of config.json. Loading needs `trust_remote_code=True`.",
+    ]
+
+
+def _families_line(method: type[Method]) -> str:
+    """How many families can carry it."""
+    rotary = [family for family in FAMILIES.values() if family.positions == "rotary"]
+    able = [family for family in rotary if not method.refusal({"model_type": family.model_type}, family)]
+    return f"{len(able)} of {len(rotary)} rotary [families](families.md) can carry it."
+
+
+def _hooks(method: type[CodeMethod]) -> list[str]:
+    """The hooks that its portable class overrides, itself or by a base in its file."""
+    tree = ast.parse(method.code[0].read_text(encoding="utf-8"))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    # A class that is made when its file runs is found by those that stand in the file.
+    names, found = [method.code_class] if method.code_class in classes else [*classes], set()
+    for name in names:
+        if name in classes:
+            found |= {node.name for node in classes[name].body if isinstance(node, ast.FunctionDef)}
+            names += [base.id for base in classes[name].bases if isinstance(base, ast.Name)]
+    return [hook for hook in HOOKS if hook in found]
 
 
 def families_page() -> str:

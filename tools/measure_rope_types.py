@@ -4,8 +4,8 @@ Run it with each supported major version of transformers, the newest first, afte
 
     PYTHONPATH=src:tests python tools/measure_rope_types.py [--write] [FAMILY ...]
 
-A rope type counts where the angles that the loaded model turns by, in its full-attention layers, are those of the
-formula, and its sliding layers turn as before wherever the family keeps them apart.
+A rope type counts where the angles that the loaded model rotates by, in its full-attention layers, are those of the
+formula, and its sliding layers rotate as before wherever the family keeps them apart.
 """
 
 import copy
@@ -68,9 +68,9 @@ def expected(rope_type: str, theta: float, pairs: int, span: int) -> tuple[torch
     if rope_type == "longrope":
         lists = torch.tensor([1.5 + 0.5 * index for index in range(pairs)], dtype=torch.float64)
         return base / lists, math.sqrt(1 + math.log(FACTOR) / math.log(TRAINED))
-    turns = TRAINED * base / (2 * math.pi)
+    rotations = TRAINED * base / (2 * math.pi)
     if rope_type == "llama3":
-        kept = ((turns - 1) / (4 - 1)).clamp(0, 1)
+        kept = ((rotations - 1) / (4 - 1)).clamp(0, 1)
         return kept * base + (1 - kept) * base / FACTOR, 1.0
     low, high = (span * math.log(TRAINED / (beta * 2 * math.pi)) / (2 * math.log(theta)) for beta in (32, 1))
     low, high = max(math.floor(low), 0), min(math.ceil(high), span - 1)
@@ -130,16 +130,16 @@ def shape(config: Mapping[str, Any], family: Family) -> tuple[float, int, int]:
 
 
 def angles(model: PreTrainedModel) -> Angles:
-    """What each rotary module turns position 1 by, and its factor on cosine and sine, seen in a real forward pass."""
+    """What each rotary module rotates position 1 by, and its factor on cosine and sine, seen in a real forward pass."""
     seen: Angles = {}
 
     def watch(name: str) -> Any:
         def hook(module: torch.nn.Module, given: Any, named: Any, out: Any) -> None:
             words = [name, *(item for item in (*given, *named.values()) if isinstance(item, str))]
-            turn = (
+            angle = (
                 torch.complex(*(part.double() for part in out)) if isinstance(out, tuple) else out.to(torch.complex128)
             )
-            row = turn.reshape(-1, *turn.shape[-2:])[0] if turn.shape[-2] == LENGTH else turn.flatten(2)[0]
+            row = angle.reshape(-1, *angle.shape[-2:])[0] if angle.shape[-2] == LENGTH else angle.flatten(2)[0]
             seen[".".join(words)] = (row[1].angle().unique(), float(row[1].abs().max()))
 
         return hook
@@ -181,14 +181,14 @@ def verdict(config: dict[str, Any], family: Family, rope_type: str, before: Angl
         if family.plain_type != "default" and span > 2 * pairs
         else want
     )
-    for name, (turned, factor) in after.items():
+    for name, (found, factor) in after.items():
         local = any(word in name for word in ("local", *family.sliding_types))
         was, was_factor = before.get(name, (want, scaling))
-        if local or (family.layer_theta_key and rope_type == "default" and close(turned, was)):
-            if not (close(turned, was) and math.isclose(factor, was_factor, rel_tol=1e-5)):
+        if local or (family.layer_theta_key and rope_type == "default" and close(found, was)):
+            if not (close(found, was) and math.isclose(factor, was_factor, rel_tol=1e-5)):
                 return "changes the sliding layers too"
-        elif not close(turned, want.unique()):
-            return "has no effect" if close(turned, was) else "other angles than the formula's"
+        elif not close(found, want.unique()):
+            return "has no effect" if close(found, was) else "other angles than the formula's"
         elif not math.isclose(factor, scaling, rel_tol=1e-5):
             return f"attention factor {factor:.4f}, not {scaling:.4f}"
     return "ok"

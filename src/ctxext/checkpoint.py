@@ -1,6 +1,7 @@
 """A checkpoint as data: configuration and files of a folder, a Hub id or the package. No weights, no torch."""
 
 import json
+import math
 import os
 import re
 import struct
@@ -106,6 +107,11 @@ class Checkpoint:
         for path in self.weight_files:
             if path.suffix == ".safetensors" and _LOADABLE.match(path.name) and (self.folder / path).is_file():
                 yield read_safetensors_header(self.folder / path)
+
+    @cached_property
+    def num_parameters(self) -> int | None:
+        """How many parameters there are, counted from the safetensors headers; None where there are none."""
+        return sum(math.prod(entry["shape"]) for header in self.headers() for entry in header.values()) or None
 
 
 def _check_shard(name: str, index_name: str, shard: str, names: set[str]) -> None:

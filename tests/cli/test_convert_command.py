@@ -89,7 +89,7 @@ BAD = {
     ("-m", "yarn", "--factor", "0.5"): "at least 1",
     ("-m", "yarn", "--factor", "nan"): "finite number",
     ("-m", "yarn", "--factor", "inf"): "finite number",
-    ("-m", "yarn", "--target-length", "64"): "not above the trained length",
+    ("-m", "yarn", "--target-length", "64"): "not above the original context length",
     ("-m", "yarn", "--target-length", "four"): "not a length",
     ("-m", "yarn", "--target-length", "1k", "--factor", "2"): "not both",
     ("-m", "pi", "--factor", "4", "--beta-fast", "16"): "--beta-fast is an option of ntk-by-parts, yarn",

@@ -82,7 +82,9 @@ def temperature(step, m):
 def rotate(vector, angles, interleaved=False):
     """Rotate the first 2 p entries of a vector by p angles."""
     size, out = len(angles), np.array(vector, dtype=np.float64)
-    first, second = (slice(0, 2 * size, 2), slice(1, 2 * size, 2)) if interleaved else (slice(0, size), slice(size, 2 * size))
+    first, second = (
+        (slice(0, 2 * size, 2), slice(1, 2 * size, 2)) if interleaved else (slice(0, size), slice(size, 2 * size))
+    )
     a, b, cos, sin = vector[first], vector[second], np.cos(angles), np.sin(angles)
     out[first], out[second] = a * cos - b * sin, b * cos + a * sin
     return out

@@ -23,7 +23,32 @@ from relation_cases import (
 from relation_reference import attention, relation, temperature
 
 TOTAL = 300
-ROWS = [0, 9, 16, 17, 20, 21, 22, 23, 40, 47, 48, *range(61, 68), 90, 95, 96, 112, 127, 128, 129, 150, 172, 173, 191, 192]
+ROWS = [
+    0,
+    9,
+    16,
+    17,
+    20,
+    21,
+    22,
+    23,
+    40,
+    47,
+    48,
+    *range(61, 68),
+    90,
+    95,
+    96,
+    112,
+    127,
+    128,
+    129,
+    150,
+    172,
+    173,
+    191,
+    192,
+]
 ROWS += [200, 226, 227, 255, 256, 257, 281, 298, 299]
 LAYOUTS = {
     "grouped": {},
@@ -100,7 +125,9 @@ def test_inside_the_window_nothing_is_touched():
         total = min(method.map.first, LENGTH)
         tensors = query[:, :, :total], key[:, :, :total], value[:, :, :total]
         call = Call(torch.arange(total)[None])
-        method.attend(lambda *args, **kwargs: seen.append((args, kwargs)) or (None, None), call, *tensors, "m", scaling=2)
+        method.attend(
+            lambda *args, **kwargs: seen.append((args, kwargs)) or (None, None), call, *tensors, "m", scaling=2
+        )
         args, kwargs = seen.pop()
         assert all(a is b for a, b in zip(args, tensors, strict=False))
         assert (args[3], kwargs, call.turns) == ("m", {"scaling": 2}, 0)
@@ -205,7 +232,10 @@ def test_positions_that_start_again_or_jump(name, kind):
         document = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
         mask = causal_bool(total) & (document[:, None] == document)
     else:
-        positions, mask = torch.cat([torch.arange(40), torch.arange(90, 150), torch.arange(190, 270)]), causal_bool(total)
+        positions, mask = (
+            torch.cat([torch.arange(40), torch.arange(90, 150), torch.arange(190, 270)]),
+            causal_bool(total),
+        )
         if name == "sinks":
             pytest.skip("Positions within a cache have no jumps in the paper.")
     query, key, value = states(total, heads=2, groups=1)
@@ -245,8 +275,12 @@ def test_gradients(name):
 
     def dense(q, k, v):
         a, b, c, d = *q.chunk(2, -1), *k.chunk(2, -1)
-        same = torch.einsum("bhmp,bgnp,mnp->bhmn", a, c, apart.cos()) + torch.einsum("bhmp,bgnp,mnp->bhmn", b, d, apart.cos())
-        cross = torch.einsum("bhmp,bgnp,mnp->bhmn", a, d, apart.sin()) - torch.einsum("bhmp,bgnp,mnp->bhmn", b, c, apart.sin())
+        same = torch.einsum("bhmp,bgnp,mnp->bhmn", a, c, apart.cos()) + torch.einsum(
+            "bhmp,bgnp,mnp->bhmn", b, d, apart.cos()
+        )
+        cross = torch.einsum("bhmp,bgnp,mnp->bhmn", a, d, apart.sin()) - torch.einsum(
+            "bhmp,bgnp,mnp->bhmn", b, c, apart.sin()
+        )
         scores = (same + cross) * 0.25 * warm[:, None]
         return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v).transpose(1, 2)
 

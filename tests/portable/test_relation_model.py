@@ -47,7 +47,9 @@ def fed(name, ids, step, cache, start=0, backend="sdpa", **kwargs):
     parts = []
     for at in range(start, ids.shape[1], step):
         given = {key: value[:, : at + step] for key, value in kwargs.items()}
-        parts.append(model(name, backend)[0](ids[:, at : at + step], past_key_values=cache, use_cache=True, **given).logits)
+        parts.append(
+            model(name, backend)[0](ids[:, at : at + step], past_key_values=cache, use_cache=True, **given).logits
+        )
     return torch.cat(parts, 1)
 
 

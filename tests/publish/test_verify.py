@@ -139,7 +139,7 @@ def test_code_of_another_version_is_found_even_if_recorded_and_not_run(converted
     (folder / "ctxext.json").write_text(json.dumps(manifest))
     found = told(folder)
     assert found["files"][0] == "passed"
-    assert found["code"] == ("failed", 'not this version\'s: "mspoe.py" (it was made by ctxext 0.1.0)')
+    assert found["code"] == ("failed", 'not this version\'s: "mspoe.py" (it was made by ctxext 0.2.0)')
     assert {found[name][0] for name in ("loading", "frequencies", "logits")} == {"not checked"}
     assert not (folder / "ran").exists()
 

@@ -35,7 +35,7 @@ def plain(base: float, d: int) -> list[float]:
 def ramp(base: float, d: int, length: int, s: float, fast: float, slow: float) -> list[float]:
     """NTK-by-parts as YaRN's authors released it: linear in the dimension's index, ends rounded outwards.
 
-    The bounds are clamped at 0 and d - 1, which is what the runtime does (METHODS.md, trap 6).
+    The bounds are clamped at 0 and d - 1, which is what the runtime does (docs/traps.md, trap 6).
     """
 
     def index(turns: float) -> float:
@@ -182,7 +182,7 @@ def test_our_own_frequencies_equal_the_papers(name):
 
 
 def test_the_reference_would_notice_a_raised_maximum_taken_for_the_trained_length(sources, tmp_path):
-    """Trap 3, planted: without the original length the ramp is worked out for the wrong window."""
+    """docs/traps.md, trap 3, planted: without the original length the ramp is worked out for the wrong window."""
     import json
 
     out = tmp_path / "out"

@@ -123,7 +123,7 @@ def _tell(output: Output, done: Conversion, source: str, out: Path, seconds: flo
         "verification": vars(done.verification) if done.verification else None,
         "seconds": round(seconds, 3),
     }
-    trained, reach = plan.rotary.trained_length, reach_of(plan)
+    trained, reach = plan.rotary.trained_length, plan.rotary.usable_length
     lengths = f"{trained} → {reach} tokens" if reach != trained else f"{trained} tokens as before"
     lines = [
         f"[green]✓[/green] [bold]{out}[/bold]   {plan.recipe.summary()}   {lengths}   weights {how}   {seconds:.2f} s",
@@ -152,17 +152,11 @@ def default_out(plan: Plan) -> Path:
     """The folder's name where none was given: the source's name, the methods and the new length."""
     name = Path(plan.source.name).name or "model"
     methods = "-".join(step.name for step in plan.recipe.steps)
-    return Path(f"{name}-{methods}-{format_length(reach_of(plan))}")
-
-
-def reach_of(plan: Plan) -> int:
-    """The length that the result is meant for; `dynamic` keeps the trained maximum in its configuration."""
-    factor = plan.rotary.parameters["factor"] if plan.rotary.rope_type == "dynamic" else 1.0
-    return round(plan.rotary.context_length * float(factor))
+    return Path(f"{name}-{methods}-{format_length(plan.rotary.usable_length)}")
 
 
 def _lengths(plan: Plan) -> str:
-    lengths = dict.fromkeys((plan.rotary.trained_length, reach_of(plan)))
+    lengths = dict.fromkeys((plan.rotary.trained_length, plan.rotary.usable_length))
     return ",".join(map(format_length, lengths))
 
 

@@ -51,7 +51,7 @@ def calibrated(
 ) -> Recipe:
     """The same recipe with the order of heads measured on this model, where a step waits for it. Loads the model.
 
-    The statistic of Ms-PoE (`portable/mspoe.py`) is averaged over pieces of the text, each ending where a
+    The statistic of Ms-PoE (`portable/mspoe.py`) is averaged over chunks of the text, each ending where a
     prompt might; the head that stands out most on average takes the first ratio.
 
     Raises:
@@ -81,7 +81,7 @@ def _waits(step: Method) -> TypeGuard[MsPoE]:
 
 
 def with_order(recipe: Recipe, scores: dict[int, list[float]]) -> Recipe:
-    """The recipe with its heads ordered by their average scores, from layer to one score per key head."""
+    """The recipe with its heads ordered by their average scores, from layer to one score per KV head."""
 
     def ordered(step: MsPoE) -> MsPoE:
         return dataclasses.replace(step, ranks=tuple(_ranks(scores[layer], step.variant) for layer in sorted(scores)))
@@ -155,13 +155,13 @@ def _load(folder: Path, calibration: Calibration) -> tuple[Any, Any]:
 def head_scores(
     model: Any, tokenizer: Any, text: str, trained_length: int, progress: Progress | None = None
 ) -> dict[int, list[float]]:
-    """The average share of outliers per key head, by layer, of an Ms-PoE model that orders heads by each prompt.
+    """The average share of outliers per KV head, by layer, of an Ms-PoE model that orders heads by each prompt.
 
     Args:
         model: The model, in eval mode.
         tokenizer: Its tokenizer.
-        text: What it reads, in pieces that each end where a prompt might.
-        trained_length: No piece is longer.
+        text: What it reads, in chunks that each end where a prompt might.
+        trained_length: No chunk is longer.
         progress: Called with what is being done, how much of it and how much in all.
 
     Raises:
@@ -178,8 +178,8 @@ def head_scores(
         )
     with _scores_of(model) as totals, torch.inference_mode():
         for number in range(_NUM_SEQUENCES):
-            piece = ids[number * length : (number + 1) * length][None].to(model.device)
-            model.base_model(piece, use_cache=False)
+            chunk = ids[number * length : (number + 1) * length][None].to(model.device)
+            model.base_model(chunk, use_cache=False)
             if progress is not None:
                 progress("calibrating the head order", number + 1, _NUM_SEQUENCES)
     return {layer: (total / _NUM_SEQUENCES).tolist() for layer, total in totals.items()}

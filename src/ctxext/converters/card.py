@@ -23,9 +23,9 @@ EXTENDED = "EXTENDED"
 """What commands call the extended checkpoint that was trained further."""
 
 _INHERITED = ("license", "license_name", "license_link", "language", "datasets", "extra_gated_prompt", "inference")
-_NOTHING_MEASURED = """Nothing yet: this checkpoint **was not evaluated**. A longer window in the configuration is not
+_NOTHING_MEASURED = """Nothing yet: this checkpoint **was not evaluated**. A longer context in config.json is not
 a model that uses it.
-`ctxext eval` shows whether it finds things anywhere in the new window and what it lost inside the old one."""
+`ctxext eval` shows whether it finds things anywhere in the new context and what it lost inside the old one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,14 +150,12 @@ def card_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
     card = checkpoint.folder / "README.md"
     if not card.is_file():
         return {}
-    text = card.read_text(encoding="utf-8", errors="replace")
-    if not text.startswith("---\n") or "\n---" not in text[4:]:
-        return {}
+    from huggingface_hub import metadata_load
+
     try:
-        front = yaml.safe_load(text[4 : text.index("\n---", 4)])
-    except yaml.YAMLError:
+        return metadata_load(card) or {}
+    except (ValueError, yaml.YAMLError):  # Not UTF-8, not a mapping, or not YAML.
         return {}
-    return front if isinstance(front, dict) else {}
 
 
 def front_matter(facts: CardFacts) -> dict[str, Any]:
@@ -170,8 +168,10 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
         own.append("custom_code")
     elif not facts.training:
         own.append("config-only")
-    own += ["finetuned"] * bool(facts.training)
-    own += ["lora"] * facts.is_adapter
+    if facts.training:
+        own.append("finetuned")
+    if facts.is_adapter:
+        own.append("lora")
     relation = "adapter" if facts.is_adapter else "finetune"
     front = {
         **{key: inherited[key] for key in _INHERITED if key in inherited},
@@ -204,18 +204,17 @@ def _summary(facts: CardFacts) -> str:
     """What was done, in one paragraph."""
     name = facts.source
     link = f"[{name}](https://huggingface.co/{name})" if facts.has_public_source else f"`{name}`"
-    factor = facts.rotary.parameters.get("factor") or 1.0 if facts.rotary.rope_type == "dynamic" else 1.0
-    trained, reach = facts.rotary.trained_length, round(facts.rotary.context_length * factor)
-    window = f"trained on {trained} tokens, the model now accepts {reach}"
+    trained, reach = facts.rotary.trained_length, facts.rotary.usable_length
+    length = f"trained on {trained} tokens, the model now accepts {reach}"
     if reach == trained:
-        window = f"its window stays at {trained} tokens"
+        length = f"its context length stays at {trained} tokens"
     if facts.is_adapter:
-        begun = f"What fine-tuning changed in {link} after its positions were extended: {window}."
+        begun = f"What fine-tuning changed in {link} after its positions were extended: {length}."
     elif facts.training:
         grown = f"extended from {trained} to {reach} tokens" if reach != trained else f"kept at {trained} tokens"
-        begun = f"Made from {link} in two steps: its window was {grown}, its weights were then trained on long text."
+        begun = f"Made from {link} in two steps: its context was {grown}, its weights were then trained on long text."
     else:
-        begun = f"The weights are those of {link}, byte for byte. What changed is how positions are encoded: {window}."
+        begun = f"The weights are those of {link}, byte for byte. What changed is how positions are encoded: {length}."
     checked = "" if facts.is_adapter else "; `ctxext verify` checks that the files are what this card says"
     return f"{begun} Made with ctxext {__version__}{checked}."
 

@@ -49,7 +49,7 @@ class Serving:
 _Row = tuple[str, str, str]
 _EXACT: _Row = (EXACT, "", "")
 _CLAIMS_TOO_MUCH = "without, it claims factor times too much"
-_CLAIMS_TRAINED = "without, it stops at the trained length; the long list is chosen once"
+_CLAIMS_TRAINED = "without, it stops at the original context length; the long list is chosen once"
 _TRUST = "--trust-remote-code"
 _REFUSED: _Row = (WRONG, "", "its converter refuses, rightly")
 
@@ -81,7 +81,11 @@ _TABLE: Mapping[str, Mapping[str, _Row]] = {
     },
     "longrope with two lists": {
         "transformers": (PARTLY, "", "not invariant under caching, as its two lists differ"),
-        "vLLM": (PARTLY, "--max-model-len {length}", _CLAIMS_TRAINED + ", so it differs below the trained length"),
+        "vLLM": (
+            PARTLY,
+            "--max-model-len {length}",
+            _CLAIMS_TRAINED + ", so it differs below the original context length",
+        ),
         "SGLang": _EXACT,
         "llama.cpp": (WRONG, "", "only phi3 and minicpm; others are silently left plain"),
     },
@@ -128,7 +132,7 @@ def carried(model: ModelConfig) -> tuple[str, ...]:
     if schedule == "longrope" and numbers.get("short_factor") != numbers.get("long_factor"):
         schedule = "longrope with two lists"
     steps = model.code.get("steps", ())
-    return (schedule, *(step["method"] + " by the prompt" * bool(step.get("per_prompt")) for step in steps))
+    return (schedule, *(step["method"] + (" by the prompt" if step.get("per_prompt") else "") for step in steps))
 
 
 def serving_of(model: ModelConfig) -> tuple[Serving, ...]:

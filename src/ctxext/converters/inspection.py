@@ -24,9 +24,9 @@ class Inspection:
     Attributes:
         positions: "rotary", "learned", "sinusoidal", "alibi", "relative" or "none".
         model: The resolved configuration of a rotary model; None for the others.
-        unfinished_pairs: Rotated pairs of dimensions that never complete a turn in the trained length.
+        unfinished_pairs: Rotated pairs of dimensions that never complete a rotation in the original context length.
         windows: The length that each file claims, by file name.
-        attention: Heads, key heads, full and sliding layers.
+        attention: Heads, KV heads, full and sliding layers.
         cache_bytes: Size of one sequence's key-value cache in 16 bits, by length in tokens.
         num_parameters: Counted from the safetensors headers; None where there are none.
         methods: For every method the reason why it does not apply; empty where it does.
@@ -70,7 +70,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         windows=claimed_lengths(checkpoint, family),
         attention=_attention(config, family),
         cache_bytes={length: _cache_bytes(config, family, length) for length in _CACHE_LENGTHS},
-        num_parameters=_num_parameters(checkpoint),
+        num_parameters=checkpoint.num_parameters,
         methods={method.name: method.refusal(config, family) for method in METHODS},
         recipe=recipe,
         serving=serving_of(model) if recipe and model else (),
@@ -104,8 +104,3 @@ def _cache_bytes(config: dict[str, Any], family: Family, length: int) -> int:
     window = read(config, family, "sliding_window") or length
     full, sliding = attention["full_attention_layers"] or 0, attention["sliding_layers"] or 0
     return int(per_token * (full * length + sliding * min(length, window)))
-
-
-def _num_parameters(checkpoint: Checkpoint) -> int | None:
-    counts = [math.prod(entry["shape"]) for header in checkpoint.headers() for entry in header.values()]
-    return sum(counts) or None

@@ -42,7 +42,7 @@ class Plan:
         source: The checkpoint it starts from.
         recipe: The steps with every number filled in.
         model: The configuration of the result.
-        texts: Content of the files that are written anew, by name.
+        texts: Content of the files whose content is new, by name.
         weights: Files to link or copy unchanged, relative to the source.
         others: Files to copy unchanged, relative to the source.
         changes: What changes in the JSON files, for people.
@@ -111,7 +111,7 @@ def make_plan(source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = Fal
 
 
 def already_extended(source: Checkpoint, rotary: Rotary) -> CtxextError:
-    """The refusal to scale twice (METHODS.md, trap 10)."""
+    """The refusal to scale twice (docs/traps.md, trap 10)."""
     noted = provenance(source.config)
     steps = noted.get("recipe", {}).get("steps", [])
     how = ", ".join(describe_step(step) for step in steps)
@@ -166,7 +166,7 @@ def _version(package: str) -> str | None:
 
 
 def _length_files(source: Checkpoint, before: Rotary, after: Rotary) -> dict[str, str]:
-    """The tokenizer's and the generation's own idea of the window, brought into agreement (trap 11)."""
+    """The tokenizer's and the generation's own lengths, brought into agreement (docs/traps.md, trap 11)."""
     texts = {}
     tokenizer = source.read_json("tokenizer_config.json")
     if tokenizer is not None and 0 < (tokenizer.get("model_max_length") or 0) < _UNLIMITED:

@@ -39,7 +39,7 @@ class Method:
         return inner(sets)
 
     def tables(self, inner, frame, turn):
-        """What rotates tensors by a turn; at the innermost cos and sin, each (b or 1, l, c)."""
+        """What rotates tensors as a `Turn` says; at the innermost cos and sin, each (b or 1, l, c)."""
         return inner(frame, turn)
 
     def rotate(self, inner, tensors, tables, axis, call):
@@ -62,7 +62,7 @@ HOOKS = {name: getattr(Method, name) for name in ("positions", "tables", "rotate
 
 
 def chained(methods, hook, innermost):
-    """Put the innermost function inside the hook of each method that has one, in turn."""
+    """Put the innermost function inside the hook of each method that has one, one after the other."""
     own = [getattr(method, hook) for method in methods if getattr(type(method), hook) is not HOOKS[hook]]
     return functools.reduce(lambda inner, outer: functools.partial(outer, inner), own, innermost)
 
@@ -133,9 +133,9 @@ class Call:
         to, since = (one if one is None or one.ndim == 2 else one[..., frame.columns] for one in (to, since))
         tables = chained(self.methods, "tables", cos_and_sin)(frame, Turn(to, since, frequencies))
         width = 2 * len(frame.inverse)
-        (turned,) = self.rotated([tensor[..., :width].float()], tables, 1)
-        turned = turned.to(tensor.dtype)
-        return turned if width == tensor.shape[-1] else torch.cat([turned, tensor[..., width:]], -1)
+        (rotated,) = self.rotated([tensor[..., :width].float()], tables, 1)
+        rotated = rotated.to(tensor.dtype)
+        return rotated if width == tensor.shape[-1] else torch.cat([rotated, tensor[..., width:]], -1)
 
 
 def per_column(positions):

@@ -124,8 +124,8 @@ def head_frequencies(settings, inverse):
     if settings["schedule"] == "ntk":  # The base times ratio ** (d / (d - 2)), written per frequency.
         return inverse / ratios ** torch.linspace(0, 1, size, device=inverse.device)
     if settings["schedule"] == "by-parts":  # YaRN's ramp, from frequencies that stay to those that slow down.
-        turns = (settings["trained_length"] / (2 * math.pi * settings[beta]) for beta in ("beta_fast", "beta_slow"))
-        first, last = (size * math.log(turn) / math.log(settings["theta"]) for turn in turns)
+        rotations = (settings["trained_length"] / (2 * math.pi * settings[beta]) for beta in ("beta_fast", "beta_slow"))
+        first, last = (size * math.log(count) / math.log(settings["theta"]) for count in rotations)
         first, last = max(math.floor(first), 0), min(math.ceil(last), 2 * size - 1)
         steps = torch.arange(size, device=inverse.device) - first
         return inverse * (1 - (steps / max(last - first, 0.001)).clamp(0, 1) * (1 - 1 / ratios))
@@ -133,7 +133,7 @@ def head_frequencies(settings, inverse):
 
 
 def pick(table, ranks):
-    """Turn tables (r, b, l, 2 c) and the numbers of the heads' ratios (1 or b, g) into cos and sin (b, g, l, c)."""
+    """Cos and sin (b, g, l, c) from tables (r, b, l, 2 c) and the numbers of the heads' ratios (1 or b, g)."""
     batch = table.shape[1]
     rows = ranks if batch == 1 else ranks * batch + torch.arange(batch, device=ranks.device)[:, None]
     own = table.flatten(0, 1).index_select(0, rows.flatten())

@@ -111,7 +111,7 @@ def _listed(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling(Method):
-    """A method that reaches a longer window; the window is given as a factor or as a length."""
+    """A method that reaches a longer context; it is given as a factor or as a length."""
 
     kind: ClassVar[Kind] = "schedule"
     rope_type: ClassVar[str] = "default"
@@ -129,7 +129,7 @@ class Scaling(Method):
         """The same step with its factor known and the target length gone.
 
         Raises:
-            CtxextError: no window was given, or both were and they disagree, or the target is not longer.
+            CtxextError: no length was given, or both were and they disagree, or the target is not longer.
         """
         if self.target_length is None:
             if self.factor is None:
@@ -140,7 +140,8 @@ class Scaling(Method):
             return self
         if self.target_length <= rotary.trained_length:
             raise CtxextError(
-                f'The target length "{self.target_length}" is not above the trained length {rotary.trained_length}.',
+                f'The target length "{self.target_length}" is not above the original context length '
+                f"{rotary.trained_length}.",
                 hint=f"Choose a longer one, for example --target-length {4 * rotary.trained_length}.",
             )
         factor = self.target_length / rotary.trained_length
@@ -153,7 +154,7 @@ class Scaling(Method):
         return dataclasses.replace(self, factor=factor, target_length=None)
 
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Write this method's schedule, theta and window into the configuration.
+        """Write this method's schedule, theta and context length into the configuration.
 
         Raises:
             CtxextError: the schedule is already scaled, or the family cannot carry this one.

@@ -76,5 +76,6 @@ def code_files(steps: Iterable[Method], config: Config) -> Mapping[str, str]:
     files = [PORTABLE / name for name in code_layout.SHARED_FILES]
     files += [file for step in own for file in step.code]
     methods = [(step.title, step.code[0].name.removesuffix(".py"), step.code_class) for step in own]
-    stub = code_layout.render_stub(code_layout.family_classes(config), methods)
+    modules = [file.name.removesuffix(".py") for file in files]
+    stub = code_layout.render_stub(code_layout.family_classes(config), methods, modules)
     return {**{file.name: file.read_bytes().decode() for file in files}, code_layout.STUB_FILE: stub}

@@ -7,7 +7,7 @@ the sentinel hides and one entry for each method, for `portable/modeling_family.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -220,15 +220,19 @@ def _text(edited: Config, family: Family) -> Config:
     return text
 
 
-def render_stub(classes: Classes, methods: Sequence[tuple[str, str, str]]) -> str:
+def render_stub(classes: Classes, methods: Sequence[tuple[str, str, str]], files: Iterable[str]) -> str:
     """The text of the stub file: which family this checkpoint belongs to, and which methods stand in it.
 
     Args:
         classes: The family's.
         methods: For each method its title, its portable module and its portable class.
+        files: Every module that travels; transformers 4 copies only those that the stub itself imports.
     """
     titles = " and ".join(dict.fromkeys(title for title, _, _ in methods))
-    imports = "".join(f"from .{module} import {name}\n" for module, name in sorted({m[1:] for m in methods}))
+    named = {"modeling_family": "family"}
+    for _, module, name in methods:
+        named[module] = f"{named[module]}, {name}" if module in named else name
+    imports = "".join(f"from .{module} import {named.get(module, '*')}\n" for module in sorted({*files, *named}))
     listed = ", ".join(dict.fromkeys(name for _, _, name in methods))
     defined = "".join(
         f'\n\nclass {PREFIX}{name}(modeling.{name}):\n    """{name} with {titles}."""\n'
@@ -239,7 +243,6 @@ def render_stub(classes: Classes, methods: Sequence[tuple[str, str, str]]) -> st
     registered = "".join(f'{PREFIX}{name}.register_for_auto_class("{auto}")\n' for name, auto in first.items())
     return f'''"""{classes.by_auto_class["AutoModelForCausalLM"]} with {titles}; each method is in a file of its own."""
 
-from .modeling_family import family
 {imports}
 modeling = family(__name__, "{classes.modeling}", [{listed}])
 {defined}

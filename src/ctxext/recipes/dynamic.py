@@ -21,11 +21,14 @@ class DynamicNtk(Scaling):
     rope_type = "dynamic"
     caution = (
         "transformers picks one frequency set for a whole batch from its longest row, and keys cached before the "
-        "trained length was crossed keep their old rotation: run one prompt at a time, whole; engines differ."
+        "original context length was crossed keep their old rotation: run one prompt at a time, whole; engines differ."
     )
 
     def reach(self, rotary: Rotary) -> int:
-        """The trained length: transformers takes the maximum for it; raising that switches the scaling off (trap 5)."""
+        """The trained length: transformers takes the maximum for it, and raising that switches the scaling off.
+
+        See docs/traps.md, trap 5.
+        """
         return rotary.trained_length
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:

@@ -43,14 +43,14 @@ def _dynamic(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], len
 
 
 def _yarn(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
-    """Section 3.2, with the bounds rounded outwards and clamped at 0 and d - 1 as transformers does (trap 6)."""
+    """Section 3.2, bounds rounded outwards and clamped at 0 and d - 1 as transformers does (docs/traps.md, trap 6)."""
     dim, trained = rotary.dim, rotary.trained_length
 
-    def dimension_turning(turns: float) -> float:
-        return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
+    def dimension_rotating(rotations: float) -> float:
+        return dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(rotary.theta))
 
-    low = max(math.floor(dimension_turning(numbers.get("beta_fast") or 32)), 0)
-    high = min(math.ceil(dimension_turning(numbers.get("beta_slow") or 1)), dim - 1)
+    low = max(math.floor(dimension_rotating(numbers.get("beta_fast") or 32)), 0)
+    high = min(math.ceil(dimension_rotating(numbers.get("beta_slow") or 1)), dim - 1)
     span = (high - low) or 0.001
     kept = [1 - min(max((i - low) / span, 0.0), 1.0) for i in range(dim // 2)]
     return [theta * keep + theta / numbers["factor"] * (1 - keep) for theta, keep in zip(plain, kept, strict=True)]
@@ -60,8 +60,8 @@ def _llama3(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], leng
     low, high, factor = numbers["low_freq_factor"], numbers["high_freq_factor"], numbers["factor"]
 
     def scaled(theta: float) -> float:
-        turns = rotary.trained_length * theta / (2 * math.pi)
-        keep = min(max((turns - low) / (high - low), 0.0), 1.0)
+        rotations = rotary.trained_length * theta / (2 * math.pi)
+        keep = min(max((rotations - low) / (high - low), 0.0), 1.0)
         return float(theta * keep + theta / factor * (1 - keep))
 
     return [scaled(theta) for theta in plain]

@@ -24,10 +24,16 @@ class Llama3(Scaling):
     rope_type = "llama3"
 
     low_freq_factor: float = param(
-        1.0, help="Turns within the trained length below which all is interpolated.", min=0.01, search=(0.5, 2)
+        1.0,
+        help="Rotations within the original context length below which all is interpolated.",
+        min=0.01,
+        search=(0.5, 2),
     )
     high_freq_factor: float = param(
-        4.0, help="Turns within the trained length above which nothing is changed.", min=0.01, search=(3, 32)
+        4.0,
+        help="Rotations within the original context length above which nothing is changed.",
+        min=0.01,
+        search=(3, 32),
     )
 
     def __post_init__(self) -> None:

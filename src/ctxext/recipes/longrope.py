@@ -47,7 +47,7 @@ def _between(knots: Sequence[float], place: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class LongRope(Scaling):
-    """Divide every frequency by a factor of its own, found by search; one list inside the old window, one beyond.
+    """Divide every frequency by a factor of its own, found by search; one list inside the original context, one beyond.
 
     θ_i becomes θ_i / λ̂_i. Ding et al. 2024, section 3; LongRoPE2, arXiv 2502.20082.
     """
@@ -59,25 +59,25 @@ class LongRope(Scaling):
     is_published = False
     caution = (
         "transformers picks the list by the whole batch's longest row and switches while decoding: "
-        "with two different lists, cached decoding across the trained length differs from the uncached forward."
+        "with two different lists, cached decoding across the original context length differs from the uncached one."
     )
 
     long_factor: tuple[float, ...] = param(
-        help="One divisor per rotated pair of dimensions beyond the trained length: a file with a list of numbers."
+        help="One divisor per rotated pair of dimensions beyond the original context length: a file with a list."
     )
     short_factor: tuple[float, ...] | None = param(
-        None, help="The same inside the trained length; ones where not given."
+        None, help="The same inside the original context length; ones where not given."
     )
     attention_factor: float | None = param(
         None,
-        help="Multiplier of cos and sin, instead of sqrt(1 + ln(factor) / ln(trained length)).",
+        help="Multiplier of cos and sin, instead of sqrt(1 + ln(factor) / ln(original context length)).",
         min=0.01,
         search=(1.0, 1.6),
     )
 
     @classmethod
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
-        """How far the curve of factors rises at each of a few knots, and what becomes of the trained window.
+        """How far the curve of factors rises at each of a few knots, and what becomes of the original context.
 
         No rise is below zero, so factors never fall from one dimension to the next: the paper's own constraint
         (section 3.2). The curve starts as YaRN's, which is one of those that the paper's search starts from.

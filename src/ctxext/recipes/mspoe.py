@@ -1,4 +1,4 @@
-"""Ms-PoE: every key head gets its own position scale."""
+"""Ms-PoE: every KV head gets its own position scale."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from ctxext.recipes.rotary import Config, ModelConfig, Rotary
 
 @dataclass(frozen=True, kw_only=True)
 class MsPoE(CodeMethod):
-    """Give every attention head its own position scale, so that the middle of the window is found. No training.
+    """Give every attention head its own position scale, so that the middle of the context is found. No training.
 
     Heads whose attention stands out least take the largest ratio. Zhang et al. 2024, "Found in the Middle", section 3.
     With the schedules ntk and by-parts a head slows its frequencies as those methods do, which keeps the heads that
@@ -33,7 +33,7 @@ class MsPoE(CodeMethod):
     ratio_max: float = param(1.8, help="Ratio of the head that stands out least.", min=1.0, search=(1.0, 8.0))
     head_order: str = param(
         "prompt",
-        help="Order heads anew for each prompt (the paper), once over calibration text, or by their index.",
+        help="Order heads again for each prompt (the paper), once over calibration text, or by their index.",
         choices=("prompt", "calibrated", "fixed"),
         search=("calibrated", "prompt", "fixed"),
     )
@@ -48,12 +48,12 @@ class MsPoE(CodeMethod):
     )
     ramp_fast: float = param(
         8.0,
-        help="With by-parts: turns in the trained length above which a head keeps a frequency.",
+        help="With by-parts: rotations in the original context length above which a head keeps a frequency.",
         min=0,
         search=(4, 64),
     )
     ramp_slow: float = param(
-        1.0, help="With by-parts: turns below which a head interpolates it fully.", min=0, search=(0.5, 4)
+        1.0, help="With by-parts: rotations below which a head interpolates it fully.", min=0, search=(0.5, 4)
     )
     rescale: str = param(
         "uniform",
@@ -66,7 +66,7 @@ class MsPoE(CodeMethod):
         "paper", help="What the paper says, or what its released code computes.", choices=("paper", "released")
     )
     ranks: tuple[tuple[int, ...], ...] | None = param(
-        None, help="Measured order: for each layer that takes part, each key head's place.", measured=True
+        None, help="Measured order: for each layer that takes part, each KV head's place.", measured=True
     )
 
     def __post_init__(self) -> None:

@@ -125,7 +125,7 @@ def _check_order(steps: Sequence[Method]) -> None:
 
 
 def plain_config(model: ModelConfig) -> ModelConfig:
-    """An extended model's configuration with what was done to it taken back: code, and then schedule and window.
+    """An extended model's configuration with what was done to it taken back: code, then schedule and length.
 
     Where ctxext noted that only code was added, the source's own schedule stays as it is.
     """

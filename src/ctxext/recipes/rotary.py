@@ -1,7 +1,7 @@
 """A checkpoint's rotary encoding: read from config.json in either dialect, written back in both.
 
 transformers 5 keeps everything in `rope_parameters`; transformers 4 reads `rope_theta` and `rope_scaling`. A file with
-only one of them is misread by the other version in silence (METHODS.md, trap 1), so both are always written, alike.
+only one of them is misread by the other version in silence (docs/traps.md, trap 1), so both are always written, alike.
 """
 
 import copy
@@ -45,7 +45,7 @@ class Rotary:
         theta: The base b of the inverse frequencies b^(-2i/d).
         dim: How many dimensions of a head are rotated.
         span: The d of the exponent: `dim`, but the whole head where a part of it rotates at the whole head's pace.
-        trained_length: The context the model was trained on, in tokens.
+        trained_length: The original context length: what the model was trained on, in tokens.
         context_length: The context it claims now, in tokens.
         parameters: The schedule as transformers writes it, `rope_type` and numbers, without theta.
     """
@@ -64,8 +64,14 @@ class Rotary:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether some schedule already stretches the trained length."""
+        """Whether some schedule already stretches the original context length."""
         return self.rope_type != "default" or self.context_length > self.trained_length
+
+    @property
+    def usable_length(self) -> int:
+        """The context it is meant for, in tokens; `dynamic` keeps the original maximum in config.json."""
+        factor = self.parameters.get("factor") or 1.0 if self.rope_type == "dynamic" else 1.0
+        return round(self.context_length * float(factor))
 
     def with_parameters(self, parameters: Mapping[str, Any]) -> "Rotary":
         """The same encoding with another schedule."""
@@ -185,7 +191,7 @@ def provenance(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trained_length(config: Config, text: Config, parameters: Mapping[str, Any], context_length: int) -> int:
-    """The trained length: what we noted, what the schedule says, or else the maximum itself."""
+    """The original context length: what we noted, what the schedule says, or else the maximum itself."""
     noted = provenance(config).get("trained_length")
     original = parameters.get("original_max_position_embeddings") or text.get("original_max_position_embeddings")
     return int(noted or original or context_length)
@@ -266,7 +272,7 @@ def _rope_scaling(family: Family, parameters: Mapping[str, Any]) -> dict[str, An
 
 
 def _nested(config: Config, family: Family, full: Mapping[str, Any]) -> dict[str, Any]:
-    """The schedule by layer type; the sliding layers keep their own rotary embedding (METHODS.md, trap 9)."""
+    """The schedule by layer type; the sliding layers keep their own rotary embedding (docs/traps.md, trap 9)."""
     source = text_config(config, family).get("rope_parameters") or {}
     nested = {key: copy.deepcopy(value) for key, value in source.items() if isinstance(value, dict)}
     local_theta = read(config, family, "local_rope_theta")

@@ -12,9 +12,9 @@ from ctxext.recipes.rotary import Rotary
 
 @dataclass(frozen=True, kw_only=True)
 class NtkByParts(Scaling):
-    """Interpolate only the dimensions that never complete a turn in the trained window, and keep the fast ones.
+    """Interpolate only the dimensions that never complete a rotation in the original context, and keep the fast ones.
 
-    A linear ramp between θ_i (more than β_fast turns in the trained length) and θ_i / s (fewer than β_slow).
+    A linear ramp between θ_i (more than β_fast rotations in the original context) and θ_i / s (fewer than β_slow).
     Peng et al. 2023, section 3.2; transformers clamps the ramp's ends at d - 1.
     """
 
@@ -24,11 +24,14 @@ class NtkByParts(Scaling):
     rope_type = "yarn"
 
     beta_fast: float = param(
-        32.0, help="Turns within the trained length above which a dimension is left as it was.", min=0, search=(8, 64)
+        32.0,
+        help="Rotations within the original context length above which a dimension is left as it was.",
+        min=0,
+        search=(8, 64),
     )
     beta_slow: float = param(
         1.0,
-        help="Turns within the trained length below which a dimension is fully interpolated.",
+        help="Rotations within the original context length below which a dimension is fully interpolated.",
         min=0,
         search=(0.5, 4),
     )
@@ -45,7 +48,7 @@ class NtkByParts(Scaling):
         return {**self.ramp(rotary), "attention_factor": 1.0}
 
     def ramp(self, rotary: Rotary) -> Mapping[str, Any]:
-        """The ramp; the original length is written out because the maximum has moved (METHODS.md, trap 3)."""
+        """The ramp; the original length is written out because the maximum has moved (docs/traps.md, trap 3)."""
         return {
             "factor": self.stretch,
             "original_max_position_embeddings": rotary.trained_length,
@@ -69,6 +72,6 @@ class Yarn(NtkByParts):
     )
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """The `yarn` type; the default temperature is left out, as some engines ignore it (trap 7)."""
+        """The `yarn` type; the default temperature is left out, as some engines ignore it (docs/traps.md, trap 7)."""
         extra = {} if self.attention_factor is None else {"attention_factor": self.attention_factor}
         return {**self.ramp(rotary), **extra}

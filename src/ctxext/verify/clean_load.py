@@ -1,14 +1,12 @@
 """Load a checkpoint in a process that cannot import ctxext, and hear what it uses."""
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ctxext.verify.isolated import last_line_of_errors, run_isolated
 
 _SCRIPT = Path(__file__).with_name("load_script.py")
 
@@ -39,18 +37,9 @@ def load_in_clean_process(folder: Path, *, trust: bool) -> LoadReport:
         folder: The checkpoint.
         trust: Whether its modeling code may run.
     """
-    with tempfile.TemporaryDirectory() as place:
-        command = f"import runpy; runpy.run_path({str(_SCRIPT)!r}, run_name='__main__')"
-        result = subprocess.run(
-            [sys.executable, "-c", command, str(folder.resolve()), "trust" if trust else "plain"],
-            capture_output=True,
-            text=True,
-            cwd=place,
-            env={**os.environ, "HF_MODULES_CACHE": place, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
-            check=False,
-        )
+    result = run_isolated(_SCRIPT, str(folder.resolve()), "trust" if trust else "plain")
     if result.returncode < 0:
         return LoadReport(f"loading was stopped by signal {-result.returncode}, perhaps for lack of memory")
     if result.returncode != 0:
-        return LoadReport(f"it does not load: {(result.stderr.strip().splitlines() or ['no message'])[-1]}")
+        return LoadReport(f"it does not load: {last_line_of_errors(result)}")
     return LoadReport(**json.loads(result.stdout.strip().splitlines()[-1]))

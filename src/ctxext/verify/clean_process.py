@@ -1,4 +1,4 @@
-"""Run as a script, never imported: loads a converted checkpoint where ctxext cannot be imported, and checks its logits.
+"""Run as a script by `isolated.py`, never imported: loads a converted checkpoint and checks its logits.
 
     python clean_process.py TASK
 
@@ -15,15 +15,6 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
-
-
-class NoCtxext:
-    """Refuses to import ctxext, as on a machine that does not have it."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Raise for ctxext, leave the rest to others."""
-        if name.split(".")[0] == "ctxext":
-            raise ImportError("ctxext must not be needed here")
 
 
 def module_at(path: str) -> Any:
@@ -208,9 +199,6 @@ def stock_folder(out: Path, config: dict[str, Any], place: str) -> Path:
 def main() -> None:
     """Compare, and print what was found."""
     task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    sys.meta_path.insert(0, NoCtxext())
-    if importlib.util.find_spec("torch") is None:
-        raise SystemExit("torch is not installed")
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -134,8 +134,8 @@ def check_code(subject: Subject) -> Finding:
     missing = [name for name in own if Path(name) not in subject.checkpoint.files]
     if changed or missing:
         maker = subject.manifest.get("ctxext")
-        told = [f"not this version's: {listed(changed)}"] * bool(changed)
-        told += [f"missing: {listed(missing)}"] * bool(missing)
+        told = [f"not this version's: {listed(changed)}"] if changed else []
+        told += [f"missing: {listed(missing)}"] if missing else []
         return Finding("code", FAILED, "; ".join(told) + f" (it was made by ctxext {maker})")
     others = [path.as_posix() for path in subject.foreign_code if not is_own_code(path)]
     stray = [path.as_posix() for path in subject.foreign_code if is_own_code(path)]

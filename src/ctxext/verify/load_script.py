@@ -1,4 +1,4 @@
-"""Run as a script, never imported: loads a checkpoint where ctxext cannot be imported, and says what it uses.
+"""Run as a script by `isolated.py`, never imported: loads a checkpoint and says what it uses.
 
     python load_script.py FOLDER TRUST
 
@@ -10,15 +10,6 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
-
-
-class NoCtxext:
-    """Refuses to import ctxext, as on a machine that does not have it."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Raise for ctxext, leave the rest to others."""
-        if name.split(".")[0] == "ctxext":
-            raise ImportError("ctxext must not be needed here")
 
 
 def rotary_modules(model: Any) -> list[dict[str, Any]]:
@@ -39,7 +30,6 @@ def rotary_modules(model: Any) -> list[dict[str, Any]]:
 def main() -> None:
     """Load, and print what was found."""
     folder, trust = Path(sys.argv[1]), sys.argv[2] == "trust"
-    sys.meta_path.insert(0, NoCtxext())
     from transformers import AutoModelForCausalLM
 
     model, report = AutoModelForCausalLM.from_pretrained(

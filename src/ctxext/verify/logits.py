@@ -2,18 +2,18 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from ctxext.checkpoint import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files import as_json
 from ctxext.recipes.recipe import Recipe
 from ctxext.recipes.rotary import ModelConfig
+from ctxext.verify.isolated import last_line_of_errors, run_isolated
 from ctxext.verify.reference import reference_file
 
 _SCRIPT = Path(__file__).with_name("clean_process.py")
@@ -52,8 +52,10 @@ def compare_logits(
     Raises:
         CtxextError: it does not load, or its logits are not what the methods say.
     """
-    needed = 2 * _BYTES_PER_PARAMETER * _num_parameters(source)
-    if needed > 0.8 * _available_memory():
+    # Without headers a parameter is taken to have the 16 bits of most checkpoints.
+    num_parameters = source.num_parameters or sum(map(source.size_of, source.weight_files)) // 2
+    needed = 2 * _BYTES_PER_PARAMETER * num_parameters
+    if needed > 0.8 * psutil.virtual_memory().available:
         return Verification(skipped=f"two copies of the model need {needed / 2**30:.1f} GiB of memory")
     references = {step.name: str(reference_file(step)) for step in recipe.steps if step.needs_code()}
     task = {
@@ -67,19 +69,11 @@ def compare_logits(
     with tempfile.TemporaryDirectory() as place:
         written = Path(place) / "task.json"
         written.write_text(as_json(task), encoding="utf-8")
-        command = f"import runpy; runpy.run_path({str(_SCRIPT)!r}, run_name='__main__')"
-        result = subprocess.run(
-            [sys.executable, "-c", command, str(written)],
-            capture_output=True,
-            text=True,
-            cwd=place,
-            env={**os.environ, "HF_MODULES_CACHE": place, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
-            check=False,
-        )
+        result = run_isolated(_SCRIPT, str(written))
     if result.returncode != 0:
-        last = (result.stderr.strip().splitlines() or ["no message"])[-1]
         raise CtxextError(
-            f"The converted model does not load in a clean process: {last}", hint="--no-verify writes it all the same."
+            f"The converted model does not load in a clean process: {last_line_of_errors(result)}",
+            hint="--no-verify writes it all the same.",
         )
     found = json.loads(result.stdout.strip().splitlines()[-1])
     relative = found["difference"] / max(found["scale"], 1.0)
@@ -99,17 +93,3 @@ def _positions(recipe: Recipe, model: ModelConfig) -> list[int]:
     start = [reach * number // _NUM_TOKENS for number in range(_NUM_TOKENS)]
     # Neighbours too: every other token follows the one before it.
     return sorted({*start[::2], *(position + 1 for position in start[::2])})
-
-
-def _num_parameters(source: Checkpoint) -> int:
-    counted = sum(math.prod(entry["shape"]) for header in source.headers() for entry in header.values())
-    return counted or sum(source.size_of(path) for path in source.weight_files) // 2
-
-
-def _available_memory() -> int:
-    """Bytes of memory that are free to use; a large number where the system does not say."""
-    memory = Path("/proc/meminfo")
-    if memory.is_file():
-        lines = dict(line.split(":", 1) for line in memory.read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    return 2**62

@@ -1,4 +1,4 @@
-"""Comparing weights tensor by tensor, a piece at a time: the files are never held in memory."""
+"""Comparing weights tensor by tensor, a chunk at a time: the files are never held in memory."""
 
 import hashlib
 import re
@@ -13,7 +13,7 @@ from ctxext.errors import CtxextError
 from ctxext.files import Progress
 from ctxext.verify.subject import FAILED, PASSED, Finding, Subject, listed, training_of
 
-_PIECE = 1 << 22
+_CHUNK = 1 << 22
 _LOADED = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
 
 
@@ -41,8 +41,9 @@ def check_against(subject: Subject) -> Finding | None:
     gone, added = sorted(origin.keys() - own.keys()), sorted(own.keys() - origin.keys())
     if not changed and not gone and not added:
         return Finding(name, PASSED, f'all {len(own)} tensors are those of "{source.name}", bit for bit')
-    told = [f"{len(changed)} of {len(own)} tensors differ: {grouped(changed)}"] * bool(changed)
-    told += [f"missing: {listed(gone)}"] * bool(gone) + [f"added: {listed(added)}"] * bool(added)
+    told = [f"{len(changed)} of {len(own)} tensors differ: {grouped(changed)}"] if changed else []
+    told += [f"missing: {listed(gone)}"] if gone else []
+    told += [f"added: {listed(added)}"] if added else []
     is_trained = bool(training_of(subject)) and not gone and not added
     return Finding(name, PASSED if is_trained else FAILED, ("trained; " if is_trained else "") + "; ".join(told))
 
@@ -82,9 +83,9 @@ def _safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
             file.seek(base + start)
             digest, left = hashlib.sha256(), end - start
             while left:
-                piece = file.read(min(left, _PIECE))
-                digest.update(piece)
-                left -= len(piece)
+                chunk = file.read(min(left, _CHUNK))
+                digest.update(chunk)
+                left -= len(chunk)
             yield name, Tensor(str(entry["dtype"]), tuple(entry["shape"]), digest.hexdigest())
 
 
@@ -99,7 +100,7 @@ def _pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in torch.load(path, map_location="cpu", weights_only=True, mmap=True).items():
         digest = hashlib.sha256()
         flat = tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0)
-        for piece in flat.split(_PIECE):
-            digest.update(piece.numpy().tobytes())
+        for chunk in flat.split(_CHUNK):
+            digest.update(chunk.numpy().tobytes())
         dtype = str(tensor.dtype).removeprefix("torch.")
         yield name, Tensor(_DTYPES.get(dtype, dtype), tuple(tensor.shape), digest.hexdigest())

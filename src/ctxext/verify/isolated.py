@@ -1,0 +1,42 @@
+"""Run a script in a process that cannot import ctxext, as on a machine that does not have it."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_BEGINNING = """
+import runpy, sys
+
+class NoCtxext:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "ctxext":
+            raise ImportError("ctxext must not be needed here")
+
+sys.meta_path.insert(0, NoCtxext())
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+def run_isolated(script: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run a script in an empty folder, with a module cache of its own and without the network.
+
+    Args:
+        script: It uses nothing but the standard library, torch and transformers.
+        words: What it is called with; paths must be absolute.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        return subprocess.run(
+            [sys.executable, "-c", _BEGINNING.format(script=str(script)), *words],
+            capture_output=True,
+            text=True,
+            cwd=place,
+            env={**os.environ, "HF_MODULES_CACHE": place, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
+            check=False,
+        )
+
+
+def last_line_of_errors(result: "subprocess.CompletedProcess[str]") -> str:
+    """What a script that failed said last."""
+    return (result.stderr.strip().splitlines() or ["no message"])[-1]
