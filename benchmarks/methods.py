@@ -59,7 +59,11 @@ def convert_all(place: Path) -> list[str]:
 def markdown(report: dict, samples: int) -> str:
     """The page that goes with the report."""
     lines = ["# Every method on the demo checkpoint", ""]
-    lines += ["Beside this page: [fine-tuning](finetune.md) and [search](search.md).", ""]
+    lines += [
+        "Beside this page: [fine-tuning](finetune.md), [search](search.md) and"
+        " [a model that somebody trained](smollm2.md).",
+        "",
+    ]
     lines += ["Made with `python benchmarks/methods.py docs/results`. Trained to 512 tokens, factor 4, no fine-tuning;"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     lines += [

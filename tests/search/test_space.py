@@ -75,8 +75,8 @@ def test_what_is_drawn_is_accepted_and_can_be_drawn_again_from_its_parameters(sp
         assert all(step.factor >= 4 for step in recipe.steps if step.kind == "schedule")
         kinds.add(tuple(step.name for step in recipe.steps))
     assert len(refused) < 40
-    assert set(refused) == {"The recipe has no steps."}
-    assert ("abf", "yarn", "mspoe") in kinds
+    assert set(refused) <= {"The recipe has no steps."}, "with more slots hardly any draw leaves all of them empty"
+    assert any(kind[0] == "abf" and kind[-1] == "mspoe" and len(kind) == 3 for kind in kinds), "steps compose"
     assert len(kinds) > 25
 
 
