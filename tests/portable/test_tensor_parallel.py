@@ -32,8 +32,10 @@ def test_two_processes_give_the_logits_of_one(recipe, tmp_path):
     write(folder, *RECIPES[recipe])
     length = 300  # Past the trained length of 256.
     subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0"]
-        + ["--standalone", SCRIPT, folder, str(length), tmp_path / "logits.pt"],
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"),
+            *(SCRIPT, folder, str(length), tmp_path / "logits.pt"),
+        ],
         check=True,
         capture_output=True,
         text=True,

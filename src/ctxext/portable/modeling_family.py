@@ -209,6 +209,8 @@ def family(stub, modeling, methods):
     rotation = module.apply_rotary_pos_emb, names.index("cos") == 2
     module.apply_rotary_pos_emb = functools.partial(apply, rotation[0], names)
     if any(method.attend is not Method.attend for method in methods):  # Others leave the attention to any engine.
+        if not hasattr(module, "ALL_ATTENTION_FUNCTIONS"):
+            raise ValueError(f"{modeling} of transformers {transformers.__version__} has an attention of its own.")
         module.ALL_ATTENTION_FUNCTIONS = Attentions(module.ALL_ATTENTION_FUNCTIONS)
         if hasattr(module, "eager_attention_forward"):
             module.eager_attention_forward = attending(module.eager_attention_forward)

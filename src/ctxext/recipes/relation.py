@@ -131,7 +131,9 @@ class Relation(CodeMethod):
 
 _NOT_IN_MAPS = frozenset({"method", "factor", "temperature"})
 
-UNREACHED_ATTENTION: dict[str, str] = {}
+UNREACHED_ATTENTION: dict[str, str] = dict.fromkeys(
+    ("falcon", "gpt_neox_japanese"), "its attention is its own, and does not go through transformers' interface"
+)
 """Families whose attention does not go through transformers' attention interface, and why."""
 
 
