@@ -112,7 +112,8 @@ def attending(function):
     """An attention function inside the methods of the layer that calls it."""
 
     @functools.wraps(function)
-    def attend(module, query, key, value, mask, **kwargs):
+    def attend(module, query, key, value, *mask, **kwargs):
+        mask = mask[0] if mask else kwargs.pop("attention_mask", None)  # Some families name it.
         call = getattr(module, "ctxext_call", None)
         inner = functools.partial(function, module)
         if call is not None:
