@@ -53,7 +53,7 @@ class CardFacts:
         source: The public name of the checkpoint it was made from.
         revision: The source's commit on the Hub; None where it was a folder.
         inherited: Front matter of the source's card, or of the card that stands there now.
-        recipe: What was applied, resolved.
+        recipe: What was applied, resolved; None where somebody else extended the model.
         rotary: The encoding of the result.
         serving: Which engines run it.
         cautions: What a user must know.
@@ -68,7 +68,7 @@ class CardFacts:
     source: str
     revision: str | None
     inherited: Mapping[str, Any]
-    recipe: Recipe
+    recipe: Recipe | None
     rotary: Rotary
     serving: Sequence[Serving]
     cautions: Sequence[str]
@@ -78,6 +78,21 @@ class CardFacts:
     model_id: str = ANY_ID
     is_adapter: bool = False
     measured: Measured | None = field(default=None)
+
+    @property
+    def steps(self) -> tuple[Method, ...]:
+        """The steps of the recipe; none where somebody else extended the model."""
+        return self.recipe.steps if self.recipe else ()
+
+    @property
+    def how(self) -> str:
+        """What was done to its positions, in a few words."""
+        return self.recipe.summary() if self.recipe else self.rotary.rope_type
+
+    @property
+    def needs_code(self) -> bool:
+        """Whether it carries modeling code."""
+        return any(step.needs_code() for step in self.steps)
 
     @property
     def has_public_source(self) -> bool:
@@ -117,15 +132,16 @@ def render(facts: CardFacts) -> str:
     front = yaml.safe_dump(front_matter(facts), sort_keys=False, allow_unicode=True, width=1000)
     measured = facts.measured
     made = EXTENDED if facts.training or facts.is_adapter else "OUT"
-    commands = [convert_command(facts.source, facts.revision, facts.recipe, made), facts.training_command]
+    converted = [convert_command(facts.source, facts.revision, facts.recipe, made)] if facts.recipe else []
+    commands = [*converted, facts.training_command]
     commands += [measured.command] if measured else []
     return Template(template).substitute(
         front_matter=front,
         title=_title(facts),
         summary=_summary(facts),
-        recipe_rows="\n".join(row for step in facts.recipe.steps for row in _step_rows(step)),
+        recipe_rows="\n".join(row for step in facts.steps for row in _step_rows(step)),
         commands="\n".join(f"$ {wrapped(command)}" for command in commands if command),
-        recipe_file=_recipe_file(facts.recipe),
+        recipe_file=_recipe_file(facts.recipe) if facts.recipe else "",
         training=_training(facts),
         load_code=_load_code(facts),
         reason=_reason(facts),
@@ -133,7 +149,7 @@ def render(facts: CardFacts) -> str:
         measured=measured.body if measured else _NOTHING_MEASURED,
         not_measured=_list("Not measured", measured.missing if measured else ()),
         cautions=_list("Mind", facts.cautions),
-        papers="\n".join(dict.fromkeys(f"- {step.title}: <{step.paper}>" for step in facts.recipe.steps)),
+        papers="\n".join(dict.fromkeys(f"- {step.title}: <{step.paper}>" for step in facts.steps)),
     )
 
 
@@ -163,8 +179,8 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
     inherited = facts.inherited
     listed = inherited.get("tags") or []
     tags = [str(tag) for tag in (listed if isinstance(listed, list) else [listed]) if tag != "config-only"]
-    own = ["ctxext", "long-context", *(step.name for step in facts.recipe.steps)]
-    if facts.recipe.needs_code:
+    own = ["ctxext", "long-context", *(step.name for step in facts.steps)]
+    if facts.needs_code:
         own.append("custom_code")
     elif not facts.training:
         own.append("config-only")
@@ -194,7 +210,7 @@ def _with_results(front: dict[str, Any], facts: CardFacts) -> dict[str, Any]:
 
 
 def _title(facts: CardFacts) -> str:
-    name, how = facts.source.rpartition("/")[2], facts.recipe.summary()
+    name, how = facts.source.rpartition("/")[2], facts.how
     if facts.is_adapter:
         return f"LoRA adapter for {name}, extended: {how}"
     return f"{name}, extended{' and fine-tuned' if facts.training else ''}: {how}"
@@ -228,7 +244,7 @@ def _training(facts: CardFacts) -> str:
 
 def _load_code(facts: CardFacts) -> str:
     """How to load it, in Python."""
-    flag = ", trust_remote_code=True" if facts.recipe.needs_code else ""
+    flag = ", trust_remote_code=True" if facts.needs_code else ""
     if facts.is_adapter:
         return f"""from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -257,7 +273,7 @@ def _reason(facts: CardFacts) -> str:
             "An adapter does not carry the change of the rotary embedding: it belongs on the extended checkpoint, and "
             f"on the plain one it does harm. `ctxext merge {EXTENDED} ADAPTER OUT` makes one checkpoint of the two."
         )
-    if facts.recipe.needs_code:
+    if facts.needs_code:
         return (
             "It carries two small files of modeling code, because its method is more than a configuration. Without "
             "`trust_remote_code=True` loading fails on purpose: as a stock model it would be silently wrong. "
