@@ -13,6 +13,7 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.families import Family, read
+from ctxext.tokens import hub_token
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
 """Files that hold numbers and are never rewritten in place, so that they may be hard-linked."""
@@ -199,6 +200,9 @@ def _fetch(
 
     if not weights:
         disable_progress_bars()
+    token = hub_token(token)
+    # The client's transport errors descend from the base of its HTTP errors, in both of its generations.
+    transport: type[Exception] = getattr(errors, "HTTPError")  # noqa: B009
     ignored = [] if weights else [f"*{suffix}" for suffix in WEIGHT_SUFFIXES]
     try:
         folder = Path(
@@ -216,7 +220,7 @@ def _fetch(
             f'There is no folder "{source}", and the Hub knows no such repository.',
             hint="Check the spelling; for a private repository: hf auth login",
         ) from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, transport, OSError) as error:
         raise CtxextError(
             f'"{source}" is neither a folder nor in the Hub\'s cache, and the Hub cannot be reached.',
             hint="Check the name and the network, or give a local folder.",

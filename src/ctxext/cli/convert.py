@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from ctxext.checkpoint import open_checkpoint
 from ctxext.cli.auto import MinutesOption, TrialsOption, searched_recipe, wants_search
@@ -21,6 +23,7 @@ from ctxext.cli.options import (
     VerboseOption,
 )
 from ctxext.cli.output import Output
+from ctxext.cli.terminal import bold, done_line, marked
 from ctxext.converters.calibration import Calibration, calibrated
 from ctxext.converters.convert import Conversion, carry_out
 from ctxext.converters.engines import MARKS, Serving
@@ -127,8 +130,8 @@ def _tell(output: Output, done: Conversion, source: str, out: Path, seconds: flo
     }
     trained, reach = plan.rotary.trained_length, reach_of(plan)
     window = f"{trained} → {reach} tokens" if reach != trained else f"{trained} tokens as before"
-    lines = [
-        f"[green]✓[/green] [bold]{out}[/bold]   {plan.recipe.summary()}   {window}   weights {how}   {seconds:.2f} s",
+    lines: list[RenderableType] = [
+        done_line(out, f"{plan.recipe.summary()}   {window}   weights {how}   {seconds:.2f} s"),
         *_verification_lines(done),
         f"  serves in  {serving_line(plan.serving)}",
     ]
@@ -138,15 +141,19 @@ def _tell(output: Output, done: Conversion, source: str, out: Path, seconds: flo
     output.next_step(f"ctxext eval {source} {out} --lengths {_lengths(plan)}", "Not measured yet")
 
 
-def _verification_lines(done: Conversion) -> list[str]:
+def _verification_lines(done: Conversion) -> list[Text]:
     found = done.verification
     if found is None:
         return []
     if found.skipped:
-        return [f"[yellow]-[/yellow] not verified: {found.skipped}"]
+        return [marked("-", "yellow", f"not verified: {found.skipped}")]
     return [
-        "[green]✓[/green] verified in a clean process: loads without ctxext, "
-        f"logits as the method says (largest difference {found.difference:.0e})"
+        marked(
+            "✓",
+            "green",
+            "verified in a clean process: loads without ctxext, "
+            f"logits as the method says (largest difference {found.difference:.0e})",
+        )
     ]
 
 
@@ -201,14 +208,12 @@ def _plan_lines(plan: Plan) -> list[Any]:
             continue
         if change.file != file:
             file = change.file
-            table.add_row(f"[bold]{file}[/bold]")
+            table.add_row(bold(file))
         table.add_row(f"  {change.key}", _change_text(change))
     size = sum(plan.source.size_of(path) for path in plan.weights)
-    table.add_row(
-        "[bold]weights[/bold]", f"{len(plan.weights)} file(s), {size / 1e6:,.1f} MB, linked or copied unchanged"
-    )
-    table.add_row("[bold]kept[/bold]", ", ".join(path.as_posix() for path in plan.others) or "-")
-    table.add_row("[bold]serves in[/bold]", serving_line(plan.serving))
+    table.add_row(bold("weights"), f"{len(plan.weights)} file(s), {size / 1e6:,.1f} MB, linked or copied unchanged")
+    table.add_row(bold("kept"), ", ".join(path.as_posix() for path in plan.others) or "-")
+    table.add_row(bold("serves in"), serving_line(plan.serving))
     return [table, "nothing written"]
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from ctxext.checkpoint import open_checkpoint
 from ctxext.cli.options import JsonOption, QuietOption
 from ctxext.cli.output import Output
+from ctxext.cli.terminal import done_line
 from ctxext.converters.convert import convert
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.recipes.methods import method_named
@@ -49,8 +50,11 @@ def demo(
     assert found.num_parameters is not None
     trained, heads = found.rotary.trained_length, found.attention
     output.note(
-        f"[green]✓[/green] demo checkpoint   {found.num_parameters / 1e6:.1f} M parameters · {heads['heads']} heads, "
-        f"{heads['key_heads']} key heads · trained to {trained} tokens · rope theta {found.rotary.theta:g}"
+        done_line(
+            "demo checkpoint",
+            f"{found.num_parameters / 1e6:.1f} M parameters · {heads['heads']} heads, "
+            f"{heads['key_heads']} key heads · trained to {trained} tokens · rope theta {found.rotary.theta:g}",
+        )
     )
     folders = _convert_all(output, out)
     lengths = (trained, 4 * trained)

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ctxext.cli.terminal import SafeConsole, in_one_line
 from ctxext.errors import CtxextError
+from ctxext.tokens import redacted
 
 
 class Advance(Protocol):
@@ -30,13 +32,15 @@ class Output:
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
         self.as_json, self.quiet, self.verbose = as_json, quiet, verbose
-        self.stdout = Console(highlight=False, soft_wrap=True)
-        self.stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.stdout = SafeConsole()
+        self.stderr = SafeConsole(stderr=True)
 
     def result(self, content: Mapping[str, Any], *lines: RenderableType) -> None:
         """Print a command's result: its data as JSON, or its lines for people."""
         if self.as_json:
-            sys.stdout.write(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+            text = redacted(json.dumps(content, ensure_ascii=False, indent=2))
+            # A file name that is not text holds surrogates, which JSON can write and a stream cannot.
+            sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
             return
         for line in lines:
             self.stdout.print(line)
@@ -54,13 +58,13 @@ class Output:
     def warning(self, text: str) -> None:
         """Tell what the user must know; shown in quiet mode too."""
         self.stderr.print("warning: ", style="yellow bold", end="")
-        self.stderr.print(text, markup=False)
+        self.stderr.print(text)
 
     def next_step(self, command: str, why: str = "Next") -> None:
         """Suggest the command that most people want now."""
         if not self.quiet:
             self.stderr.print(f"{why}: ", style="dim", end="")
-            self.stderr.print(command, style="cyan", markup=False)
+            self.stderr.print(command, style="cyan")
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Advance]:
@@ -87,16 +91,16 @@ class Output:
             tenth = 10 * done // max(total, 1)
             if tenth > shown:
                 shown = tenth
-                self.stderr.print(f"{title} {label}".rstrip() + f" {10 * tenth} %", markup=False)
+                self.stderr.print(f"{title} {label}".rstrip() + f" {10 * tenth} %")
 
         return advance
 
 
 def print_error(error: CtxextError) -> None:
     """Show a user's problem: one line, and a hint where there is one."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = SafeConsole(stderr=True)
     console.print("error: ", style="red bold", end="")
-    console.print(error.message, markup=False)
+    console.print(in_one_line(error.message))
     if error.hint:
         console.print("hint:  ", style="cyan", end="")
-        console.print(error.hint, markup=False)
+        console.print(in_one_line(error.hint))
