@@ -72,7 +72,7 @@ class Checkpoint:
     def known_digest(self, path: Path) -> str | None:
         """A file's SHA-256 where it costs nothing: the Hub's cache names large files by it."""
         target = (self.folder / path).resolve()
-        return target.name if target.parent.name == "blobs" and _SHA256.fullmatch(target.name) else None
+        return target.name if is_cached(target) and _SHA256.fullmatch(target.name) else None
 
     def check_weights(self) -> None:
         """Check from headers and indexes alone that the weights are all there.
@@ -102,6 +102,11 @@ class Checkpoint:
         for path in self.weight_files:
             if path.suffix == ".safetensors" and _LOADABLE.match(path.name) and (self.folder / path).is_file():
                 yield read_safetensors_header(self.folder / path)
+
+
+def is_cached(path: Path) -> bool:
+    """Whether a file is one of the Hub's cache, which several checkpoints and programs share."""
+    return path.parent.name == "blobs"
 
 
 def _check_shard(name: str, index_name: str, shard: str, names: set[str]) -> None:

@@ -79,9 +79,8 @@ def _convert_all(output: Output, out: Path) -> dict[str, Path]:
         done = convert("demo", out / name, Recipe(made), overwrite=True, check=False)
         folders[name] = done.written.folder
         carried = "carries its own code" if done.plan.recipe.needs_code else "config only"
-        weights = "linked" if done.written.num_linked else "copied"
         seconds = time.perf_counter() - started
-        output.note(f"  {_shown(name):<24}→ {out / name}   {carried}, weights {weights}, {seconds:.2f} s")
+        output.note(f"  {_shown(name):<24}→ {out / name}   {carried}, weights {done.written.how}, {seconds:.2f} s")
     return folders
 
 

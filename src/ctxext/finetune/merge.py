@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint
-from ctxext.converters.output_directory import check_out, full_disk_told, publish, recover, workplace
+from ctxext.converters.output_directory import check_out, full_disk_told, publish, workplace
 from ctxext.converters.plan import public_name
 from ctxext.errors import CtxextError
 from ctxext.families import family_of, text_config
@@ -71,11 +71,10 @@ def merge(
     shapes = stored_shapes(checkpoint)
     changes = AdapterChanges(adapter, shapes, tied=is_tied(checkpoint))
     out = out.resolve()
-    recover(out)
     with full_disk_told(out), workplace(out) as work:
         shutil.copytree(adapter, work / ADAPTER)
         write_merged(checkpoint, changes, work, notes={"adapter": adapter.resolve().name}, progress=progress)
-        publish(work, out)
+        publish(work, out, overwrite=overwrite)
     return Merged(out, len(changes.names), len(shapes))
 
 

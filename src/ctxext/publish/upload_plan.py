@@ -24,6 +24,7 @@ from ctxext.verify.subject import Subject, training_of
 
 ADAPTER = "adapter"
 _ADAPTER_CONFIG = "adapter_config.json"
+_OF_THE_DISK = ("stamps", "links")
 
 
 @dataclass(frozen=True)
@@ -196,8 +197,10 @@ def seal(parcel: Parcel, progress: Progress | None = None) -> None:
     checkpoint = open_checkpoint(str(parcel.folder))
     record = _record(checkpoint.folder, checkpoint.files, parcel.known, progress)
     weights = [path.as_posix() for path in checkpoint.weight_files if len(path.parts) == 1]
+    # Times and links are of this machine, and digests say more than they do.
+    noted = {key: value for key, value in (checkpoint.read_json(MANIFEST) or {}).items() if key not in _OF_THE_DISK}
     written = {
-        **(checkpoint.read_json(MANIFEST) or {}),
+        **noted,
         "files": {name: digest for name, digest in record.items() if name not in weights},
         "weights": {name: record[name] for name in weights},
     }
