@@ -2,9 +2,13 @@
 
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from ctxext.errors import CtxextError
 
 MANIFEST = "ctxext.json"
 """The file in which a converted checkpoint says what was done and what each file was."""
@@ -15,10 +19,24 @@ Progress = Callable[[str, int, int], None]
 _CHUNK = 1 << 22
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read its bytes; a pipe, a device or a socket is refused and not waited for.
+
+    Raises:
+        CtxextError: it is no regular file.
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CtxextError(f'"{path}" is not a regular file.', hint="Put a copy of its content in its place.")
+    return os.fdopen(descriptor, "rb")
+
+
 def sha256_of(path: Path) -> str:
     """A file's SHA-256, read in pieces."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while piece := file.read(_CHUNK):
             digest.update(piece)
     return digest.hexdigest()

@@ -207,7 +207,7 @@ def test_interruption_leaves_nothing(llama, tmp_path, monkeypatch):
 def test_kill_leaves_no_half_made_folder_and_the_next_run_clears_up(llama, tmp_path):
     script = (
         "import sys, time\nfrom ctxext.converters import apply, convert\nfrom ctxext.recipes import Recipe, Yarn\n"
-        "apply.publish = lambda *_: (print('ready', flush=True), time.sleep(60))\n"
+        "apply.publish = lambda *_, **__: (print('ready', flush=True), time.sleep(60))\n"
         f"convert({str(llama)!r}, {str(tmp_path / 'out')!r}, Recipe([Yarn(factor=4)]))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)

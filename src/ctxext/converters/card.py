@@ -12,6 +12,8 @@ import yaml
 from ctxext.checkpoint import Checkpoint
 from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file, recipe_yaml, wrapped
 from ctxext.converters.engines import EXACT, MARKS, Serving
+from ctxext.errors import CtxextError
+from ctxext.reading.strict import parse_yaml
 from ctxext.recipes.base import Method
 from ctxext.recipes.param import limits_of
 from ctxext.recipes.recipe import Recipe
@@ -154,8 +156,8 @@ def card_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
     if not text.startswith("---\n") or "\n---" not in text[4:]:
         return {}
     try:
-        front = yaml.safe_load(text[4 : text.index("\n---", 4)])
-    except yaml.YAMLError:
+        front = parse_yaml(text[4 : text.index("\n---", 4)], "README.md")
+    except CtxextError:
         return {}
     return front if isinstance(front, dict) else {}
 

@@ -8,10 +8,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ctxext.errors import CtxextError
 from ctxext.families import Family
+from ctxext.reading.strict import parse_yaml, read_text
 from ctxext.recipes.base import Method
 from ctxext.recipes.length import parse_length
 from ctxext.recipes.methods import method_named
@@ -180,17 +179,13 @@ def load_recipe(name: str) -> Recipe:
     """
     path = Path(name)
     shipped = presets()
-    if path.is_file():
-        text = path.read_text(encoding="utf-8")
+    if path.exists() and not path.is_dir():
+        text = read_text(path)
     elif name in shipped:
         text = shipped[name]
     else:
         raise CtxextError(f'There is no recipe file "{name}".', hint=f"Presets: {', '.join(sorted(shipped))}.")
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise CtxextError(f'"{name}" is not valid YAML: {" ".join(str(error).split())}') from error
-    return recipe_from_dict(content, name)
+    return recipe_from_dict(parse_yaml(text, name), name)
 
 
 def recipe_from_dict(content: Any, place: str) -> Recipe:
