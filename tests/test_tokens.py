@@ -66,3 +66,12 @@ def test_a_traceback_of_ours_holds_no_token():
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert "ValueError: Bearer …" in result.stderr
     assert SECRET[3:] not in result.stderr
+
+
+def test_a_token_from_a_windows_file_is_sent_as_it_is_meant(llama_source, tmp_path):
+    with hub({"me/tiny": llama_source}) as server:
+        environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "cache")}
+        environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        command = [sys.executable, "-m", "ctxext", "inspect", "me/tiny", "--token", f"{SECRET}\r\n"]
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert result.returncode == 0, result.stderr

@@ -31,8 +31,8 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
     _check_lists(config, family, name)
     checked({key: read(config, family, key) for key in _READ}, Config, name)
     dim = rotary_dim(config, family)
-    if dim < 2 or dim % 2:
-        raise CtxextError(f'"{name}": "{dim}" dimensions of a head rotate, expected an even number of at least 2.')
+    if dim < 4 or dim % 2:
+        raise CtxextError(f'"{name}": "{dim}" dimensions of a head rotate, expected an even number of at least 4.')
 
 
 def _check_lists(config: Mapping[str, Any], family: Family, name: str) -> None:

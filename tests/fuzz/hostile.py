@@ -1,5 +1,6 @@
 """Strategies: checkpoints, recipes and cards as nobody should write them, each a mutation of a whole one."""
 
+import copy
 import json
 import struct
 from pathlib import Path
@@ -102,7 +103,7 @@ def mutated(draw: Any, tree: Any) -> Any:
         for key in way:
             place = place[key]
         if draw(st.integers(0, 5)):
-            place[last] = draw(ODD)
+            place[last] = copy.deepcopy(draw(ODD))
         else:
             del place[last]
     return tree

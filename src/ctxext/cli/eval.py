@@ -1,6 +1,7 @@
 """`ctxext eval`: does a model use its context, and what did extending it cost?"""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ from ctxext.cli.options import (
     names_in,
 )
 from ctxext.cli.output import Output
+from ctxext.converters.output_directory import full_disk_told
 from ctxext.errors import CtxextError
+from ctxext.locks import locked
 
 if TYPE_CHECKING:
     from ctxext.evaluate.report.report import Report
@@ -86,12 +89,25 @@ def eval_(
     )
     loading = Loading(device, dtype, attention, chat_template, trust_remote_code, revision, token)
     out = out or _free_folder(resume=resume)
-    with output.progress("evaluating") as advance:
+    with full_disk_told(out), sole_writer(out), output.progress("evaluating") as advance:
         report = evaluate(
             models, settings, loading=loading, out=out, resume=resume, overwrite=overwrite, progress=advance
         )
     if report:
         _tell(report, out, models, output)
+
+
+@contextlib.contextmanager
+def sole_writer(out: Path) -> Iterator[None]:
+    """Keep other runs out of a folder of results; the processes of one run meet there, and the first holds the lock."""
+    from ctxext.evaluate.processes import rank
+
+    if rank() != 0:
+        yield
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        yield
 
 
 def _free_folder(*, resume: bool) -> Path:

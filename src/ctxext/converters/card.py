@@ -13,6 +13,7 @@ from ctxext.checkpoint import Checkpoint
 from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file, recipe_yaml, wrapped
 from ctxext.converters.engines import EXACT, MARKS, Serving
 from ctxext.errors import CtxextError
+from ctxext.reading.markdown import in_markdown
 from ctxext.reading.strict import parse_yaml
 from ctxext.recipes.base import Method
 from ctxext.recipes.param import limits_of
@@ -115,6 +116,12 @@ def render_card(
 
 def render(facts: CardFacts) -> str:
     """The whole README.md."""
+    facts = dataclasses.replace(
+        facts,
+        source=in_markdown(facts.source),
+        cautions=[in_markdown(caution) for caution in facts.cautions],
+        training={in_markdown(str(key)): _on_a_page(value) for key, value in facts.training.items()},
+    )
     template = resources.files("ctxext.converters").joinpath("card.md").read_text(encoding="utf-8")
     front = yaml.safe_dump(front_matter(facts), sort_keys=False, allow_unicode=True, width=1000)
     measured = facts.measured
@@ -137,6 +144,10 @@ def render(facts: CardFacts) -> str:
         cautions=_list("Mind", facts.cautions),
         papers="\n".join(dict.fromkeys(f"- {step.title}: <{step.paper}>" for step in facts.recipe.steps)),
     )
+
+
+def _on_a_page(value: Any) -> Any:
+    return in_markdown(value) if isinstance(value, str) else value
 
 
 def _list(title: str, sentences: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import Key, Record, keys_of
+from ctxext.reading.strict import parse_json, read_text
 
 _NAME = "cells.jsonl"
 _PATTERN = "cells*.jsonl"
@@ -84,9 +85,18 @@ class Journal:
 
 
 def _read_lines(path: Path) -> list[Record]:
-    """The lines that were written to their end; a kill can tear only the last."""
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in lines if line]
+    """The lines that were written to their end; a kill can tear only the last.
+
+    Raises:
+        CtxextError: a line is no JSON object.
+    """
+    found = []
+    for number, line in enumerate(read_text(path).split("\n")[:-1], 1):
+        record = parse_json(line, f"{path}, line {number}") if line else {}
+        if not isinstance(record, dict):
+            raise CtxextError(f'"{path}" is no journal of results: line {number} is "{line[:40]}".')
+        found += [record] if record else []
+    return found
 
 
 def _drop_torn_line(path: Path) -> None:

@@ -20,6 +20,8 @@ from ctxext.publish.result_tables import (
     retrieval_table,
     short_table,
 )
+from ctxext.reading import checked
+from ctxext.reading import report as schemas
 
 _UNSEEN = {
     "passkey": "finding a pass key in a text that repeats itself",
@@ -44,6 +46,7 @@ def read_report(folder: Path) -> Report:
     report = read_json_object(path)
     if not all(isinstance(report.get(key), kind) for key, kind in (("settings", dict), ("models", list))):
         raise CtxextError(f'"{path}" is not a report of ctxext eval.')
+    checked(report, schemas.Report, str(path))
     return report
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ctxext.checkpoint import Checkpoint, open_checkpoint, read_json_object
 from ctxext.converters.card import CardFacts, Measured, card_metadata, render
 from ctxext.converters.engines import serving_of
-from ctxext.converters.output_directory import write_whole
+from ctxext.converters.output_directory import full_disk_told, write_whole
 from ctxext.converters.plan import cautions_of
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import candidate_of
@@ -224,8 +224,9 @@ def _write(path: Path, content: bytes) -> None:
     """Write a file whole or not at all, and leave it alone where it is the same already."""
     if path.is_file() and hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(content).digest():
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, content)
+    with full_disk_told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
 
 
 def stage(parcel: Parcel, place: Path) -> None:

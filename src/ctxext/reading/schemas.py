@@ -91,6 +91,12 @@ class Note(Schema):
     finetune: dict[str, Any] | None = None
 
 
+class MspoeNote(Schema):
+    """What the modeling code of a converted checkpoint reads, under `ctxext_mspoe`."""
+
+    rope: Scaling | None = None
+
+
 class Config(Schema):
     """config.json, or the language model's part of it; sizes under the names that families give them."""
 
@@ -98,6 +104,7 @@ class Config(Schema):
     architectures: list[Word] | None = None
     auto_map: dict[str, Any] | None = None
     ctxext: Note | None = None
+    ctxext_mspoe: MspoeNote | None = None
     text_config: dict[str, Any] | None = None
     hidden_size: Count | None = None
     n_embd: Count | None = None
