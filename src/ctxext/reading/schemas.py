@@ -94,7 +94,8 @@ class Note(Schema):
 class MspoeNote(Schema):
     """What the modeling code of a converted checkpoint reads, under `ctxext_mspoe`."""
 
-    rope: Scaling | None = None
+    rope: Scaling
+    hidden_act: Word | None = None
 
 
 class Config(Schema):
@@ -102,7 +103,7 @@ class Config(Schema):
 
     model_type: Word | None = None
     architectures: list[Word] | None = None
-    auto_map: dict[str, Any] | None = None
+    auto_map: dict[str, Word | list[Word | None]] | None = None
     ctxext: Note | None = None
     ctxext_mspoe: MspoeNote | None = None
     text_config: dict[str, Any] | None = None
@@ -199,7 +200,7 @@ class Manifest(Schema):
     finetune: dict[str, Any] | None = None
     files: dict[str, Digest] | None = None
     weights: dict[str, Digest | None] | None = None
-    stamps: dict[str, list[Offset]] | None = None
+    stamps: dict[str, Annotated[list[Offset], Field(min_length=2, max_length=2)]] | None = None
     links: dict[str, Word] | None = None
 
 
