@@ -19,7 +19,7 @@ from ctxext.reading.strict import parse_json, read_text
 from ctxext.tokens import hub_token
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
-"""Files that hold numbers and are never rewritten in place, so that they may be hard-linked."""
+"""Files that hold numbers and are never rewritten in place, so that they may be linked."""
 
 _INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _LOADABLE = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")

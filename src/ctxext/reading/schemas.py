@@ -16,6 +16,7 @@ Index = Annotated[int, Field(strict=True, ge=0, le=10_000)]
 Length = Annotated[int, Field(strict=True, ge=1, le=10**10)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Positive = Annotated[float, Field(strict=True, gt=0, le=1e30, allow_inf_nan=False)]
+Base = Annotated[float, Field(strict=True, gt=1, le=1e30, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
 Offset = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 Word = Annotated[str, Field(strict=True, max_length=10_000)]
@@ -34,13 +35,13 @@ class Scaling(Schema):
 
     rope_type: Word | None = None
     type: Word | None = None
-    rope_theta: Positive | None = None
+    rope_theta: Base | None = None
     factor: Positive | None = None
     original_max_position_embeddings: Length | None = None
     partial_rotary_factor: Share | None = None
     attention_factor: Number | None = None
-    beta_fast: Number | None = None
-    beta_slow: Number | None = None
+    beta_fast: Positive | None = None
+    beta_slow: Positive | None = None
     mscale: Number | None = None
     mscale_all_dim: Number | None = None
     low_freq_factor: Positive | None = None
@@ -55,7 +56,7 @@ class Step(Schema):
     method: Word
     factor: Positive | None = None
     target_length: Length | None = None
-    theta: Positive | None = None
+    theta: Base | None = None
     ratio_min: Positive | None = None
     ratio_max: Positive | None = None
     schedule: Word | None = None
@@ -86,7 +87,7 @@ class Note(Schema):
     source: Word | None = None
     revision: Word | None = None
     trained_length: Length | None = None
-    source_theta: Positive | None = None
+    source_theta: Base | None = None
     recipe: NotedRecipe | None = None
     finetune: dict[str, Any] | None = None
 
@@ -128,11 +129,11 @@ class Config(Schema):
     n_positions: Length | None = None
     max_seq_len: Length | None = None
     original_max_position_embeddings: Length | None = None
-    rope_theta: Positive | None = None
-    global_rope_theta: Positive | None = None
-    local_rope_theta: Positive | None = None
-    rope_local_base_freq: Positive | None = None
-    rotary_emb_base: Positive | None = None
+    rope_theta: Base | None = None
+    global_rope_theta: Base | None = None
+    local_rope_theta: Base | None = None
+    rope_local_base_freq: Base | None = None
+    rotary_emb_base: Base | None = None
     layer_rope_theta: list[Number | None] | None = None
     partial_rotary_factor: Share | None = None
     rotary_pct: Share | None = None
