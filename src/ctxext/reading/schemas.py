@@ -158,6 +158,12 @@ class Config(Schema):
     attn_config: dict[str, Any] | None = None
 
 
+class CarriedCode(Schema):
+    """What config.json says of the code beside it, where `ctxext_mspoe` says that there is some."""
+
+    auto_map: dict[str, Word] = Field(default_factory=dict)
+
+
 class GenerationConfig(Schema):
     """generation_config.json."""
 
@@ -252,6 +258,8 @@ def check_config(config: Mapping[str, Any], name: str = "config.json") -> None:
         CtxextError: something is otherwise.
     """
     inner = config.get("text_config")
+    if "ctxext_mspoe" in {**config, **(inner if isinstance(inner, dict) else {})}:
+        checked(config, CarriedCode, name)
     for prefix, part in (("", config), *((("text_config.", inner),) if isinstance(inner, dict) else ())):
         checked(part, Config, name, prefix)
         for key in ("rope_scaling", "rope_parameters"):
