@@ -17,6 +17,7 @@ from ctxext.cli.options import (
     names_in,
 )
 from ctxext.cli.output import Output
+from ctxext.cli.terminal import done_line
 from ctxext.errors import CtxextError
 from ctxext.files import sha256_of
 from ctxext.recipes.length import parse_length
@@ -169,7 +170,7 @@ def _tell(output: Output, done: "Finetuned", model: str, out: Path, *, merge: bo
     kind = "checkpoint" if merge else "adapter"
     output.result(
         {**done.to_dict(), "out": str(out), "evaluation": report},
-        f"[green]✓[/green] [bold]{out}[/bold]   {kind}   {done.num_trained:,} parameters trained ({share:.1f} %)",
+        done_line(out, f"{kind}   {done.num_trained:,} parameters trained ({share:.1f} %)"),
         f"  loss {first:.3f} → {last:.3f} in {done.options.steps} steps   {done.seconds:.0f} s   curve: {out}/loss.png",
     )
     if not merge:
