@@ -10,7 +10,7 @@ WORKERS ?= 2
 # Each test process computes on one thread, so that the workers do not fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: demo test check slow story test-transformers-4 lint docs clean
+.PHONY: demo test check fuzz slow story test-transformers-4 lint docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ctxext demo
@@ -24,6 +24,11 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# FUZZ examples of each of the fuzzed kinds of file; `make test` runs a few, always the same.
+FUZZ ?= 1000
+fuzz: $(VENV)/installed
+	CTXEXT_FUZZ=$(FUZZ) $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) tests/fuzz
 
 slow: $(VENV)/installed
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) -m "slow and not engine"

@@ -2,9 +2,9 @@
 
     python benchmarks/relation_model.py [--rounds 3] [--methods self-extend,dca] [--large]
 
-Loaded checkpoints as `ctxext convert` writes them, beside the stock model with sdpa, in one process by turns. Times
-are processor seconds, the smallest of all rounds. `--large` takes the shape of a 135M model with a window of 8192 tokens and
-reads 12288. For scale, "eager self-extend" keeps two whole score matrices, as the released code does.
+Loaded checkpoints as `ctxext convert` writes them, beside the stock model with sdpa, in one process by turns. Times are
+processor seconds, the smallest of all rounds. `--large` takes the shape of a 135M model with a window of 8192 tokens
+and reads 12288. For scale, "eager self-extend" keeps two whole score matrices, as the released code does.
 """
 
 import argparse

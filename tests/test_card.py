@@ -113,7 +113,7 @@ def test_a_broken_card_of_the_source_does_no_harm(llama):
 
 def publishable(llama_source, tmp_path):
     """A converted checkpoint and a report that measured it; the figures are made up."""
-    convert(str(llama_source), tmp_path / "out", Recipe([Yarn(factor=4)]), digest=True, copy=True)
+    convert(str(llama_source), tmp_path / "out", Recipe([Yarn(factor=4)]), digest=True, link="copy")
     (tmp_path / "out" / "tokenizer.json").write_text("{}")
     manifest = read_json(tmp_path / "out" / "ctxext.json")
     manifest["files"]["tokenizer.json"] = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"

@@ -1,11 +1,10 @@
 """A checkpoint as data: configuration and files of a folder, a Hub id or the package. No weights, no torch."""
 
-import json
 import math
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
@@ -14,9 +13,14 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.families import Family, read
+from ctxext.files import MANIFEST, open_regular
+from ctxext.geometry import check_sizes
+from ctxext.reading.schemas import SCHEMAS, Header, check_config, checked
+from ctxext.reading.strict import parse_json, read_text
+from ctxext.tokens import hub_token
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
-"""Files that hold numbers and are never rewritten in place, so that they may be hard-linked."""
+"""Files that hold numbers and are never rewritten in place, so that they may be linked."""
 
 _INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _LOADABLE = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
@@ -77,7 +81,28 @@ class Checkpoint:
     def known_digest(self, path: Path) -> str | None:
         """A file's SHA-256 where it costs nothing: the Hub's cache names large files by it."""
         target = (self.folder / path).resolve()
-        return target.name if target.parent.name == "blobs" and _SHA256.fullmatch(target.name) else None
+        return target.name if is_cached(target) and _SHA256.fullmatch(target.name) else None
+
+    def check_files(self) -> None:
+        """Check that every file is a regular one, in the folder itself, in the Hub's cache, or linked by ctxext.
+
+        Raises:
+            CtxextError: one is a pipe or a device, or a link that leads nowhere or elsewhere.
+        """
+        home, linked = self.folder.resolve(), (self.read_json(MANIFEST) or {}).get("links") or {}
+        for path in self.files:
+            place = self.folder / path
+            target = place.resolve()
+            if not place.exists():
+                raise CtxextError(f'"{path}" of "{self.name}" is a link that leads nowhere.', hint="Remove it.")
+            if not place.is_file():
+                raise CtxextError(f'"{path}" of "{self.name}" is not a regular file.', hint="Remove it.")
+            own = home in target.parents or (is_cached(target) and target.parent.parent in home.parents)
+            if not own and not (path.suffix in WEIGHT_SUFFIXES and linked.get(path.as_posix()) == str(target)):
+                raise CtxextError(
+                    f'"{path}" of "{self.name}" is a link out of the folder, to "{target}".',
+                    hint="Put the file itself in its place, or remove the link.",
+                )
 
     def check_weights(self) -> None:
         """Check from headers and indexes alone that the weights are all there.
@@ -85,12 +110,11 @@ class Checkpoint:
         Raises:
             CtxextError: there are none, the index names a missing or an outside file, or a header is broken.
         """
+        self.check_files()
         names = {path.as_posix() for path in self.files} | set(self.remote_sizes)
         for index_name in _INDEX_NAMES:
             index = self.read_json(index_name) or {}
             weight_map = index.get("weight_map") or {}
-            if not isinstance(weight_map, dict):
-                raise CtxextError(f'"{index_name}" has no usable weight_map.')
             for shard in sorted({str(name) for name in weight_map.values()}):
                 _check_shard(self.name, index_name, shard, names)
         if not any(_LOADABLE.match(name) for name in names):
@@ -114,6 +138,11 @@ class Checkpoint:
         return sum(math.prod(entry["shape"]) for header in self.headers() for entry in header.values()) or None
 
 
+def is_cached(path: Path) -> bool:
+    """Whether a file is one of the Hub's cache, which several checkpoints and programs share."""
+    return path.parent.name == "blobs"
+
+
 def _check_shard(name: str, index_name: str, shard: str, names: set[str]) -> None:
     outside = Path(shard).is_absolute() or ".." in Path(shard).parts
     if outside:
@@ -125,19 +154,18 @@ def _check_shard(name: str, index_name: str, shard: str, names: set[str]) -> Non
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
+    """Read a JSON object; what is used of a file whose name is known is checked against its schema.
 
     Raises:
-        CtxextError: the file cannot be read, is not JSON or not an object.
+        CtxextError: the file cannot be read, is not JSON, not an object, or holds what its schema does not allow.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise CtxextError(f'"{path}" cannot be read: {error}') from error
-    except json.JSONDecodeError as error:
-        raise CtxextError(f'"{path}" is not valid JSON: {error.msg} in line {error.lineno}.') from error
+    content = parse_json(read_text(path), str(path))
     if not isinstance(content, dict):
         raise CtxextError(f'"{path}" does not hold a JSON object.')
+    if path.name == "config.json":
+        check_config(content, str(path))
+    elif path.name in SCHEMAS:
+        checked(content, SCHEMAS[path.name], str(path))
     return content
 
 
@@ -148,23 +176,28 @@ def read_safetensors_header(path: Path) -> dict[str, Any]:
         CtxextError: the header is truncated or broken, or the file is shorter than it says.
     """
     broken = CtxextError(f'"{path.name}" is truncated or not a safetensors file.', hint="Download the file again.")
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
         if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
             raise broken
         try:
-            header = json.loads(file.read(length))
-        except ValueError as error:
+            header = parse_json(file.read(length).decode(), path.name)
+        except UnicodeDecodeError as error:
             raise broken from error
     if not isinstance(header, dict):
         raise broken
     header.pop("__metadata__", None)
+    checked({"tensors": header}, Header, path.name)
     end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if 8 + length + end != size:
+    if 8 + length + end != size or any(one > other for one, other in _spans(header)):
         raise broken
     return header
+
+
+def _spans(header: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    return ((entry["data_offsets"][0], entry["data_offsets"][1]) for entry in header.values())
 
 
 def open_checkpoint(
@@ -195,7 +228,9 @@ def open_checkpoint(
         raise CtxextError(f'"{source}" cannot be read.', hint="Check the folder's permissions.")
     if not (folder / "config.json").is_file():
         raise CtxextError(f'"{source}" has no config.json.', hint="Name the folder that holds the checkpoint's files.")
-    return Checkpoint(source, folder, read_json_object(folder / "config.json"), commit, sizes)
+    config = read_json_object(folder / "config.json")
+    check_sizes(config, str(folder / "config.json"))
+    return Checkpoint(source, folder, config, commit, sizes)
 
 
 def _fetch(
@@ -210,6 +245,9 @@ def _fetch(
 
     if not weights:
         disable_progress_bars()
+    token = hub_token(token)
+    # The client's transport errors descend from the base of its HTTP errors, in both of its generations.
+    transport: type[Exception] = getattr(errors, "HTTPError")  # noqa: B009
     ignored = [] if weights else [f"*{suffix}" for suffix in WEIGHT_SUFFIXES]
     try:
         folder = Path(
@@ -227,7 +265,7 @@ def _fetch(
             f'There is no folder "{source}", and the Hub knows no such repository.',
             hint="Check the spelling; for a private repository: hf auth login",
         ) from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, transport, OSError) as error:
         raise CtxextError(
             f'"{source}" is neither a folder nor in the Hub\'s cache, and the Hub cannot be reached.',
             hint="Check the name and the network, or give a local folder.",

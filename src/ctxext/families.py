@@ -7,7 +7,7 @@ imports torch or transformers, so every question is answered from config.json al
 import dataclasses
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -267,7 +267,10 @@ def _theta(text: Mapping[str, Any], family: Family) -> Any:
 def _layer_theta(text: Mapping[str, Any], family: Family, layers: list[int]) -> Any:
     """The base of the first of some layers, where config.json lists one for each (Granite with sliding windows)."""
     thetas = text.get(family.layer_theta_key) if family.layer_theta_key else None
-    return next((thetas[index] for index in layers if thetas[index]), None) if thetas else None
+    if not thetas:
+        return None
+    listed = [_entry(thetas, index, str(family.layer_theta_key)) for index in layers]
+    return next((theta for theta in listed if theta), None)
 
 
 def _local_theta(text: Mapping[str, Any], family: Family) -> Any:
@@ -352,6 +355,17 @@ def sliding_layers(config: Mapping[str, Any], family: Family) -> list[int]:
     return [index for index, name in enumerate(layer_types(config, family)) if name in SLIDING_TYPES]
 
 
+def _entry(listed: Sequence[Any], index: int, key: str) -> Any:
+    """What a list with one entry for each layer says of a layer.
+
+    Raises:
+        CtxextError: it is too short.
+    """
+    if index >= len(listed):
+        raise CtxextError(f'"config.json": "{key}" has "{len(listed)}" entries, and none for layer {index}.')
+    return listed[index]
+
+
 def rotated_layers(config: Mapping[str, Any], family: Family) -> list[int]:
     """The full-attention layers that rotate queries and keys: those a longer schedule is for.
 
@@ -367,8 +381,8 @@ def rotated_layers(config: Mapping[str, Any], family: Family) -> list[int]:
         flags = text.get("no_rope_layers") or [
             (index + 1) % interval for index in range(read(config, family, "num_hidden_layers"))
         ]
-        return [index for index in full if flags[index]]
+        return [index for index in full if _entry(flags, index, "no_rope_layers")]
     if family.rotated == "layer_theta_key":
         thetas = text_config(config, family).get(family.layer_theta_key or "")
-        return [index for index in full if not thetas or thetas[index]]
+        return [index for index in full if not thetas or _entry(thetas, index, str(family.layer_theta_key))]
     return full

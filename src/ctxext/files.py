@@ -2,9 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from ctxext.errors import CtxextError
 
 MANIFEST = "ctxext.json"
 """The file in which a converted checkpoint says what was done and what each file was."""
@@ -15,10 +19,24 @@ Progress = Callable[[str, int, int], None]
 _CHUNK = 1 << 22
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read its bytes; a pipe, a device or a socket is refused and not waited for.
+
+    Raises:
+        CtxextError: it is no regular file.
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CtxextError(f'"{path}" is not a regular file.', hint="Put a copy of its content in its place.")
+    return os.fdopen(descriptor, "rb")
+
+
 def sha256_of(path: Path) -> str:
     """A file's SHA-256, read in pieces."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while piece := file.read(_CHUNK):
             digest.update(piece)
     return digest.hexdigest()
@@ -27,3 +45,16 @@ def sha256_of(path: Path) -> str:
 def as_json(content: Mapping[str, Any]) -> str:
     """A JSON file's text, as transformers writes it."""
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def stamp_of(path: Path) -> list[int]:
+    """A file's size and the time of its last change in nanoseconds, by which an edit shows without reading it."""
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+def has_stamp(path: Path, stamp: Sequence[int]) -> bool:
+    """Whether a file still has its stamp; a file system that keeps whole seconds or microseconds may round the time."""
+    size, time = stamp_of(path)
+    then = stamp[1]
+    return size == stamp[0] and time in (then, then // 1000 * 1000, then // 1_000_000_000 * 1_000_000_000)

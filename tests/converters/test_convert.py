@@ -15,7 +15,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ctxext.converters import apply, convert
+from ctxext.converters import apply, convert, links
+from ctxext.converters.output_directory import beside, recover
 from ctxext.errors import CtxextError
 from ctxext.recipes import DynamicNtk, Ntk, PositionInterpolation, Recipe, Yarn
 from small_llama import make_llama, read_json
@@ -76,24 +77,88 @@ def test_factor_one_is_bit_equal_to_the_source(method, llama_source, tmp_path):
         assert not torch.equal(logits(tmp_path / "four"), logits(llama_source))
 
 
-def test_weights_are_linked_and_nothing_else_is(llama, tmp_path):
+def shared_with(source: Path, out: Path) -> list[str]:
+    inodes = {entry.stat().st_ino for entry in source.iterdir()}
+    return [path.name for path in out.iterdir() if path.is_file() and path.stat().st_ino in inodes]
+
+
+def test_nothing_is_shared_with_the_source(llama, tmp_path):
     (llama / "notes").mkdir()
     (llama / "notes" / "extra.txt").write_text("kept")
     done = convert(str(llama), tmp_path / "out", YARN)
-    linked = [
-        path.name
-        for path in (tmp_path / "out").iterdir()
-        if path.is_file() and path.stat().st_ino in {entry.stat().st_ino for entry in llama.iterdir()}
-    ]
-    assert linked == ["model.safetensors"]
-    assert done.written.num_linked == 1
+    assert shared_with(llama, tmp_path / "out") == []
+    assert set(done.written.ways.values()) <= {"cloned", "copied"}
+    assert done.written.notes == ()
     assert (tmp_path / "out" / "notes" / "extra.txt").read_text() == "kept"
+
+
+def edits(path: Path):
+    """Ways to write into a file that programs use: all but a rename of a new one over it."""
+    yield lambda: path.write_bytes(b"changed")
+    yield lambda: torch.save({}, path)
+    yield lambda: shutil.copyfile(__file__, path)
+    yield lambda: path.chmod(0o600)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_no_edit_of_the_result_reaches_the_source(number, llama, tmp_path):
+    origin = llama / "model.safetensors"
+    before, mode = origin.read_bytes(), origin.stat().st_mode
+    convert(str(llama), tmp_path / "out", YARN)
+    list(edits(tmp_path / "out" / "model.safetensors"))[number]()
+    assert (origin.read_bytes(), origin.stat().st_mode) == (before, mode)
+
+
+def test_hard_links_are_asked_for_lose_their_write_bit_and_are_told(llama, tmp_path):
+    done = convert(str(llama), tmp_path / "out", YARN, link="hard")
+    assert shared_with(llama, tmp_path / "out") == ["model.safetensors"]
+    assert done.written.how == "hard-linked"
+    assert not (llama / "model.safetensors").stat().st_mode & 0o222
+    assert "write bit" in done.written.notes[0]
+    assert "hard links" in (tmp_path / "out" / "README.md").read_text()
+    assert read_json(tmp_path / "out" / "ctxext.json")["links"] == {"model.safetensors": "hard-linked"}
+    shutil.rmtree(tmp_path / "out")
+
+
+def test_symbolic_links_are_asked_for_and_told(llama, tmp_path):
+    done = convert(str(llama), tmp_path / "out", YARN, link="symlink")
+    assert (tmp_path / "out" / "model.safetensors").readlink() == llama / "model.safetensors"
+    assert done.written.how == "symlinked"
+    again = convert(str(tmp_path / "out"), tmp_path / "again", Recipe([Ntk(factor=2)]), replace_scaling=True)
+    assert again.written.how in ("copied", "cloned")
+
+
+@pytest.mark.parametrize("link", ["hard", "symlink"])
+def test_the_hub_cache_and_the_demo_are_never_shared(link, llama, tmp_path):
+    cache = tmp_path / "models--a--b"
+    (cache / "blobs").mkdir(parents=True)
+    snapshot = cache / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    for number, path in enumerate(sorted(llama.iterdir())):
+        path.rename(cache / "blobs" / f"{number:064x}")
+        (snapshot / path.name).symlink_to(cache / "blobs" / f"{number:064x}")
+    for source in (str(snapshot), "demo"):
+        done = convert(source, tmp_path / f"out-{len(source)}", Recipe([Yarn(factor=4)]), link=link)
+        assert set(done.written.ways.values()) == {"copied"}
+
+
+def test_a_link_that_does_not_exist_is_named(llama, tmp_path):
+    with pytest.raises(CtxextError, match='"magic"') as caught:
+        convert(str(llama), tmp_path / "out", YARN, link="magic")
+    assert "reflink" in caught.value.hint
+
+
+def test_a_disk_without_clones_says_so(llama, tmp_path, monkeypatch):
+    monkeypatch.setitem(links.LINKS, "reflink", (lambda *_: None,))
+    with pytest.raises(CtxextError, match="cannot be cloned"):
+        convert(str(llama), tmp_path / "out", YARN, link="reflink")
+    assert leftovers(tmp_path) == []
 
 
 def test_copy_and_digest(llama, tmp_path):
     before = hashlib.sha256((llama / "model.safetensors").read_bytes()).hexdigest()
-    convert(str(llama), tmp_path / "copied", YARN, copy=True)
-    convert(str(llama), tmp_path / "linked", YARN, digest=True)
+    convert(str(llama), tmp_path / "copied", YARN, link="copy")
+    convert(str(llama), tmp_path / "linked", YARN, link="hard", digest=True)
     convert(str(llama), tmp_path / "quick", YARN)
     for name, wanted in (("copied", before), ("linked", before), ("quick", None)):
         assert read_json(tmp_path / name / "ctxext.json")["weights"] == {"model.safetensors": wanted}
@@ -114,7 +179,7 @@ def test_links_fall_back_to_copies(llama, tmp_path, monkeypatch):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)
-    done = convert(str(llama), tmp_path / "out", YARN)
+    done = convert(str(llama), tmp_path / "out", YARN, link="hard")
     assert (done.written.num_linked, done.written.num_copied) == (0, 1)
     assert logits(tmp_path / "out").shape == (1, 40, 64)
 
@@ -123,7 +188,7 @@ def test_full_disk_leaves_nothing(llama, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=10))
     with pytest.raises(CtxextError, match="no space"):
-        convert(str(llama), tmp_path / "out", YARN, copy=True)
+        convert(str(llama), tmp_path / "out", YARN, link="copy")
     assert not (tmp_path / "out").exists()
     assert leftovers(tmp_path) == []
 
@@ -142,7 +207,7 @@ def test_interruption_leaves_nothing(llama, tmp_path, monkeypatch):
 def test_kill_leaves_no_half_made_folder_and_the_next_run_clears_up(llama, tmp_path):
     script = (
         "import sys, time\nfrom ctxext.converters import apply, convert\nfrom ctxext.recipes import Recipe, Yarn\n"
-        "apply.give_name = lambda *_: (print('ready', flush=True), time.sleep(60))\n"
+        "apply.give_name = lambda *_, **__: (print('ready', flush=True), time.sleep(60))\n"
         f"convert({str(llama)!r}, {str(tmp_path / 'out')!r}, Recipe([Yarn(factor=4)]))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
@@ -150,7 +215,7 @@ def test_kill_leaves_no_half_made_folder_and_the_next_run_clears_up(llama, tmp_p
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "out").exists()
-    assert len(leftovers(tmp_path)) == 1
+    assert [name.split("-")[1] for name in leftovers(tmp_path)] == ["lock", "new"]
     convert(str(llama), tmp_path / "out", YARN)
     assert (tmp_path / "out" / "config.json").exists()
     assert leftovers(tmp_path) == []
@@ -160,8 +225,8 @@ def test_a_folder_caught_between_two_renames_comes_back(llama, tmp_path):
     convert(str(llama), tmp_path / "out", YARN)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    (tmp_path / "out").rename(tmp_path / f".out.ctxext-old-{gone.pid}")
-    apply.recover(tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / beside(tmp_path / "out", "old").name.replace(str(os.getpid()), str(gone.pid)))
+    recover(tmp_path / "out")
     with pytest.raises(CtxextError, match="not empty"):
         convert(str(llama), tmp_path / "out", YARN)
     assert (tmp_path / "out" / "config.json").exists()
@@ -169,11 +234,9 @@ def test_a_folder_caught_between_two_renames_comes_back(llama, tmp_path):
 
 def test_overwrite_replaces_whole(llama, tmp_path):
     convert(str(llama), tmp_path / "out", YARN)
-    (tmp_path / "out" / "stale.txt").write_text("old")
     with pytest.raises(CtxextError, match="not empty"):
         convert(str(llama), tmp_path / "out", YARN)
     convert(str(llama), tmp_path / "out", Recipe([PositionInterpolation(factor=2)]), overwrite=True)
-    assert not (tmp_path / "out" / "stale.txt").exists()
     assert read_json(tmp_path / "out" / "config.json")["rope_scaling"]["rope_type"] == "linear"
     assert leftovers(tmp_path) == []
 

@@ -22,7 +22,7 @@ def originals(llama_source, tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("converted")
     recipes = {"yarn": Recipe([Yarn(factor=4)]), "mspoe": Recipe([MsPoE(first_layer=0, head_order="fixed")])}
     for name, recipe in recipes.items():
-        convert(str(llama_source), folder / name, recipe, digest=True, copy=True, check=False)
+        convert(str(llama_source), folder / name, recipe, digest=True, link="copy", check=False)
     return {name: folder / name for name in recipes}
 
 

@@ -1,6 +1,8 @@
 """The `ctxext` command: which commands there are, and how their errors are told."""
 
 import sys
+import traceback
+from types import TracebackType
 from typing import Annotated
 
 import typer
@@ -18,6 +20,7 @@ from ctxext.cli.push import push
 from ctxext.cli.search import search_
 from ctxext.cli.verify import verify
 from ctxext.errors import CtxextError
+from ctxext.tokens import redacted
 from ctxext.version import __version__
 
 app = typer.Typer(
@@ -52,8 +55,14 @@ def _root(
     pass
 
 
+def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show one of our own bugs, without the token that may stand in it."""
+    sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, trace))))
+
+
 def main() -> None:
     """Run the command line; a problem in the user's input becomes one line, a hint and exit code 1."""
+    sys.excepthook = _print_traceback
     try:
         app()
     except CtxextError as error:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from ctxext.checkpoint import open_checkpoint
 from ctxext.cli.auto import MinutesOption, TrialsOption, searched_recipe, wants_search
@@ -21,9 +23,11 @@ from ctxext.cli.options import (
     VerboseOption,
 )
 from ctxext.cli.output import Output
+from ctxext.cli.terminal import bold, done_line, marked
 from ctxext.converters.calibration import Calibration, by_index, calibrated
 from ctxext.converters.convert import Conversion, carry_out
 from ctxext.converters.engines import MARKS, Serving
+from ctxext.converters.links import check_link
 from ctxext.converters.output_directory import check_out
 from ctxext.converters.plan import Change, Plan, make_plan
 from ctxext.recipes.length import format_length
@@ -48,11 +52,22 @@ def convert(
     ] = None,
     recipe: Annotated[str | None, typer.Option("--recipe", help="A recipe file, or the name of a preset.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change and write nothing.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if ctxext made it.")] = False,
+    overwrite_anything: Annotated[
+        bool, typer.Option("--overwrite-anything", help="Replace OUT and delete whatever lies there.")
+    ] = False,
     replace_scaling: Annotated[
         bool, typer.Option("--replace-scaling", help="Take the source's own extension away first.")
     ] = False,
-    copy: Annotated[bool, typer.Option("--copy", help="Copy the weights even where they could be linked.")] = False,
+    link: Annotated[
+        str,
+        typer.Option(
+            "--link",
+            help="How the weights come into OUT: auto (cloned where the disk can, else copied), reflink, hard, symlink "
+            "or copy. After hard and symlink an edit of OUT's weights is an edit of SOURCE's.",
+        ),
+    ] = "auto",
+    copy: Annotated[bool, typer.Option("--copy", help="The same as --link copy.")] = False,
     digest: Annotated[bool, typer.Option("--digest", help="Record the SHA-256 of the weights; reads them.")] = False,
     verify: Annotated[
         bool,
@@ -89,13 +104,15 @@ def convert(
 
     ctxext convert demo out --method auto --target-length 2k
     """
+    link = "copy" if copy else link
+    check_link(link)
     output, started = Output(as_json=as_json, quiet=quiet, verbose=verbose), time.perf_counter()
     given = {name: value for name, value in options.items() if value is not None}
     is_searched = wants_search(method or [], trials, minutes)
     steps = None if is_searched else build_recipe(method or [], recipe, given)
     checkpoint = open_checkpoint(source, revision=revision, token=token, weights=not dry_run)
     if out is not None:
-        check_out(out, checkpoint.folder, overwrite=overwrite)
+        check_out(out, checkpoint.folder, overwrite=overwrite, overwrite_anything=overwrite_anything)
     if steps is None:
         hub = {"device": device, "dtype": dtype, "revision": revision, "token": token}
         steps = searched_recipe(source, given, (trials, minutes), hub, output)
@@ -111,43 +128,56 @@ def convert(
         if dry_run:
             output.result(plan_data(plan, None), *_plan_lines(plan))
             return
-        done = carry_out(plan, out, copy=copy, digest=digest, overwrite=overwrite, check=verify, progress=progress)
+        done = carry_out(
+            plan,
+            out,
+            link=link,
+            digest=digest,
+            overwrite=overwrite,
+            overwrite_anything=overwrite_anything,
+            check=verify,
+            progress=progress,
+        )
     _tell(output, done, source, out, time.perf_counter() - started)
 
 
 def _tell(output: Output, done: Conversion, source: str, out: Path, seconds: float) -> None:
     """Show what was made, what its user must know, and the next command."""
     plan, written = done.plan, done.written
-    how = "linked" if written.num_linked and not written.num_copied else "copied"
     data = {
         **plan_data(plan, str(out)),
         "linked": written.num_linked,
         "copied": written.num_copied,
+        "weights": dict(written.ways),
         "verification": vars(done.verification) if done.verification else None,
         "seconds": round(seconds, 3),
     }
     trained, reach = plan.rotary.trained_length, plan.rotary.usable_length
     lengths = f"{trained} → {reach} tokens" if reach != trained else f"{trained} tokens as before"
-    lines = [
-        f"[green]✓[/green] [bold]{out}[/bold]   {plan.recipe.summary()}   {lengths}   weights {how}   {seconds:.2f} s",
+    lines: list[RenderableType] = [
+        done_line(out, f"{plan.recipe.summary()}   {lengths}   weights {written.how}   {seconds:.2f} s"),
         *_verification_lines(done),
         f"  serves in  {serving_line(plan.serving)}",
     ]
     output.result(data, *lines)
-    for caution in plan.cautions:
+    for caution in (*plan.cautions, *written.notes):
         output.warning(caution)
     output.next_step(f"ctxext eval {source} {out} --lengths {_lengths(plan)}", "Not measured yet")
 
 
-def _verification_lines(done: Conversion) -> list[str]:
+def _verification_lines(done: Conversion) -> list[Text]:
     found = done.verification
     if found is None:
         return []
     if found.skipped:
-        return [f"[yellow]-[/yellow] not verified: {found.skipped}"]
+        return [marked("-", "yellow", f"not verified: {found.skipped}")]
     return [
-        "[green]✓[/green] verified in a clean process: loads without ctxext, "
-        f"logits as the method says (largest difference {found.difference:.0e})"
+        marked(
+            "✓",
+            "green",
+            "verified in a clean process: loads without ctxext, "
+            f"logits as the method says (largest difference {found.difference:.0e})",
+        )
     ]
 
 
@@ -196,14 +226,12 @@ def _plan_lines(plan: Plan) -> list[Any]:
             continue
         if change.file != file:
             file = change.file
-            table.add_row(f"[bold]{file}[/bold]")
+            table.add_row(bold(file))
         table.add_row(f"  {change.key}", _change_text(change))
     size = sum(plan.source.size_of(path) for path in plan.weights)
-    table.add_row(
-        "[bold]weights[/bold]", f"{len(plan.weights)} file(s), {size / 1e6:,.1f} MB, linked or copied unchanged"
-    )
-    table.add_row("[bold]kept[/bold]", ", ".join(path.as_posix() for path in plan.others) or "-")
-    table.add_row("[bold]serves in[/bold]", serving_line(plan.serving))
+    table.add_row(bold("weights"), f"{len(plan.weights)} file(s), {size / 1e6:,.1f} MB, unchanged")
+    table.add_row(bold("kept"), ", ".join(path.as_posix() for path in plan.others) or "-")
+    table.add_row(bold("serves in"), serving_line(plan.serving))
     return [table, "nothing written"]
 
 

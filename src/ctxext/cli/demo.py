@@ -11,6 +11,7 @@ from rich.text import Text
 from ctxext.checkpoint import open_checkpoint
 from ctxext.cli.options import JsonOption, QuietOption
 from ctxext.cli.output import Output
+from ctxext.cli.terminal import done_line
 from ctxext.converters.convert import convert
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.recipes.methods import method_named
@@ -56,8 +57,11 @@ def demo(
     assert found.num_parameters is not None
     trained, heads = found.rotary.trained_length, found.attention
     output.note(
-        f"[green]✓[/green] demo checkpoint   {found.num_parameters / 1e6:.1f} M parameters · {heads['heads']} heads, "
-        f"{heads['key_heads']} KV heads · trained to {trained} tokens · rope theta {found.rotary.theta:g}"
+        done_line(
+            "demo checkpoint",
+            f"{found.num_parameters / 1e6:.1f} M parameters · {heads['heads']} heads, "
+            f"{heads['key_heads']} KV heads · trained to {trained} tokens · rope theta {found.rotary.theta:g}",
+        )
     )
     folders = _convert_all(output, out)
     lengths = (trained, 4 * trained)
@@ -82,9 +86,8 @@ def _convert_all(output: Output, out: Path) -> dict[str, Path]:
         done = convert("demo", out / name, Recipe(made), overwrite=True, check=False)
         folders[name] = done.written.folder
         carried = "carries its own code" if done.plan.recipe.needs_code else "config only"
-        weights = "linked" if done.written.num_linked else "copied"
         seconds = time.perf_counter() - started
-        output.note(f"  {_shown(name):<24}→ {out / name}   {carried}, weights {weights}, {seconds:.2f} s")
+        output.note(f"  {_shown(name):<24}→ {out / name}   {carried}, weights {done.written.how}, {seconds:.2f} s")
     return folders
 
 

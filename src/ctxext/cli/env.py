@@ -8,6 +8,7 @@ from rich.table import Table
 
 from ctxext.cli.options import JsonOption
 from ctxext.cli.output import Output
+from ctxext.cli.terminal import bold
 from ctxext.version import __version__
 
 _PACKAGES = (
@@ -36,7 +37,7 @@ def env(as_json: JsonOption = False) -> None:
     }
     table = Table.grid(padding=(0, 2))
     for key, value in facts.items():
-        table.add_row(f"[bold]{key}[/bold]", str(value))
+        table.add_row(bold(key), str(value))
     Output(as_json=as_json).result(facts, table)
 
 

@@ -16,6 +16,7 @@ from ctxext.cli.options import (
     names_in,
 )
 from ctxext.cli.output import Output
+from ctxext.converters.output_directory import full_disk_told
 from ctxext.errors import CtxextError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def eval_(
     )
     loading = Loading(device, dtype, attention, chat_template, trust_remote_code, revision, token)
     out = out or _free_folder(resume=resume)
-    with output.progress("evaluating") as progress:
+    with full_disk_told(out), output.progress("evaluating") as progress:
         report = evaluate(
             models, settings, loading=loading, out=out, resume=resume, overwrite=overwrite, progress=progress
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.cli.output import Output
+from ctxext.cli.terminal import done_line
 
 if TYPE_CHECKING:
     from ctxext.finetune.dry_run import Plan
@@ -39,7 +40,7 @@ def tell_result(output: Output, done: "Finetuned", model: str, out: Path, *, mer
     kind = "checkpoint" if merge else "adapter"
     output.result(
         {**done.to_dict(), "out": str(out), "evaluation": report},
-        f"[green]✓[/green] [bold]{out}[/bold]   {kind}   {done.num_trained:,} parameters trained ({share:.1f} %)",
+        done_line(out, f"{kind}   {done.num_trained:,} parameters trained ({share:.1f} %)"),
         f"  loss {first:.3f} → {last:.3f} in {done.options.steps} steps   {done.seconds:.0f} s   curve: {out}/loss.png",
     )
     if not merge:

@@ -8,6 +8,7 @@ from ctxext.checkpoint import open_checkpoint
 from ctxext.cli.convert import serving_line
 from ctxext.cli.options import JsonOption, QuietOption, RevisionOption, SourceArgument, TokenOption
 from ctxext.cli.output import Output
+from ctxext.cli.terminal import bold
 from ctxext.converters.inspection import Inspection, inspect_checkpoint
 from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import describe_step
@@ -39,7 +40,7 @@ def inspect(
     found = inspect_checkpoint(open_checkpoint(source, revision=revision, token=token, weights=False))
     table = Table.grid(padding=(0, 2))
     for label, text in _rows(found).items():
-        table.add_row(f"[bold]{label}[/bold]", text)
+        table.add_row(bold(label), text)
     output.result(inspection_data(source, found), table)
     if found.model and not found.model.is_extended:
         length = format_length(4 * found.model.rotary.trained_length)

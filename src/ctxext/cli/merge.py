@@ -7,6 +7,7 @@ import typer
 
 from ctxext.cli.options import JsonOption, QuietOption, RevisionOption, SourceArgument, TokenOption, VerboseOption
 from ctxext.cli.output import Output
+from ctxext.cli.terminal import done_line
 
 
 def merge(
@@ -41,6 +42,6 @@ def merge(
         )
     output.result(
         {"out": str(out), "changed": done.num_changed, "tensors": done.num_tensors},
-        f"[green]✓[/green] [bold]{out}[/bold]   {done.num_changed} of {done.num_tensors} tensors changed",
+        done_line(out, f"{done.num_changed} of {done.num_tensors} tensors changed"),
     )
     output.next_step(f"ctxext eval {model} {out}", "Not measured yet")

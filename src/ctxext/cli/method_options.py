@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any, get_origin
 
 import typer
-import yaml
 
 from ctxext.errors import CtxextError
+from ctxext.reading.strict import parse_yaml, read_text
 from ctxext.recipes.length import parse_length
 from ctxext.recipes.methods import METHODS, method_named
 from ctxext.recipes.param import limits_of, options_of, value_type
@@ -116,9 +116,11 @@ def _parsed(name: str, value: Any) -> Any:
 def _read_numbers(path: str, name: str) -> list[Any]:
     """A list of numbers from a JSON or YAML file, alone or under the option's name."""
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise CtxextError(f'{option_name(name)}: "{path}" cannot be read as a list of numbers.') from error
+        content = parse_yaml(read_text(Path(path)), path)
+    except CtxextError as error:
+        raise CtxextError(
+            f'{option_name(name)}: "{path}" cannot be read as a list of numbers.', hint=error.message
+        ) from error
     numbers = content.get(name) if isinstance(content, dict) else content
     if not isinstance(numbers, list):
         raise CtxextError(

@@ -6,6 +6,7 @@ from rich.table import Table
 
 from ctxext.cli.options import JsonOption
 from ctxext.cli.output import Output
+from ctxext.cli.terminal import bold
 from ctxext.recipes.base import Method
 from ctxext.recipes.methods import METHODS
 from ctxext.recipes.param import limits_of, options_of
@@ -22,7 +23,7 @@ def methods(as_json: JsonOption = False) -> None:
         table.add_column(column, overflow="fold")
     for method in METHODS:
         names = ", ".join((method.name, *method.aliases))
-        table.add_row(f"[bold]{names}[/bold]", summary_of(method), carried_by(method))
+        table.add_row(bold(names), summary_of(method), carried_by(method))
     output = Output(as_json=as_json)
     output.result({"methods": [method_data(method) for method in METHODS]}, table)
     output.next_step("ctxext convert --help", "Their options")

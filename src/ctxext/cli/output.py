@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from ctxext.cli.terminal import SafeConsole, in_one_line
 from ctxext.errors import CtxextError
 from ctxext.files import Progress
+from ctxext.tokens import redacted
 
 
 class Output:
@@ -25,13 +27,15 @@ class Output:
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
         self.as_json, self.quiet, self.verbose = as_json, quiet, verbose
-        self.stdout = Console(highlight=False, soft_wrap=True)
-        self.stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.stdout = SafeConsole()
+        self.stderr = SafeConsole(stderr=True)
 
     def result(self, content: Mapping[str, Any], *lines: RenderableType) -> None:
         """Print a command's result: its data as JSON, or its lines for people."""
         if self.as_json:
-            sys.stdout.write(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+            text = redacted(json.dumps(content, ensure_ascii=False, indent=2))
+            # A file name that is not text holds surrogates, which JSON can write and a stream cannot.
+            sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
             return
         for line in lines:
             self.stdout.print(line)
@@ -49,13 +53,13 @@ class Output:
     def warning(self, text: str) -> None:
         """Tell what the user must know; shown in quiet mode too."""
         self.stderr.print("warning: ", style="yellow bold", end="")
-        self.stderr.print(text, markup=False)
+        self.stderr.print(text)
 
     def next_step(self, command: str, why: str = "Next") -> None:
         """Suggest the command that most people want now."""
         if not self.quiet:
             self.stderr.print(f"{why}: ", style="dim", end="")
-            self.stderr.print(command, style="cyan", markup=False)
+            self.stderr.print(command, style="cyan")
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Progress]:
@@ -68,7 +72,7 @@ class Output:
                 task = bar.add_task(title, total=None)
 
                 def advance(label: str, done: int, total: int) -> None:
-                    bar.update(task, completed=done, total=total, description=f"{title} {label}".rstrip())
+                    bar.update(task, completed=done, total=total, description=f"{title} {label}".strip())
 
                 yield advance
         else:
@@ -82,16 +86,16 @@ class Output:
             tenth = 10 * done // max(total, 1)
             if tenth > shown:
                 shown = tenth
-                self.stderr.print(f"{title} {label}".rstrip() + f" {10 * tenth} %", markup=False)
+                self.stderr.print(f"{title} {label}".strip() + f" {10 * tenth} %")
 
         return advance
 
 
 def print_error(error: CtxextError) -> None:
     """Show a user's problem: one line, and a hint where there is one."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = SafeConsole(stderr=True)
     console.print("error: ", style="red bold", end="")
-    console.print(error.message, markup=False)
+    console.print(in_one_line(error.message))
     if error.hint:
         console.print("hint:  ", style="cyan", end="")
-        console.print(error.hint, markup=False)
+        console.print(in_one_line(error.hint))

@@ -20,6 +20,7 @@ from ctxext.cli.options import (
 )
 from ctxext.cli.output import Output
 from ctxext.cli.search_view import points_table, watching
+from ctxext.cli.terminal import done_line
 from ctxext.errors import CtxextError
 from ctxext.recipes.length import parse_length
 from ctxext.search.options import SearchOptions
@@ -142,7 +143,7 @@ def _tell(output: Output, found: Found, source: str, out: Path, study: Path, opt
     ]
     output.result(found_data(found, options), *lines)
     if found.recipe is not None:
-        output.note(f"[green]✓[/green] [bold]{out}[/bold]   {found.recipe.summary()}")
+        output.note(done_line(out, found.recipe.summary()))
     output.note(f"Pareto front: {out.with_suffix('.png')}   study: {study}")
     if found.recipe is not None:
         output.next_step(shlex.join(["ctxext", "convert", source, "OUT", "--recipe", str(out)]))

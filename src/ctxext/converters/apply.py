@@ -4,16 +4,27 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ctxext.converters.output_directory import check_out, full_disk_told, give_name, recover, staging_directory
+from ctxext.converters.links import COPIED, HARD, SHARED, SYMBOLIC, bring, check_link
+from ctxext.converters.output_directory import check_out, full_disk_told, give_name, staging_directory
 from ctxext.converters.plan import Plan, manifest
-from ctxext.files import MANIFEST, Progress, as_json, sha256_of
+from ctxext.files import MANIFEST, Progress, as_json, sha256_of, stamp_of
 
-_CHUNK = 1 << 22
-_CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS)
+_MANY = 4
+"""Files copied at once; the kernel does the work."""
+
+SHARED_NOTES: Mapping[str, str] = {
+    HARD: "the weight files are hard links: one file with the source's. They lost their write bit, in the source too; "
+    "whoever writes to one all the same, as root can, changes both.",
+    SYMBOLIC: "the weight files are symbolic links into the source: moving or changing it breaks or changes them.",
+}
+"""What the user of linked weights must know."""
 
 
 @dataclass(frozen=True)
@@ -22,24 +33,43 @@ class Written:
 
     Attributes:
         folder: The new checkpoint.
-        num_linked: Weight files that share their bytes with the source.
-        num_copied: Weight files that were copied.
+        ways: How each weight file came there, by name: "cloned", "hard-linked", "symlinked" or "copied".
         weight_bytes: Size of all weight files.
     """
 
     folder: Path
-    num_linked: int
-    num_copied: int
+    ways: Mapping[str, str]
     weight_bytes: int
+
+    @property
+    def num_linked(self) -> int:
+        """Weight files that took no space: clones and links."""
+        return len(self.ways) - self.num_copied
+
+    @property
+    def num_copied(self) -> int:
+        """Weight files that were copied."""
+        return sum(how == COPIED for how in self.ways.values())
+
+    @property
+    def how(self) -> str:
+        """How the weights came there, in a word or two."""
+        return ", ".join(sorted(set(self.ways.values()))) or COPIED
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user must know of linked weights."""
+        return tuple(note for how, note in SHARED_NOTES.items() if how in self.ways.values())
 
 
 def apply_plan(
     plan: Plan,
     out: Path,
     *,
-    copy: bool = False,
+    link: str = "auto",
     digest: bool = False,
     overwrite: bool = False,
+    overwrite_anything: bool = False,
     progress: Progress | None = None,
     before_publishing: Callable[[Path], None] | None = None,
 ) -> Written:
@@ -48,33 +78,38 @@ def apply_plan(
     Args:
         plan: From `make_plan`.
         out: The folder to make.
-        copy: Copy the weights even where they could be linked.
+        link: How the weights come there: "auto" (cloned, else copied), "reflink", "hard", "symlink" or "copy".
         digest: Compute the SHA-256 of the weights, which reads them.
-        overwrite: Replace a folder that is there.
+        overwrite: Replace a folder that this package made.
+        overwrite_anything: Replace it whatever lies there.
         progress: Called with a file's name, bytes done and bytes in all, for files that take time.
         before_publishing: Called with the finished folder before it gets its name; what it raises stops everything.
 
     Raises:
         CtxextError: OUT is refused, or the disk is full. Nothing is left behind then.
     """
-    check_out(out, plan.source.folder, overwrite=overwrite)
+    check_link(link)
+    check_out(out, plan.source.folder, overwrite=overwrite, overwrite_anything=overwrite_anything)
     out = out.resolve()
-    recover(out)
     with full_disk_told(out), staging_directory(out) as work:
-        files = _write_small(plan, work)
-        weights, num_linked, num_copied = _bring_weights(plan, work, copy=copy, digest=digest, progress=progress)
-        (work / MANIFEST).write_text(as_json(manifest(plan, files, weights)), encoding="utf-8")
+        ways = _bring_weights(plan, work, link, progress)
+        files = _write_small(plan, work, ways)
+        weights = {name: _digest(plan, name, work, digest or link == "copy") for name in ways}
+        record = {**manifest(plan, files, weights), **_stamps(work, ways)}
+        (work / MANIFEST).write_text(as_json(record), encoding="utf-8")
         if before_publishing is not None:
             before_publishing(work)
-        give_name(work, out)
+        give_name(work, out, overwrite=overwrite, overwrite_anything=overwrite_anything)
     size = sum(plan.source.size_of(path) for path in plan.weights)
-    return Written(out, num_linked, num_copied, size)
+    return Written(out, ways, size)
 
 
-def _write_small(plan: Plan, work: Path) -> dict[str, str]:
+def _write_small(plan: Plan, work: Path, ways: Mapping[str, str]) -> dict[str, str]:
     digests = {}
+    notes = [note for how, note in SHARED_NOTES.items() if how in ways.values()]
     for name, text in plan.texts.items():
-        content = text.encode()
+        said = [f"\n> On the disk where this was made, {note}\n" for note in notes if name == "README.md"]
+        content = "".join((text, *said)).encode()
         (work / name).write_bytes(content)
         digests[name] = hashlib.sha256(content).hexdigest()
     for path in plan.others:
@@ -85,43 +120,39 @@ def _write_small(plan: Plan, work: Path) -> dict[str, str]:
     return digests
 
 
-def _bring_weights(
-    plan: Plan, work: Path, *, copy: bool, digest: bool, progress: Progress | None
-) -> tuple[dict[str, str | None], int, int]:
-    digests: dict[str, str | None] = {}
-    num_linked = 0
-    for path in plan.weights:
-        origin, target = (plan.source.folder / path).resolve(), work / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not copy and _linked(origin, target):
-            num_linked += 1
-            computed = sha256_of(origin) if digest else None
-        else:
-            computed = _copied(origin, target, progress)
-        digests[path.as_posix()] = computed or plan.source.known_digest(path)
-    return digests, num_linked, len(plan.weights) - num_linked
-
-
-def _linked(origin: Path, target: Path) -> bool:
-    try:
-        os.link(origin, target)
-    except OSError as error:
-        if error.errno in _CANNOT_LINK:
-            return False
-        raise
-    return True
-
-
-def _copied(origin: Path, target: Path, progress: Progress | None) -> str:
-    """Copy a file and return its SHA-256, which costs nothing more while the bytes pass by."""
-    size, done, digest = origin.stat().st_size, 0, hashlib.sha256()
-    if shutil.disk_usage(target.parent).free < size:
+def _bring_weights(plan: Plan, work: Path, link: str, progress: Progress | None) -> dict[str, str]:
+    """Bring every weight file, several at once; gives how each came there."""
+    origins = {path: (plan.source.folder / path).resolve() for path in plan.weights}
+    for path in origins:
+        (work / path).parent.mkdir(parents=True, exist_ok=True)
+    needed = sum(origin.stat().st_size for origin in origins.values())
+    if link == "copy" and shutil.disk_usage(work).free < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with origin.open("rb") as reading, target.open("wb") as writing:
-        while piece := reading.read(_CHUNK):
-            writing.write(piece)
-            digest.update(piece)
-            done += len(piece)
-            if progress is not None:
-                progress(target.name, done, size)
-    return digest.hexdigest()
+    is_over = threading.Event()
+
+    def told(name: str, done: int, total: int) -> None:
+        if is_over.is_set():
+            raise InterruptedError
+        if progress is not None:
+            progress(name, done, total)
+
+    with ThreadPoolExecutor(_MANY) as pool:
+        brought = {path: pool.submit(bring, origin, work / path, link, told) for path, origin in origins.items()}
+        try:
+            return {path.as_posix(): future.result() for path, future in brought.items()}
+        finally:  # Nobody waits for the rest of a large file where one has failed, or Ctrl-C was pressed.
+            is_over.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _digest(plan: Plan, name: str, work: Path, wanted: bool) -> str | None:
+    """A weight file's digest: where it costs nothing, or where it was asked for."""
+    return plan.source.known_digest(Path(name)) or (sha256_of(work / name) if wanted else None)
+
+
+def _stamps(work: Path, ways: Mapping[str, str]) -> dict[str, Any]:
+    """What `verify` knows weight files by where no digest was taken: size, time, and how each came there."""
+    shared = {
+        name: str((work / name).readlink()) if how == SYMBOLIC else how for name, how in ways.items() if how in SHARED
+    }
+    return {"stamps": {name: stamp_of(work / name) for name in sorted(ways)}, **({"links": shared} if shared else {})}

@@ -12,6 +12,9 @@ import yaml
 from ctxext.checkpoint import Checkpoint
 from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file, recipe_yaml, wrapped
 from ctxext.converters.engines import EXACT, MARKS, Serving
+from ctxext.errors import CtxextError
+from ctxext.reading.markdown import in_markdown
+from ctxext.reading.strict import parse_yaml, read_text
 from ctxext.recipes.base import Method
 from ctxext.recipes.param import limits_of
 from ctxext.recipes.recipe import Recipe
@@ -128,6 +131,12 @@ def render_card(
 
 def render(facts: CardFacts) -> str:
     """The whole README.md."""
+    facts = dataclasses.replace(
+        facts,
+        source=in_markdown(facts.source),
+        cautions=[in_markdown(caution) for caution in facts.cautions],
+        training={in_markdown(str(key)): _on_a_page(value) for key, value in facts.training.items()},
+    )
     template = resources.files("ctxext.converters").joinpath("card.md").read_text(encoding="utf-8")
     front = yaml.safe_dump(front_matter(facts), sort_keys=False, allow_unicode=True, width=1000)
     measured = facts.measured
@@ -153,6 +162,10 @@ def render(facts: CardFacts) -> str:
     )
 
 
+def _on_a_page(value: Any) -> Any:
+    return in_markdown(value) if isinstance(value, str) else value
+
+
 def _list(title: str, sentences: Sequence[str]) -> str:
     """A section with one point per sentence; nothing where there are none."""
     # A sentence that begins with a method's name keeps it as it is spelled.
@@ -166,12 +179,14 @@ def card_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
     card = checkpoint.folder / "README.md"
     if not card.is_file():
         return {}
-    from huggingface_hub import metadata_load
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     try:
-        return metadata_load(card) or {}
-    except (ValueError, yaml.YAMLError):  # Not UTF-8, not a mapping, or not YAML.
+        found = REGEX_YAML_BLOCK.search(read_text(card).removeprefix("\ufeff"))
+        front = parse_yaml(found[2], "README.md") if found else {}
+    except CtxextError:
         return {}
+    return front if isinstance(front, dict) else {}
 
 
 def front_matter(facts: CardFacts) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from ctxext.checkpoint import open_checkpoint
 from ctxext.converters.apply import Written, apply_plan
 from ctxext.converters.calibration import Calibration, calibrated
+from ctxext.converters.links import check_link
 from ctxext.converters.output_directory import check_out
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.files import Progress
@@ -36,9 +37,10 @@ def convert(
     *,
     revision: str | None = None,
     token: str | None = None,
-    copy: bool = False,
+    link: str = "auto",
     digest: bool = False,
     overwrite: bool = False,
+    overwrite_anything: bool = False,
     replace_scaling: bool = False,
     check: bool = True,
     calibration: Calibration | None = None,
@@ -52,9 +54,10 @@ def convert(
         recipe: What to apply.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read where it is None.
-        copy: Copy the weights even where they could be linked.
+        link: How the weights come there: "auto" (cloned, else copied), "reflink", "hard", "symlink" or "copy".
         digest: Record the SHA-256 of the weights, which reads them.
-        overwrite: Replace a folder that is there.
+        overwrite: Replace a folder that this package made.
+        overwrite_anything: Replace it whatever lies there.
         replace_scaling: Take an existing schedule away first.
         check: Load a result that carries code in a clean process and compare its logits.
         calibration: How a calibrated head order is measured; the package's own text where None.
@@ -64,21 +67,32 @@ def convert(
         CtxextError: the source, the recipe or the place is refused; nothing is written then.
     """
     checkpoint = open_checkpoint(source, revision=revision, token=token)
-    check_out(Path(out), checkpoint.folder, overwrite=overwrite)
+    check_link(link)
+    check_out(Path(out), checkpoint.folder, overwrite=overwrite, overwrite_anything=overwrite_anything)
     recipe = calibrated(
         checkpoint, recipe, calibration or Calibration(), replace_scaling=replace_scaling, progress=progress
     )
     plan = make_plan(checkpoint, recipe, replace_scaling=replace_scaling)
-    return carry_out(plan, Path(out), copy=copy, digest=digest, overwrite=overwrite, check=check, progress=progress)
+    return carry_out(
+        plan,
+        Path(out),
+        link=link,
+        digest=digest,
+        overwrite=overwrite,
+        overwrite_anything=overwrite_anything,
+        check=check,
+        progress=progress,
+    )
 
 
 def carry_out(
     plan: Plan,
     out: Path,
     *,
-    copy: bool = False,
+    link: str = "auto",
     digest: bool = False,
     overwrite: bool = False,
+    overwrite_anything: bool = False,
     check: bool = True,
     progress: Progress | None = None,
 ) -> Conversion:
@@ -87,9 +101,10 @@ def carry_out(
     Args:
         plan: What to write.
         out: The folder to make.
-        copy: Copy the weights even where they could be linked.
+        link: How the weights come there: "auto" (cloned, else copied), "reflink", "hard", "symlink" or "copy".
         digest: Record the SHA-256 of the weights.
-        overwrite: Replace a folder that is there.
+        overwrite: Replace a folder that this package made.
+        overwrite_anything: Replace it whatever lies there.
         check: Load a result that carries code in a clean process and compare its logits.
         progress: Called with what is being done, how much of it and how much in all.
 
@@ -107,6 +122,13 @@ def carry_out(
             found.append(Verification(skipped="the source brings Python code of its own, which is not run"))
 
     written = apply_plan(
-        plan, out, copy=copy, digest=digest, overwrite=overwrite, progress=progress, before_publishing=checked
+        plan,
+        out,
+        link=link,
+        digest=digest,
+        overwrite=overwrite,
+        overwrite_anything=overwrite_anything,
+        progress=progress,
+        before_publishing=checked,
     )
     return Conversion(plan, written, found[0] if found else None)

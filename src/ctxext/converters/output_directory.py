@@ -5,90 +5,184 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ctxext.converters.contents import foreign_files
 from ctxext.errors import CtxextError
+from ctxext.locks import locked, short_name
+
+_TOLD: Mapping[int, tuple[str, str]] = {
+    errno.ENOSPC: (
+        'There is no space left for "{place}".',
+        "Free some; --link hard takes none on the source's own disk.",
+    ),
+    errno.EDQUOT: ('There is no space left for "{place}": your quota is used up.', "Free some, or ask for more."),
+    errno.EFBIG: ('A file is larger than is allowed where "{place}" lies.', "See ulimit -f and the disk's limits."),
+    errno.EROFS: ('"{place}" lies on a disk that can only be read.', "Choose another place."),
+    errno.EACCES: ('"{file}" may not be read or written.', "Check its permissions."),
+    errno.EPERM: ('"{file}" may not be changed.', "Check its permissions and owner."),
+    errno.ENAMETOOLONG: ('"{file}" is too long for a name.', "Choose a shorter one."),
+    errno.ELOOP: ('"{file}" is a link that leads to itself.', "Name the folder itself."),
+    errno.EIO: ('The disk reports an error on "{file}".', "Check the disk, then run the same command again."),
+}
+"""What the system refuses: what happened, and what to do."""
 
 
-def check_out(out: Path, source: Path, *, overwrite: bool) -> None:
+def check_out(out: Path, source: Path, *, overwrite: bool, overwrite_anything: bool = False) -> None:
     """Refuse a place that cannot or must not be written.
 
+    Args:
+        out: The folder to make.
+        source: What it is made from.
+        overwrite: Whether a folder that this package made may be replaced.
+        overwrite_anything: Whether any folder may be.
+
     Raises:
-        CtxextError: OUT is a file, not empty, inside SOURCE or around it, or cannot be created.
+        CtxextError: OUT is a file, not empty, inside SOURCE or around it, somebody else's, or cannot be created.
     """
-    place, origin = out.resolve(), source.resolve()
-    if place == origin or origin in place.parents:
-        raise CtxextError(f'OUT "{out}" lies inside SOURCE "{source}".', hint="Choose a folder beside it.")
-    if place in origin.parents:
-        raise CtxextError(f'OUT "{out}" contains SOURCE "{source}".', hint="Choose another folder.")
-    if out.exists() and not out.is_dir():
-        raise CtxextError(f'OUT "{out}" is a file.', hint="Choose another name.")
-    try:
-        has_files = out.is_dir() and any(out.iterdir())
-    except PermissionError as error:
-        raise CtxextError(f'OUT "{out}" cannot be read.', hint="Check its permissions.") from error
-    if has_files and not overwrite:
-        raise CtxextError(f'OUT "{out}" is not empty.', hint="Choose another folder, or replace it with --overwrite.")
-    nearest = next(folder for folder in place.parents if folder.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise CtxextError(f'"{nearest}" cannot be written to.', hint="Choose another place for OUT.")
+    with full_disk_told(out):
+        place, origin = out.resolve(), source.resolve()
+        if place == origin or origin in place.parents:
+            raise CtxextError(f'OUT "{out}" lies inside SOURCE "{source}".', hint="Choose a folder beside it.")
+        if place in origin.parents:
+            raise CtxextError(f'OUT "{out}" contains SOURCE "{source}".', hint="Choose another folder.")
+        if place in (Path.cwd(), *Path.cwd().parents):
+            raise CtxextError(f'OUT "{out}" is the folder you are in, or around it.', hint="Name a folder to make.")
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            place.stat()
+        if (out.exists() or out.is_symlink()) and not out.is_dir():
+            raise CtxextError(f'OUT "{out}" is a file.', hint="Choose another name.")
+        check_contents(out, overwrite=overwrite, overwrite_anything=overwrite_anything)
+        nearest = next(folder for folder in place.parents if folder.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            raise CtxextError(f'"{nearest}" cannot be written to.', hint="Choose another place for OUT.")
+
+
+def check_contents(out: Path, *, overwrite: bool, overwrite_anything: bool = False, named: Path | None = None) -> None:
+    """Refuse a folder whose files must not be lost.
+
+    Args:
+        out: Where the files are.
+        overwrite: Whether what this package made may go.
+        overwrite_anything: Whether everything may.
+        named: What errors call the folder.
+
+    Raises:
+        CtxextError: there are files that must stay; they are named.
+    """
+    named = named or out
+    if overwrite_anything or not out.is_dir() or not any(out.iterdir()):
+        return
+    if not overwrite:
+        raise CtxextError(f'OUT "{named}" is not empty.', hint="Choose another folder, or replace it with --overwrite.")
+    foreign = foreign_files(out)
+    if foreign:
+        shown = ", ".join(f'"{name}"' for name in foreign[:5]) + (f" and {len(foreign) - 5} more" * (len(foreign) > 5))
+        raise CtxextError(
+            f'OUT "{named}" holds what ctxext did not make: {shown}.',
+            hint="Move it away or choose another folder; --overwrite-anything deletes it.",
+        )
 
 
 @contextlib.contextmanager
 def full_disk_told(out: Path) -> Iterator[None]:
-    """Tell a full disk as the user's problem that it is."""
+    """Tell a full disk, a limit or a missing permission as the user's problem that it is."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise CtxextError(
-                f'There is no space left for "{out}".',
-                hint="Free some, or choose a place on the source's disk: there the weights are linked and take none.",
-            ) from error
-        raise
+        message, hint = _TOLD.get(error.errno or 0, ("", ""))
+        if not message:
+            raise
+        raise CtxextError(message.format(place=out, file=error.filename or out), hint=hint) from error
 
 
 @contextlib.contextmanager
 def staging_directory(out: Path) -> Iterator[Path]:
-    """A folder beside OUT, gone afterwards whatever happens; what a killed run leaves, the next one clears."""
+    """A folder beside OUT, gone afterwards whatever happens; what a killed run leaves, the next one clears.
+
+    OUT is locked meanwhile.
+
+    Raises:
+        CtxextError: somebody else is writing OUT.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
-    work = out.parent / f".{out.name}.ctxext-new-{os.getpid()}"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with locked(out):
+        recover(out)
+        work = beside(out, "new")
+        work.mkdir()
+        try:
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
 
 
-def give_name(work: Path, out: Path) -> None:
-    """Give the finished folder its name; an old one steps aside first and is deleted last."""
-    aside = out.parent / f".{out.name}.ctxext-old-{os.getpid()}"
-    if out.exists():
-        out.rename(aside)
+def beside(out: Path, kind: str) -> Path:
+    """The place of a folder that is "new" or "old", named so that another run knows whose it is."""
+    return out.parent / f".{short_name(out.name)}.ctxext-{kind}-{_host()}-{os.getpid()}"
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname())[:40] or "host"
+
+
+def give_name(work: Path, out: Path, *, overwrite: bool = True, overwrite_anything: bool = False) -> None:
+    """Give the finished folder its name; an old one steps aside first and is deleted last.
+
+    Args:
+        work: The finished folder.
+        out: Its name to be.
+        overwrite: Whether what this package made may go.
+        overwrite_anything: Whether everything may.
+
+    Raises:
+        CtxextError: OUT was filled meanwhile with what must stay. The finished folder is beside it, and named.
+    """
+    aside = beside(out, "old")
     try:
+        if out.is_dir() and any(out.iterdir()):
+            # Looked through again once it has moved, so that nothing can be added behind the look.
+            out.rename(aside)
+            check_contents(aside, overwrite=overwrite, overwrite_anything=overwrite_anything, named=out)
         work.rename(out)
-    except OSError:
+    except (OSError, CtxextError) as error:
         if aside.exists():
             aside.rename(out)
-        raise
+        is_taken = isinstance(error, CtxextError) or error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+        if not is_taken:
+            raise
+        kept = next(place for place in _numbered(out) if not place.exists())
+        work.rename(kept)
+        raise CtxextError(
+            f'OUT "{out}" was filled while this ran: what it holds stays, the result is "{kept}".',
+            hint="Rename one of the two.",
+        ) from error
     shutil.rmtree(aside, ignore_errors=True)
 
 
+def _numbered(out: Path) -> Iterator[Path]:
+    number = 2
+    while True:
+        yield out.with_name(f"{short_name(out.name)}-{number}")
+        number += 1
+
+
 def recover(out: Path) -> None:
-    """Clear what killed runs left beside OUT, and put back an OUT that was caught between two renames."""
-    pattern = re.compile(rf"\.{re.escape(out.name)}\.ctxext-(new|old)-(\d+)")
+    """Clear what killed runs of this machine left beside OUT, and put back an OUT caught between two renames."""
+    pattern = re.compile(rf"\.{re.escape(short_name(out.name))}\.ctxext-(new|old)-(?:(\w+)-)?(\d+)")
     if not out.parent.is_dir():
         return
     for folder in sorted(out.parent.iterdir()):
         match = pattern.fullmatch(folder.name)
-        if not match or is_running(int(match[2])):
+        if not match or match[2] not in (None, _host()) or is_running(int(match[3])):
             continue
         if match[1] == "old" and not out.exists():
             folder.rename(out)
-        else:
+        elif folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)
+        else:
+            folder.unlink(missing_ok=True)
 
 
 def is_running(process: int) -> bool:
@@ -97,7 +191,7 @@ def is_running(process: int) -> bool:
         return False
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True
@@ -105,11 +199,17 @@ def is_running(process: int) -> bool:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is there in full or not at all."""
-    beside = path.with_name(f".{path.name}.ctxext-new-{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        beside.replace(path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            beside.unlink()
+    """Write a file so that it is there in full or not at all.
+
+    Raises:
+        CtxextError: the disk is full, or the place may not be written.
+    """
+    beside_it = beside(path, "new")
+    with full_disk_told(path):
+        recover(path)
+        try:
+            beside_it.write_bytes(content)
+            beside_it.replace(path)
+        finally:
+            with contextlib.suppress(OSError):
+                beside_it.unlink()

@@ -113,7 +113,7 @@ def make_plan(source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = Fal
 def already_extended(source: Checkpoint, rotary: Rotary) -> CtxextError:
     """The refusal to scale twice (docs/traps.md, trap 10)."""
     noted = provenance(source.config)
-    steps = noted.get("recipe", {}).get("steps", [])
+    steps = (noted.get("recipe") or {}).get("steps", [])
     how = ", ".join(describe_step(step) for step in steps)
     if not how:
         factor = rotary.parameters.get("factor")

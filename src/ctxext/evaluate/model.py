@@ -1,6 +1,6 @@
 """Loading a checkpoint to evaluate it: device, number format, attention, and whose code may run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ class Loading:
     chat_template: bool = True
     trust_remote_code: bool = False
     revision: str | None = None
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", *DTYPES):

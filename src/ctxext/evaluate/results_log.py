@@ -7,6 +7,8 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import Key, Record, keys_of
+from ctxext.files import open_regular
+from ctxext.reading.strict import parse_json
 
 _NAME = "cells.jsonl"
 _PATTERN = "cells*.jsonl"
@@ -92,10 +94,12 @@ class ResultsLog:
 def _read_lines(path: Path) -> tuple[list[Record], int]:
     """The lines that were written to their end, and how many others there are; a kill can tear only the last."""
     records, num_skipped = [], 0
-    for line in path.read_bytes().split(b"\n")[:-1]:
+    with open_regular(path) as file:
+        lines = file.read().split(b"\n")[:-1]
+    for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line) if line else None
-        except ValueError:
+            record = parse_json(line.decode("utf-8"), f"{path}, line {number}") if line else None
+        except (UnicodeDecodeError, CtxextError):
             record = line
         if isinstance(record, dict) and _is_ours(record):
             records.append(record)

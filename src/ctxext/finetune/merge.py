@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint, read_json_object
-from ctxext.converters.output_directory import check_out, full_disk_told, give_name, recover, staging_directory
+from ctxext.converters.output_directory import check_out, full_disk_told, give_name, staging_directory
 from ctxext.errors import CtxextError
 from ctxext.families import family_of, text_config
 from ctxext.files import MANIFEST, Progress, as_json
@@ -69,11 +69,10 @@ def merge(
     shapes = stored_shapes(checkpoint)
     changes = AdapterChanges(adapter, shapes, tied=tied_embeddings(checkpoint))
     out = out.resolve()
-    recover(out)
     with full_disk_told(out), staging_directory(out) as work:
         shutil.copytree(adapter, work / ADAPTER)
         write_merged(checkpoint, changes, work, notes={"adapter": adapter.resolve().name}, progress=progress)
-        give_name(work, out)
+        give_name(work, out, overwrite=overwrite)
     return Merged(out, len(changes.names), len(shapes))
 
 

@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ctxext.errors import CtxextError
-
-LOG_IN = "hf auth login, or --token with one that may write"
+from ctxext.tokens import LOG_IN, redacted
 
 # By HTTP status: what happened, and what to do.
 _TOLD: Mapping[int, tuple[str, str]] = {
@@ -100,4 +99,4 @@ def _reason(error: Exception) -> str:
 
 def _clean(text: str) -> str:
     """A message on one line and without anything that looks like a token."""
-    return re.sub(r"(hf_|Bearer\s+)\S+", r"\1…", " ".join(text.split()))
+    return redacted(" ".join(text.split()))

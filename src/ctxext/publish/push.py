@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ctxext.errors import CtxextError
 from ctxext.files import Progress
-from ctxext.publish.hub_errors import LOG_IN, illegal_name, is_passing, told_in_one_line
+from ctxext.publish.hub_errors import illegal_name, is_passing, told_in_one_line
 from ctxext.publish.upload_plan import UploadPlan, pack, pack_adapter, seal, stage
+from ctxext.tokens import LOG_IN, hub_token
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -170,13 +171,9 @@ def usable_token(token: str | None) -> str:
     Raises:
         CtxextError: there is none, or it holds characters that no token has.
     """
-    from huggingface_hub import get_token
-
-    found = (token or get_token() or "").strip()
+    found = hub_token(token)
     if not found:
         raise CtxextError("Pushing needs a Hub token, and there is none.", hint=LOG_IN)
-    if not re.fullmatch(r"[\x21-\x7e]+", found):
-        raise CtxextError("The token holds characters that no token has.", hint=LOG_IN)
     return found
 
 

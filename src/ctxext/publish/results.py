@@ -22,6 +22,8 @@ from ctxext.publish.result_tables import (
     retrieval_table,
     short_table,
 )
+from ctxext.reading import checked
+from ctxext.reading import report as schemas
 
 _NEVER = "Anything else: other languages, following instructions, summaries, code, safety. Those are the source's."
 
@@ -38,6 +40,7 @@ def read_report(folder: Path) -> Report:
     report = read_json_object(path)
     if not all(isinstance(report.get(key), kind) for key, kind in (("settings", dict), ("models", list))):
         raise CtxextError(f'"{path}" is not a report of ctxext eval.')
+    checked(report, schemas.Report, str(path))
     return report
 
 
@@ -110,7 +113,7 @@ def _missing(report: Report, entry: Mapping[str, Any]) -> list[str]:
     scored = {name for name, task in RETRIEVAL_TASKS.items() if not task.is_written}
     if asked & scored and not settings["generate"]:
         missing.append("Free generation: the answers were scored, not written by the model.")
-    if "needle" in asked and not settings["haystack"]:
+    if "needle" in asked and not settings.get("haystack"):
         missing.append("Needles in natural text: they stood in prose that the package makes up from a small grammar.")
     return [*missing, _NEVER]
 
@@ -120,7 +123,7 @@ def _command(report: Report, entry: Mapping[str, Any]) -> str:
     settings, plain = report["settings"], Settings()
     names = ["OUT" if model["name"] == entry["name"] else model["name"] for model in report["models"]]
     words = ["ctxext", "eval", *names, "--task", ",".join(settings["tasks"])]
-    if settings["lengths"]:
+    if settings.get("lengths"):
         words += ["--lengths", ",".join(map(str, settings["lengths"]))]
     depths = ",".join(f"{100 * depth:g}" for depth in settings["depths"])
     words += ["--depths", depths + ("," if "," not in depths else ""), "--samples", str(settings["samples"])]
@@ -128,11 +131,11 @@ def _command(report: Report, entry: Mapping[str, Any]) -> str:
     named = {"num_needles": "--needles", "kv_ids": "--kv-ids", "stride": "--stride", "haystack": "--haystack"}
     named |= {"data": "--data", "documents": "--documents"}
     for key, option in named.items():
-        value = settings[key]
+        value = settings.get(key, getattr(plain, key))
         if value != getattr(plain, key):
             words += [option, value["name"] if isinstance(value, dict) else str(value)]
-    words += ["--generate"] * bool(settings["generate"]) + ["--allow-beyond"] * bool(settings["allow_beyond"])
-    words += ["--harness", ",".join(settings["harness"])] if settings["harness"] else []
+    words += ["--generate"] * bool(settings["generate"]) + ["--allow-beyond"] * bool(settings.get("allow_beyond"))
+    words += ["--harness", ",".join(settings["harness"])] if settings.get("harness") else []
     loading = report.get("loading") or {}
     words += ["--dtype", loading["dtype"]] if loading.get("dtype") not in (None, "auto") else []
     return shlex.join([*words, "--out", FOLDER])

@@ -9,7 +9,7 @@ from typing import Any
 from ctxext.checkpoint import Checkpoint, open_checkpoint, read_json_object
 from ctxext.converters.card import CardFacts, Measured, card_metadata, render
 from ctxext.converters.engines import serving_of
-from ctxext.converters.output_directory import write_whole
+from ctxext.converters.output_directory import full_disk_told, write_whole
 from ctxext.converters.plan import cautions_of
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
@@ -23,6 +23,7 @@ from ctxext.verify.subject import Subject, training_of
 
 ADAPTER = "adapter"
 _ADAPTER_CONFIG = "adapter_config.json"
+_OF_THE_DISK = ("stamps", "links")
 
 
 @dataclass(frozen=True)
@@ -194,8 +195,10 @@ def seal(plan: UploadPlan, progress: Progress | None = None) -> None:
     checkpoint = open_checkpoint(str(plan.folder))
     record = _record(checkpoint.folder, checkpoint.files, plan.known, progress)
     weights = [path.as_posix() for path in checkpoint.weight_files if len(path.parts) == 1]
+    # Times and links are of this machine, and digests say more than they do.
+    noted = {key: value for key, value in (checkpoint.read_json(MANIFEST) or {}).items() if key not in _OF_THE_DISK}
     written = {
-        **(checkpoint.read_json(MANIFEST) or {}),
+        **noted,
         "files": {name: digest for name, digest in record.items() if name not in weights},
         "weights": {name: record[name] for name in weights},
     }
@@ -219,8 +222,9 @@ def _write(path: Path, content: bytes) -> None:
     """Write a file whole or not at all, and leave it alone where it is the same already."""
     if path.is_file() and hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(content).digest():
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, content)
+    with full_disk_told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
 
 
 def stage(plan: UploadPlan, place: Path) -> None:

@@ -162,7 +162,7 @@ def _with_hidden_schedule(model: ModelConfig) -> Config:
     whole = classes.by_auto_class.get("AutoModelForImageTextToText")
     edited["architectures"] = [PREFIX + (whole if whole and whole in named else causal_lm)]
     own = {auto: f"{stub}.{PREFIX}{name}" for auto, name in classes.by_auto_class.items()}
-    edited["auto_map"] = {**edited.get("auto_map", {}), **own}
+    edited["auto_map"] = {**(edited.get("auto_map") or {}), **own}
     return edited
 
 
@@ -170,11 +170,13 @@ def without_code(config: Config) -> Config:
     """A copy of a configuration that names the stock classes and the model's own schedule again."""
     plain = copy.deepcopy(config)
     nested = plain.get("text_config")
-    text = nested if isinstance(nested, dict) and CODE_KEY in nested else plain
-    if CODE_KEY not in text:
+    text = nested if isinstance(nested, dict) and nested.get(CODE_KEY) else plain
+    block = text.pop(CODE_KEY, None)
+    if not block:
         return plain
-    block = text.pop(CODE_KEY)
     if text.get("hidden_act") == SENTINEL:
+        if not block.get("hidden_act"):
+            raise CtxextError(f'"config.json": "{CODE_KEY}" lacks "hidden_act", which is hidden beside it.')
         text["hidden_act"] = block["hidden_act"]
     for key in ("rope_parameters", "rope_scaling"):
         for entry in (text.get(key) or {}, *(text.get(key) or {}).values()):
@@ -186,7 +188,8 @@ def without_code(config: Config) -> Config:
             del text["rope_scaling"]
     plain["architectures"] = [str(name).removeprefix(PREFIX) for name in plain.get("architectures") or []]
     ours = STUB_FILE.removesuffix(".py") + "."
-    auto_map = {name: place for name, place in plain.pop("auto_map", {}).items() if not str(place).startswith(ours)}
+    named = plain.pop("auto_map", None) or {}
+    auto_map = {name: place for name, place in named.items() if not str(place).startswith(ours)}
     return {**plain, "auto_map": auto_map} if auto_map else plain
 
 

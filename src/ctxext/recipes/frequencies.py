@@ -16,13 +16,18 @@ def inverse_frequencies(rotary: Rotary, length: int | None = None) -> list[float
         length: The length in tokens of the sequence, for schedules that depend on it; the trained one where None.
 
     Raises:
-        CtxextError: the schedule is not one of the stock types.
+        CtxextError: the schedule is not one of the stock types, or lacks a number.
     """
     rule = _RULES.get(rotary.rope_type)
     if rule is None:
         raise CtxextError(f'The inverse frequencies of rope type "{rotary.rope_type}" are not known.')
     plain = [rotary.theta ** (-2 * i / rotary.span) for i in range(rotary.dim // 2)]
-    return rule(rotary, rotary.parameters, plain, length or rotary.trained_length)
+    try:
+        return rule(rotary, rotary.parameters, plain, length or rotary.trained_length)
+    except KeyError as error:
+        raise CtxextError(f'The schedule "{rotary.rope_type}" lacks "{error.args[0]}".') from error
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise CtxextError(f'The schedule "{rotary.rope_type}" makes no sense: {error}.') from error
 
 
 _Rule = Callable[[Rotary, Mapping[str, Any], list[float], int], list[float]]

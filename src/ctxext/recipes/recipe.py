@@ -9,9 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ctxext.errors import CtxextError
+from ctxext.reading.strict import parse_yaml, read_text
 from ctxext.recipes.base import Method
 from ctxext.recipes.code import code_files
 from ctxext.recipes.code_layout import without_code
@@ -130,7 +129,7 @@ def plain_config(model: ModelConfig) -> ModelConfig:
     Where ctxext noted that only code was added, the source's own schedule stays as it is.
     """
     noted = provenance(model.config)
-    steps = [method_named(str(step.get("method"))) for step in noted.get("recipe", {}).get("steps", [])]
+    steps = [method_named(str(step.get("method"))) for step in (noted.get("recipe") or {}).get("steps", [])]
     config = {key: value for key, value in without_code(model.config).items() if key != "ctxext"}
     if steps and all(method.needs_code() for method in steps):
         length = int(noted.get("source_length") or model.rotary.trained_length)
@@ -204,17 +203,13 @@ def load_recipe(name: str) -> Recipe:
     """
     path = Path(name)
     shipped = presets()
-    if path.is_file():
-        text = path.read_text(encoding="utf-8")
+    if path.exists() and not path.is_dir():
+        text = read_text(path)
     elif name in shipped:
         text = shipped[name]
     else:
         raise CtxextError(f'There is no recipe file "{name}".', hint=f"Presets: {', '.join(sorted(shipped))}.")
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise CtxextError(f'"{name}" is not valid YAML: {" ".join(str(error).split())}') from error
-    return recipe_from_dict(content, name)
+    return recipe_from_dict(parse_yaml(text, name), name)
 
 
 def recipe_from_dict(content: Any, place: str) -> Recipe:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ctxext.checkpoint import claimed_lengths
 from ctxext.families import read, text_config
-from ctxext.files import MANIFEST, sha256_of
+from ctxext.files import MANIFEST, has_stamp, sha256_of
 from ctxext.recipes.legacy import is_legacy
 from ctxext.recipes.rotary import provenance
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, is_own_code, listed
@@ -79,6 +79,10 @@ def check_weights(subject: Subject) -> Finding:
             changed.append(path)
     if changed:
         return Finding(name, FAILED, f"changed: {listed(changed)}")
+    touched = [path for path in recorded if path not in known and _is_touched(subject, path)]
+    if touched:
+        detail = f"written to since they were recorded, or copied without their time: {listed(touched)}"
+        return Finding(name, FAILED, f"{detail}; --against SOURCE compares the tensors")
     if len(known) < len(recorded):
         unknown = len(recorded) - len(known)
         detail = (
@@ -86,6 +90,16 @@ def check_weights(subject: Subject) -> Finding:
         )
         return Finding(name, SKIPPED, detail)
     return Finding(name, PASSED, f"{len(known)} file(s) as recorded")
+
+
+def _is_touched(subject: Subject, name: str) -> bool:
+    """Whether a weight file has another size or time than was recorded; what --against reads in full may be newer."""
+    stamps, path = subject.manifest.get("stamps"), subject.checkpoint.folder / name
+    stamp = stamps.get(name) if isinstance(stamps, dict) else None
+    if not stamp or not path.is_file() or has_stamp(path, stamp):
+        return False
+    other = subject.source.folder / name if subject.source else None
+    return other is None or not other.is_file() or other.samefile(path) or path.stat().st_size != stamp[0]
 
 
 def check_configuration(subject: Subject) -> Finding:

@@ -78,6 +78,9 @@ def _run(check: Check, subject: Subject) -> Finding | None:
         return check(subject)
     except CtxextError as error:
         return Finding(check.__name__.removeprefix("check_"), FAILED, error.message)
+    except OSError as error:
+        told = f'"{error.filename}" cannot be read: {error.strerror}'
+        return Finding(check.__name__.removeprefix("check_"), FAILED, told)
 
 
 def failures(findings: Sequence[Finding]) -> list[Finding]:

@@ -1,6 +1,7 @@
 """Comparing weights tensor by tensor, a chunk at a time: the files are never held in memory."""
 
 import hashlib
+import pickle
 import re
 import struct
 from collections import Counter
@@ -97,7 +98,14 @@ def _pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
     """An older checkpoint's tensors; only tensors are unpickled, and from the file as they are needed."""
     import torch
 
-    for name, tensor in torch.load(path, map_location="cpu", weights_only=True, mmap=True).items():
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, ValueError, KeyError, EOFError, OSError, pickle.UnpicklingError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CtxextError(f'"{path.name}" cannot be read as tensors: {reason}') from error
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise CtxextError(f'"{path.name}" holds something else than tensors by name.')
+    for name, tensor in tensors.items():
         digest = hashlib.sha256()
         flat = tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0)
         for chunk in flat.split(_CHUNK):

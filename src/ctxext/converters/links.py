@@ -1,0 +1,152 @@
+"""How weights come into a new folder: cloned, linked or copied. What OUT is edited to never reaches the source unasked.
+
+A hard or a symbolic link shares its bytes with the source for ever, so both are made only when asked for, never to a
+file of the Hub's cache or of this package, and a hard link loses its write bit. docs/security.md gives the reasons.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ctxext.checkpoint import is_cached
+from ctxext.errors import CtxextError
+from ctxext.files import Progress
+
+CLONED, HARD, SYMBOLIC, COPIED = "cloned", "hard-linked", "symlinked", "copied"
+SHARED = (HARD, SYMBOLIC)
+"""Ways after which an edit of one file is an edit of the other."""
+
+_FICLONE = 0x40049409
+_PIECE = 1 << 26
+_PACKAGE = Path(__file__).parents[1]
+_CANNOT = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
+    | {errno.EINVAL, errno.ENOTTY, errno.EBADF, errno.EROFS, errno.ETXTBSY}
+)
+"""Why a file system refuses to clone or to link; the next way is tried then."""
+
+Way = Callable[[Path, Path, Progress | None], str | None]
+"""Brings a file to a place; gives how, or None where it cannot be done this way."""
+
+
+def _clone(origin: Path, target: Path, _progress: Progress | None) -> str | None:
+    """A copy that shares its blocks until one of the two is written: Btrfs, XFS, bcachefs, ZFS."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    with origin.open("rb") as reading, target.open("wb") as writing:
+        try:
+            fcntl.ioctl(writing.fileno(), _FICLONE, reading.fileno())
+        except OSError as error:
+            if error.errno in _CANNOT:
+                return None
+            raise
+    return CLONED
+
+
+def _hard(origin: Path, target: Path, _progress: Progress | None) -> str | None:
+    """One file under two names, of the user's own only; it loses its write bit, under both."""
+    found = origin.stat()
+    if is_guarded(origin) or found.st_uid != os.geteuid():
+        return None
+    try:
+        os.link(origin, target)
+        target.chmod(stat.S_IMODE(found.st_mode) & ~0o222)
+    except OSError as error:
+        if error.errno in _CANNOT:
+            target.unlink(missing_ok=True)
+            return None
+        raise
+    return HARD
+
+
+def _symbolic(origin: Path, target: Path, _progress: Progress | None) -> str | None:
+    if is_guarded(origin):
+        return None
+    target.symlink_to(origin)
+    return SYMBOLIC
+
+
+def _copy(origin: Path, target: Path, progress: Progress | None) -> str:
+    """A copy made by the kernel where it can, with the origin's time."""
+    found, done = origin.stat(), 0
+    with origin.open("rb") as reading, target.open("wb") as writing:
+        while done < found.st_size:
+            done += _piece(reading.fileno(), writing.fileno(), min(_PIECE, found.st_size - done), target)
+            if progress is not None:
+                progress(target.name, done, found.st_size)
+    return COPIED
+
+
+def _piece(reading: int, writing: int, size: int, target: Path) -> int:
+    """Copy a piece at the files' positions; gives how many bytes."""
+    count = 0
+    if hasattr(os, "copy_file_range"):
+        try:
+            count = os.copy_file_range(reading, writing, size)
+        except OSError as error:
+            if error.errno not in _CANNOT:
+                raise
+    if not count:
+        piece = os.read(reading, min(size, 1 << 22))
+        while count < len(piece):
+            count += os.write(writing, piece[count:])
+    if not count:
+        raise CtxextError(f'"{target.name}" became shorter while it was copied.', hint="Run the same command again.")
+    return count
+
+
+LINKS: Mapping[str, tuple[Way, ...]] = {
+    "auto": (_clone, _copy),
+    "reflink": (_clone,),
+    "hard": (_hard, _copy),
+    "symlink": (_symbolic, _copy),
+    "copy": (_copy,),
+}
+"""The words of `--link`, and what is tried for each, in order."""
+
+
+def check_link(link: str) -> None:
+    """Refuse a word that is not one of `LINKS`.
+
+    Raises:
+        CtxextError: it is none.
+    """
+    if link not in LINKS:
+        raise CtxextError(f'"{link}" is not a way to bring the weights.', hint=f"Choose {', '.join(LINKS)}.")
+
+
+def bring(origin: Path, target: Path, link: str, progress: Progress | None = None) -> str:
+    """Bring a file into a new folder; gives how it was done.
+
+    Args:
+        origin: The file, resolved.
+        target: Its new place, where nothing is.
+        link: One of `LINKS`.
+        progress: Called with the file's name, bytes done and bytes in all.
+
+    Raises:
+        CtxextError: the file system cannot do what was asked for.
+    """
+    for way in LINKS[link]:
+        how = way(origin, target, progress)
+        if how is not None:
+            if how not in SHARED:
+                found = origin.stat()
+                os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+            return how
+        with contextlib.suppress(FileNotFoundError):
+            target.unlink()
+    raise CtxextError(
+        f'"{origin.name}" cannot be cloned: the file system of "{target.parent.parent}" does not do it.',
+        hint="Leave --link out to copy, or choose --link hard.",
+    )
+
+
+def is_guarded(path: Path) -> bool:
+    """Whether a file is not the user's to share: it belongs to the Hub's cache or to this package."""
+    return is_cached(path) or _PACKAGE in path.parents

@@ -1,0 +1,124 @@
+"""What this package uses of a report.json."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from ctxext.reading.schemas import Length, Number, Offset, Schema, Word
+
+Name = Annotated[str, Field(strict=True, max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f<>|]*$")]
+"""A name that is shown on a page."""
+
+Figure = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=True)]
+Fraction = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+
+
+class Cell(Schema):
+    """Right answers of one task at one length and depth; an answer of several parts may be right in part."""
+
+    task: Name
+    length: Length
+    depth: Fraction | None = None
+    correct: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+    samples: Offset
+    share: Fraction
+
+
+class Point(Schema):
+    """The loss of a stretch of text."""
+
+    start: Offset
+    end: Offset
+    loss: Number
+    count: Offset
+
+
+class AtLength(Schema):
+    """The perplexity over the first so many tokens."""
+
+    perplexity: Figure
+
+
+class Perplexity(Schema):
+    """The loss on long text."""
+
+    length: Length
+    curve: list[Point]
+    lengths: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], AtLength]
+
+
+class Against(Schema):
+    """The difference from the source."""
+
+    loss: Number
+    low: Number | None
+    high: Number | None
+    ratio: Figure
+
+
+class Short(Schema):
+    """The loss inside the trained window."""
+
+    length: Length
+    loss: Number
+    perplexity: Figure
+    against: Against | None = None
+
+
+class Reach(Schema):
+    """An effective length and its interval; null where nothing is right at the shortest."""
+
+    length: Length | None
+    low: Length | None
+    high: Length | None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "Reach":
+        if self.length is not None and (self.low is None or self.high is None):
+            raise ValueError("a length with its interval")
+        return self
+
+
+class Effective(Schema):
+    """Effective lengths by task."""
+
+    tasks: dict[Name, Reach]
+
+
+class Entry(Schema):
+    """One model."""
+
+    name: Name
+    summary: Name
+    digest: Name
+    trained_length: Length | None = None
+    context_length: Length | None = None
+    cells: list[Cell]
+    perplexity: Perplexity | None
+    short: Short | None
+    effective: Effective | None = None
+    harness: dict[Name, dict[Name, Number]] | None = None
+
+
+class Settings(Schema):
+    """What was asked."""
+
+    tasks: list[Name]
+    lengths: list[Length] | None = None
+    depths: list[Fraction]
+    samples: Length
+    seed: Annotated[int, Field(strict=True)]
+    generate: bool
+    haystack: dict[str, Any] | str | None = None
+    data: dict[str, Any] | str | None = None
+    documents: dict[str, Any] | str | None = None
+    harness: list[Name] | None = None
+
+
+class Report(Schema):
+    """report.json."""
+
+    settings: Settings
+    loading: dict[str, Any] | None = None
+    models: list[Entry]
+    versions: dict[str, Word | None]

@@ -1,0 +1,290 @@
+"""What this package uses of each file that a stranger may have written, and the one line where it is otherwise.
+
+Keys that are not named here are carried along unread. A null stands for a key that is left out.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ctxext.errors import CtxextError
+
+Count = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
+Layers = Annotated[int, Field(strict=True, ge=1, le=10_000)]
+Index = Annotated[int, Field(strict=True, ge=0, le=10_000)]
+Length = Annotated[int, Field(strict=True, ge=1, le=10**10)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, gt=0, le=1e30, allow_inf_nan=False)]
+Base = Annotated[float, Field(strict=True, gt=1, le=1e30, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
+Offset = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
+Word = Annotated[str, Field(strict=True, max_length=10_000)]
+Digest = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{64}$")]
+PerLayer = Count | list[Annotated[int, Field(strict=True, ge=0, le=10_000_000)]]
+
+
+class Schema(BaseModel):
+    """A file, or a part of one."""
+
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+
+class Scaling(Schema):
+    """A schedule: `rope_scaling`, `rope_parameters`, or the part of it for one kind of layers."""
+
+    rope_type: Word | None = None
+    type: Word | None = None
+    rope_theta: Base | None = None
+    factor: Positive | None = None
+    original_max_position_embeddings: Length | None = None
+    partial_rotary_factor: Share | None = None
+    attention_factor: Number | None = None
+    beta_fast: Positive | None = None
+    beta_slow: Positive | None = None
+    mscale: Number | None = None
+    mscale_all_dim: Number | None = None
+    low_freq_factor: Positive | None = None
+    high_freq_factor: Positive | None = None
+    short_factor: list[Positive] | None = None
+    long_factor: list[Positive] | None = None
+
+
+class Step(Schema):
+    """One step of a recipe that config.json or ctxext.json notes; `recipes` checks the numbers of its method."""
+
+    method: Word
+    factor: Positive | None = None
+    target_length: Length | None = None
+    theta: Base | None = None
+    ratio_min: Positive | None = None
+    ratio_max: Positive | None = None
+    schedule: Word | None = None
+    head_order: Word | None = None
+
+
+class NotedRecipe(Schema):
+    """A recipe as it was applied."""
+
+    description: Word | None = None
+    source: Word | None = None
+    steps: list[Step] = Field(min_length=1, max_length=100)
+
+
+class Note(Schema):
+    """What config.json says of its own making, under `ctxext`."""
+
+    version: Word | None = None
+    source: Word | None = None
+    revision: Word | None = None
+    trained_length: Length | None = None
+    source_theta: Base | None = None
+    source_length: Length | None = None
+    recipe: NotedRecipe | None = None
+    finetune: dict[str, Any] | None = None
+
+
+class CodeStep(Schema):
+    """One method in the modeling code of a converted checkpoint; its own numbers are that code's to read."""
+
+    method: Word
+    per_prompt: bool | None = None
+
+
+class CodeNote(Schema):
+    """What the modeling code of a converted checkpoint reads, under `ctxext_code`."""
+
+    rope: Scaling
+    hidden_act: Word | None = None
+    steps: list[CodeStep] = Field(min_length=1, max_length=100)
+
+
+class LegacyNote(Schema):
+    """The same as 0.1.0 wrote it, under `ctxext_mspoe`."""
+
+    rope: Scaling
+    hidden_act: Word | None = None
+
+
+class Config(Schema):
+    """config.json, or the language model's part of it; sizes under the names that families give them."""
+
+    model_type: Word | None = None
+    architectures: list[Word] | None = None
+    auto_map: dict[str, Word | list[Word | None]] | None = None
+    ctxext: Note | None = None
+    ctxext_code: CodeNote | None = None
+    ctxext_mspoe: LegacyNote | None = None
+    text_config: dict[str, Any] | None = None
+    hidden_size: Count | None = None
+    n_embd: Count | None = None
+    d_model: Count | None = None
+    vocab_size: Count | None = None
+    num_attention_heads: PerLayer | None = None
+    n_head: Count | None = None
+    n_heads: Count | None = None
+    num_key_value_heads: PerLayer | None = None
+    head_dim: Count | None = None
+    global_head_dim: Count | None = None
+    kv_channels: Count | None = None
+    attention_head_dim: Count | None = None
+    qk_rope_head_dim: Count | None = None
+    num_hidden_layers: Layers | None = None
+    n_layer: Layers | None = None
+    n_layers: Layers | None = None
+    num_layers: Layers | None = None
+    max_position_embeddings: Length | None = None
+    n_positions: Length | None = None
+    max_seq_len: Length | None = None
+    original_max_position_embeddings: Length | None = None
+    rope_theta: Base | None = None
+    global_rope_theta: Base | None = None
+    local_rope_theta: Base | None = None
+    rope_local_base_freq: Base | None = None
+    rotary_emb_base: Base | None = None
+    layer_rope_theta: list[Number | None] | None = None
+    partial_rotary_factor: Share | None = None
+    rotary_pct: Share | None = None
+    rotary_dim: Count | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    layer_types: list[Word] | None = None
+    layers_block_type: list[Word] | None = None
+    attn_layer_indices: list[Index] | None = None
+    hybrid_layer_ids: list[Index] | None = None
+    full_attn_idxs: list[Index] | None = None
+    no_rope_layers: list[Annotated[int, Field(strict=True)] | bool] | None = None
+    no_rope_layer_interval: Layers | None = None
+    max_window_layers: Index | None = None
+    full_attention_interval: Layers | None = None
+    global_attn_every_n_layers: Layers | None = None
+    layer_group_size: Layers | None = None
+    layers_per_block: Layers | None = None
+    use_sliding_window: bool | None = None
+    tie_word_embeddings: bool | None = None
+    per_layer_config: dict[str, Any] | list[Any] | None = None
+    attn_config: dict[str, Any] | None = None
+
+
+class CarriedCode(Schema):
+    """What config.json says of the code beside it, where a block says that there is some."""
+
+    auto_map: dict[str, Word] = Field(default_factory=dict)
+
+
+class GenerationConfig(Schema):
+    """generation_config.json."""
+
+    max_length: Length | None = None
+
+
+class TokenizerConfig(Schema):
+    """tokenizer_config.json. Tokenizers without a limit write a number of thirty digits."""
+
+    model_max_length: Annotated[int, Field(strict=True)] | Number | None = None
+
+
+class ShardIndex(Schema):
+    """The index of a sharded checkpoint."""
+
+    weight_map: dict[str, Word] | None = None
+
+
+class Tensor(Schema):
+    """One tensor in the header of a safetensors file."""
+
+    dtype: Word
+    shape: list[Offset] = Field(max_length=64)
+    data_offsets: list[Offset] = Field(min_length=2, max_length=2)
+
+
+class Source(Schema):
+    """Where a checkpoint was made from."""
+
+    name: Word | None = None
+    revision: Word | None = None
+
+
+class Manifest(Schema):
+    """ctxext.json."""
+
+    ctxext: Word | None = None
+    source: Source | None = None
+    base: Source | None = None
+    recipe: NotedRecipe | None = None
+    finetune: dict[str, Any] | None = None
+    files: dict[str, Digest] | None = None
+    weights: dict[str, Digest | None] | None = None
+    stamps: dict[str, Annotated[list[Offset], Field(min_length=2, max_length=2)]] | None = None
+    links: dict[str, Word] | None = None
+
+
+class Header(BaseModel):
+    """The header of a safetensors file, without its notes."""
+
+    tensors: dict[str, Tensor]
+
+
+SCHEMAS: Mapping[str, type[Schema]] = {
+    "config.json": Config,
+    "generation_config.json": GenerationConfig,
+    "tokenizer_config.json": TokenizerConfig,
+    "model.safetensors.index.json": ShardIndex,
+    "pytorch_model.bin.index.json": ShardIndex,
+    "ctxext.json": Manifest,
+}
+"""The schema of a file of this name; others are plain objects."""
+
+
+def checked(content: Mapping[str, Any], schema: type[BaseModel], name: str, prefix: str = "") -> None:
+    """Check a file's content against its schema.
+
+    Args:
+        content: The content.
+        schema: What it must be.
+        name: What errors call the file.
+        prefix: Where the content stands in the file.
+
+    Raises:
+        CtxextError: something is otherwise: the file, the key, what was found and what was expected.
+    """
+    try:
+        schema.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = prefix + ".".join(str(part) for part in first["loc"] if not _is_branch(part))
+        wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        if first["type"] == "missing":
+            raise CtxextError(f'"{name}" lacks "{key}".') from None
+        raise CtxextError(f'"{name}": "{key}" is {_shown(first["input"])}, expected {wanted}.') from None
+
+
+def check_config(config: Mapping[str, Any], name: str = "config.json") -> None:
+    """Check what is used of a config.json, with the language model's part and the schedules inside it.
+
+    Raises:
+        CtxextError: something is otherwise.
+    """
+    inner = config.get("text_config")
+    if {"ctxext_code", "ctxext_mspoe"} & {*config, *(inner if isinstance(inner, dict) else ())}:
+        checked(config, CarriedCode, name)
+    for prefix, part in (("", config), *((("text_config.", inner),) if isinstance(inner, dict) else ())):
+        checked(part, Config, name, prefix)
+        for key in ("rope_scaling", "rope_parameters"):
+            schedule = part.get(key)
+            if not isinstance(schedule, dict):
+                continue
+            checked(schedule, Scaling, name, f"{prefix}{key}.")
+            for kind, nested in schedule.items():
+                if isinstance(nested, dict):
+                    checked(nested, Scaling, name, f"{prefix}{key}.{kind}.")
+
+
+def _is_branch(part: Any) -> bool:
+    """Whether a part of a place is pydantic's name for one member of a union and no key."""
+    return isinstance(part, str) and ("constrained-" in part or "[" in part or part in ("int", "float", "bool", "str"))
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return f'"{text if len(text) <= 60 else text[:60] + "…"}"'

@@ -1,0 +1,147 @@
+"""JSON and YAML without what only an attacker or an accident writes: depth, doubles, bombs, half characters."""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ctxext.errors import CtxextError
+from ctxext.files import open_regular
+
+_MAX_BYTES = 200_000_000
+_MAX_YAML_BYTES = 4_000_000
+_MAX_DEPTH = 64
+_MAX_DIGITS = 400
+_MAX_ALIASES = 16
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+def read_text(path: Path, limit: int = _MAX_BYTES) -> str:
+    """A text file's content.
+
+    Raises:
+        CtxextError: it is no regular file, cannot be read, is not UTF-8, or is far too large for what it should be.
+    """
+    try:
+        with open_regular(path) as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        raise CtxextError(f'"{path}" cannot be read: {error.strerror}.', hint="Check its permissions.") from error
+    if len(content) > limit:
+        raise CtxextError(f'"{path}" is larger than {limit // 1_000_000} MB, which no such file is.')
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CtxextError(f'"{path}" is not text in UTF-8: byte {error.start} is no part of it.') from error
+
+
+def parse_json(text: str, name: str) -> Any:
+    """The content of a JSON text.
+
+    Args:
+        text: The text.
+        name: What errors call it.
+
+    Raises:
+        CtxextError: it is not JSON, names a key twice, nests too deep, or holds numbers or characters that nothing can.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            double = next(key for key in keys if keys.count(key) > 1)
+            raise CtxextError(f'"{name}" has the key "{double}" twice.', hint="Keep one of the two.")
+        return found
+
+    def whole(digits: str) -> int:
+        if len(digits) > _MAX_DIGITS:
+            raise CtxextError(f'"{name}" holds a number of {len(digits)} digits.')
+        return int(digits)
+
+    try:
+        content = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=once, parse_int=whole)
+    except json.JSONDecodeError as error:
+        raise CtxextError(f'"{name}" is not valid JSON: {error.msg} in line {error.lineno}.') from error
+    except RecursionError as error:
+        raise _too_deep(name) from error
+    if "\\u" in text or text.count("[") + text.count("{") > _MAX_DEPTH:
+        _check_tree(content, name)
+    return content
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """The content of a YAML text, with a few aliases at most: bombs are made of many.
+
+    Args:
+        text: The text.
+        name: What errors call it.
+
+    Raises:
+        CtxextError: it is not YAML, or holds what `parse_json` refuses.
+    """
+    if len(text) > _MAX_YAML_BYTES:
+        raise CtxextError(f'"{name}" is larger than {_MAX_YAML_BYTES // 1_000_000} MB, which no such file is.')
+    try:
+        _check_events(yaml.parse(text, Loader=yaml.SafeLoader), name)
+        content = yaml.load(text, Loader=_Strict)
+    except _DoubleKey as error:
+        raise CtxextError(f'"{name}" has the key "{error.args[0]}" twice.', hint="Keep one of the two.") from error
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError, AttributeError) as error:
+        raise CtxextError(f'"{name}" is not valid YAML: {" ".join(str(error).split())}') from error
+    except RecursionError as error:
+        raise _too_deep(name) from error
+    _check_tree(content, name)
+    return content
+
+
+class _DoubleKey(Exception):
+    """A mapping names a key twice."""
+
+
+class _Strict(yaml.SafeLoader):
+    """Plain data only, each key once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping whose keys are words, each once."""
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if len(set(keys)) < len(keys):
+            raise _DoubleKey(next(key for key in keys if keys.count(key) > 1))
+        return super().construct_mapping(node, deep=deep)
+
+
+def _check_events(events: Iterable[Any], name: str) -> None:
+    """Refuse many aliases and depth before anything is built."""
+    depth = num_aliases = 0
+    for event in events:
+        num_aliases += isinstance(event, yaml.AliasEvent)
+        if num_aliases > _MAX_ALIASES:
+            raise CtxextError(f'"{name}" uses more than {_MAX_ALIASES} YAML aliases.', hint="Write them out.")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise _too_deep(name)
+
+
+def _check_tree(content: Any, name: str) -> None:
+    """Refuse depth, and characters that cannot be written to a file."""
+    level, depth = [content], 0
+    while level:
+        depth += 1
+        if depth > _MAX_DEPTH + 1:
+            raise _too_deep(name)
+        following: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                following += [*item.keys(), *item.values()]
+            elif isinstance(item, list):
+                following += item
+            elif isinstance(item, str) and _SURROGATE.search(item):
+                raise CtxextError(f'"{name}" holds half a character (a lone surrogate), which no file can.')
+        level = following
+
+
+def _too_deep(name: str) -> CtxextError:
+    return CtxextError(f'"{name}" nests deeper than {_MAX_DEPTH} levels.')

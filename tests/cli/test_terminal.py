@@ -1,0 +1,51 @@
+"""What strangers wrote reaches the terminal as text: no colours, no movements of the cursor, no markup."""
+
+import json
+
+import pytest
+
+from ctxext.cli.output import Output, print_error
+from ctxext.errors import CtxextError
+from small_llama import read_json
+
+ESCAPE = "\x1b]0;owned\x07\x1b[31mred"
+
+
+@pytest.mark.parametrize("text", [ESCAPE, "a\rb", "\u202eabc", "\udc80", "\x9b31m"])
+def test_controls_are_written_out(text, capsys):
+    output = Output()
+    output.result({}, text)
+    output.note(text)
+    output.warning(text)
+    output.next_step(text)
+    print_error(CtxextError(text, hint=text))
+    shown = capsys.readouterr()
+    bad = set("\x1b\x07\r\u202e\udc80\x9b")
+    assert not bad & set(shown.out + shown.err)
+    assert "\\x" in shown.out + shown.err or "\\u" in shown.out + shown.err or text == "a\rb"
+
+
+def test_markup_of_strangers_is_text(capsys):
+    Output().result({}, "[bold]x[/bold] [/nothing] :smile: [red")
+    assert capsys.readouterr().out == "[bold]x[/bold] [/nothing] :smile: [red\n"
+
+
+def test_errors_stay_on_one_line(capsys):
+    print_error(CtxextError("first\nsecond\n" + "x" * 9999, hint="a\nb"))
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 2
+    assert len(shown) < 2200
+
+
+def test_json_can_be_written_whatever_a_name_holds(capsys):
+    Output(as_json=True).result({"name": "\udc80\x1b"})
+    assert json.loads(capsys.readouterr().out) == {"name": "\udc80\x1b"}
+
+
+def test_configurations_cannot_talk_to_the_terminal(run, llama, tmp_path):
+    config = read_json(llama / "config.json")
+    config["rope_parameters"] = {"rope_type": f"[/x]{ESCAPE}", "rope_theta": 1e4}
+    (llama / "config.json").write_text(json.dumps(config))
+    for words in (["inspect", llama], ["convert", llama, tmp_path / "[/o]", "-m", "pi", "--factor", 2, "--dry-run"]):
+        result = run(*words)
+        assert "\x1b" not in result.stdout + result.stderr

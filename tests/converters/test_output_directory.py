@@ -1,0 +1,172 @@
+"""Whose files lie in OUT, who else writes there, and what is left when something goes wrong."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ctxext.converters import convert
+from ctxext.converters.output_directory import (
+    beside,
+    check_out,
+    full_disk_told,
+    give_name,
+    recover,
+    staging_directory,
+    write_whole,
+)
+from ctxext.errors import CtxextError
+from ctxext.locks import locked
+from ctxext.recipes import Ntk, Recipe, Yarn
+
+YARN, NTK = Recipe([Yarn(factor=4)]), Recipe([Ntk(factor=2)])
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_overwrite_takes_only_what_ctxext_made(llama, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.tex").write_text("years")
+    with pytest.raises(CtxextError, match=r'did not make: "thesis\.tex"') as caught:
+        convert(str(llama), home, YARN, overwrite=True)
+    assert "--overwrite-anything" in caught.value.hint
+    assert names(home) == ["thesis.tex"]
+    convert(str(llama), home, YARN, overwrite_anything=True)
+    assert "thesis.tex" not in names(home)
+    convert(str(llama), home, NTK, overwrite=True)
+    (home / "notes").mkdir()
+    (home / "notes" / "mine.txt").write_text("")
+    with pytest.raises(CtxextError, match=r'"notes/mine\.txt"'):
+        convert(str(llama), home, YARN, overwrite=True)
+    assert (home / "notes" / "mine.txt").exists()
+
+
+def test_a_record_that_is_broken_proves_nothing(llama, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "ctxext.json").write_text("{")
+    with pytest.raises(CtxextError, match="did not make"):
+        check_out(tmp_path / "out", llama, overwrite=True)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_files_put_there_meanwhile_stay(overwrite, llama, tmp_path):
+    out = tmp_path / "out"
+    if overwrite:
+        convert(str(llama), out, NTK)
+    with staging_directory(out) as work:
+        (work / "result").write_text("hours of work")
+        out.mkdir(exist_ok=True)
+        (out / "mine.txt").write_text("mine")
+        with pytest.raises(CtxextError, match=r'was filled while this ran.*out-2"'):
+            give_name(work, out, overwrite=overwrite)
+    assert (out / "mine.txt").read_text() == "mine"
+    assert (tmp_path / "out-2" / "result").read_text() == "hours of work"
+    assert names(tmp_path) == ["llama", "out", "out-2"]
+
+
+def test_two_writers_of_one_output(llama, tmp_path):
+    script = (
+        "import sys, time\nfrom pathlib import Path\nfrom ctxext.converters.output_directory import staging_directory\n"
+        f"with staging_directory(Path({str(tmp_path / 'out')!r})):\n    print('in', flush=True)\n    time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"in\n"
+    with pytest.raises(CtxextError, match="being written by another run"):
+        convert(str(llama), tmp_path / "out", YARN)
+    convert(str(llama), tmp_path / "other", YARN)
+    process.kill()
+    process.wait()
+    convert(str(llama), tmp_path / "out", YARN)
+    assert names(tmp_path) == ["llama", "other", "out"]
+
+
+def test_many_converts_at_once_leave_one_result(llama, tmp_path):
+    command = [sys.executable, "-m", "ctxext", "convert", str(llama), "out", "-m", "yarn", "--factor", "4", "-q"]
+    racing = [subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    said = [process.communicate()[1] for process in racing]
+    assert sorted(process.returncode for process in racing) == [0, 1, 1, 1], said
+    assert not any("Traceback" in text for text in said)
+    assert names(tmp_path) == ["llama", "out"]
+
+
+def test_a_lock_is_one_thread_s_and_may_be_taken_again_by_it(tmp_path):
+    refused = []
+
+    def other() -> None:
+        try:
+            with locked(tmp_path / "out"):
+                pass
+        except CtxextError as error:
+            refused.append(error)
+
+    with locked(tmp_path / "out"), locked(tmp_path / "out"):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert len(refused) == 1
+    assert names(tmp_path) == []
+
+
+def test_leftovers_of_other_machines_stay(tmp_path):
+    out = tmp_path / "out"
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    mine = beside(out, "new").name.replace(str(os.getpid()), str(gone.pid))
+    theirs = f".out.ctxext-new-elsewhere-{gone.pid}"
+    for name in (mine, theirs):
+        (tmp_path / name).mkdir()
+    (tmp_path / mine.replace("-new-", "-old-")).write_text("a file that a kill left")
+    out.mkdir()
+    recover(out)
+    assert names(tmp_path) == [theirs, "out"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO])
+def test_what_the_system_refuses_is_one_line(number, tmp_path, monkeypatch):
+    def refuse(*_args: object, **_options: object) -> None:
+        raise OSError(number, os.strerror(number), str(tmp_path / "x"))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(CtxextError) as caught:
+        write_whole(tmp_path / "x", b"")
+    assert "\n" not in caught.value.message
+    assert str(tmp_path) in caught.value.message
+    assert caught.value.hint
+    assert names(tmp_path) == []
+
+
+def test_other_errors_of_the_system_stay_ours(tmp_path):
+    with pytest.raises(OSError, match="bad"), full_disk_told(tmp_path):
+        raise OSError(errno.EBADF, "bad")
+
+
+def test_long_names(llama, tmp_path, run):
+    convert(str(llama), tmp_path / ("o" * 250), YARN)
+    assert json.loads((tmp_path / ("o" * 250) / "config.json").read_text())["max_position_embeddings"] == 512
+    result = run("convert", llama, tmp_path / ("o" * 256), "-m", "pi", "--factor", 2)
+    assert result.exit_code == 1
+    assert "too long" in result.exception.message
+
+
+def test_the_folder_one_is_in(llama, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for out in (".", "..", str(tmp_path / "here")):
+        with pytest.raises(CtxextError, match=r"the folder you are in|contains SOURCE"):
+            convert(str(llama), out, YARN, overwrite=True)
+
+
+def test_a_limit_on_the_size_of_files(llama, tmp_path):
+    command = f"ulimit -f 1; exec {sys.executable} -m ctxext convert {llama} {tmp_path}/out -m pi --factor 2 -q"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr.count("\n")) == (1, 2), result.stderr
+    assert "larger than is allowed" in result.stderr
+    assert names(tmp_path) == ["llama"]

@@ -1,0 +1,172 @@
+"""Strategies: checkpoints, recipes and cards as nobody should write them, each a mutation of a whole one."""
+
+import copy
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from ctxext.recipes.rotary import SENTINEL
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "head_dim": 8,
+    "vocab_size": 64,
+    "max_position_embeddings": 128,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+HIDDEN: dict[str, Any] = {
+    "rope_parameters": {"rope_type": SENTINEL, "rope_theta": 10000.0},
+    "rope_scaling": {"rope_type": SENTINEL, "rope_theta": 10000.0},
+    "auto_map": {"AutoModelForCausalLM": "modeling_ctxext.CtxextLlamaForCausalLM"},
+    "architectures": ["CtxextLlamaForCausalLM"],
+}
+"""What stands beside a block for code of ours; `ctxext_mspoe` is that of 0.1.0."""
+
+CODE: dict[str, Any] = {"rope": {"rope_type": "default"}, "hidden_act": "silu"}
+RATIOS: dict[str, Any] = {"ratios": [1.2, 1.8], "layers": [0, 1], "schedule": "linear", "rescale": "uniform"}
+CONFIGS: tuple[dict[str, Any], ...] = (
+    LLAMA,
+    {**LLAMA, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+    {
+        **LLAMA,
+        "model_type": "phi3",
+        "original_max_position_embeddings": 32,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+    },
+    {**LLAMA, "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
+    {"model_type": "gemma3", "text_config": {**LLAMA, "model_type": "gemma3_text", "sliding_window": 16}},
+    {**LLAMA, "model_type": "gemma3_text", "layer_types": ["sliding_attention", "full_attention"]},
+    {**LLAMA, "model_type": "smollm3", "no_rope_layers": [1, 0], "no_rope_layer_interval": 2},
+    {"model_type": "dbrx", "d_model": 32, "n_heads": 4, "n_layers": 2, "attn_config": {"rope_theta": 1e4}},
+    {"model_type": "falcon", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "alibi": False},
+    {**LLAMA, "model_type": "gpt_neox", "rotary_pct": 0.25, "rotary_emb_base": 10000},
+    {**LLAMA, "model_type": "zamba2", "use_mem_rope": True, "layers_block_type": ["hybrid", "mamba"]},
+    {**LLAMA, "model_type": "jais2"},
+    {"model_type": "gpt2", "n_positions": 64, "n_head": 2, "n_embd": 8, "n_layer": 1},
+    {**LLAMA, "model_type": "deepseek_v3", "qk_rope_head_dim": 4, "qk_nope_head_dim": 4},
+    {**LLAMA, **HIDDEN, "ctxext_code": {**CODE, "steps": [{"method": "mspoe", "per_prompt": True, **RATIOS}]}},
+    {
+        **LLAMA,
+        **HIDDEN,
+        "ctxext_mspoe": {**CODE, **RATIOS, "ranks": [[0, 1], [1, 0]]},
+        "auto_map": {"AutoModelForCausalLM": "modeling_ctxext.MsPoELlamaForCausalLM"},
+        "architectures": ["MsPoELlamaForCausalLM"],
+    },
+)
+TENSORS = {"w": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}
+FILES: dict[str, Any] = {
+    "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 128},
+    "generation_config.json": {"max_length": 128},
+    "model.safetensors.index.json": {"metadata": {"total_size": 16}, "weight_map": {"w": "model.safetensors"}},
+}
+RECIPE: dict[str, Any] = {
+    "description": "x",
+    "steps": [{"method": "yarn", "factor": 4.0, "beta_fast": 32}, {"method": "abf", "theta": 1e6}],
+}
+CARD: dict[str, Any] = {"license": "mit", "language": ["en"], "tags": ["tiny"], "datasets": "x"}
+
+ODD = st.one_of(
+    st.sampled_from(
+        [None, True, False, 0, -1, 1, 2, 3, 7, 1.5, -0.5, 1e308, 10**9, 10**30, -(10**30), float("nan"), float("inf")]
+    ),
+    st.sampled_from(
+        ["", "x", "yarn", "4", "default", "\x1b[31m", "[/x]", "../../etc/passwd", "a\nb", "\u202e", "é" * 9]
+    ),
+    st.sampled_from([[], [1], [[]], ["x"], [None], {}, {"x": 1}, {"rope_type": 7}, [1.0] * 5000, {"": {}}]),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=9),
+)
+TEXTS = (
+    "",
+    "[]",
+    "{",
+    "[" * 100_000,
+    '{"a":' * 3000 + "1" + "}" * 3000,
+    '{"model_type": "llama", "model_type": "gpt2"}',
+    '{"model_type": "\\ud800"}',
+    '{"model_type": NaN}',
+    '{"hidden_size": ' + "9" * 5000 + "}",
+    "\ufeff{}",
+    "null",
+    '"x"',
+)
+
+
+def places(tree: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a tree of dicts and lists."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    return [here] * bool(here) + [place for key, value in items for place in places(value, (*here, key))]
+
+
+@st.composite
+def mutated(draw: Any, tree: Any) -> Any:
+    """A tree with one to three values replaced, taken away or added."""
+    tree = json.loads(json.dumps(tree))
+    for _ in range(draw(st.integers(1, 3))):
+        found = places(tree)
+        if not found:
+            break
+        *way, last = draw(st.sampled_from(found))
+        place = tree
+        for key in way:
+            place = place[key]
+        if draw(st.integers(0, 5)):
+            place[last] = copy.deepcopy(draw(ODD))
+        else:
+            del place[last]
+    return tree
+
+
+@st.composite
+def checkpoints(draw: Any) -> dict[str, bytes]:
+    """The files of a checkpoint, one of them broken."""
+    config = draw(st.sampled_from(CONFIGS))
+    files = {"config.json": config, **FILES}
+    texts = {name: json.dumps(content).encode() for name, content in files.items()}
+    texts["model.safetensors"] = weights(TENSORS)
+    texts["README.md"] = b"---\nlicense: mit\n---\n# x\n"
+    kind = draw(st.sampled_from(["config", "config", "config", "file", "text", "header", "card", "bytes", "notes"]))
+    if kind == "config":
+        texts["config.json"] = json.dumps(draw(mutated(config))).encode()
+    elif kind == "file":
+        name = draw(st.sampled_from(sorted(FILES)))
+        texts[name] = json.dumps(draw(mutated(FILES[name]))).encode()
+    elif kind == "text":
+        texts[draw(st.sampled_from(sorted(files)))] = draw(st.sampled_from(TEXTS)).encode("utf-8", "surrogatepass")
+    elif kind == "header":
+        texts["model.safetensors"] = weights(draw(mutated(TENSORS)))
+    elif kind == "card":
+        texts["README.md"] = b"---\n" + json.dumps(draw(mutated(CARD))).encode() + b"\n---\n"
+    elif kind == "notes":
+        noted = {"version": "1", "source": "x", "trained_length": 32, "source_theta": 1e4, "recipe": RECIPE}
+        texts["config.json"] = json.dumps({**config, "ctxext": draw(mutated(noted))}).encode()
+    else:
+        name = draw(st.sampled_from(sorted(texts)))
+        cut = draw(st.integers(0, len(texts[name])))
+        texts[name] = texts[name][:cut] + draw(st.binary(max_size=9)) + texts[name][cut:][draw(st.integers(0, 9)) :]
+    return texts
+
+
+def weights(header: Any) -> bytes:
+    """A safetensors file of 16 bytes with this header."""
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(16)
+
+
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    """Make the folder."""
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)

@@ -1,0 +1,221 @@
+"""The strict reader: one line with file, key, what was found and what was expected, and no hang on anything."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ctxext.checkpoint import open_checkpoint, read_safetensors_header
+from ctxext.converters import convert
+from ctxext.errors import CtxextError
+from ctxext.files import has_stamp, sha256_of, stamp_of
+from ctxext.reading import parse_json, parse_yaml, read_text
+from ctxext.reading.markdown import in_markdown
+from ctxext.recipes import Recipe, Yarn, load_recipe
+from ctxext.verify import verify
+from small_llama import read_json
+
+YARN = Recipe([Yarn(factor=4)])
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"a": 1, "a": 2}', 'key "a" twice'),
+        ('{"a": "\\ud800"}', "half a character"),
+        ("[" * 100 + "]" * 100, "deeper than 64"),
+        ("[" * 200_000, "deeper than|not valid JSON"),
+        ("1" * 5000, "5000 digits"),
+        ('{"a": ', "not valid JSON"),
+    ],
+)
+def test_json_that_nobody_needs(text, told):
+    with pytest.raises(CtxextError, match=told) as caught:
+        parse_json(text, "x.json")
+    assert '"x.json"' in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (BOMB, "YAML aliases"),
+        ("a: 1\na: 2", 'key "a" twice'),
+        ("[" * 100 + "]" * 100, "deeper than 64"),
+        ("a: [", "not valid YAML"),
+        ("a: !!python/object/apply:os.system [ls]", "not valid YAML"),
+        ('a: "\\ud800"', "half a character|not valid YAML"),
+        ("a: &a [*a]", "deeper than 64"),
+    ],
+)
+def test_yaml_that_nobody_needs(text, told):
+    with pytest.raises(CtxextError, match=told):
+        parse_yaml(text, "x.yaml")
+
+
+def test_a_few_aliases_are_read():
+    assert parse_yaml("a: &x [1]\nb: *x", "x") == {"a": [1], "b": [1]}
+
+
+def test_what_is_used_is_kept_as_it_is():
+    assert parse_json('{"a": [1, 1.5, null, "é", {"b": Infinity}]}', "x")["a"][:4] == [1, 1.5, None, "é"]
+
+
+CHANGES = {
+    "rope_theta": (-1.0, 0, "x", float("nan"), float("inf"), True, [1]),
+    "num_attention_heads": (0, -1, 1.5, "4", 10**30),
+    "num_hidden_layers": (10**9, 0, "2"),
+    "head_dim": (7, 2, 0, 10**12),
+    "max_position_embeddings": (0, "128", 1e3, 10**30),
+    "rope_parameters": (
+        {"factor": "4"},
+        {"rope_type": 7},
+        {"factor": float("inf")},
+        [1],
+        {"full_attention": {"factor": 0}},
+    ),
+    "partial_rotary_factor": (0, 2, "half"),
+    "architectures": ("x", [1]),
+    "layer_types": ([1], ["full_attention"], "x"),
+    "ctxext": ({"recipe": {"steps": [{"method": 1}]}}, {"trained_length": -4}, {"recipe": {"steps": []}}),
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in CHANGES.items() for value in values])
+def test_configurations_that_make_no_sense(key, value, llama):
+    config = {**read_json(llama / "config.json"), key: value}
+    (llama / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CtxextError) as caught:
+        open_checkpoint(str(llama))
+    message = caught.value.message
+    assert "config.json" in message
+    assert "expected" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("entry", [{}, {"dtype": 1, "shape": [], "data_offsets": [0, 0]}, {"dtype": "F32"}, 7, None])
+def test_broken_headers(entry, tmp_path):
+    text = json.dumps({"w": entry}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(CtxextError, match=r"model\.safetensors"):
+        read_safetensors_header(path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "notes.txt", "recipe.yaml"])
+def test_only_regular_files_are_read(kind, name, llama, tmp_path):
+    """In a process with a time limit, as what is tested against is that it never ends."""
+    path = llama / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    words = ["--recipe", str(path)] if name == "recipe.yaml" else ["-m", "pi", "--factor", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "ctxext",
+        "convert",
+        "demo" if name == "recipe.yaml" else str(llama),
+        "out",
+        *words,
+    ]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert (result.returncode, "Traceback" in result.stderr) == (1, False), result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_links_out_of_the_source_are_refused_by_name(llama, tmp_path):
+    (tmp_path / "secret").write_text("mine")
+    (llama / "notes.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(CtxextError, match=r'"notes\.txt" of .* is a link out of the folder, to ".*secret"'):
+        convert(str(llama), tmp_path / "out", YARN)
+    (llama / "notes.txt").unlink()
+    (llama / "notes.txt").symlink_to("nowhere")
+    with pytest.raises(CtxextError, match="leads nowhere"):
+        convert(str(llama), tmp_path / "out", YARN)
+    (llama / "notes.txt").unlink()
+    (llama / "notes.txt").symlink_to(llama / "README.md")
+    convert(str(llama), tmp_path / "out", YARN)
+
+
+def test_recipes_are_read_strictly(tmp_path):
+    (tmp_path / "bomb.yaml").write_text(BOMB)
+    with pytest.raises(CtxextError, match="aliases"):
+        load_recipe(str(tmp_path / "bomb.yaml"))
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(CtxextError, match="not text in UTF-8"):
+        load_recipe(str(tmp_path / "bytes.yaml"))
+
+
+def test_a_bomb_in_a_card_is_left_out(llama, tmp_path):
+    (llama / "README.md").write_text(f"---\n{BOMB}---\n# x\n")
+    convert(str(llama), tmp_path / "out", YARN)
+
+
+def test_files_larger_than_any(tmp_path):
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(300_000_000)
+    with pytest.raises(CtxextError, match="larger than"):
+        read_text(tmp_path / "config.json")
+
+
+def statuses(folder, **options) -> dict[str, str]:
+    return {finding.check: finding.status for finding in verify(str(folder), load=False, **options)}
+
+
+@pytest.mark.parametrize("link", ["auto", "hard"])
+def test_verify_notices_an_edit_without_digests(link, llama, tmp_path):
+    convert(str(llama), tmp_path / "out", YARN, link=link)
+    path = tmp_path / "out" / "model.safetensors"
+    assert statuses(tmp_path / "out", against=str(llama))["weights"] == "not checked"
+    path.chmod(0o644)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert statuses(tmp_path / "out")["weights"] == "failed"
+    found = statuses(tmp_path / "out", against=str(llama))
+    assert "failed" in (found["weights"], found["against"])
+
+
+def test_records_of_earlier_versions_have_no_stamps(llama, tmp_path):
+    convert(str(llama), tmp_path / "out", YARN)
+    record = read_json(tmp_path / "out" / "ctxext.json")
+    del record["stamps"]
+    (tmp_path / "out" / "ctxext.json").write_text(json.dumps(record))
+    assert statuses(tmp_path / "out")["weights"] == "not checked"
+
+
+@pytest.mark.parametrize("content", [b"", b"not a pickle", b"PK\x03\x04broken", b"\x80\x04K\x01."])
+def test_verify_tells_of_broken_older_weights(content, llama, tmp_path):
+    convert(str(llama), tmp_path / "out", YARN)
+    for folder in (llama, tmp_path / "out"):
+        (folder / "model.safetensors").unlink()
+    (llama / "pytorch_model.bin").write_bytes(b"other")
+    (tmp_path / "out" / "pytorch_model.bin").write_bytes(content)
+    assert statuses(tmp_path / "out", against=str(llama))["against"] == "failed"
+
+
+def test_stamps(tmp_path):
+    (tmp_path / "x").write_bytes(b"12")
+    stamp = stamp_of(tmp_path / "x")
+    assert has_stamp(tmp_path / "x", stamp)
+    os.utime(tmp_path / "x", ns=(0, stamp[1] // 1_000_000_000 * 1_000_000_000))
+    assert has_stamp(tmp_path / "x", stamp)
+    os.utime(tmp_path / "x", ns=(0, stamp[1] + 1))
+    assert not has_stamp(tmp_path / "x", stamp)
+    assert len(sha256_of(tmp_path / "x")) == 64
+
+
+def test_words_on_a_page():
+    assert in_markdown("a\n\n# b <img src=x> ![y](z) | \x1b[31m") == "a # b &lt;img src=x> !&#91;y](z) &#124; [31m"
+
+
+def test_a_folder_s_name_is_a_word_on_the_card(llama, tmp_path):
+    odd = llama.rename(tmp_path / "odd\n# title <img src=x>")
+    convert(str(odd), tmp_path / "out", YARN)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "<img" not in card
+    assert "\n# title" not in card
