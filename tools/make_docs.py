@@ -50,6 +50,8 @@ def _section(method: type[Method]) -> list[str]:
         lines += [f"Also called: {', '.join(method.aliases)}.", ""]
     if method.caution:
         lines += [f"Mind: {method.caution}", ""]
+    if method.kind == "attention" and method.name != "adaptive":  # Drawn by draw_maps.py.
+        lines += [f"![Distance that each row sees each key at](maps/{method.name}.png)", ""]
     lines += [*(_with_code(method) if issubclass(method, CodeMethod) else _by_keys(method)), _families_line(method), ""]
     lines += ["| option | default | meaning | a search tries |", "|---|---|---|---|"]
     for field in options_of(method):
@@ -169,6 +171,10 @@ def main() -> None:
             stale.append(name)
             if "--check" not in sys.argv:
                 path.write_text(text, encoding="utf-8")
+    if "--check" not in sys.argv:
+        from draw_maps import draw_all  # Only drawing takes matplotlib.
+
+        draw_all(METHODS)
     if "--check" in sys.argv and stale:
         sys.exit(f"out of date: {', '.join(stale)}; run make docs")
 
