@@ -71,6 +71,9 @@ class Call:
         self.positions, self.layer, self.cache, self.backend = positions, layer, cache, backend
         self.memory, self.scaling, self.interleaved, self.turns = {} if memory is None else memory, None, interleaved, 0
 
+    def needs_sequences(self, what):
+        """Engines that lay sequences end to end are refused by the seam."""
+
     def turn(self, tensor, to, since=None, frequencies=None):
         to = to if since is None else to - since
         self.turns += tensor.shape[2]

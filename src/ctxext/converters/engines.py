@@ -108,6 +108,13 @@ _TABLE: Mapping[str, Mapping[str, _Row]] = {
         "llama.cpp": _REFUSED,
     },
 }
+_RELATION: Mapping[str, _Row] = {
+    "transformers": (EXACT, "trust_remote_code=True", "continuous batching refuses it"),
+    "vLLM": (WRONG, "", "its attention lays sequences end to end, which the code refuses"),
+}
+_RELATIONS = ("self-extend", "bifocal", "dca", "rerope", "string", "adaptive", "sinks", "window")
+"""Methods of `portable/relation.py`, which tests/portable/test_relation*.py run in transformers."""
+
 # What some families fare better with than others.
 _FAMILIES: Mapping[tuple[str, str, str], _Row] = {
     ("llama3", "llama.cpp", "llama"): _EXACT,
@@ -159,7 +166,9 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
 def _row(thing: str, engine: str, family: str, *, has_code: bool) -> _Row:
     """What one engine makes of one thing that is carried; not known unless somebody tried it."""
     unknown: _Row = (UNKNOWN, "", f"{thing} was not tried")
-    known = _FAMILIES.get((thing, engine, family)) or _TABLE.get(thing, {}).get(engine)
+    known = _FAMILIES.get((thing, engine, family)) or _TABLE.get(thing, _RELATION if thing in _RELATIONS else {}).get(
+        engine
+    )
     return known or (_CODE.get(engine, (UNKNOWN, _TRUST, unknown[2])) if has_code else unknown)
 
 

@@ -98,6 +98,15 @@ class Call:
         """The name of the attention implementation that this layer asks for."""
         return getattr(getattr(self.attention, "config", None), "_attn_implementation", None) or "sdpa"
 
+    def needs_sequences(self, what):
+        """Refuse engines that lay sequences end to end (vLLM, continuous batching), where `what` would be wrong.
+
+        Raises:
+            ValueError: the attention belongs to such an engine.
+        """
+        if self.backend == "vllm" or "paged" in self.backend:
+            raise ValueError(f'{what} needs whole sequences; "{self.backend}" attention lays them end to end.')
+
     @property
     def is_plain(self):
         """Whether no method takes part in this layer."""

@@ -71,6 +71,7 @@ class MsPoE(Method):
 
     def choose(self, call, tensors, axis):
         """The number of each head's ratio for this prompt, (b, g), by the awareness of its last query."""
+        call.needs_sequences("Ms-PoE in prompt order (--head-order calibrated does not)")
         if call.kv_heads != len(self.settings["ratios"]):
             raise ValueError("Under tensor parallelism no rank sees all heads: convert with --head-order calibrated.")
         query, key = (tensor if axis == 1 else tensor.movedim(1, 3) for tensor in tensors)

@@ -59,6 +59,7 @@ class Relation(Method):
 
     def attend(self, inner, call, query, key, value, mask, **kwargs):
         """The attention (b, l, h, d) of query (b, h, l, d), key and value (b, g, n, d), and weights or None."""
+        call.needs_sequences(self.name)
         plan = self.plan(call, query, key, value, mask, kwargs)
         if plan.form == "one":
             query, key, value, mask = self.one(call, plan, query, key, value, mask)
