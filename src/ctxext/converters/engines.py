@@ -166,7 +166,8 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
 def _row(thing: str, engine: str, family: str, *, has_code: bool) -> _Row:
     """What one engine makes of one thing that is carried; not known unless somebody tried it."""
     unknown: _Row = (UNKNOWN, "", f"{thing} was not tried")
-    known = _FAMILIES.get((thing, engine, family)) or _TABLE.get(thing, _RELATION if thing in _RELATIONS else {}).get(
+    table = _TABLE.get(thing, _RELATION if thing in _RELATIONS else {})
+    known = _FAMILIES.get((thing, engine, family)) or table.get(engine)
         engine
     )
     return known or (_CODE.get(engine, (UNKNOWN, _TRUST, unknown[2])) if has_code else unknown)
