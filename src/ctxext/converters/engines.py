@@ -168,8 +168,6 @@ def _row(thing: str, engine: str, family: str, *, has_code: bool) -> _Row:
     unknown: _Row = (UNKNOWN, "", f"{thing} was not tried")
     table = _TABLE.get(thing, _RELATION if thing in _RELATIONS else {})
     known = _FAMILIES.get((thing, engine, family)) or table.get(engine)
-        engine
-    )
     return known or (_CODE.get(engine, (UNKNOWN, _TRUST, unknown[2])) if has_code else unknown)
 
 
