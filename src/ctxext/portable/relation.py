@@ -107,8 +107,10 @@ class Relation(Method):
         start = int(m[0, first])
         if not trains and plain == start - first and is_tiled(call, query, value, total, kwargs):
             m = m[:1, first:]
-            pieces = stages(self.map, start, start + length - first)
-            return Plan("tiles", m, None, self.map.rows(m), self.map.temperature(m), plain, first, served, pieces)
+            pieces, rows = stages(self.map, start, start + length - first), self.map.rows(m)
+            if length == 1 and rows.turn_middle is not None:
+                rows = rows._replace(turn_far=torch.cat([rows.turn_far, rows.turn_middle], 1))  # Both in one call.
+            return Plan("tiles", m, None, rows, self.map.temperature(m), plain, first, served, pieces)
         read = m, key_positions(m, mask, total, base), self.map.rows(m), self.map.temperature(m), base, first
         if length == 1 and (not self.map.drops_keys or plain is not None or getattr(mask, "ndim", 0) == 4):
             return Plan("one", *read, 0, self.single(read[2], read[1], plain, len(key), trains))
@@ -167,9 +169,11 @@ class Relation(Method):
             output[:, :first] = stock[:, :first]
         query, rows = scaled(query[:, :, first:], plan.scale), plan.rows
         parts = {"near": query}
-        if any(end for _, end, _ in plan.pieces):
+        if any(end for _, end, _ in plan.pieces) and (length > 1 or rows.turn_middle is None):
             parts["far"] = turned(call, query, rows.turn_far, "far")
-        if rows.turn_middle is not None:
+        if rows.turn_middle is not None and length == 1:
+            parts["far"], parts["middle"] = turned(call, torch.cat([query, query], 2), rows.turn_far).chunk(2, 2)
+        elif rows.turn_middle is not None:
             parts["middle"] = turned(call, query, rows.turn_middle, "middle")
         parts = {name: part.unflatten(1, (groups, -1)) for name, part in parts.items()}
         own = output[:, first:].transpose(1, 2)
