@@ -1,140 +1,174 @@
-"""What relation maps cost: attention alone beside stock sdpa on one thread, past the window, inside it and decoding.
+"""What relation maps cost: prefill past the window and inside it, decoding and peak memory beside the stock model.
 
-    python benchmarks/relation.py [--rounds 3] [--large] [--methods self-extend,dca]
+    python benchmarks/relation.py [--rounds 3] [--methods self-extend,dca] [--shape small|135m]
 
-Times are processor seconds, the smallest of rounds that take turns within one process. Attention alone: queries and
-keys come rotated, as from a model. `--large` adds 12288 tokens of a 135M model's shape.
+Converted checkpoints of a random Llama, one thread, sdpa. Times are processor seconds, the smallest of rounds in which
+all models take turns within one process: other work on the machine disturbs them little. Peak memory is that of a
+process that does nothing but one prefill, with large blocks given back to the system at once. For scale, "eager"
+computes Self-Extend as it was released: two score matrices of all rows and keys, and a choice between them.
 """
 
 import argparse
+import json
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "portable"))
 
 import torch
-from transformers import DynamicCache
+from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, logging
 
-import relation_cases
+from ctxext.recipes import METHODS, Recipe
+from ctxext.recipes.rotary import model_config
 
-SHAPES = {"prefill": (4096, 1024, 8, 8), "large": (12288, 8192, 9, 3)}
+# Sizes, the context length that the model has, and the prompt's length.
+SHAPES = {
+    "small": (
+        {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "num_attention_heads": 8},
+        1024,
+        4096,
+    ),
+    "135m": (
+        {
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+        },
+        8192,
+        12288,
+    ),
+}
+NAMES = ["self-extend", "bifocal", "dca", "rerope", "string", "sinks", "window", "adaptive"]
+KINDS = ["stock", *NAMES, "eager"]
 
 
-def methods(length: int, total: int, pairs: int) -> dict[str, dict]:
-    """The settings of every method for a window and a target length."""
-    base = [10000.0 ** (-i / pairs) for i in range(pairs)]
-    factors = [factor for factor in (2, 4, 8) if factor * length // 2 < total]
-    lists = [[w / (1 + (factor - 1) * i / (pairs - 1)) for i, w in enumerate(base)] for factor in factors]
-    relation_cases.BASE = base
-    return {
-        "self-extend": {"window": length // 8},
-        "bifocal": {"window": length // 16},
-        "dca": {"chunk_size": length, "local": length // 8},
-        "rerope": {"window": length // 4, "temperature": "logn"},
-        "string": {"shift": length // 3, "window": length // 8},
-        "sinks": {"sinks": 4, "window": length - 4},
-        "adaptive": {"base": base, "factors": factors, "inverse_frequencies": lists, "attention_factors": factors},
-    }
+def make(root: Path, shape: str, kinds: list[str]) -> None:
+    """Write the stock model and its conversions, which link its weights."""
+    sizes, length, total = SHAPES[shape]
+    torch.manual_seed(0)
+    config = LlamaConfig(**sizes, vocab_size=1024, max_position_embeddings=length)
+    LlamaForCausalLM(config).save_pretrained(root / "stock")
+    config = json.loads((root / "stock" / "config.json").read_text())
+    by_name = {method.name: method for method in METHODS}
+    for kind in kinds:
+        if kind not in by_name:
+            continue
+        shutil.copytree(root / "stock", root / kind, copy_function=os.link)
+        (root / kind / "config.json").unlink()
+        # STRING hardly extends: its target is what it reaches, though rows go on by its rule.
+        factor = 1.2 if kind == "string" else total / length
+        recipe = Recipe([by_name[kind](factor=factor)])
+        (root / kind / "config.json").write_text(json.dumps(recipe.edit(model_config(config)).config))
+        for file, text in recipe.code_files(config).items():
+            (root / kind / file).write_text(text)
 
 
-def best(run, rounds: int) -> float:
-    """The smallest processor time of some rounds, in milliseconds."""
-    times = []
+def released(module, query, key, value, mask, scaling=None, **kwargs):
+    """Self-Extend as it was released, but for the rotations: two score matrices and a choice."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
+    near, far = query @ key.transpose(2, 3), (query * 1.0) @ (key * 1.0).transpose(2, 3)
+    steps = torch.arange(query.shape[2])[:, None] - torch.arange(key.shape[2])
+    scores = torch.where(steps < 128, near, far) * scaling
+    scores = scores.masked_fill(steps < 0, torch.finfo(scores.dtype).min)
+    return (scores.softmax(-1, dtype=torch.float32) @ value).transpose(1, 2).contiguous(), None
+
+
+def load(root: Path, kind: str):
+    """Load a model."""
+    AttentionInterface.register("released", released)
+    folder = root / ("stock" if kind == "eager" else kind)
+    implementation = "released" if kind == "eager" else "sdpa"
+    return AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=True, dtype=torch.float32, attn_implementation=implementation
+    ).eval()
+
+
+def tokens(length: int):
+    """Random token ids (1, length)."""
+    return torch.randint(0, 1024, (1, length), generator=torch.Generator().manual_seed(0))
+
+
+def prefill(model, length: int) -> tuple[float, object]:
+    """Processor seconds of one prefill, and its cache."""
+    start = time.process_time()
+    cache = model(tokens(length), use_cache=True, logits_to_keep=1).past_key_values
+    return time.process_time() - start, cache
+
+
+def decode(model, cache, steps: int = 16) -> float:
+    """Processor seconds of one decoding step, after one that turns the keys."""
+    step = tokens(1)
+    model(step, past_key_values=cache)
+    start = time.process_time()
+    for _ in range(steps):
+        model(step, past_key_values=cache)
+    return (time.process_time() - start) / steps
+
+
+def peak(root: Path, kind: str, length: int) -> float:
+    """Peak memory in MiB of a process that loads a model and prefills once."""
+    command = [sys.executable, __file__, "--peak-of", str(root), "--methods", kind, "--length", str(length)]
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    return float(done.stdout.split()[-1])
+
+
+def measured(models: dict, length: int, total: int, rounds: int) -> dict[str, list[float]]:
+    """For each kind the best seconds of a prefill past the window, of one inside, and of a decoding step."""
+    times: dict[str, list[list[float]]] = {kind: [[], [], []] for kind in models}
     for _ in range(rounds):
-        start = time.process_time()
-        run()
-        times.append(time.process_time() - start)
-    return min(times) * 1e3
+        for kind, model in models.items():
+            if kind == "eager" and total > 4096:
+                continue
+            seconds, cache = prefill(model, total)
+            times[kind][0].append(seconds)
+            if kind != "eager":
+                times[kind][2].append(decode(model, cache))
+            times[kind][1].append(prefill(model, length)[0])
+    return {kind: [min(values, default=float("nan")) for values in found] for kind, found in times.items()}
 
 
-def made(name: str, settings: dict, length: int):
-    """A method with its settings."""
-    cls = next(cls for cls in relation_cases.RELATIONS if cls.name == name)
-    return cls({"method": name, "original_length": length, **settings})
-
-
-def prefill(total: int, length: int, heads: int, groups: int, names: list[str], rounds: int) -> None:
-    """Print the ratio to stock for each method, at `total` tokens and inside the window."""
-    cases = methods(length, total, 32)
-    query, key, value = relation_cases.states(total, heads, groups, 64)
-    positions = torch.arange(total)[None]
-    query, key = relation_cases.base_rotated(query, key, positions)
-    inside = [tensor[:, :, :length].clone() for tensor in (query, key, value)]
-    made_all = {name: made(name, settings, length) for name, settings in cases.items() if not names or name in names}
-
-    def attend(method, tensors):
-        call = relation_cases.Call(positions[:, : tensors[0].shape[2]])
-        return method.attend(stock, call, *tensors, None)
-
-    runs = {"stock": lambda: stock(query, key, value, None), "stock inside": lambda: stock(*inside, None)}
-    for name, method in made_all.items():
-        runs[name] = lambda method=method: attend(method, (query, key, value))
-        runs[f"{name} inside"] = lambda method=method: attend(method, inside)
-    times = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            times[name].append(best(run, 1))
-    base, base_inside = min(times["stock"]), min(times["stock inside"])
-    print(f"attention of {total} tokens, window {length}, {heads} heads on {groups}: stock {base:.0f} ms")
-    for name in made_all:
-        own, own_inside = min(times[name]) / base, min(times[f"{name} inside"]) / base_inside
-        print(f"  {name:12} {own:.3f} x  inside {own_inside:.3f} x")
-
-
-def stock(query, key, value, mask, **kwargs):
-    """Transformers' sdpa: heads that share a key are handed on as they are."""
-    attend = torch.nn.functional.scaled_dot_product_attention
-    if query.shape[2] == 1:
-        query = query.unflatten(1, (key.shape[1], -1)).flatten(2, 3)
-        return attend(query, key, value).flatten(1, 2)[:, None], None
-    return attend(query, key, value, is_causal=True, enable_gqa=True).transpose(1, 2), None
-
-
-def decode(total: int, length: int, heads: int, groups: int, names: list[str], rounds: int, steps: int = 32) -> None:
-    """Print the ratio to stock of one decoding step at `total` cached keys, the cache's own copying included."""
-    cases = methods(length, total + 1, 32)
-    query, key, value = relation_cases.states(total + steps, heads, groups, 64)
-    query, key = relation_cases.base_rotated(query, key, torch.arange(total + steps)[None])
-
-    def run(method, backend):
-        cache = DynamicCache()
-        cache.update(key[:, :, :total], value[:, :, :total], 0)
-        for i in range(total, total + steps):
-            if i == total + 1:  # The first step turns everything once.
-                start = time.process_time()
-            k, v = cache.update(key[:, :, i : i + 1], value[:, :, i : i + 1], 0)
-            q = query[:, :, i : i + 1]
-            call = relation_cases.Call(torch.tensor([[i]]), cache=cache, backend=backend)
-            (stock if method is None else method.attend)(*(() if method is None else (stock, call)), q, k, v, None)
-        return (time.process_time() - start) / (steps - 1) * 1e3
-
-    base = min(run(None, "sdpa") for _ in range(rounds))
-    print(f"one step at {total} cached, window {length}, {heads} heads on {groups}: stock {base:.2f} ms")
-    for name, settings in cases.items():
-        if not names or name in names:
-            own = [
-                min(run(made(name, settings, length), backend) for _ in range(rounds)) for backend in ("sdpa", "other")
-            ]
-            print(f"  {name:12} tiles {own[0] / base:.3f} x  one call {own[1] / base:.3f} x")
-
-
+@torch.no_grad()
 def main() -> None:
-    """Read the options and run."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--methods", default="")
-    parser.add_argument("--large", action="store_true")
+    parser.add_argument("--methods", default=",".join(KINDS))
+    parser.add_argument("--shape", choices=list(SHAPES), default="small")
+    parser.add_argument("--length", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--peak-of", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    names = [name for name in options.methods.split(",") if name]
-    with torch.no_grad():
-        prefill(*SHAPES["prefill"], names, options.rounds)
-        decode(*SHAPES["prefill"], names, options.rounds)
-        if options.large:
-            prefill(*SHAPES["large"], names, options.rounds)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    if options.peak_of:
+        prefill(load(options.peak_of, options.methods), options.length)
+        status = Path("/proc/self/status").read_text()  # Unlike ru_maxrss, not inherited from the parent.
+        print(int(status.split("VmHWM:")[1].split()[0]) / 1024)
+        return
+    sizes, length, total = SHAPES[options.shape]
+    kinds = ["stock", *(kind for kind in options.methods.split(",") if kind != "stock")]
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        make(root, options.shape, kinds)
+        found = measured({kind: load(root, kind) for kind in kinds}, length, total, options.rounds)
+        for kind in kinds:
+            skipped = kind == "eager" and total > 4096
+            found[kind].append(float("nan") if skipped else peak(root, kind, total))
+    print(f"torch {torch.__version__}, one thread, float32, {sizes}, window {length}")
+    heads = [f"prefill {total}, s", f"inside, {length}, s", f"step at {total}, ms", "peak, MiB"]
+    print(f"{'':12}" + "".join(f"{head:>20}{'':9}" for head in heads))
+    for kind in kinds:
+        values = zip(found[kind], found["stock"], (1, 1, 1000, 1), strict=True)
+        print(f"{kind:12}" + "".join(f"{own * unit:20.3f} ×{own / base:<7.3f}" for own, base, unit in values))
 
 
 if __name__ == "__main__":

@@ -110,6 +110,21 @@ def test_every_form_equals_loops(name, layout):
                 assert form_of(call) == ("tiles" if backend == "sdpa" else "one")
 
 
+@pytest.mark.parametrize("size", [16, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("total", [500, 767, 768, 1100, 1700])
+def test_a_long_call_leaves_rows_inside_as_stock_has_them(total, dtype, size):
+    """Stock runs on fewer rows than it was given, and how it divides them must not show."""
+    query, key, value = (tensor.to(dtype) for tensor in states(total, size=size))
+    method = made("window-warm")
+    plain = stock(query, key, value, None)[0]
+    for first in (64, 100, 511, 513, 600):
+        if first < total:
+            method.map.first = method.map.start = first
+            output, _ = method.attend(stock, Call(torch.arange(total)[None]), query, key, value, None)
+            assert torch.equal(output[:, :first], plain[:, :first])
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_past_twice_the_window(name):
     query, key, value, expected, rows, _ = case(name, total=150)
@@ -340,9 +355,9 @@ def test_rungs_are_known_beforehand(name):
 
 
 @pytest.mark.parametrize("name", ["self-extend", "dpe", "dca-short", "sinks", "adaptive"])
-@pytest.mark.parametrize("length", [1, 150])
+@pytest.mark.parametrize("length", [1, 300])
 def test_compiled_in_one_graph(name, length):
-    method, total = made(name), 150
+    method, total = made(name), 300
     padding = [0, 40]
     query, key, value = states(total, batch=2)
     positions, mask = padded(padding, total), causal_bool(total, padding)

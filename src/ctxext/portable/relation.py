@@ -8,13 +8,12 @@ n keys, d head.
 """
 
 from collections import namedtuple
-from itertools import groupby
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from .method import Method
-from .relation_maps import MAPS, Rows, last_far, runs, tiles
+from .relation_maps import MAPS, Rows, stages
 from .relation_parts import (
     attend_tile,
     band,
@@ -109,8 +108,10 @@ class Relation(Method):
         start = int(m[0, first])
         if not trains and plain == start - first and is_tiled(call, query, value, total, kwargs):
             m = m[:1, first:]
-            pieces = runs(self.map, start, start + length - first)
-            return Plan("tiles", m, None, self.map.rows(m), self.map.temperature(m), plain, first, served, pieces)
+            pieces, rows = stages(self.map, start, start + length - first), self.map.rows(m)
+            if length == 1 and rows.turn_middle is not None:
+                rows = rows._replace(turn_far=torch.cat([rows.turn_far, rows.turn_middle], 1))  # Both in one call.
+            return Plan("tiles", m, None, rows, self.map.temperature(m), plain, first, served, pieces)
         read = m, key_positions(m, mask, total, base), self.map.rows(m), self.map.temperature(m), base, first
         if length == 1 and (not self.map.drops_keys or plain is not None or getattr(mask, "ndim", 0) == 4):
             return Plan("one", *read, 0, self.single(read[2], read[1], plain, len(key), trains))
@@ -164,26 +165,25 @@ class Relation(Method):
     def tiles(self, call, plan, stock, query, key, value, scale):
         """The output where only causality hides keys: tiles of each run of rows, near and far, in one softmax."""
         (batch, heads, length, size), groups, first = query.shape, key.shape[1], plan.first
-        output = query.new_empty(batch, length, heads, size)
+        output, key = query.new_empty(batch, length, heads, size), key[:, :, : plan.base + length]
         if first:
             output[:, :first] = stock[:, :first]
         query, rows = scaled(query[:, :, first:], plan.scale), plan.rows
         parts = {"near": query}
-        if any(run.far for run in plan.pieces):
+        if any(end for _, end, _ in plan.pieces) and (length > 1 or rows.turn_middle is None):
             parts["far"] = turned(call, query, rows.turn_far, "far")
-        if rows.turn_middle is not None:
+        if rows.turn_middle is not None and length == 1:
+            parts["far"], parts["middle"] = turned(call, torch.cat([query, query], 2), rows.turn_far).chunk(2, 2)
+        elif rows.turn_middle is not None:
             parts["middle"] = turned(call, query, rows.turn_middle, "middle")
         parts = {name: part.unflatten(1, (groups, -1)) for name, part in parts.items()}
         own = output[:, first:].transpose(1, 2)
         total = own if own.dtype == torch.float32 else torch.empty_like(own, dtype=torch.float32)
         total, sums = total.unflatten(1, (groups, -1)), total.new_empty(*total.shape[:3]).unflatten(1, (groups, -1))
-        origin, written, bands = plan.pieces[0].start, set(), {}
-        for rung, group in groupby(plan.pieces, lambda run: run.rung):
-            group = list(group)
-            far_key = self.far_keys(call, plan, key, rung, max(last_far(run) for run in group))
-            for part, start, stop, low, high, form in (tile for run in group for tile in tiles(run)):
-                if low >= high:
-                    continue
+        origin, written, bands = plan.base + first, set(), {}
+        for rung, end, tiles in plan.pieces:
+            far_key = self.far_keys(call, plan, key, rung, end)
+            for part, start, stop, low, high, form in tiles:
                 if form == "band" and (stop - start, high - low) not in bands:
                     bands[stop - start, high - low] = band(stop - start, high - low, query, heads // groups)
                 bias = bands[stop - start, high - low] if form == "band" else None
@@ -201,14 +201,16 @@ class Relation(Method):
         """Keys (b, g, at least `end`, d) as the far rows of a rung read them. With a cache the last rung's are kept."""
         if not self.map.turns_keys or rung == 0 or end == 0:
             return key
-        n, rungs = torch.arange(end, device=key.device)[None], torch.tensor([[rung]], device=key.device)
-        is_kept = plan.base and rung == plan.pieces[-1].rung and self.settings.get("side_cache", True)
-        if not is_kept or not can_keep(call):
-            return turned(call, key[:, :, :end], self.map.keys(n, rungs), "keys")
-        side = side_of(call, key, [rung] * len(key), [0] * len(key))
-        start = min(side.filled, end)
+        is_kept = plan.base and rung == plan.pieces[-1][0] and self.settings.get("side_cache", True) and can_keep(call)
+        side = side_of(call, key, [rung] * len(key), [0] * len(key)) if is_kept else None
+        start = side.filled if side else 0
         if start < end:
-            side.buffer[:, :, start:end] = turned(call, key[:, :, start:end], self.map.keys(n[:, start:], rungs))
+            end = key.shape[2] if side else end  # What is near now will be far, so that later rows find it.
+            n, rungs = torch.arange(start, end, device=key.device)[None], torch.tensor([[rung]], device=key.device)
+            made = turned(call, key[:, :, start:end], self.map.keys(n, rungs), None if side else "keys")
+            if not side:
+                return made
+            side.buffer[:, :, start:end] = made
             keep_side(call, side._replace(filled=end))
         return side.buffer
 

@@ -1,10 +1,9 @@
 """Which keys a row reads at which distance: the map of every method, from positions alone.
 
-This file travels inside checkpoints. A row is a query with its position m; n is the position of a key. A row reads keys
-n < far as far ones, middle <= n < near as middle ones and n >= near at their own distance; any between far and middle
-are not read. Queries and keys arrive rotated by their own positions, so a map says how much further each is to turn, in
-positions: a far score is that of the query turned by `turn_far` and the key turned by `keys`. All depends on the row's
-own position, never on the call. Shapes: b batch, l rows, k keys, p rotated pairs.
+This file travels inside checkpoints. A row is a query with its position m; n is a key's. A row reads keys n < far as far
+ones, middle <= n < near as middle ones and n >= near at their own distance; any between far and middle not at all.
+Queries and keys arrive rotated by their own positions, so a map says how much further each turns, in positions. All
+depends on the row's own position, never on the call. Shapes: b batch, l rows, k keys, p rotated pairs.
 """
 
 import itertools
@@ -143,8 +142,7 @@ class DualChunk(Map):
 
     def beyond(self, m):
         """Keys of the chunk before are read from min(m mod c + c, size), earlier ones from `size`."""
-        near = m - m % self.chunk
-        middle = near - self.chunk
+        middle = (near := m - m % self.chunk) - self.chunk
         return torch.ones_like(m), middle, middle, near, (self.size + middle - m).clamp(max=0), self.size - m
 
     def far_keys(self, n, rung):
@@ -255,7 +253,7 @@ MAPS = {
 
 
 def runs(rules, start, stop):
-    """Divide the rows start to stop, at positions of the same numbers, into Runs. All must be at least `first`."""
+    """Yield Runs of the rows start to stop, at positions of the same numbers. All must be at least `first`."""
     m = torch.arange(start, stop, device="cpu")[None]
     rows = rules.rows(m)
     lines = [rows.rung[0], *(border[0] for border in (rows.far, rows.middle, rows.near))]
@@ -263,17 +261,10 @@ def runs(rules, start, stop):
     for line, step in zip(lines, (0, 1, 1, 1), strict=True):
         cuts[1:] |= line.diff().abs() > step
     edges = [0, *cuts.nonzero().flatten().tolist(), stop - start]
-    made = []
     for a, b in itertools.pairwise(edges):
         rung, far, middle, near = (int(line[a]) for line in lines)
         moves = [b - a > 1 and int(line[a + 1] - line[a]) == 1 for line in (lines[1], lines[3])]
-        made.append(Run(rung, start + a, start + b, far, middle, near, *moves))
-    return made
-
-
-def last_far(run):
-    """How many keys the last row of a run reads as far ones."""
-    return run.far + (run.stop - run.start - 1) * int(run.far_moves)
+        yield Run(rung, start + a, start + b, far, middle, near, *moves)
 
 
 def tiles(run):
@@ -298,3 +289,12 @@ def tiles(run):
     yield "far", start, stop, 0, run.far - int(run.far_moves), "full"
     if run.far_moves:
         yield "far", start, stop, run.far - 1, run.far - 1 + stop - start, "causal"
+
+
+def stages(rules, start, stop):
+    """For each rung of the rows start to stop: its number, how many keys are far for some row, and all tiles."""
+    made = []
+    for rung, group in itertools.groupby(runs(rules, start, stop), lambda run: run.rung):
+        found = [tile for run in group for tile in tiles(run) if tile[3] < tile[4]]
+        made.append((rung, max((tile[4] for tile in found if tile[0] == "far"), default=0), found))
+    return made
