@@ -1,6 +1,6 @@
 """Which keys a row reads at which distance: the map of every method, from positions alone.
 
-This file travels inside checkpoints. A row is a query with its position m; n is a key's. A row reads keys n < far as far
+This file travels inside checkpoints. A row is a query at position m; a key is at n. A row reads keys n < far as far
 ones, middle <= n < near as middle ones and n >= near at their own distance; any between far and middle not at all.
 Queries and keys arrive rotated by their own positions, so a map says how much further each turns, in positions. All
 depends on the row's own position, never on the call. Shapes: b batch, l rows, k keys, p rotated pairs.
