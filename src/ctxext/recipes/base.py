@@ -43,6 +43,10 @@ class Method:
             value = checked(type(self), self.name, field, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
 
+    def adapted(self, model: ModelConfig) -> Self:
+        """The same step with what this very configuration says of its numbers, where they were not given."""
+        return self
+
     def resolved(self, rotary: Rotary) -> Self:
         """The same step with everything filled in that depends on the model."""
         return self

@@ -62,7 +62,7 @@ class Recipe:
         """
         rotary, steps = model.rotary, []
         for step in self.steps:
-            steps.append(step.resolved(rotary))
+            steps.append(step.adapted(model).resolved(rotary))
             rotary = dataclasses.replace(rotary, context_length=steps[-1].reach(rotary))
         return Recipe(steps, self.description, self.source)
 

@@ -254,6 +254,19 @@ class DualChunk(Relation):
         None, help="Tokens by which neighbouring chunks overlap; an eighth of the chunk where not given.", min=1
     )
 
+    def adapted(self, model: ModelConfig) -> Self:
+        """The numbers of a `dual_chunk_attention_config`, with which Qwen2.5-1M is published and nothing runs it."""
+        published = model.read("dual_chunk_attention_config")
+        if not isinstance(published, Mapping):
+            return self
+        is_given = self.chunk_size is not None or self.local is not None
+        return dataclasses.replace(
+            self,
+            factor=self.factor or (1.0 if self.target_length is None else None),
+            chunk_size=self.chunk_size if is_given else published.get("chunk_size"),
+            local=self.local if is_given else published.get("local_size"),
+        )
+
     def defaults(self, length: int) -> dict[str, Any]:
         """Chunks as long as L, which leaves all rows inside it as they were."""
         size = self.chunk_size or length

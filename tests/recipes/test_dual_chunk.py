@@ -1,0 +1,64 @@
+"""Qwen2.5-1M's published block is read, and converted to what any transformers runs."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from ctxext.converters import convert
+from ctxext.errors import CtxextError
+from ctxext.recipes import Recipe
+from ctxext.recipes.relation import DualChunk
+from ctxext.recipes.rotary import model_config
+
+QWEN = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 28,
+    "rope_theta": 10000000.0,
+    "max_position_embeddings": 1010000,
+    "dual_chunk_attention_config": {
+        "chunk_size": 262144,
+        "local_size": 8192,
+        "original_max_position_embeddings": 262144,
+    },
+}
+
+
+def test_the_published_numbers_are_taken():
+    """From config.json of Qwen/Qwen2.5-7B-Instruct-1M."""
+    model = model_config(dict(QWEN))
+    recipe = Recipe([DualChunk()]).resolved(model)
+    assert recipe.steps[0].to_dict() == {
+        "method": "dca", "factor": 1.0, "temperature": "none", "chunk_size": 262144, "local": 8192
+    }  # fmt: skip
+    edited = recipe.edit(model)
+    assert edited.rotary.context_length == 1010000
+    assert edited.code["steps"][0]["chunk_size"] == 262144
+
+
+def test_given_numbers_stand_above_it():
+    step = DualChunk(chunk_size=1000, target_length=2020000)
+    assert Recipe([step]).resolved(model_config(dict(QWEN))).steps[0].chunk_size == 1000
+
+
+def test_others_must_say_how_far(llama_source):
+    with pytest.raises(CtxextError, match="how far to reach"):
+        convert(str(llama_source), "never", Recipe([DualChunk()]))
+
+
+def test_rows_of_the_first_chunk_are_the_models(llama, tmp_path):
+    import json
+
+    config = json.loads((llama / "config.json").read_text())
+    config["dual_chunk_attention_config"] = {"chunk_size": 64, "local_size": 8}
+    (llama / "config.json").write_text(json.dumps(config))
+    convert(str(llama), tmp_path / "out", Recipe([DualChunk()]))
+    ids = torch.arange(120)[None] % 64
+    with torch.no_grad():
+        stock = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()(ids).logits
+        own = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32, trust_remote_code=True)
+        found = own.eval()(ids).logits
+    torch.testing.assert_close(found[:, :64], stock[:, :64], rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(found[:, 80:], stock[:, 80:])
