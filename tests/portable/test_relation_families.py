@@ -14,7 +14,8 @@ from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe
 from ctxext.recipes.adaptive import Adaptive
-from ctxext.recipes.relation import DualChunk, SelfExtend
+from ctxext.recipes.dual_chunk import DualChunk
+from ctxext.recipes.relation import SelfExtend
 from portable_checkpoints import MODERN, load
 from test_families_mspoe import plain_source
 

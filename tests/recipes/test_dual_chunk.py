@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe
-from ctxext.recipes.relation import DualChunk
+from ctxext.recipes.dual_chunk import DualChunk
 from ctxext.recipes.rotary import model_config
 
 QWEN = {

@@ -7,13 +7,14 @@ from ctxext.recipes.abf import AdjustedBase
 from ctxext.recipes.adaptive import Adaptive
 from ctxext.recipes.base import Method
 from ctxext.recipes.divided import Cope, MrRope, Resonance
+from ctxext.recipes.dual_chunk import DualChunk
 from ctxext.recipes.dynamic import DynamicNtk
 from ctxext.recipes.llama3 import Llama3
 from ctxext.recipes.longrope import LongRope
 from ctxext.recipes.mspoe import MsPoE
 from ctxext.recipes.ntk import Ntk
 from ctxext.recipes.pi import PositionInterpolation
-from ctxext.recipes.relation import Bifocal, DualChunk, ReRope, SelfExtend, Sinks, String, Window
+from ctxext.recipes.relation import Bifocal, ReRope, SelfExtend, Sinks, String, Window
 from ctxext.recipes.yarn import NtkByParts, Yarn
 
 METHODS: tuple[type[Method], ...] = (

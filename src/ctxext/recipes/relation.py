@@ -188,8 +188,9 @@ class SelfExtend(Relation):
 class Bifocal(Relation):
     """Keep near keys exact and divide far positions by the row's group, as Jet-Long does. No training.
 
-    Far scores are those of floor(m / G) and floor(n / G), G = ceil((m + 1) / L) by the row and not by the call. A file
-    with --groups gives every rotated pair a group of its own (DPE, arXiv 2504.18857). Jet-Long 2026, section 3.
+    As published, far scores are those of floor(m / G) and floor(n / G), G = ceil((m + 1) / L), by the row and not by
+    the call, behind a jump at the border; the continuous border is Self-Extend's. A file with --groups gives every
+    rotated pair a group of its own (DPE, arXiv 2504.18857). Jet-Long 2026, section 3.
     """
 
     name = "bifocal"
@@ -235,53 +236,6 @@ class Bifocal(Relation):
                 )
             found["groups"] = [int(group) for group in self.groups]
         return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class DualChunk(Relation):
-    """Split positions into chunks: exact within one and to the one before, a fixed far row beyond. No training.
-
-    Any cache and any chunking give the same, as a key's rotation never changes. An et al. 2024, section 3.
-    """
-
-    name = "dca"
-    title = "Dual chunk attention"
-    paper = "https://arxiv.org/abs/2402.17463"
-    code_class = "Dca"
-
-    chunk_size: int | None = param(None, help="The largest distance used; L where not given.", min=2)
-    local: int | None = param(
-        None, help="Tokens by which neighbouring chunks overlap; an eighth of the chunk where not given.", min=1
-    )
-
-    def adapted(self, model: ModelConfig) -> Self:
-        """The numbers of a `dual_chunk_attention_config`, with which Qwen2.5-1M is published and nothing runs it."""
-        published = model.read("dual_chunk_attention_config")
-        if not isinstance(published, Mapping):
-            return self
-        is_given = self.chunk_size is not None or self.local is not None
-        return dataclasses.replace(
-            self,
-            factor=self.factor or (1.0 if self.target_length is None else None),
-            chunk_size=self.chunk_size if is_given else published.get("chunk_size"),
-            local=self.local if is_given else published.get("local_size"),
-        )
-
-    def defaults(self, length: int) -> dict[str, Any]:
-        """Chunks as long as L, which leaves all rows inside it as they were."""
-        size = self.chunk_size or length
-        return {"chunk_size": size, "local": max(size // 8, 1)}
-
-    def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """No distance may be longer than L, and chunks must be longer than their overlap."""
-        size, local = self.chunk_size or length, self.local or 1
-        if size > length:
-            return f'a chunk of "{size}" uses distances beyond the {length} tokens that the model reads.', (
-                f"--chunk-size {length}"
-            )
-        if local >= size:
-            return f'an overlap of "{local}" leaves nothing of a chunk of {size}.', f"--local {max(size // 8, 1)}"
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)

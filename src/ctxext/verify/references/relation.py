@@ -50,7 +50,9 @@ def relation(step, m, n, inverse):
     published = step.get("border", "published") == "published"
     if m - n < window or (published and m - n == window):
         return own
-    groups = step.get("groups") or [math.ceil((m + 1) / length)] * len(inverse)
+    # What is exact takes none of the far distances; a continuous border adds them up, and all must stay below L.
+    exact = 0 if published else window
+    groups = step.get("groups") or [math.ceil((m + 1 - exact) / (length - exact))] * len(inverse)
     shifts = [0.0 if published else window - window / group for group in groups]
     query = [(m // group + shift) * w for group, shift, w in zip(groups, shifts, inverse, strict=True)]
     return query, [(n // group) * w for group, w in zip(groups, inverse, strict=True)]
