@@ -189,12 +189,15 @@ def test_nothing_is_overwritten(base, tmp_path):
     with pytest.raises(CtxextError, match="not empty"):
         tune(base, out)
     assert (out / "mine.txt").read_text() == "kept"
+    with pytest.raises(CtxextError, match=r'did not make: "mine\.txt"'):
+        tune(base, out, overwrite=True)
+    assert (out / "mine.txt").read_text() == "kept"
+    (out / "mine.txt").unlink()
     training_folder(out).mkdir()
     with pytest.raises(CtxextError, match="in the way"):
         tune(base, out, overwrite=True)
     training_folder(out).rmdir()
     tune(base, out, change(steps=1), overwrite=True)
-    assert not (out / "mine.txt").exists()
 
 
 @pytest.mark.parametrize(

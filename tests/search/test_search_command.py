@@ -79,7 +79,7 @@ BAD = {
     "a study there": ((*FAR,), studied, "There is a study"),
     "no study": ((*FAR, "--resume"), None, "There is no study"),
     "not a study": ((*FAR, "--resume"), lambda folder: write(folder / "best.db", "text " * 99), "cannot be used"),
-    "no data": ((*FAR, "--data", "absent.txt"), None, "neither a file nor a data set"),
+    "no data": ((*FAR, "--data", "absent.txt"), None, "There is no file"),
     "little data, an old study": (
         (*FAR, "--data", "little.txt", "--overwrite"),
         lambda folder: (studied(folder), write(folder / "little.txt", "Few.")),

@@ -52,7 +52,7 @@ def recipes(folder: Path) -> dict[str, Recipe]:
             continue
         ranges = method.search_space(rotary, 4.0)
         numbers = {name: tried.start for name, tried in ranges.items() if tried.start is not None}
-        numbers |= {"first_layer": 0} if method is MsPoE else {}
+        numbers |= {"first_layer": 0, "schedule": "linear", "head_order": "prompt"} if method is MsPoE else {}
         numbers |= {"theta": 3e5} if method is AdjustedBase else {}
         made[method.name] = Recipe([method.from_search(numbers, rotary, 4.0)])
     if "mspoe" in made and "yarn" in made:

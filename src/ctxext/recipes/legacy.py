@@ -16,7 +16,8 @@ MODELING_DIGEST = "10971240fb82767fe3edba8513c36b1da7371de328e71a18bf8a59c99eb05
 
 def is_legacy(config: Mapping[str, Any]) -> bool:
     """Whether a configuration is one that 0.1.0 wrote for a checkpoint with code."""
-    return any(isinstance(part, Mapping) and part.get(_BLOCK) for part in (config, config.get("text_config")))
+    parts = (config, config.get("text_config"))
+    return any(isinstance(part, Mapping) and isinstance(part.get(_BLOCK), Mapping) for part in parts)
 
 
 def upgraded(config: dict[str, Any]) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def upgraded(config: dict[str, Any]) -> dict[str, Any]:
     if not is_legacy(config):
         return config
     config = copy.deepcopy(config)
-    text = config if config.get(_BLOCK) else config["text_config"]
+    text = config if isinstance(config.get(_BLOCK), Mapping) else config["text_config"]
     old = text.pop(_BLOCK)
     shared = {key: old[key] for key in ("rope", "hidden_act") if key in old}
     step = {"method": "mspoe", **{key: value for key, value in old.items() if key not in shared}}

@@ -126,7 +126,8 @@ class Relation(CodeMethod):
         length = model.rotary.context_length
         step = self.resolved(model.rotary)
         own = {name: value for name, value in step.to_dict().items() if name not in _NOT_IN_MAPS}
-        return {"layers": layers, "original_length": length, "temperature": self.temperature, **own}
+        lengths = {"original_length": length, "target_length": step.reach(model.rotary)}
+        return {"layers": layers, **lengths, "temperature": self.temperature, **own}
 
 
 _NOT_IN_MAPS = frozenset({"method", "factor", "temperature"})
