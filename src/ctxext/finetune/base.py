@@ -7,9 +7,11 @@ from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
 from ctxext.loading import choose_dtype, quiet_transformers
+from ctxext.recipes.code import CodeMethod
 from ctxext.recipes.code_layout import depends_on_prompt
 from ctxext.recipes.own_code import runs_only_own_code
-from ctxext.recipes.rotary import ModelConfig, model_config
+from ctxext.recipes.recipe import recipe_from_dict
+from ctxext.recipes.rotary import ModelConfig, model_config, provenance
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,10 @@ def _check(base: Base, source: str, length: int | None) -> None:
             f'--length {length} is above the context length of "{source}": {rotary.context_length} tokens.',
             hint=f"Convert its source with --factor {factor} first.",
         )
-    if depends_on_prompt(base.model.config):
+    noted = provenance(config).get("recipe")
+    steps = recipe_from_dict(noted, "config.json").steps if noted else ()
+    untrainable = [step for step in steps if isinstance(step, CodeMethod) and not step.is_trainable]
+    if untrainable or depends_on_prompt(base.model.config):
         raise CtxextError(
             f'"{source}" chooses again for each prompt, which no training sequence resembles.',
             hint="Convert its source with --head-order calibrated.",

@@ -24,13 +24,16 @@ class CodeMethod(Method):
     """The files that travel: the one with the class first, then what it imports beside `method.py`."""
     code_class: ClassVar[str]
     """The name of the class, a `Method` of `portable/method.py` with the same `name` as this one."""
-    is_trainable: ClassVar[bool] = True
-    """Whether a checkpoint may be fine-tuned as it is."""
 
     @property
     def depends_on_prompt(self) -> bool:
         """Whether it chooses something by each prompt, which then belongs to that prompt's cache."""
         return False
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether a checkpoint may be fine-tuned as it is: not where each sequence would be read otherwise."""
+        return not self.depends_on_prompt
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
         """The numbers that the portable class reads, as plain JSON; `layers` lists the layers that take part.

@@ -21,7 +21,8 @@ class DynamicNtk(Scaling):
     rope_type = "dynamic"
     caution = (
         "transformers picks one frequency set for a whole batch from its longest row, and keys cached before the "
-        "original context length was crossed keep their old rotation: run one prompt at a time, whole; engines differ."
+        "original context length was crossed keep their old rotation: run one prompt at a time, whole; engines differ. "
+        "adaptive does by the row what this means to do, and agrees with its cache."
     )
 
     def reach(self, rotary: Rotary) -> int:

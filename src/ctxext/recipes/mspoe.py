@@ -98,11 +98,6 @@ class MsPoE(CodeMethod):
         """Whether each prompt orders the heads."""
         return self.head_order == "prompt"
 
-    @property
-    def is_trainable(self) -> bool:  # type: ignore[override]
-        """Whether its order of heads is the same for every training sequence."""
-        return not self.depends_on_prompt
-
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
         """Why the family cannot give every head its own ratio; empty where it can."""
