@@ -72,6 +72,8 @@ def test_family(model_type, tmp_path):
 
 @pytest.mark.parametrize("model_type", COMPARED)
 def test_the_loaded_logits_are_those_of_the_reference(model_type, tmp_path):
+    if model_type == "stablelm" and not MODERN:
+        pytest.skip("in transformers 4.57 its attention is its own, which loading says")
     source, _ = plain_source(model_type, tmp_path / "source")
     done = convert(str(source), tmp_path / "out", Recipe([step(COMPARED[model_type])]))
     assert done.verification is not None

@@ -200,11 +200,14 @@ def main() -> None:
     """Compare, and print what was found."""
     task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     out, positions = Path(task["folder"]), torch.tensor([task["positions"]])
-    loaded = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True, dtype=torch.float32).eval()
+    text = AutoConfig.from_pretrained(out, trust_remote_code=True).get_text_config()
+    # The sdpa of transformers 4 leaves the cap on scores out (Gemma 2).
+    exact = {"attn_implementation": "eager"} if getattr(text, "attn_logit_softcapping", None) else {}
+    loaded = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True, dtype=torch.float32, **exact).eval()
     input_ids = torch.randint(0, loaded.config.get_text_config().vocab_size, positions.shape)
     mask = torch.ones_like(input_ids)
     with torch.no_grad():
