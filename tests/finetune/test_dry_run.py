@@ -80,7 +80,8 @@ print(peak)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs a peak that can be forgotten")
-@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_peak_is_within_a_fifth_of_the_real_one(tmp_path, checkpointing):
     """On a model whose activations are most of the memory; each side in a process of its own."""
     wide = {"hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 6, "vocab_size": 64}
