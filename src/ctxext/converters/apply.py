@@ -92,6 +92,8 @@ def apply_plan(
     check_out(out, plan.source.folder, overwrite=overwrite, overwrite_anything=overwrite_anything)
     out = out.resolve()
     with full_disk_told(out), staging_directory(out) as work:
+        # Another run may have finished between the first look and the lock.
+        check_out(out, plan.source.folder, overwrite=overwrite, overwrite_anything=overwrite_anything)
         ways = _bring_weights(plan, work, link, progress)
         files = _write_small(plan, work, ways)
         weights = {name: _digest(plan, name, work, digest or link == "copy") for name in ways}

@@ -70,6 +70,7 @@ def merge(
     changes = AdapterChanges(adapter, shapes, tied=tied_embeddings(checkpoint))
     out = out.resolve()
     with full_disk_told(out), staging_directory(out) as work:
+        check_out(out, checkpoint.folder, overwrite=overwrite)  # Another run may have finished meanwhile.
         shutil.copytree(adapter, work / ADAPTER)
         write_merged(checkpoint, changes, work, notes={"adapter": adapter.resolve().name}, progress=progress)
         give_name(work, out, overwrite=overwrite)
