@@ -84,7 +84,12 @@ def convert(
         str, typer.Option("--device", help="auto, cpu, cuda or mps.", rich_help_panel=_CALIBRATION)
     ] = "auto",
     dtype: Annotated[
-        str, typer.Option("--dtype", help="auto (as saved), bf16, fp16 or fp32.", rich_help_panel=_CALIBRATION)
+        str,
+        typer.Option(
+            "--dtype",
+            help="auto (as saved; on a CPU what it is fast in), bf16, fp16, fp32.",
+            rich_help_panel=_CALIBRATION,
+        ),
     ] = "auto",
     trials: TrialsOption = None,
     minutes: MinutesOption = None,
@@ -121,6 +126,8 @@ def convert(
             output.note("converting would load the model once to order its heads; the plan shows them by index.")
             steps = planned
         elif not dry_run:
+            if by_index(steps) is not steps:
+                output.note("Loading the model once to order its heads; where it does not fit, --head-order fixed.")
             calibration = Calibration(calibration_text, device, dtype)
             steps = calibrated(checkpoint, steps, calibration, replace_scaling=replace_scaling, progress=progress)
         plan = make_plan(checkpoint, steps, replace_scaling=replace_scaling)
