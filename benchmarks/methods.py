@@ -63,7 +63,7 @@ def markdown(report: dict, samples: int) -> str:
     """The page that goes with the report."""
     lines = ["# Every method on the demo checkpoint", ""]
     lines += [
-        "Beside this page: [fine-tuning](finetune.md), [search](search.md) and"
+        "Beside this page: [relation maps](relation.md), [fine-tuning](finetune.md), [search](search.md) and"
         " [a model that somebody trained](smollm2.md).",
         "",
     ]
