@@ -39,9 +39,9 @@ NOTES = """
   method wins here says little about which wins on a model of billions of parameters; how to measure it is what carries
   over.
 - No method was fine-tuned afterwards. PI above all is meant to be.
-- `mspoe` is what `convert` makes by default (ntk, calibrated order), `mspoe-paper` the paper's form (linear, the prompt
-  orders the heads). Both leave the first two layers as they are. The demo checkpoint does its look-ups in just these, so
-  that they change little here; `…-layer-0` takes every layer.
+- `mspoe` is what `convert` makes by default (ntk, calibrated order), `mspoe-paper` the form of the paper (linear, the
+  prompt orders the heads). Both leave the first two layers as they are. The demo checkpoint does its look-ups in just
+  these, so that they change little here; `…-layer-0` takes every layer.
 - Answers are scored as they are written: where heads choose by the prompt, the prompt runs first and the answer on its
   cache. Version 0.1.0 ran both in one forward, and printed 56 % of pass keys at 512 tokens for `mspoe-paper`.
 - `mspoe` was made to use the original context length better, not to extend it, and its linear ratios are known to do
