@@ -7,52 +7,56 @@ WARM = ("torch", "transformers", "transformers.models.llama.modeling_llama", "hy
 
 _METHODS = (
     "tests/recipes/test_limits.py",
-    "tests/recipes/test_divided.py",
     "tests/recipes/test_length.py",
-    "tests/recipes/test_compositions.py",
-    "tests/recipes/test_every_method.py",
+    "tests/recipes/test_reference.py::test_our_own_frequencies_equal_the_papers",
+    "tests/recipes/test_divided.py::test_lists_equal_the_reference",
     "tests/converters/test_other_files.py",
-    "tests/recipes/test_reference.py",
     "tests/search/test_space.py",
+    "tests/test_reading.py",
+    "tests/recipes/test_every_method.py",
     "tests/cli/test_convert_command.py",
     "tests/converters/test_convert.py",
-    "tests/test_reading.py",
+)
+_RELATION = (
+    "tests/search/test_space.py",
+    "tests/recipes/test_compositions.py",
+    "tests/recipes/test_dual_chunk.py",
+    "tests/recipes/test_every_method.py",
+    "tests/portable/test_relation.py",
 )
 _CODE = (
-    "tests/recipes",
-    "tests/portable/test_relation.py",
-    "tests/portable/test_schedules.py",
-    "tests/portable/test_checkpoint.py",
     "tests/test_older_versions.py",
+    "tests/recipes/test_limits.py",
+    "tests/recipes/test_compositions.py",
     "tests/search/test_space.py",
+    "tests/portable/test_checkpoint.py",
+    "tests/portable/test_golden.py",
+    "tests/converters/test_calibration.py",
     "tests/converters/test_convert.py",
-    "tests/publish/test_verify.py",
 )
 _READING = (
     "tests/test_reading.py",
     "tests/test_families.py",
     "tests/converters/test_convert.py",
     "tests/test_hub.py",
-    "tests/fuzz",
 )
 _SCORING = (
     "tests/evaluate/test_scoring.py",
-    "tests/evaluate/test_scored_is_written.py",
     "tests/evaluate/test_loss.py",
-    "tests/evaluate/test_run.py",
-    "tests/evaluate/test_new_tasks.py",
     "tests/search/test_measurement.py",
+    "tests/evaluate/test_new_tasks.py",
+    "tests/evaluate/test_scored_is_written.py",
 )
 _LOSSES = ("tests/finetune/test_chunked_loss.py", "tests/finetune/test_keep_short.py")
-_MERGE = ("tests/finetune/test_merge.py", "tests/finetune/test_merge_kinds.py")
+_MERGE = ("tests/finetune/test_merge_kinds.py", "tests/finetune/test_merge.py")
 
-_WITH_CODE = ("relation", "adaptive", "dual_chunk", "mspoe", "code", "code_layout", "own_code", "legacy")
 _PLAIN = ("abf", "base", "divided", "dynamic", "frequencies", "length", "llama3", "longrope", "methods", "ntk", "param")
 _PLAIN += ("pi", "recipe", "rotary", "yarn")
 
 ROOMS: Mapping[str, tuple[str, ...]] = {
     **{f"recipes/{name}.py": _METHODS for name in _PLAIN},
-    **{f"recipes/{name}.py": _CODE for name in _WITH_CODE},
+    **{f"recipes/{name}.py": _RELATION for name in ("relation", "adaptive", "dual_chunk")},
+    **{f"recipes/{name}.py": _CODE for name in ("mspoe", "code", "code_layout", "own_code", "legacy")},
     "checkpoint.py": _READING,
     "geometry.py": _READING,
     "reading/*.py": _READING,
