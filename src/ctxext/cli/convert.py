@@ -16,6 +16,8 @@ from ctxext.cli.auto import MinutesOption, TrialsOption, searched_recipe, wants_
 from ctxext.cli.method_options import build_recipe, method_parameters
 from ctxext.cli.options import (
     JsonOption,
+    OverwriteAnythingOption,
+    OverwriteOption,
     QuietOption,
     RevisionOption,
     SourceArgument,
@@ -52,10 +54,8 @@ def convert(
     ] = None,
     recipe: Annotated[str | None, typer.Option("--recipe", help="A recipe file, or the name of a preset.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change and write nothing.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if ctxext made it.")] = False,
-    overwrite_anything: Annotated[
-        bool, typer.Option("--overwrite-anything", help="Replace OUT and delete whatever lies there.")
-    ] = False,
+    overwrite: OverwriteOption = False,
+    overwrite_anything: OverwriteAnythingOption = False,
     replace_scaling: Annotated[
         bool, typer.Option("--replace-scaling", help="Take the source's own extension away first.")
     ] = False,

@@ -12,6 +12,7 @@ from ctxext.cli.finetune_data import DataChoice
 from ctxext.cli.finetune_view import same_command, tell_plan, tell_result
 from ctxext.cli.options import (
     JsonOption,
+    OverwriteAnythingOption,
     QuietOption,
     RevisionOption,
     SourceArgument,
@@ -54,6 +55,7 @@ def finetune(
     evaluate: own.EvalOption = None,
     resume: own.ResumeOption = False,
     overwrite: own.OverwriteOption = False,
+    overwrite_anything: OverwriteAnythingOption = False,
     dry_run: own.DryRunOption = False,
     pack: own.PackOption = "off",
     short_share: own.ShortShareOption = 0.2,
@@ -130,6 +132,7 @@ def finetune(
                 merge=merge,
                 resume=resume,
                 overwrite=overwrite,
+                overwrite_anything=overwrite_anything,
                 progress=progress,
                 tell=output.note,
             )
