@@ -71,7 +71,10 @@ def convert(
     digest: Annotated[bool, typer.Option("--digest", help="Record the SHA-256 of the weights; reads them.")] = False,
     verify: Annotated[
         bool,
-        typer.Option("--verify/--no-verify", help="Load a result that carries code in a clean process and compare."),
+        typer.Option(
+            "--verify/--no-verify",
+            help="Check that transformers rotates as the method says; load code in a clean process.",
+        ),
     ] = True,
     calibration_text: Annotated[
         Path | None,
@@ -178,14 +181,8 @@ def _verification_lines(done: Conversion) -> list[Text]:
         return []
     if found.skipped:
         return [marked("-", "yellow", f"not verified: {found.skipped}")]
-    return [
-        marked(
-            "✓",
-            "green",
-            "verified in a clean process: loads without ctxext, "
-            f"logits as the method says (largest difference {found.difference:.0e})",
-        )
-    ]
+    how = "the installed transformers rotates" if found.of == "frequencies" else "in a clean process: logits"
+    return [marked("✓", "green", f"verified, {how} as the method says (largest difference {found.difference:.0e})")]
 
 
 def default_out(plan: Plan) -> Path:
