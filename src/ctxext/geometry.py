@@ -35,6 +35,18 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
         raise CtxextError(f'"{name}": "{dim}" dimensions of a head rotate, expected an even number of at least 4.')
 
 
+def claimed_length(config: Mapping[str, Any], family: Family) -> Any:
+    """The context length in tokens that config.json claims: `max_position_embeddings`, or what stands above it.
+
+    Command R was published with 8192 there and its 131072 under `model_max_length`, which engines believe.
+    """
+    above = text_config(config, family).get(LENGTH_ABOVE) if family.model_type in ("cohere", "cohere2") else None
+    return above or read(config, family, "max_position_embeddings")
+
+
+LENGTH_ABOVE = "model_max_length"
+
+
 def _check_lists(config: Mapping[str, Any], family: Family, name: str) -> None:
     """Check the lists that have one entry for each layer."""
     text = text_config(config, family)

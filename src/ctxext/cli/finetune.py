@@ -12,6 +12,7 @@ from ctxext.cli.finetune_data import DataChoice
 from ctxext.cli.finetune_view import same_command, tell_plan, tell_result
 from ctxext.cli.options import (
     JsonOption,
+    OriginalLengthOption,
     OverwriteAnythingOption,
     QuietOption,
     RevisionOption,
@@ -47,6 +48,7 @@ def finetune(
     eval_data: own.EvalDataOption = None,
     length: own.LengthOption = None,
     start_length: own.StartLengthOption = None,
+    original_length: OriginalLengthOption = None,
     learn: own.LearnOption = "answers",
     steps: own.StepsOption = 200,
     epochs: own.EpochsOption = None,
@@ -147,7 +149,7 @@ def finetune(
 
 
 def _lengths(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: given[name] for name in ("length", "start_length", "window", "group")}
+    return {name: given[name] for name in ("length", "start_length", "original_length", "window", "group")}
 
 
 def _check_tasks(tasks: str | None) -> None:

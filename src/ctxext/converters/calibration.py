@@ -47,6 +47,7 @@ def calibrated(
     calibration: Calibration,
     *,
     replace_scaling: bool = False,
+    allow_shorter: bool = False,
     progress: Progress | None = None,
 ) -> Recipe:
     """The same recipe with the order of heads measured on this model, where a step waits for it. Loads the model.
@@ -61,7 +62,7 @@ def calibrated(
     if per_prompt is None:
         return recipe
     text = read_text(calibration.text)
-    plan = make_plan(source, per_prompt, replace_scaling=replace_scaling)
+    plan = make_plan(source, per_prompt, replace_scaling=replace_scaling, allow_shorter=allow_shorter)
     with tempfile.TemporaryDirectory() as place:
         model, tokenizer = _load(_linked_checkpoint(plan, Path(place)), calibration)
         scores = head_scores(model, tokenizer, text, plan.rotary.trained_length, progress)

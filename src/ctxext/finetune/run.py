@@ -114,7 +114,7 @@ def finetune(
     Raises:
         CtxextError: the model, the data, an option or the place is refused; nothing is written then.
     """
-    base = open_base(model, options.length, revision=revision, token=token)
+    base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
     options = options.settled(window=base.model.rotary.context_length, trained_length=base.model.rotary.trained_length)
     if options.full and not merge:
         raise CtxextError("--full has no adapter to keep apart.", hint="Leave --no-merge out.")
