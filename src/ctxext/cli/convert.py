@@ -17,6 +17,8 @@ from ctxext.cli.method_options import build_recipe, method_parameters
 from ctxext.cli.options import (
     JsonOption,
     OriginalLengthOption,
+    OverwriteAnythingOption,
+    OverwriteOption,
     QuietOption,
     RevisionOption,
     SourceArgument,
@@ -54,10 +56,8 @@ def convert(
     ] = None,
     recipe: Annotated[str | None, typer.Option("--recipe", help="A recipe file, or the name of a preset.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change and write nothing.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if ctxext made it.")] = False,
-    overwrite_anything: Annotated[
-        bool, typer.Option("--overwrite-anything", help="Replace OUT and delete whatever lies there.")
-    ] = False,
+    overwrite: OverwriteOption = False,
+    overwrite_anything: OverwriteAnythingOption = False,
     replace_scaling: Annotated[
         bool,
         typer.Option(
@@ -81,7 +81,10 @@ def convert(
     digest: Annotated[bool, typer.Option("--digest", help="Record the SHA-256 of the weights; reads them.")] = False,
     verify: Annotated[
         bool,
-        typer.Option("--verify/--no-verify", help="Load a result that carries code in a clean process and compare."),
+        typer.Option(
+            "--verify/--no-verify",
+            help="Check that transformers rotates as the method says; load code in a clean process.",
+        ),
     ] = True,
     calibration_text: Annotated[
         Path | None,
@@ -94,7 +97,12 @@ def convert(
         str, typer.Option("--device", help="auto, cpu, cuda or mps.", rich_help_panel=_CALIBRATION)
     ] = "auto",
     dtype: Annotated[
-        str, typer.Option("--dtype", help="auto (as saved), bf16, fp16 or fp32.", rich_help_panel=_CALIBRATION)
+        str,
+        typer.Option(
+            "--dtype",
+            help="auto (as saved; on a CPU what it is fast in), bf16, fp16, fp32.",
+            rich_help_panel=_CALIBRATION,
+        ),
     ] = "auto",
     trials: TrialsOption = None,
     minutes: MinutesOption = None,
@@ -132,6 +140,8 @@ def convert(
             output.note("converting would load the model once to order its heads; the plan shows them by index.")
             steps = planned
         elif not dry_run:
+            if by_index(steps) is not steps:
+                output.note("Loading the model once to order its heads; where it does not fit, --head-order fixed.")
             calibration = Calibration(calibration_text, device, dtype)
             steps = calibrated(
                 checkpoint,
@@ -191,14 +201,8 @@ def _verification_lines(done: Conversion) -> list[Text]:
         return []
     if found.skipped:
         return [marked("-", "yellow", f"not verified: {found.skipped}")]
-    return [
-        marked(
-            "✓",
-            "green",
-            "verified in a clean process: loads without ctxext, "
-            f"logits as the method says (largest difference {found.difference:.0e})",
-        )
-    ]
+    how = "the installed transformers rotates" if found.of == "frequencies" else "in a clean process: logits"
+    return [marked("✓", "green", f"verified, {how} as the method says (largest difference {found.difference:.0e})")]
 
 
 def default_out(plan: Plan) -> Path:

@@ -13,6 +13,7 @@ from ctxext.cli.finetune_view import same_command, tell_plan, tell_result
 from ctxext.cli.options import (
     JsonOption,
     OriginalLengthOption,
+    OverwriteAnythingOption,
     QuietOption,
     RevisionOption,
     SourceArgument,
@@ -56,6 +57,7 @@ def finetune(
     evaluate: own.EvalOption = None,
     resume: own.ResumeOption = False,
     overwrite: own.OverwriteOption = False,
+    overwrite_anything: OverwriteAnythingOption = False,
     dry_run: own.DryRunOption = False,
     pack: own.PackOption = "off",
     short_share: own.ShortShareOption = 0.2,
@@ -132,6 +134,7 @@ def finetune(
                 merge=merge,
                 resume=resume,
                 overwrite=overwrite,
+                overwrite_anything=overwrite_anything,
                 progress=progress,
                 tell=output.note,
             )

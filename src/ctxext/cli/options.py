@@ -38,6 +38,10 @@ QuietOption = Annotated[
     bool, typer.Option("-q", "--quiet", help="No progress, notes or suggestions.", rich_help_panel=_REPORTING)
 ]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Say more.", rich_help_panel=_REPORTING)]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if ctxext made it.")]
+OverwriteAnythingOption = Annotated[
+    bool, typer.Option("--overwrite-anything", help="Replace OUT and delete whatever lies there.")
+]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
 DtypeOption = Annotated[
     str, typer.Option("--dtype", help="auto (as saved; on a CPU what it is fast in), bf16, fp16 or fp32.")

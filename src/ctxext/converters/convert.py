@@ -1,5 +1,6 @@
 """Convert a checkpoint: the calls behind the command and the Python interface."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +11,11 @@ from ctxext.converters.links import check_link
 from ctxext.converters.output_directory import check_out
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.files import Progress
+from ctxext.recipes.code_layout import without_code
 from ctxext.recipes.own_code import runs_only_own_code
-from ctxext.recipes.recipe import Recipe
+from ctxext.recipes.recipe import Recipe, plain_config
+from ctxext.recipes.rotary import model_config
+from ctxext.verify.carried import check_carried
 from ctxext.verify.logits import Verification, compare_logits
 
 
@@ -22,7 +26,8 @@ class Conversion:
     Attributes:
         plan: What was planned.
         written: What was written.
-        verification: What a clean process said of it; None where no code travels or nobody asked.
+        verification: What the checks found: its frequencies, and where code travels its logits in a clean process;
+            None where nobody asked.
     """
 
     plan: Plan
@@ -63,7 +68,8 @@ def convert(
         replace_scaling: Take an existing schedule away first.
         allow_shorter: Accept a result that reads less than the source.
         original_length: What the source was trained on, in tokens, where its files do not say it.
-        check: Load a result that carries code in a clean process and compare its logits.
+        check: Ask the installed transformers whether it rotates as the recipe says, and load a result that carries
+            code in a clean process and compare its logits.
         calibration: How a calibrated head order is measured; the package's own text where None.
         progress: Called with what is being done, how much of it and how much in all.
 
@@ -114,13 +120,17 @@ def carry_out(
         digest: Record the SHA-256 of the weights.
         overwrite: Replace a folder that this package made.
         overwrite_anything: Replace it whatever lies there.
-        check: Load a result that carries code in a clean process and compare its logits.
+        check: Ask the installed transformers whether it rotates as the recipe says, before anything is written, and
+            load a result that carries code in a clean process and compare its logits.
         progress: Called with what is being done, how much of it and how much in all.
 
     Raises:
-        CtxextError: the place is refused, the disk is full, or the result is not what the method says.
+        CtxextError: the installed transformers does not carry the recipe, the place is refused, the disk is full, or
+            the result is not what the method says.
     """
     found: list[Verification] = []
+    if check:
+        found += _frequencies_checked(plan)
 
     def checked(folder: Path) -> None:
         if not check or not plan.recipe.needs_code:
@@ -140,4 +150,11 @@ def carry_out(
         progress=progress,
         before_publishing=checked,
     )
-    return Conversion(plan, written, found[0] if found else None)
+    return Conversion(plan, written, found[-1] if found else None)
+
+
+def _frequencies_checked(plan: Plan) -> list[Verification]:
+    """What the installed transformers makes of the schedule; nothing where the recipe leaves it alone."""
+    plain = plain_config(model_config(json.loads(plan.texts["config.json"])))
+    difference = check_carried(plan.recipe, without_code(plan.source.config), plain, plan.stock)
+    return [] if difference is None else [Verification(of="frequencies", difference=difference)]

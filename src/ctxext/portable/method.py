@@ -73,6 +73,7 @@ class Part:
     def __init__(self, methods, attention, original):
         self.methods, self.attention, self.original = methods, attention, original
         self.layer, self.scaling = getattr(attention, "layer_idx", None), getattr(attention, "scaling", None)
+        self.is_left_to_engine = False  # Whether the attention function itself asks the methods, sequence by sequence.
 
 
 class Call:
@@ -91,6 +92,7 @@ class Call:
         names = ("past_key_values", "past_key_value", "layer_past")
         self.cache = next((inputs[name] for name in names if name in inputs), None)
         self.mask, self.scaling = inputs.get("attention_mask"), part.scaling
+        self.is_left_to_engine = part.is_left_to_engine
         self.kv_heads, self.first_head = None, 0
 
     @property
