@@ -7,9 +7,6 @@ afterwards, with the factor where it follows from both lengths, or words of the 
 """
 
 import json
-import struct
-from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -21,8 +18,8 @@ from ctxext.geometry import claimed_length
 from ctxext.recipes import MsPoE, Ntk, PositionInterpolation, Recipe, Yarn
 from ctxext.recipes.relation import SelfExtend
 from ctxext.recipes.rotary import model_config
+from published_models import NAMES, published, write
 
-FOLDER = Path(__file__).parents[1] / "data" / "configs"
 STEPS = {
     "pi": (PositionInterpolation(factor=4), False),
     "ntk": (Ntk(factor=4), False),
@@ -34,27 +31,12 @@ STEPS = {
 """Six methods, and whether they come with --replace-scaling."""
 
 
-@cache
-def published(name):
-    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-
-
-NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 ROTARY = [name for name in NAMES if "original" in published(name)]
 
 
 def pending(name, what, reason="until cache and windows are read as engines keep them"):
     """A case that is known to be wrong still: strict, so that mending it without a word here fails."""
     return pytest.param(*((name, what) if what else (name,)), marks=pytest.mark.xfail(strict=True, reason=reason))
-
-
-def write(name, folder):
-    """The model's config.json beside weights that hold nothing."""
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(published(name)["config"]))
-    header = json.dumps({"empty": {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}}).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    return folder
 
 
 def test_there_are_enough():

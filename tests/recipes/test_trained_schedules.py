@@ -186,6 +186,7 @@ def test_a_rope_scaling_stands_above_rope_parameters(case, llama):
     config.pop("rope_theta", None)
     path.write_text(json.dumps(config))
     rotary, loaded = model_config(config).rotary, AutoConfig.from_pretrained(llama)
-    theirs = getattr(loaded, "rope_parameters", None) or loaded.rope_scaling
-    assert (rotary.rope_type, rotary.parameters["factor"]) == (theirs["rope_type"], theirs["factor"])
-    assert rotary.theta == (theirs.get("rope_theta") or loaded.rope_theta)
+    theirs = loaded.rope_scaling if hasattr(loaded, "rope_theta") else loaded.rope_parameters
+    their_type = theirs.get("rope_type") or theirs["type"]
+    assert (rotary.rope_type, rotary.parameters["factor"]) == (their_type, theirs["factor"])
+    assert rotary.theta == (loaded.rope_theta if hasattr(loaded, "rope_theta") else theirs["rope_theta"])

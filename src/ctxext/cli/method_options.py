@@ -98,7 +98,10 @@ def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[st
             if name in ("factor", "target_length"):
                 step.pop("factor" if name == "target_length" else "target_length", None)
     if {"factor", "target_length"} <= values.keys():
-        raise CtxextError("Give --factor or --target-length, not both.")
+        raise CtxextError(
+            "Give --factor or --target-length, not both.",
+            hint="A recipe file may say both, where the context length is not the factor times the original one.",
+        )
     return recipe_from_dict(content, recipe or "the command line")
 
 
