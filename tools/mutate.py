@@ -221,10 +221,15 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--count", type=int, default=160)
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--start", type=int, default=1, help="Go on at this mutant of the sample, after a stop.")
     options.add_argument("--only", default="", help="Files whose path holds this.")
     options.add_argument("--planted", action="store_true", help="The faults of the list instead.")
     chosen = options.parse_args()
-    trials = list(planted(chosen.only)) if chosen.planted else sample(chosen.count, chosen.seed, chosen.only)
+    trials = (
+        list(planted(chosen.only))
+        if chosen.planted
+        else sample(chosen.count, chosen.seed, chosen.only)[chosen.start - 1 :]
+    )
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         for name in ("src", "tests", "docs", "tools", "pyproject.toml"):

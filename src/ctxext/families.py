@@ -323,12 +323,24 @@ def layer_types(config: Mapping[str, Any], family: Family) -> list[str]:
     if isinstance(listed, list | tuple):
         return [str(name) for name in listed]
     rule = family.layers
+    if "letters" in rule:  # Nemotron-H: one letter for each layer, a star for attention.
+        return ["full_attention" if letter == "*" else "other" for letter in _get(text, family, rule["letters"]) or ""]
+    if "except" in rule:
+        others = _get(text, family, rule["except"]) or ()
+        return [rule["otherwise"] if index in others else "full_attention" for index in range(count)]
+    if "every" in rule:
+        every, offset = _get(text, family, rule["every"]), _get(text, family, rule["offset"])
+        types = ["full_attention" if index % every == offset else rule["otherwise"] for index in range(count)]
+        return [*rule.get("prefix", ()), *types][:count]
     if "indices" in rule:
         attention = _get(text, family, rule["indices"])
         if attention is None:
             return [rule.get("absent", rule["otherwise"])] * count
-        return ["full_attention" if index in attention else rule["otherwise"] for index in range(count)]
+        first = rule.get("first", 0)
+        return ["full_attention" if index + first in attention else rule["otherwise"] for index in range(count)]
     window = read(config, family, "sliding_window")
+    if window and window >= (read(config, family, "max_position_embeddings") or 0):
+        window = None  # Nothing ever leaves it (Phi-3 with 128k).
     if rule.get("window") == "all":
         return ["sliding_attention" if window else "full_attention"] * count
     if rule.get("window") == "above":
@@ -336,7 +348,7 @@ def layer_types(config: Mapping[str, Any], family: Family) -> list[str]:
         return ["full_attention" if first is None or index < first else "sliding_attention" for index in range(count)]
     types = _tiled(rule, _get(text, family, rule["key"]) if "key" in rule else None, count)
     flags = text.get("no_rope_layers")
-    if rule.get("key") == "no_rope_layer_interval" and isinstance(flags, list | tuple):
+    if rule.get("key") == "no_rope_layer_interval" and isinstance(flags, list | tuple) and flags:
         period = rule["period"]
         types = [period[0] if flag else period[-1] for flag in flags]
     return types

@@ -9,7 +9,7 @@ import typer
 from ctxext.cli import finetune_options as own
 from ctxext.cli.config_file import ConfigOption, used_options
 from ctxext.cli.finetune_data import DataChoice
-from ctxext.cli.finetune_view import same_command, tell_plan, tell_result
+from ctxext.cli.finetune_view import same_command, tell_plan, tell_result, with_step_lines
 from ctxext.cli.options import (
     JsonOption,
     OriginalLengthOption,
@@ -87,6 +87,9 @@ def finetune(
     checkpointing: own.CheckpointingOption = None,
     seed: own.SeedOption = 0,
     save_every: own.SaveEveryOption = 50,
+    eval_every: own.EvalEveryOption = None,
+    keep_best: own.KeepBestOption = False,
+    patience: own.PatienceOption = None,
     report_to: own.ReportToOption = "none",
     quantize: own.QuantizeOption = "none",
     context_parallel: own.ContextParallelOption = 1,
@@ -135,7 +138,7 @@ def finetune(
                 resume=resume,
                 overwrite=overwrite,
                 overwrite_anything=overwrite_anything,
-                progress=progress,
+                progress=with_step_lines(output, progress),
                 tell=output.note,
             )
         except KeyboardInterrupt:

@@ -11,7 +11,7 @@ import math
 import torch
 from transformers.utils import logging
 
-from .method import Method, per_column, state_of
+from .method import Method, per_column, state_of, waves
 
 CALIBRATED = "Converted with --head-order calibrated it answers alike however it is run."
 
@@ -30,8 +30,7 @@ class MsPoE(Method):
         if turn.since is not None:
             positions = positions - self.moved(turn.since)
         angles = positions * frequencies[:, None, None]
-        heads = torch.cat([(f(angles) * frame.scaling).to(frame.dtype) for f in (torch.cos, torch.sin)], -1)
-        return inner(frame, turn), heads
+        return inner(frame, turn), torch.cat(waves(frame, angles), -1)
 
     def moved(self, positions):
         """Positions as the ratios see them, (1 or r, b, l, 1 or c): only a stretch of them may be compressed."""
