@@ -267,8 +267,8 @@ def _change_text(change: Change) -> str:
 def _short(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} {_short(entry)}" for key, entry in value.items()) + "}"
-    if isinstance(value, list) and len(value) > 6:
-        return f"({len(value)} entries)"
+    if isinstance(value, list):
+        return f"({len(value)} entries)" if len(value) > 6 else "[" + ", ".join(map(_short, value)) + "]"
     return str(value)
 
 

@@ -152,9 +152,10 @@ def _check_original(source: Checkpoint, before: Rotary, plain: Rotary) -> None:
         CtxextError: a linear schedule has a factor, and neither its file nor the table of known models a length.
     """
     if before.lacks_original and not plain.is_scaled:
-        guess = round(before.claimed_length / float(before.parameters.get("factor") or 1))
+        factor = float(before.parameters.get("factor") or 1)
+        guess = max(round(before.claimed_length / factor), 1)
         raise CtxextError(
-            f'"{source.name}" was stretched by {before.parameters.get("factor"):g} and does not say from which length.',
+            f'"{source.name}" was stretched by {factor:g} and does not say from which length.',
             hint=f"Say what it was trained on first, for example --original-length {guess}.",
         )
 
