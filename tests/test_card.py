@@ -59,7 +59,7 @@ def test_a_card_for_every_method(llama_source, name):
     assert titles[:4] == ["Recipe", "Load it", "Serve it", "Measured"]
     assert page.count("<table>") == 2
     assert "| |" not in re.sub(r"<.*?>", "", page), "a table that is not read as one"
-    commands = r"\$ (ctxext|vllm|python -m sglang|llama-server) "
+    commands = r"\$ (ctxext|vllm serve|python -m sglang|llama-server)"
     assert "$" not in re.sub(commands, "", page), "a place of the template that was not filled"
     assert "\n\n\n" not in card
     assert str(llama_source.parent) not in card
