@@ -12,11 +12,13 @@ from ctxext.cli.options import (
     DeviceOption,
     DtypeOption,
     JsonOption,
+    OriginalLengthOption,
     QuietOption,
     RevisionOption,
     SourceArgument,
     TokenOption,
     VerboseOption,
+    length_in,
     names_in,
 )
 from ctxext.cli.output import Output
@@ -44,6 +46,7 @@ def search_(
     trials: own.TrialsOption = None,
     minutes: own.MinutesOption = None,
     methods: own.MethodsOption = None,
+    original_length: OriginalLengthOption = None,
     keep_short: own.KeepShortOption = SearchOptions.keep_short,
     samples: own.SamplesOption = SearchOptions.samples,
     lengths: own.LengthsOption = None,
@@ -84,6 +87,7 @@ def search_(
         data=data,
         seed=seed,
         checked=checked,
+        original_length=length_in(original_length),
     )
     loading = _loading(device, dtype, chat_template, revision, token)
     place = _place(out, study, storage)
@@ -91,7 +95,7 @@ def search_(
     def tell_how_to_go_on() -> None:
         if place.path is None or place.path.exists():
             given = {"--study": study, "--storage": storage and shown_storage(storage), "--data": data}
-            given |= {"--lengths": lengths, "--revision": revision}
+            given |= {"--lengths": lengths, "--revision": revision, "--original-length": original_length}
             output.next_step(_again(source, out, options, given), "Stopped; go on with")
 
     with answered_at_once(tell_how_to_go_on), watching(output) as watch:
