@@ -1,12 +1,13 @@
 """The study on disk: which recipes were tried, what came of each, and which is next. Several processes may share it."""
 
 import contextlib
+import functools
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -18,6 +19,8 @@ from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.search.measurement import Measurement, measurement_from
 from ctxext.search.sampler import SteadySampler
 from ctxext.search.space import Parameters, Space
+
+_Found = TypeVar("_Found")
 
 _NAME = "ctxext"
 _REFUSED_RISE = 10.0
@@ -54,6 +57,28 @@ class Trial:
         return self.recipe.summary() if self.recipe else self.refusal
 
 
+@contextlib.contextmanager
+def _database_told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (SQLAlchemyError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        # The last ones are what a file brings about that a search did not write, or that was damaged.
+        first = (str(error).splitlines() or [""])[0]
+        told = first if isinstance(error, SQLAlchemyError) else f"{type(error).__name__}: {first}"
+        raise CtxextError(f'The study "{path}" cannot be used: {told}', hint="Name another with --study.") from error
+
+
+def _told(method: Callable[..., _Found]) -> Callable[..., _Found]:
+    """A method of a study whose file may be damaged, or a stranger's."""
+
+    @functools.wraps(method)
+    def telling(self: "Study", *given: Any) -> _Found:
+        with _database_told(self.path):
+            return method(self, *given)
+
+    return telling
+
+
 class Study:
     """A study in a SQLite file.
 
@@ -81,6 +106,7 @@ class Study:
                 load_if_exists=True,
             )
 
+    @_told
     def begin(self, header: Mapping[str, Any]) -> None:
         """Note what a new study is about and line up the published recipes, or check that an old one is the same.
 
@@ -103,6 +129,7 @@ class Study:
                 hint="Repeat the command it was made with, or start again with --overwrite.",
             )
 
+    @_told
     def rescue(self) -> None:
         """Line up again what processes were trying that are no more: the same trials, with what was drawn for them."""
         study_id = self._storage.get_study_id_from_name(_NAME)
@@ -113,16 +140,19 @@ class Study:
                 with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
                     self._storage.set_trial_state_values(known, TrialState.WAITING)
 
+    @_told
     def is_due(self, limit: int | None) -> bool:
         """Whether fewer recipes than a limit were tried or are being tried."""
         begun = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING))
         return limit is None or len(begun) < limit
 
     @property
+    @_told
     def has_waiting(self) -> bool:
         """Whether published recipes, or some that a kill cut short, are lined up."""
         return bool(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
+    @_told
     def ask(self) -> tuple[optuna.trial.Trial, Parameters]:
         """The next recipe to try."""
         trial = self._study.ask()
@@ -149,6 +179,7 @@ class Study:
         # As where recipes are given up: those that lose less than half of what they may count as alike in that.
         self._study.tell(trial, [loss, max(rise, self.keep_short / 2)])
 
+    @_told
     def trials(self) -> list[Trial]:
         """Every recipe that was tried, in order."""
         finished = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
@@ -178,16 +209,6 @@ def _is_alive(owner: Any) -> bool:
         return False
     host, process = owner
     return host != socket.gethostname() or is_running(int(process))
-
-
-@contextlib.contextmanager
-def _database_told(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except SQLAlchemyError as error:
-        raise CtxextError(
-            f'The study "{path}" cannot be used: {str(error).splitlines()[0]}', hint="Name another with --study."
-        ) from error
 
 
 def check_study(path: Path, *, resume: bool, overwrite: bool) -> None:
