@@ -9,9 +9,10 @@ import typer
 from ctxext.cli import finetune_options as own
 from ctxext.cli.config_file import ConfigOption, used_options
 from ctxext.cli.finetune_data import DataChoice
-from ctxext.cli.finetune_view import same_command, tell_plan, tell_result
+from ctxext.cli.finetune_view import same_command, tell_plan, tell_result, with_step_lines
 from ctxext.cli.options import (
     JsonOption,
+    OriginalLengthOption,
     OverwriteAnythingOption,
     QuietOption,
     RevisionOption,
@@ -48,6 +49,7 @@ def finetune(
     eval_data: own.EvalDataOption = None,
     length: own.LengthOption = None,
     start_length: own.StartLengthOption = None,
+    original_length: OriginalLengthOption = None,
     learn: own.LearnOption = "answers",
     steps: own.StepsOption = 200,
     epochs: own.EpochsOption = None,
@@ -86,6 +88,9 @@ def finetune(
     checkpointing: own.CheckpointingOption = None,
     seed: own.SeedOption = 0,
     save_every: own.SaveEveryOption = 50,
+    eval_every: own.EvalEveryOption = None,
+    keep_best: own.KeepBestOption = False,
+    patience: own.PatienceOption = None,
     report_to: own.ReportToOption = "none",
     quantize: own.QuantizeOption = "none",
     context_parallel: own.ContextParallelOption = 1,
@@ -134,7 +139,7 @@ def finetune(
                 resume=resume,
                 overwrite=overwrite,
                 overwrite_anything=overwrite_anything,
-                progress=progress,
+                progress=with_step_lines(output, progress),
                 tell=output.note,
             )
         except KeyboardInterrupt:
@@ -148,7 +153,7 @@ def finetune(
 
 
 def _lengths(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: given[name] for name in ("length", "start_length", "window", "group")}
+    return {name: given[name] for name in ("length", "start_length", "original_length", "window", "group")}
 
 
 def _check_tasks(tasks: str | None) -> None:

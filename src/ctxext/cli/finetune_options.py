@@ -39,7 +39,7 @@ EvalDataOption = Annotated[
     str | None,
     typer.Option(
         "--eval-data",
-        help="Data on which the loss is measured at every save; of folders and data sets the split that is held out.",
+        help="Data on which the loss is measured while training; of folders and data sets the split that is held out.",
         rich_help_panel=_DATA,
         show_default=False,
     ),
@@ -218,6 +218,28 @@ CheckpointingOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Decides order, weights and skips.", rich_help_panel=_LOOP)]
 SaveEveryOption = Annotated[int, typer.Option("--save-every", help="Steps between two saves.", rich_help_panel=_LOOP)]
+EvalEveryOption = Annotated[
+    int | None,
+    typer.Option(
+        "--eval-every",
+        help="Steps between two evaluations on --eval-data. Default: at every save.",
+        rich_help_panel=_LOOP,
+        show_default=False,
+    ),
+]
+KeepBestOption = Annotated[
+    bool,
+    typer.Option("--keep-best", help="Take the save that was best on --eval-data.", rich_help_panel=_LOOP),
+]
+PatienceOption = Annotated[
+    int | None,
+    typer.Option(
+        "--patience",
+        help="Stop after so many evaluations without a better one, and take the best.",
+        rich_help_panel=_LOOP,
+        show_default=False,
+    ),
+]
 ReportToOption = Annotated[
     str, typer.Option("--report-to", help="none, tensorboard, wandb or trackio.", rich_help_panel=_LOOP)
 ]

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from ctxext.recipes.length import parse_length
+
 _REPORTING = "Output"
 _HUB = "Hub"
 
@@ -18,6 +20,14 @@ TokenOption = Annotated[
         "--token",
         help="Hub token; by default the one that hf auth login stored.",
         rich_help_panel=_HUB,
+        show_default=False,
+    ),
+]
+OriginalLengthOption = Annotated[
+    str | None,
+    typer.Option(
+        "--original-length",
+        help="Tokens that the model was trained on, as 32k, where its files do not say it or you know better.",
         show_default=False,
     ),
 ]
@@ -36,6 +46,11 @@ DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or 
 DtypeOption = Annotated[
     str, typer.Option("--dtype", help="auto (as saved; on a CPU what it is fast in), bf16, fp16 or fp32.")
 ]
+
+
+def length_in(word: str | None) -> int | None:
+    """The length in tokens of an option that may be left out."""
+    return parse_length(word) if word else None
 
 
 def names_in(words: Sequence[str] | None) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from ctxext.converters.output_directory import check_out, doomed_files, full_dis
 from ctxext.errors import CtxextError
 from ctxext.families import family_of, text_config
 from ctxext.files import MANIFEST, Progress, as_json
-from ctxext.finetune.card import render_card
+from ctxext.finetune.card import adapter_card, render_card
 from ctxext.finetune.rewrite import rewrite, stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, Changes, stored_name
 from ctxext.recipes.rotary import provenance
@@ -210,9 +210,4 @@ def save_adapter(saved: Path, folder: Path, checkpoint: Checkpoint) -> None:
     config = json.loads((saved / "adapter_config.json").read_text(encoding="utf-8"))
     named = {**config, "base_model_name_or_path": checkpoint.public_name, "revision": checkpoint.revision}
     (folder / "adapter_config.json").write_text(as_json(named), encoding="utf-8")
-    (folder / "README.md").write_text(
-        f"---\nlibrary_name: peft\ntags: [lora, ctxext]\n---\n\nA LoRA adapter of `{checkpoint.public_name}`. It does "
-        "not carry the change of the rotary embedding:\nload it on that very checkpoint, or merge the two with "
-        "`ctxext merge`.\n",
-        encoding="utf-8",
-    )
+    (folder / "README.md").write_text(adapter_card(checkpoint), encoding="utf-8")

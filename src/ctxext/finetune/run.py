@@ -106,7 +106,7 @@ def finetune(
         overwrite_anything: Replace OUT whatever lies there now; what is put there meanwhile stays.
         progress: Called with what is being done, how much of it and how much in all.
         tell: Called with facts beside the result, one line each.
-        read_held_out: Gives documents on which the loss is measured at every save.
+        read_held_out: Gives documents on which the loss is measured while training.
 
     Returns:
         What was done; None in all processes but the first.
@@ -114,10 +114,12 @@ def finetune(
     Raises:
         CtxextError: the model, the data, an option or the place is refused; nothing is written then.
     """
-    base = open_base(model, options.length, revision=revision, token=token)
+    base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
     options = options.settled(window=base.model.rotary.context_length, trained_length=base.model.rotary.trained_length)
     if options.full and not merge:
         raise CtxextError("--full has no adapter to keep apart.", hint="Leave --no-merge out.")
+    if options.keeps_best and read_held_out is None:
+        raise CtxextError("Which save is best is measured on other data.", hint="Name it with --eval-data.")
     check_out(out, base.checkpoint.folder, overwrite=overwrite, overwrite_anything=overwrite_anything)
     overwrite = overwrite or overwrite_anything
     out = out.resolve()
@@ -239,7 +241,16 @@ def _train(
     sequences = Sequences(folder, options)
     started = time.perf_counter()
     held_out = held_out_sequences(folder / HELD_OUT, options, ready.held_out.num_sequences) if ready.held_out else None
-    trainer = train(ready.model, ready.arguments, sequences, progress, last_save, held_out=held_out, tell=tell)
+    trainer = train(
+        ready.model,
+        ready.arguments,
+        sequences,
+        progress,
+        last_save,
+        held_out=held_out,
+        measures=ready.measures,
+        tell=tell,
+    )
     trainer.save_model(str(folder / FINAL))
     losses = tuple((entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)
     seconds = round(time.perf_counter() - started, 2)
