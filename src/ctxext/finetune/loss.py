@@ -97,10 +97,7 @@ def use_chunked_loss(
             return summed(hidden, ids, lambda rows: NextToken(wanted[rows]))
 
         kept = targets != IGNORED
-        if by_position is None or model.training:
-            total = told(kept)
-        else:
-            total = _told_by_part(kept, by_position, told)
+        total = told(kept) if by_position is None or model.training else _told_by_part(kept, by_position, told)
         count = kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         loss = total / torch.as_tensor(count, device=total.device)
         if source is not None and model.training and source.knows(given["position_ids"]):
