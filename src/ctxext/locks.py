@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import re
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +23,9 @@ def locked(out: Path) -> Iterator[None]:
         out: A folder or a file that is about to be made; the folder around it must exist.
 
     Raises:
-        CtxextError: somebody else is writing it.
+        CtxextError: somebody else is writing it; the other process is named.
     """
-    out = out.resolve()
+    out = resolved(out)
     if _held.get(out) == threading.get_ident():
         yield
         return
@@ -31,8 +33,12 @@ def locked(out: Path) -> Iterator[None]:
     descriptor = _taken(path)
     if descriptor is None:
         raise CtxextError(
-            f'"{out}" is being written by another run.', hint="Wait until it has ended, or choose another place."
+            f'"{out}" is being written by another run{_holder(path)}.',
+            hint="Wait until it has ended, or choose another place.",
         )
+    with contextlib.suppress(OSError):  # A full disk: who holds it is for people, the lock holds without.
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {host_name()}".encode())
     _held[out] = threading.get_ident()
     try:
         yield
@@ -44,6 +50,32 @@ def locked(out: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def resolved(path: Path) -> Path:
+    """A path without links.
+
+    Raises:
+        CtxextError: a link leads to itself.
+    """
+    try:
+        return path.resolve()
+    except RuntimeError as error:  # Python before 3.13; later ones leave such a path as it is.
+        raise CtxextError(f'"{path}" is a link that leads to itself.', hint="Name the folder itself.") from error
+
+
+def _holder(path: Path) -> str:
+    """Who holds a lock, as its file says; nothing where it says nothing of the kind."""
+    try:
+        said = path.read_bytes()[:99].decode("ascii", "replace")
+    except OSError:
+        return ""
+    return f" ({said})" if re.fullmatch(r"process [0-9]+ on \w+", said) else ""
+
+
+def host_name() -> str:
+    """This machine's name, fit for a file's name."""
+    return re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname())[:40] or "host"
+
+
 def _taken(path: Path) -> int | None:
     """An open descriptor that holds the lock; None where somebody else does."""
     try:
@@ -53,7 +85,12 @@ def _taken(path: Path) -> int | None:
             return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
         return None
     while True:
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise CtxextError(
+                f'"{path.parent}" cannot be written to: {error.strerror}.', hint="Choose another place."
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

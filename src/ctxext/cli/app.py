@@ -1,7 +1,9 @@
 """The `ctxext` command: which commands there are, and how their errors are told."""
 
+import os
 import sys
 import traceback
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated
 
@@ -13,12 +15,14 @@ from ctxext.cli.env import env
 from ctxext.cli.eval import eval_
 from ctxext.cli.finetune import finetune
 from ctxext.cli.inspect import inspect
+from ctxext.cli.interrupts import INTERRUPTED
 from ctxext.cli.merge import merge
 from ctxext.cli.methods import methods
 from ctxext.cli.output import print_error
 from ctxext.cli.push import push
 from ctxext.cli.search import search_
 from ctxext.cli.verify import verify
+from ctxext.converters.output_directory import full_disk_told
 from ctxext.errors import CtxextError
 from ctxext.tokens import redacted
 from ctxext.version import __version__
@@ -64,7 +68,15 @@ def main() -> None:
     """Run the command line; a problem in the user's input becomes one line, a hint and exit code 1."""
     sys.excepthook = _print_traceback
     try:
-        app()
+        with full_disk_told(Path("OUT")):  # What a command has not told itself, with its place in it.
+            app()
     except CtxextError as error:
         print_error(error)
         sys.exit(1)
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            # All is written and told. Torch takes seconds to leave in order, which nobody who stopped it waits for.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
+        raise

@@ -9,10 +9,12 @@ from ctxext.cli.options import (
     DeviceOption,
     DtypeOption,
     JsonOption,
+    OriginalLengthOption,
     QuietOption,
     RevisionOption,
     TokenOption,
     VerboseOption,
+    length_in,
     names_in,
 )
 from ctxext.cli.output import Output
@@ -32,6 +34,7 @@ def eval_(
     samples: own.SamplesOption = 20,
     seed: own.SeedOption = 0,
     allow_beyond: own.AllowBeyondOption = False,
+    original_length: OriginalLengthOption = None,
     needles: own.NeedlesOption = 4,
     kv_ids: own.KvIdsOption = "uuid",
     haystack: own.HaystackOption = None,
@@ -89,6 +92,7 @@ def eval_(
         allow_beyond=allow_beyond,
         batch_size=batch_size,
         harness=names_in([harness or ""]),
+        original_length=length_in(original_length),
     )
     arguments = parse_json(engine_args, "--engine-args") if engine_args else {}
     if not isinstance(arguments, dict):

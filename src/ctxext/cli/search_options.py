@@ -18,11 +18,19 @@ TrialsOption = Annotated[
 ]
 MinutesOption = Annotated[
     float | None,
-    typer.Option("--minutes", help="About how long it may take, checks included. Default: 20, without --trials."),
+    typer.Option("--minutes", help="How long it may take, everything included. Default: 20, without --trials."),
 ]
 MethodsOption = Annotated[
     list[str] | None,
     typer.Option("--methods", help="Methods to try, as yarn,mspoe. Default: all that apply.", show_default=False),
+]
+GradientOption = Annotated[
+    bool,
+    typer.Option(
+        "--gradient",
+        help="Learn ratio, ramp and temperature of every KV head by gradient, the weights frozen; --trials counts "
+        "steps.",
+    ),
 ]
 KeepShortOption = Annotated[
     float, typer.Option("--keep-short", help="Share by which the loss at the original context length may rise.")
@@ -56,9 +64,22 @@ ChatTemplateOption = Annotated[
     bool, typer.Option("--chat-template/--no-chat-template", help="Use it where there is one.", rich_help_panel=_RUN)
 ]
 StudyOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        "--study", help="SQLite file of the study. Default: beside RECIPE.", show_default=False, rich_help_panel=_STUDY
+        "--study",
+        help="SQLite file of the study, or with --storage its name there. Default: as RECIPE is called.",
+        show_default=False,
+        rich_help_panel=_STUDY,
+    ),
+]
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        help="Where machines share the study: the URL of a database, as postgresql+psycopg2://host/name, or the path "
+        "of a journal file on a shared disk.",
+        show_default=False,
+        rich_help_panel=_STUDY,
     ),
 ]
 ResumeOption = Annotated[

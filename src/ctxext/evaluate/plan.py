@@ -80,7 +80,7 @@ def plan_questions(models: Sequence[str], settings: Settings, loading: "Loading"
     from ctxext.evaluate.served import check_served
     from ctxext.evaluate.tasks.retrieval import check_fits
 
-    infos = open_infos(models, revision=loading.revision, token=loading.token)
+    infos = open_infos(models, revision=loading.revision, token=loading.token, original_length=settings.original_length)
     known = [length for info in infos for length in (info.trained_length, info.context_length)]
     tasks = tuple(settings.retrieval_tasks())
     lengths = {}

@@ -6,7 +6,7 @@ from typing import Any
 from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
-from ctxext.loading import choose_dtype, quiet_transformers
+from ctxext.loading import choose_dtype, loading_told
 from ctxext.recipes.code import CodeMethod
 from ctxext.recipes.code_layout import depends_on_prompt
 from ctxext.recipes.own_code import runs_only_own_code
@@ -32,7 +32,14 @@ class Base:
         return runs_only_own_code(self.checkpoint)
 
 
-def open_base(source: str, length: int | None, *, revision: str | None = None, token: str | None = None) -> Base:
+def open_base(
+    source: str,
+    length: int | None,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    original_length: int | None = None,
+) -> Base:
     """Find the checkpoint and check that it can be trained at a length.
 
     Args:
@@ -40,12 +47,13 @@ def open_base(source: str, length: int | None, *, revision: str | None = None, t
         length: The context length to train for, in tokens; None for the base's context length.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token.
+        original_length: What it was trained on before it was extended, in tokens, where its files do not say it.
 
     Raises:
         CtxextError: it is not there, was never extended, or its context length is shorter.
     """
-    checkpoint = open_checkpoint(source, revision=revision, token=token)
-    base = Base(checkpoint, model_config(checkpoint.config))
+    checkpoint = open_checkpoint(source, revision=revision, token=token, original_length=original_length)
+    base = Base(checkpoint, model_config(checkpoint.config, original_length))
     _check(base, source, length)
     checkpoint.check_weights()
     return base
@@ -102,20 +110,15 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
         extra["config"] = config
     if options.quantize == "4bit":
         extra["quantization_config"] = _four_bits(dtype)
-    try:
-        with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=base.is_own_code)
-            model, report = AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=dtype,
-                trust_remote_code=base.is_own_code and config is None,
-                output_loading_info=True,
-                **extra,
-            )
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise CtxextError(
-            f'"{name}" cannot be loaded: {(str(error).strip() or repr(error)).splitlines()[0]}'
-        ) from error
+    with loading_told(f'"{name}" cannot be loaded'):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=base.is_own_code)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            trust_remote_code=base.is_own_code and config is None,
+            output_loading_info=True,
+            **extra,
+        )
     missing = sorted(report["missing_keys"])
     if missing:
         raise CtxextError(f'"{name}" lacks {len(missing)} weights, "{missing[0]}" among them.')
