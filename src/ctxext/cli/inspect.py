@@ -5,7 +5,7 @@ from typing import Any
 from rich.table import Table
 
 from ctxext.checkpoint import open_checkpoint
-from ctxext.cli.convert import serving_line
+from ctxext.cli.convert import serving_line, unconverted_text
 from ctxext.cli.options import (
     JsonOption,
     OriginalLengthOption,
@@ -54,7 +54,7 @@ def inspect(
     table = Table.grid(padding=(0, 2))
     for label, text in _rows(found).items():
         table.add_row(bold(label), text)
-    output.result(inspection_data(source, found), table)
+    output.result(inspection_data(source, found), table, *unconverted_text(found.unconverted))
     if found.model and not found.model.is_extended:
         length = format_length(4 * found.model.rotary.trained_length)
         output.next_step(f"ctxext convert {source} --method yarn --target-length {length} --dry-run")
@@ -88,6 +88,7 @@ def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
         "methods": {name: {"applies": not reason, "reason": reason} for name, reason in found.methods.items()},
         "recipe": found.recipe,
         "serving": [row.to_dict() for row in found.serving],
+        "unconverted": dict(found.unconverted),
     }
 
 

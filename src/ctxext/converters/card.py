@@ -12,13 +12,14 @@ import yaml
 from ctxext.checkpoint import Checkpoint
 from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file, recipe_yaml, wrapped
 from ctxext.converters.engines import EXACT, MARKS, Serving
+from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.reading.markdown import in_markdown
 from ctxext.reading.strict import parse_yaml, read_text
 from ctxext.recipes.base import Method
 from ctxext.recipes.param import limits_of
 from ctxext.recipes.recipe import Recipe
-from ctxext.recipes.rotary import Rotary
+from ctxext.recipes.rotary import ModelConfig, Rotary
 from ctxext.version import __version__
 
 ANY_ID = "PATH_OR_ID"
@@ -60,6 +61,7 @@ class CardFacts:
         rotary: The encoding of the result.
         serving: Which engines run it.
         cautions: What a user must know.
+        unconverted: By engine the line that serves the source as it is, with the recipe on the command line.
         training: What is known of a fine-tuning; empty where the weights are the source's.
         training_command: The command that did it; empty where it is not known.
         curve: The picture of its loss, by file name; empty where there is none.
@@ -75,6 +77,7 @@ class CardFacts:
     rotary: Rotary
     serving: Sequence[Serving]
     cautions: Sequence[str]
+    unconverted: Mapping[str, str] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
     training_command: str = ""
     curve: str = ""
@@ -104,26 +107,26 @@ class CardFacts:
 
 
 def render_card(
-    source: Checkpoint, recipe: Recipe, rotary: Rotary, serving: Sequence[Serving], cautions: Sequence[str]
+    source: Checkpoint, recipe: Recipe, model: ModelConfig, serving: Sequence[Serving], cautions: Sequence[str]
 ) -> str:
     """The README.md of a checkpoint that was just converted.
 
     Args:
         source: Where it came from.
         recipe: What was applied, resolved.
-        rotary: The encoding of the result.
+        model: The configuration of the result.
         serving: Which engines can run it.
         cautions: What a user must know.
     """
-    known = source.revision or source.name == "demo"
     return render(
         CardFacts(
-            source=source.name if known else source.folder.resolve().name,
+            source=source.public_name,
             revision=source.revision,
             inherited=card_metadata(source),
             recipe=recipe,
-            rotary=rotary,
+            rotary=model.rotary,
             serving=serving,
+            unconverted=unconverted_lines(source.public_name, model, serving),
             cautions=cautions,
         )
     )
@@ -278,7 +281,12 @@ def _engines(facts: CardFacts) -> str:
     if facts.is_adapter:
         return ""
     rows = "\n".join(_engine_row(row) for row in facts.serving)
-    return f"\n## Serve it\n\n| engine | runs it | start it with | mind |\n|---|---|---|---|\n{rows}\n"
+    table = f"\n## Serve it\n\n| engine | runs it | start it with | mind |\n|---|---|---|---|\n{rows}\n"
+    if facts.training or not facts.unconverted:
+        return table
+    lines = "\n".join(f"$ {wrapped(command)}" for command in facts.unconverted.values())
+    named = ", ".join(facts.unconverted)
+    return f"{table}\nThe source itself can be served so, without this copy ({named}):\n\n```console\n{lines}\n```\n"
 
 
 def _reason(facts: CardFacts) -> str:

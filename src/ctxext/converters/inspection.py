@@ -7,6 +7,7 @@ from typing import Any
 
 from ctxext.checkpoint import Checkpoint, claimed_lengths
 from ctxext.converters.engines import Serving, serving_of
+from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.families import Family, family_of, full_attention_layers, read, sliding_layers
 from ctxext.geometry import cache_numbers
@@ -33,6 +34,7 @@ class Inspection:
         methods: For every method the reason why it does not apply; empty where it does.
         recipe: What ctxext did to it before, as a recipe file says it; None where nothing.
         serving: Which engines run it, where ctxext made it.
+        unconverted: By engine the line that serves its source as it is, with the recipe on the command line.
     """
 
     family: Family
@@ -46,6 +48,7 @@ class Inspection:
     methods: Mapping[str, str]
     recipe: Mapping[str, Any] | None
     serving: tuple[Serving, ...]
+    unconverted: Mapping[str, str]
 
     @property
     def rotary(self) -> Rotary | None:
@@ -64,7 +67,10 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     model = (
         model_config(config, checkpoint.original_length) if family.positions == "rotary" and not family.reason else None
     )
-    rotary, recipe = (model.rotary if model else None), provenance(config).get("recipe")
+    noted = provenance(config)
+    rotary, recipe = (model.rotary if model else None), noted.get("recipe")
+    serving = serving_of(model) if recipe and model else ()
+    is_copy = recipe and model and not noted.get("finetune")
     return Inspection(
         family=family,
         positions=family.positions,
@@ -76,7 +82,8 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         num_parameters=checkpoint.num_parameters,
         methods={method.name: method.refusal(config, family) for method in METHODS},
         recipe=recipe,
-        serving=serving_of(model) if recipe and model else (),
+        serving=serving,
+        unconverted=unconverted_lines(str(noted.get("source")), model, serving) if is_copy and model else {},
     )
 
 

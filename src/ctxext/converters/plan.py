@@ -11,6 +11,7 @@ from typing import Any
 from ctxext.checkpoint import Checkpoint
 from ctxext.converters.card import render_card
 from ctxext.converters.engines import Serving, serving_of
+from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.families import Family, read, rotated_layers, sliding_layers, text_config
 from ctxext.files import MANIFEST, as_json
@@ -68,6 +69,11 @@ class Plan:
         """The encoding of the result."""
         return self.model.rotary
 
+    @property
+    def unconverted(self) -> Mapping[str, str]:
+        """By engine the line that serves the source as it is, with the recipe on the command line."""
+        return unconverted_lines(self.source.name, self.model, self.serving)
+
 
 def make_plan(
     source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = False, allow_shorter: bool = False
@@ -110,7 +116,7 @@ def make_plan(
     cautions = cautions_of(source, recipe, edited)
     if is_replaced:
         cautions = (_loss(source, before.rotary, edited.rotary, kept), *cautions)
-    texts["README.md"] = render_card(source, recipe, edited.rotary, serving, cautions)
+    texts["README.md"] = render_card(source, recipe, edited, serving, cautions)
     return Plan(
         source=source,
         recipe=recipe,
@@ -152,9 +158,10 @@ def _check_original(source: Checkpoint, before: Rotary, plain: Rotary) -> None:
         CtxextError: a linear schedule has a factor, and neither its file nor the table of known models a length.
     """
     if before.lacks_original and not plain.is_scaled:
-        guess = round(before.claimed_length / float(before.parameters.get("factor") or 1))
+        factor = float(before.parameters.get("factor") or 1)
+        guess = max(round(before.claimed_length / factor), 1)
         raise CtxextError(
-            f'"{source.name}" was stretched by {before.parameters.get("factor"):g} and does not say from which length.',
+            f'"{source.name}" was stretched by {factor:g} and does not say from which length.',
             hint=f"Say what it was trained on first, for example --original-length {guess}.",
         )
 

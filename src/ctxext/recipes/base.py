@@ -75,7 +75,7 @@ class Method:
     def refusal(cls, config: Config, family: Family) -> str:
         """Why this method cannot apply to such a model whatever its numbers; empty where it can."""
         if family.positions != "rotary":
-            return f"it has {POSITIONS[family.positions]}, not rotary ones"
+            return f"it has {POSITIONS[family.positions]}"
         return family.reason
 
     @classmethod

@@ -31,11 +31,11 @@ SENTINEL = "ctxext_needs_trust_remote_code"
 """The rope type that only a checkpoint's own code knows, so that plain transformers refuses to load it without."""
 
 POSITIONS = {
-    "learned": "learned position embeddings",
-    "sinusoidal": "sinusoidal position embeddings",
-    "alibi": "ALiBi biases",
-    "relative": "relative position biases",
-    "none": "no position embeddings",
+    "learned": "learned position embeddings, not rotary ones",
+    "sinusoidal": "sinusoidal position embeddings, not rotary ones",
+    "alibi": "ALiBi biases, not rotary embeddings",
+    "relative": "relative position biases, not rotary embeddings",
+    "none": "no position embeddings, so there is nothing to scale",
 }
 """What models without a rotary embedding have instead."""
 
@@ -193,7 +193,7 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
     """
     if family.positions != "rotary":
         raise CtxextError(
-            f'"{family.model_type}" has {POSITIONS[family.positions]}, not rotary ones.',
+            f'"{family.model_type}" has {POSITIONS[family.positions]}.',
             hint="ctxext methods lists what each method needs.",
         )
     if family.reason:
@@ -296,9 +296,10 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     parameters = {"rope_theta": rotary.theta, **_schedule(config, family, rotary)}
     partial = read(config, family, "partial_rotary_factor")
     usual = {partial, family.defaults.get("partial_rotary_factor", 1.0)} <= {1.0, None}
-    if not usual or "partial_rotary_factor" in _full_attention_parameters(text, family):
+    above = family.partial_key or "partial_rotary_factor"
+    if not usual or above in text or "partial_rotary_factor" in _full_attention_parameters(text, family):
         parameters["partial_rotary_factor"] = partial
-        text.setdefault(family.partial_key or "partial_rotary_factor", partial)
+        text.setdefault(above, partial)
     _write_length(text, family, rotary.claimed_length)
     if family.rope_scaling or family.local_theta_key:
         text[family.theta_key] = rotary.theta

@@ -97,4 +97,6 @@ class SearchOptions:
         """What must be the same for two runs to share a study."""
         names: Sequence[str] = ("target_length", "keep_short", "samples", "num_depths", "seed")
         asked = {name: getattr(self, name) for name in names}
+        if self.original_length is not None:
+            asked["original_length"] = self.original_length
         return {**asked, "lengths": list(self.lengths_from(trained_length)), "methods": list(self.methods)}
