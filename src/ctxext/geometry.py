@@ -43,6 +43,18 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
         raise CtxextError(f'"{name}": "{dim}" dimensions of a head rotate, expected an even number of at least 4.')
 
 
+def claimed_length(config: Mapping[str, Any], family: Family) -> Any:
+    """The context length in tokens that config.json claims: `max_position_embeddings`, or what stands above it.
+
+    Command R was published with 8192 there and its 131072 under `model_max_length`, which engines believe.
+    """
+    above = text_config(config, family).get(LENGTH_ABOVE) if family.model_type in ("cohere", "cohere2") else None
+    return above or read(config, family, "max_position_embeddings")
+
+
+LENGTH_ABOVE = "model_max_length"
+
+
 def _check_lists(config: Mapping[str, Any], family: Family, name: str) -> None:
     """Check the lists that have one entry for each layer."""
     text = text_config(config, family)
@@ -88,7 +100,8 @@ def _per_token(config: Mapping[str, Any], family: Family, layer: int, *, sliding
     if rank := size("kv_lora_rank"):
         return rank + size("qk_rope_head_dim")
     if sliding:  # A family may give its full-attention layers heads of another size, which `read` tells.
-        heads, plain = size("num_key_value_heads"), text.get("head_dim") or family.defaults.get("head_dim")
+        heads, plain = size("swa_num_key_value_heads", "num_key_value_heads"), text.get("swa_head_dim")
+        plain = plain or text.get("head_dim") or family.defaults.get("head_dim")
         head_dim = int(own.get("head_dim") or plain or 0) or size("head_dim")
     else:
         heads, head_dim = size("num_global_key_value_heads", "num_key_value_heads"), size("head_dim")

@@ -12,6 +12,8 @@ from ctxext.cli.finetune_data import DataChoice
 from ctxext.cli.finetune_view import same_command, tell_plan, tell_result
 from ctxext.cli.options import (
     JsonOption,
+    OriginalLengthOption,
+    OverwriteAnythingOption,
     QuietOption,
     RevisionOption,
     SourceArgument,
@@ -46,6 +48,7 @@ def finetune(
     eval_data: own.EvalDataOption = None,
     length: own.LengthOption = None,
     start_length: own.StartLengthOption = None,
+    original_length: OriginalLengthOption = None,
     learn: own.LearnOption = "answers",
     steps: own.StepsOption = 200,
     epochs: own.EpochsOption = None,
@@ -54,6 +57,7 @@ def finetune(
     evaluate: own.EvalOption = None,
     resume: own.ResumeOption = False,
     overwrite: own.OverwriteOption = False,
+    overwrite_anything: OverwriteAnythingOption = False,
     dry_run: own.DryRunOption = False,
     pack: own.PackOption = "off",
     short_share: own.ShortShareOption = 0.2,
@@ -130,6 +134,7 @@ def finetune(
                 merge=merge,
                 resume=resume,
                 overwrite=overwrite,
+                overwrite_anything=overwrite_anything,
                 progress=progress,
                 tell=output.note,
             )
@@ -144,7 +149,7 @@ def finetune(
 
 
 def _lengths(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: given[name] for name in ("length", "start_length", "window", "group")}
+    return {name: given[name] for name in ("length", "start_length", "original_length", "window", "group")}
 
 
 def _check_tasks(tasks: str | None) -> None:

@@ -244,7 +244,9 @@ EvalOption = Annotated[
     typer.Option("--eval", help="Tasks to ask before and after, as needle,short.", show_default=False),
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and an unfinished run beside it.")]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace OUT if ctxext made it, and an unfinished run beside it.")
+]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Read the data, estimate memory and time, and stop before training.")
 ]

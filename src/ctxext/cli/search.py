@@ -11,11 +11,13 @@ from ctxext.cli.options import (
     DeviceOption,
     DtypeOption,
     JsonOption,
+    OriginalLengthOption,
     QuietOption,
     RevisionOption,
     SourceArgument,
     TokenOption,
     VerboseOption,
+    length_in,
     names_in,
 )
 from ctxext.cli.output import Output
@@ -40,6 +42,7 @@ def search_(
     trials: own.TrialsOption = None,
     minutes: own.MinutesOption = None,
     methods: own.MethodsOption = None,
+    original_length: OriginalLengthOption = None,
     keep_short: own.KeepShortOption = SearchOptions.keep_short,
     samples: own.SamplesOption = SearchOptions.samples,
     lengths: own.LengthsOption = None,
@@ -79,6 +82,7 @@ def search_(
         data=data,
         seed=seed,
         checked=checked,
+        original_length=length_in(original_length),
     )
     loading = _loading(device, dtype, chat_template, revision, token)
     place = study or study_beside(out)
@@ -97,6 +101,7 @@ def search_(
     except KeyboardInterrupt:
         if place.exists():
             given = {"--study": study, "--data": data, "--lengths": lengths, "--revision": revision}
+            given["--original-length"] = original_length
             output.next_step(_again(source, out, options, given), "Stopped; go on with")
         raise
     _tell(output, found, source, out, place, options)

@@ -47,6 +47,8 @@ def convert(
     overwrite: bool = False,
     overwrite_anything: bool = False,
     replace_scaling: bool = False,
+    allow_shorter: bool = False,
+    original_length: int | None = None,
     check: bool = True,
     calibration: Calibration | None = None,
     progress: Progress | None = None,
@@ -64,6 +66,8 @@ def convert(
         overwrite: Replace a folder that this package made.
         overwrite_anything: Replace it whatever lies there.
         replace_scaling: Take an existing schedule away first.
+        allow_shorter: Accept a result that reads less than the source.
+        original_length: What the source was trained on, in tokens, where its files do not say it.
         check: Ask the installed transformers whether it rotates as the recipe says, and load a result that carries
             code in a clean process and compare its logits.
         calibration: How a calibrated head order is measured; the package's own text where None.
@@ -72,13 +76,18 @@ def convert(
     Raises:
         CtxextError: the source, the recipe or the place is refused; nothing is written then.
     """
-    checkpoint = open_checkpoint(source, revision=revision, token=token)
+    checkpoint = open_checkpoint(source, revision=revision, token=token, original_length=original_length)
     check_link(link)
     check_out(Path(out), checkpoint.folder, overwrite=overwrite, overwrite_anything=overwrite_anything)
     recipe = calibrated(
-        checkpoint, recipe, calibration or Calibration(), replace_scaling=replace_scaling, progress=progress
+        checkpoint,
+        recipe,
+        calibration or Calibration(),
+        replace_scaling=replace_scaling,
+        allow_shorter=allow_shorter,
+        progress=progress,
     )
-    plan = make_plan(checkpoint, recipe, replace_scaling=replace_scaling)
+    plan = make_plan(checkpoint, recipe, replace_scaling=replace_scaling, allow_shorter=allow_shorter)
     return carry_out(
         plan,
         Path(out),

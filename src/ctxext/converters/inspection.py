@@ -61,7 +61,9 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     """
     config = checkpoint.config
     family = family_of(config)
-    model = model_config(config) if family.positions == "rotary" and not family.reason else None
+    model = (
+        model_config(config, checkpoint.original_length) if family.positions == "rotary" and not family.reason else None
+    )
     rotary, recipe = (model.rotary if model else None), provenance(config).get("recipe")
     return Inspection(
         family=family,

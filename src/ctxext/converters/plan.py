@@ -14,6 +14,7 @@ from ctxext.converters.engines import Serving, serving_of
 from ctxext.errors import CtxextError
 from ctxext.families import Family, read, rotated_layers, sliding_layers, text_config
 from ctxext.files import MANIFEST, as_json
+from ctxext.recipes.length import format_length
 from ctxext.recipes.own_code import CODE_FILES
 from ctxext.recipes.recipe import Recipe, describe_step, plain_config
 from ctxext.recipes.rotary import ModelConfig, Rotary, model_config, native_type, provenance
@@ -68,33 +69,47 @@ class Plan:
         return self.model.rotary
 
 
-def make_plan(source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = False) -> Plan:
+def make_plan(
+    source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = False, allow_shorter: bool = False
+) -> Plan:
     """Work out a conversion.
 
     Args:
         source: The checkpoint to convert; its weights are checked by header only.
         recipe: What to apply.
         replace_scaling: Take an existing schedule away first.
+        allow_shorter: Accept a result that reads less than the source.
 
     Raises:
-        CtxextError: the checkpoint is broken, cannot carry the recipe, or is already extended.
+        CtxextError: the checkpoint is broken, cannot carry the recipe, is already extended, or would read less.
     """
-    before = model_config(source.config)
-    model = before
+    before = model_config(source.config, source.original_length)
+    own, model, kept, is_replaced = before, before, dict[str, Any](), False
     if before.code or (before.rotary.is_scaled and recipe.changes_frequencies):
         if not replace_scaling:
             raise already_extended(source, before.rotary)
-        model = plain_config(before)
+        is_replaced = True
+        own = model = plain_config(before)
+        if model.rotary.is_scaled and recipe.changes_frequencies:
+            model = plain_config(model)  # Below our own code the source had a schedule of its own.
+        _check_original(source, before.rotary, model.rotary)
+        recipe, kept = recipe.taking_over(before)
     recipe = recipe.resolved(model)
     source.check_weights()
     edited = recipe.edit(model)
-    config = {**edited.config, "ctxext": _provenance(source, recipe, model.rotary)}
+    # What ctxext put there may be taken back; what the model came with may not be lost in silence.
+    came_with = own if provenance(source.config).get("recipe") else before
+    if not allow_shorter:
+        _check_reach(source, came_with.rotary, edited.rotary)
+    config = {**edited.config, "ctxext": _provenance(source, recipe, model.rotary, edited.rotary)}
     texts = {"config.json": as_json(config), **_length_files(source, before.rotary, edited.rotary)}
     texts.update(recipe.code_files(model.config))
     gone = {*texts, *_REPLACED, *(CODE_FILES if before.code else ())}
-    kept = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
+    kept_files = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
     serving = serving_of(edited)
     cautions = cautions_of(source, recipe, edited)
+    if is_replaced:
+        cautions = (_loss(source, before.rotary, edited.rotary, kept), *cautions)
     texts["README.md"] = render_card(source, recipe, edited.rotary, serving, cautions)
     return Plan(
         source=source,
@@ -102,7 +117,7 @@ def make_plan(source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = Fal
         model=edited,
         texts=texts,
         weights=tuple(source.weight_files) or tuple(Path(name) for name in source.remote_sizes),
-        others=tuple(kept),
+        others=tuple(kept_files),
         changes=tuple(_changes(source, edited.family, texts)),
         serving=serving,
         cautions=cautions,
@@ -111,23 +126,64 @@ def make_plan(source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = Fal
 
 
 def already_extended(source: Checkpoint, rotary: Rotary) -> CtxextError:
-    """The refusal to scale twice (docs/traps.md, trap 10)."""
+    """The refusal to scale twice (docs/traps.md, trap 10), which says what there is to lose."""
     noted = provenance(source.config)
     steps = (noted.get("recipe") or {}).get("steps", [])
-    how = ", ".join(describe_step(step) for step in steps)
-    if not how:
-        factor = rotary.parameters.get("factor")
-        how = rotary.rope_type + (f" ×{factor:g}" if isinstance(factor, int | float) else "")
-    origin = noted.get("source")
-    replace = "replace the schedule with --replace-scaling."
-    hint = f'Start from its source "{origin}", or {replace}' if origin else replace.capitalize()
+    if steps:
+        origin = noted.get("source")
+        replace = "replace the schedule with --replace-scaling."
+        return CtxextError(
+            f'"{source.name}" is already extended: {", ".join(map(describe_step, steps))} from '
+            f"{rotary.trained_length} tokens.",
+            hint=f'Start from its source "{origin}", or {replace}' if origin else replace.capitalize(),
+        )
+    start = "what it was before" if rotary.lacks_original else f"{rotary.trained_length} tokens"
     return CtxextError(
-        f'"{source.name}" is already extended: {how} from {rotary.trained_length} tokens.',
-        hint=hint,
+        f'"{source.name}" reads {rotary.usable_length} tokens by a schedule of its own: {rotary.schedule_summary}.',
+        hint=f"mspoe, self-extend, dca, adaptive … stand on it. --replace-scaling takes it away, and what the weights "
+        f"learned with it, and starts again from {start}.",
     )
 
 
-def _provenance(source: Checkpoint, recipe: Recipe, plain: Rotary) -> dict[str, Any]:
+def _check_original(source: Checkpoint, before: Rotary, plain: Rotary) -> None:
+    """Refuse to start again from a length that nothing says.
+
+    Raises:
+        CtxextError: a linear schedule has a factor, and neither its file nor the table of known models a length.
+    """
+    if before.lacks_original and not plain.is_scaled:
+        guess = round(before.claimed_length / float(before.parameters.get("factor") or 1))
+        raise CtxextError(
+            f'"{source.name}" was stretched by {before.parameters.get("factor"):g} and does not say from which length.',
+            hint=f"Say what it was trained on first, for example --original-length {guess}.",
+        )
+
+
+def _check_reach(source: Checkpoint, before: Rotary, after: Rotary) -> None:
+    """Refuse to shorten a model in silence.
+
+    Raises:
+        CtxextError: the result reads less than the source.
+    """
+    if after.usable_length >= before.usable_length:
+        return
+    claims = "declares" if before.declared_length else "reads"
+    raise CtxextError(
+        f'"{source.name}" {claims} {before.usable_length} tokens, and this would leave {after.usable_length}: factors '
+        f"count from its original {after.trained_length}.",
+        hint=f"Ask for --target-length {format_length(before.usable_length)} or more, or add --allow-shorter.",
+    )
+
+
+def _loss(source: Checkpoint, before: Rotary, after: Rotary, kept: Mapping[str, Any]) -> str:
+    """What --replace-scaling took away, by how much, and what it left."""
+    noted = (provenance(source.config).get("recipe") or {}).get("steps", [])
+    what = ", ".join(map(describe_step, noted)) or f"{before.schedule_summary}, with which the weights were trained"
+    left = f"; kept of it: {', '.join(f'{name} {value}' for name, value in kept.items())}" if kept else ""
+    return f"--replace-scaling took away {what}: from {before.usable_length} tokens to {after.usable_length}{left}."
+
+
+def _provenance(source: Checkpoint, recipe: Recipe, plain: Rotary, edited: Rotary) -> dict[str, Any]:
     """What config.json says of the conversion; a published file names no folder of its maker's machine."""
     return {
         "version": __version__,
@@ -136,6 +192,7 @@ def _provenance(source: Checkpoint, recipe: Recipe, plain: Rotary) -> dict[str, 
         "trained_length": plain.trained_length,
         "source_theta": plain.theta,
         "source_length": plain.context_length,
+        **({"declared_length": edited.declared_length} if edited.declared_length else {}),
         "recipe": recipe.to_dict(),
     }
 
@@ -171,12 +228,12 @@ def _length_files(source: Checkpoint, before: Rotary, after: Rotary) -> dict[str
     tokenizer = source.read_json("tokenizer_config.json")
     if tokenizer is not None and 0 < (tokenizer.get("model_max_length") or 0) < _UNLIMITED:
         texts["tokenizer_config.json"] = _with_number(
-            source.folder / "tokenizer_config.json", tokenizer, "model_max_length", after.context_length
+            source.folder / "tokenizer_config.json", tokenizer, "model_max_length", after.claimed_length
         )
     generation = source.read_json("generation_config.json")
-    if generation is not None and generation.get("max_length") == before.context_length:
+    if generation is not None and generation.get("max_length") == before.claimed_length:
         texts["generation_config.json"] = _with_number(
-            source.folder / "generation_config.json", generation, "max_length", after.context_length
+            source.folder / "generation_config.json", generation, "max_length", after.claimed_length
         )
     return texts
 

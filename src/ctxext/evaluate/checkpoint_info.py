@@ -82,14 +82,20 @@ class CheckpointInfo:
 
 
 def open_infos(
-    sources: Sequence[str], *, revision: str | None = None, token: str | None = None
+    sources: Sequence[str],
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    original_length: int | None = None,
 ) -> list[CheckpointInfo]:
     """Open the checkpoints and give each a name of its own.
 
     Raises:
         CtxextError: one is not there, has no tokenizer, or is named twice.
     """
-    found = [open_checkpoint(source, revision=revision, token=token) for source in sources]
+    found = [
+        open_checkpoint(source, revision=revision, token=token, original_length=original_length) for source in sources
+    ]
     short = [checkpoint.public_name for checkpoint in found]
     names = [name if short.count(name) == 1 else checkpoint.name for name, checkpoint in zip(short, found, strict=True)]
     for name in names:
@@ -119,8 +125,7 @@ def _lengths(checkpoint: Checkpoint) -> tuple[int | None, int | None, bool]:
     config = checkpoint.config
     family = family_of(config)
     if family.positions == "rotary":
-        rotary = model_config(config).rotary
-        factor = rotary.parameters.get("factor") or 1.0 if rotary.rope_type == "dynamic" else 1.0
-        return rotary.trained_length, round(rotary.context_length * factor), False
+        rotary = model_config(config, checkpoint.original_length).rotary
+        return rotary.trained_length, rotary.usable_length, False
     found = next((int(config[key]) for key in _LENGTH_KEYS if config.get(key)), None)
     return found, found, family.positions == "learned"

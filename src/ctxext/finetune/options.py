@@ -20,7 +20,7 @@ _CHOICES = {
 }
 _AT_LEAST_ONE = (
     *("rank", "steps", "batch_size", "micro_batch", "save_every", "length", "start_length", "window", "group"),
-    *("short_length", "piece", "context_parallel"),
+    *("short_length", "original_length", "piece", "context_parallel"),
 )
 _SHARES = ("short_share", "warmup", "dropout", "weight_decay", "beta1", "beta2")
 _MANY = 1000
@@ -61,6 +61,7 @@ class TrainingOptions:
         pack: "off": a sequence comes from one document; "run-on": documents are joined; "restart": they are joined,
             positions start again with each and attention stays inside it.
         short_share: Share of the steps that train at the short length.
+        original_length: What the base was trained on before it was extended, where its files do not say it.
         short_length: Tokens of their sequences; by default the original context length.
         keep_short: Hold what the model says of sequences inside the trained window close to what its source says
             (arXiv 2502.07365).
@@ -107,6 +108,7 @@ class TrainingOptions:
     full: bool = False
     pack: str = "off"
     short_share: float = 0.2
+    original_length: int | None = None
     short_length: int | None = None
     keep_short: bool = False
     positions: str = "full"

@@ -75,6 +75,7 @@ class Part:
         self.layer = getattr(attention, "layer_idx", getattr(attention, "block_idx", None))
         self.scaling = getattr(attention, "scaling", None)
         self.rotary = rotary  # Where it is the attention's own.
+        self.is_left_to_engine = False  # Whether the attention function itself asks the methods, sequence by sequence.
 
 
 class Call:
@@ -95,6 +96,7 @@ class Call:
         names = ("past_key_values", "past_key_value", "layer_past")
         self.cache = next((inputs[name] for name in names if name in inputs), None)
         self.mask, self.scaling = inputs.get("attention_mask"), part.scaling
+        self.is_left_to_engine = part.is_left_to_engine
         self.kv_heads, self.first_head = None, 0
 
     def see_tables(self, tables):

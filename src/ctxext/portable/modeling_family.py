@@ -46,23 +46,27 @@ def turned(query, key, cos, sin, unsqueeze_dim=1):
     )
 
 
+def frame_of(rotary, layer_type, like):
+    """What the angles of a rotary embedding are made of, on the device of `like` and for tables of its type."""
+    columns, prefix = rotary.ctxext_layouts[layer_type][0], f"{layer_type}_" if layer_type else ""
+    inverse = getattr(rotary, f"{prefix}inv_freq").to(like.device).float()
+    scaling = getattr(rotary, f"{prefix}attention_scaling", 1.0)
+    return Frame(inverse, torch.tensor(columns, device=like.device), scaling, like.dtype)
+
+
 def rotary_forward(original, rotary, *args, **kwargs):
     """Return the family's (cos, sin), with what the methods need in the place of cos."""
     found = original(rotary, *args, **kwargs)
     cos, sin = parts_of(found)
-    dtype = found.dtype if torch.is_tensor(found) else cos.dtype
     given = dict(zip(("x", "position_ids"), args, strict=False)) | kwargs
     layer_type = next((value for value in (*args, *kwargs.values()) if isinstance(value, str)), None)
     if layer_type not in getattr(rotary, "ctxext_layouts", ()):
         return found
-    columns, axes = (torch.tensor(one, device=cos.device) for one in rotary.ctxext_layouts[layer_type])
-    prefix, positions = f"{layer_type}_" if layer_type else "", given["position_ids"]
+    positions, methods = given["position_ids"], rotary.ctxext_methods
     rows = positions[0] if positions.ndim == 3 else positions
     if positions.ndim == 3:  # With several position axes (multimodal models) every column has its own.
-        positions = positions[axes].movedim(0, -1)
-    inverse = getattr(rotary, f"{prefix}inv_freq").to(cos.device).float()
-    frame = Frame(inverse, columns, getattr(rotary, f"{prefix}attention_scaling", 1.0), dtype)
-    methods = rotary.ctxext_methods
+        positions = positions[torch.tensor(rotary.ctxext_layouts[layer_type][1], device=cos.device)].movedim(0, -1)
+    frame = frame_of(rotary, layer_type, found if torch.is_tensor(found) else cos)
 
     def innermost(frame, turn):
         if turn.to is positions:
@@ -97,11 +101,13 @@ def layer_forward(original, layer, *args, **kwargs):
             return first if value[1] is None else (first, value[1])
         return value
 
-    part.attention.ctxext_call = call
-    if part.rotary:
-        part.rotary.ctxext_call = call
+    for one in (part.attention, part.rotary):
+        if one is not None:
+            one.ctxext_call = call
     result = original(layer, *(own(value) for value in args), **{name: own(value) for name, value in kwargs.items()})
-    part.attention.ctxext_call = None
+    for one in (part.attention, part.rotary):
+        if one is not None:
+            one.ctxext_call = None
     return result
 
 
@@ -145,7 +151,7 @@ def attending(function):
         mask = mask[0] if mask else kwargs.pop("attention_mask", None)  # Some families name it.
         call = getattr(module, "ctxext_call", None)
         inner = functools.partial(function, module)
-        if call is not None:
+        if call is not None and not call.is_left_to_engine:
             for method in call.methods:
                 if type(method).attend is not Method.attend and method.acts_on(call.layer):
                     inner = functools.partial(method.attend, inner, call)

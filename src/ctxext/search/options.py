@@ -29,6 +29,7 @@ class SearchOptions:
         data: The user's own text: documents at the original context length, and where needles are hidden.
         seed: Decides the questions and which recipes are tried.
         checked: Questions at each depth and length for the last check.
+        original_length: What the model was trained on, in tokens, where its files do not say it.
     """
 
     target_length: int
@@ -42,6 +43,7 @@ class SearchOptions:
     data: str | None = None
     seed: int = 0
     checked: int = 20
+    original_length: int | None = None
 
     def __post_init__(self) -> None:
         least = {"target_length": 1, "trials": 1, "samples": 1, "num_depths": 1, "checked": 2}

@@ -89,10 +89,10 @@ def search(
     started = time.monotonic()
     check_optuna()
     revision, token = (loading.revision, loading.token) if loading else (None, None)
-    (info,) = open_infos([source], revision=revision, token=token)
+    (info,) = open_infos([source], revision=revision, token=token, original_length=options.original_length)
     checkpoint = info.checkpoint
     space = space_of(checkpoint, options.target_length, options.methods)
-    if model_config(checkpoint.config).is_extended:
+    if model_config(checkpoint.config, checkpoint.original_length).is_extended:
         raise already_extended(checkpoint, space.rotary)
     trained_length = space.rotary.trained_length
     options.lengths_from(trained_length)
