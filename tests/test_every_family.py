@@ -106,7 +106,7 @@ def wrong_angles(model, source, config, step):
     family, plain = family_of(source), model_config(source).rotary
     wanted, scaling = expected_frequencies([step.resolved(plain)], plain, LENGTH)
     wanted = torch.tensor([*wanted, *([0.0] if plain.span > plain.dim else [])], dtype=torch.float64)
-    local = ("local", "embs.", *family.sliding_types)
+    local = ("local", *family.sliding_types, *(["embs."] if family.layer_theta_key else []))
     seen = {name: one for name, one in angles(model).items() if not any(word in name for word in local)}
     if not seen and not family.layer_theta_key:
         return "silent: nothing was seen to rotate"
