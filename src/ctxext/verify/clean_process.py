@@ -130,7 +130,7 @@ class Expected:
     def enter(self, attention: Any, _: Any, named: dict[str, Any]) -> None:
         """Note which attention runs, and at which depth: some families run one at several (Zamba 2)."""
         self.current[0] = attention
-        self.layer = named.get("layer_idx", getattr(attention, "layer_idx", None))
+        self.layer = named.get("layer_idx", getattr(attention, "layer_idx", getattr(attention, "block_idx", None)))
 
     def apply(self, q: Any, k: Any, *args: Any, **kwargs: Any) -> Any:
         """In the place of the family's function: un-rotated states are kept, rotated ones returned."""
