@@ -120,6 +120,12 @@ _TABLE: Mapping[str, Mapping[str, _Row]] = {
         "SGLang": (UNKNOWN, _TRUST, "by its source; not tried"),
         "llama.cpp": _REFUSED,
     },
+    "mspoe with learned heads": {
+        "transformers": (EXACT, "trust_remote_code=True", _NOT_SERVE),
+        "vLLM": (UNKNOWN, _TRUST, "heads with curves of their own were not tried"),
+        "SGLang": (UNKNOWN, _TRUST, "heads with curves of their own were not tried"),
+        "llama.cpp": _REFUSED,
+    },
     "mspoe by the prompt": {
         "transformers": (
             PARTLY,
@@ -164,7 +170,12 @@ def carried(model: ModelConfig) -> tuple[str, ...]:
     if schedule == "longrope" and numbers.get("short_factor") != numbers.get("long_factor"):
         schedule = "longrope with two lists"
     steps = model.code.get("steps", ())
-    return (schedule, *(step["method"] + (" by the prompt" if step.get("per_prompt") else "") for step in steps))
+    return (schedule, *map(_name_of, steps))
+
+
+def _name_of(step: Mapping[str, Any]) -> str:
+    kinds = {"per_prompt": " by the prompt", "heads": " with learned heads"}
+    return str(step["method"]) + "".join(word for key, word in kinds.items() if step.get(key))
 
 
 def serving_of(model: ModelConfig) -> tuple[Serving, ...]:

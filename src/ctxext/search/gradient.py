@@ -152,13 +152,24 @@ def learn(bench: Workbench, options: SearchOptions, end: float, told: Callable[[
 
 def _sequences(encoder: Encoder, options: SearchOptions, length: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Texts with all their questions and answers at the end: ids (1, length or more), and which are of an answer."""
-    settings = Settings(tasks=("needle",), samples=1, depths=even_depths(_NEEDLES), seed=options.seed + _ALREADY)
-    task = Needle(num_needles=_NEEDLES)
-    check_fits(task, encoder, [length], settings)
+    task, settings = _asked(encoder, options, length, _NEEDLES)
     for sample in itertools.count():
         (prompts,) = make_questions(task, encoder, length, [sample], settings)
         random.Random(f"{options.seed} {length} {sample}").shuffle(prompts)
         yield _joined(prompts)
+
+
+def _asked(encoder: Encoder, options: SearchOptions, length: int, count: int) -> tuple[Needle, Settings]:
+    """As many needles as fit into a length, two at least."""
+    settings = Settings(tasks=("needle",), samples=1, depths=even_depths(count), seed=options.seed + _ALREADY)
+    task = Needle(num_needles=count)
+    try:
+        check_fits(task, encoder, [length], settings)
+    except CtxextError:
+        if count <= 2:
+            raise
+        return _asked(encoder, options, length, count // 2)
+    return task, settings
 
 
 def _joined(prompts: list[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,109 @@
+"""Heads that are learned: what is learned on is what is shipped, and it comes out better than it began."""
+
+import json
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from ctxext.checkpoint import open_checkpoint
+from ctxext.converters import convert
+from ctxext.errors import CtxextError
+from ctxext.evaluate.model import make_ready
+from ctxext.recipes import MsPoE, Recipe, load_recipe
+from ctxext.search import SearchOptions, gradient
+from ctxext.search.gradient import Learner, learn
+from ctxext.search.trial_model import Workbench
+from hand_made import make_tokenizer
+
+OPTIONS = SearchOptions(target_length=640, trials=6, gradient=True, keep_short=0.01)
+
+
+@pytest.fixture(scope="module")
+def bench(source, tmp_path_factory):
+    stock = make_ready("tiny", AutoModelForCausalLM.from_pretrained(source), make_tokenizer())
+    return Workbench(stock, open_checkpoint(str(source)), tmp_path_factory.mktemp("learn") / "bench")
+
+
+def learned(**changes):
+    rows = {"ratios": ((1.0, 4.0), (2.0, 3.0)), "ramps": ((1.0, 0.5), (2.0, 1.0)), "temperatures": ((1.0, 1.2),) * 2}
+    step = {"schedule": "by-parts", "head_order": "fixed", "first_layer": 0, "reaches": 640, **rows}
+    return MsPoE(**{**step, **changes})
+
+
+def logits_of(model):
+    with torch.no_grad():
+        return model(torch.arange(5, 405)[None] % 60 + 5).logits
+
+
+def test_every_number_has_a_gradient_and_the_weights_have_none(bench):
+    learner = Learner(bench, OPTIONS)
+    before = {name: weight.clone() for name, weight in bench.stock.model.state_dict().items()}
+    with torch.no_grad():  # Away from where a ramp ends, where its slope is one-sided.
+        for log in learner.logs.values():
+            log.add_(torch.rand(log.shape, generator=torch.Generator().manual_seed(0)) * 0.2 - 0.1)
+    learner.refresh()
+    ids = torch.arange(5, 405)[None] % 60 + 5
+    learner.model(ids).logits.log_softmax(-1)[..., 7].sum().backward()
+    assert all((log.grad != 0).all() for log in learner.logs.values())
+    assert all(parameter.grad is None for parameter in learner.model.parameters())
+    assert all(torch.equal(before[name], weight) for name, weight in bench.stock.model.state_dict().items())
+
+
+def test_what_was_learned_on_is_what_is_converted(bench, source, tmp_path):
+    lines = []
+    recipe = learn(bench, OPTIONS, math.inf, lambda *figures: lines.append(figures))
+    assert len(lines) == 6
+    assert all(map(math.isfinite, sum(lines, ())))
+    (step,) = recipe.steps
+    assert len({number for row in step.ratios for number in row}) > 1, "heads differ"
+    convert(str(source), tmp_path / "out", recipe)  # Compares the loaded model with the reference.
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert loaded.config.max_position_embeddings == 640
+    assert torch.allclose(logits_of(loaded), logits_of(bench.apply(recipe).model), atol=1e-5)
+    assert (logits_of(loaded) - logits_of(bench.stock.model)).abs().max() > 1e-3
+
+
+def test_more_steps_lower_what_is_learned_on(bench, monkeypatch):
+    """On one text and nothing held: only that the gradient points downwards."""
+    one = next(gradient._sequences(bench.stock.encoder, OPTIONS, 640))
+    monkeypatch.setattr(gradient, "_sequences", lambda *_: iter(lambda: one, None))
+    monkeypatch.setattr(gradient, "_HELD", 0.0)
+    monkeypatch.setattr(gradient, "_BEYOND", 0.0)
+    losses = []
+    options = SearchOptions(target_length=640, trials=12, gradient=True, lengths=(640,))
+    learn(bench, options, math.inf, lambda answers, held: losses.append(answers))
+    assert losses[-1] < losses[0]
+
+
+def test_learned_numbers_are_checked(source, tmp_path):
+    assert learned().to_dict()["ratios"]
+    for changes, message in (
+        ({"ramps": None}, "go together"),
+        ({"schedule": "ntk"}, "go together"),
+        ({"head_order": "calibrated"}, "go together"),
+        ({"temperatures": ((0.0, 1.0),) * 2}, "above zero"),
+    ):
+        with pytest.raises(CtxextError, match=message):
+            learned(**changes)
+    with pytest.raises(CtxextError, match="2 layers with 2 numbers"):
+        convert(str(source), tmp_path / "out", Recipe([learned(ratios=((1.0, 4.0),))]))
+
+
+def test_one_head_like_the_next_is_yarns_ramp(bench):
+    """With ratio 1 and temperature 1 in all heads nothing changes, bit for bit."""
+    same = dict.fromkeys(("ratios", "ramps", "temperatures"), ((1.0, 1.0),) * 2)
+    model = bench.apply(Recipe([learned(**same)])).model
+    assert torch.equal(logits_of(model), logits_of(bench.stock.model))
+
+
+def test_the_command_writes_an_ordinary_recipe(run, source, tmp_path):
+    words = ["--target-length", 640, "--gradient", "--trials", 2, "--samples", 1, "--checked", 2, "--lengths", 640]
+    result = run("search", source, tmp_path / "best.yaml", *words, "--keep-short", 5, "--json")
+    content = json.loads(result.stdout)
+    assert content["trials"] == 2
+    assert {one["recipe"].split()[0] for one in content["checked"]["recipes"]} == {"yarn", "mspoe"}
+    assert not (tmp_path / "best.db").exists()
+    if content["recipe"]:
+        assert load_recipe(str(tmp_path / "best.yaml")).steps[0].name in ("mspoe", "yarn")
