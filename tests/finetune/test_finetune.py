@@ -97,7 +97,8 @@ def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout):
 
 
 def test_a_save_that_was_not_finished_is_passed_over(tmp_path):
-    for step, text in ((2, "{}"), (4, '{"half')):
+    whole = {"global_step": 2, "max_steps": 6, "epoch": 1.0, "log_history": [], "stateful_callbacks": {}}
+    for step, text in ((2, json.dumps(whole)), (3, "{}"), (4, '{"half')):
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(text)
     (tmp_path / "checkpoint-10").mkdir()

@@ -24,6 +24,7 @@ from hand_made import make_tokenizer, tiny_llama
 from hostile import ODD, TENSORS, TEXTS, checkpoints, mutated, weights, write
 from tiny_base import make_base, write_jsonl
 
+pytestmark = pytest.mark.slow
 EXAMPLES = int(os.environ.get("CTXEXT_FUZZ", "0"))
 SECONDS, BYTES = 10, 1 << 30
 fuzz = settings(

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from ctxext.errors import CtxextError
 from ctxext.finetune.documents import Document, Documents
 
@@ -150,9 +152,16 @@ def _check(counts: Mapping[str, int], num_sequences: int, longest: int, length: 
 
 
 def read_report(folder: Path) -> DataReport | None:
-    """The counts of sequences that are already there; None where they were not written to the end."""
+    """The counts of sequences that are already there; None where they were not written to the end.
+
+    Raises:
+        CtxextError: they are not what a run writes.
+    """
     path = folder / COUNTS
-    return DataReport(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+    try:
+        return TypeAdapter(DataReport).validate_json(path.read_bytes()) if path.is_file() else None
+    except ValueError as error:
+        raise CtxextError(f'"{path}" is damaged.', hint="Start again with --overwrite.") from error
 
 
 class _Rows:
