@@ -19,6 +19,7 @@ EXPANDED_BY_4 = {"deepseek_v2", "deepseek_v3", "longcat_flash"}
 NOT_COMPARED = {
     "blt": "four models in one",
     "deepseek_v4": "it compresses keys over windows of tokens",
+    "mimo_v2_flash": "a saved tiny model has lost the KV heads of its sliding layers",
     "recurrent_gemma": "it keeps its cache in its layers",
     "roformer": "an encoder without a cache",
 }

@@ -36,7 +36,7 @@ from test_families_mspoe import plain_source
 
 FOUND = Path(__file__).parent / "data" / "sweep" / f"transformers-{transformers.__version__.split('.')[0]}.json"
 QUICK = ("llama", "gemma3_text", "phi3", "nemotron", "llama4_text", "deepseek_v3")
-RIGHT = "right"
+RIGHT, SHIFTED = "right", "silent: logits depend on where a text begins"
 # At a length of 64: numbers that every method takes.
 NUMBERS = {
     "abf": {"factor": 4, "theta": 3e5},
@@ -71,6 +71,14 @@ def logits_of(model, shift=0):
     return model(input_ids=ids, position_ids=torch.arange(LENGTH)[None] + shift, use_cache=False).logits
 
 
+def depends(model, found):
+    """Whether logits depend on the position of the first token: a key and its query rotate by different numbers.
+
+    They do in some stock models, which scale by the position or normalize what is rotated.
+    """
+    return (logits_of(model, 3) - found).abs().max() > 1e-2 * found.abs().max()
+
+
 def outcome(source, out, step, before):
     """What comes of one method on one checkpoint: RIGHT, why it is refused, or "silent: " and what is wrong."""
     try:
@@ -82,16 +90,14 @@ def outcome(source, out, step, before):
     after = logits_of(model)
     if not after.isfinite().all():
         return "silent: logits that are no numbers"
-    if not (after - before).abs().max() > 1e-4:
+    if torch.equal(after, before):
         return "silent: nothing changes"
     if not step.needs_code():
         return wrong_angles(model, json.loads((source / "config.json").read_text()), config, step) or RIGHT
     try:
         load(out)
     except Exception:  # However it fails, it is not taken for the stock model.
-        if step.kind == "heads" and not torch.allclose(logits_of(model, 3), after, atol=1e-2 * after.abs().max()):
-            return "silent: logits depend on where a text begins"
-        return RIGHT
+        return RIGHT if step.kind != "heads" or depends(load(source), before) or not depends(model, after) else SHIFTED
     return "silent: it loads without its code"
 
 
@@ -100,7 +106,7 @@ def wrong_angles(model, source, config, step):
     family, plain = family_of(source), model_config(source).rotary
     wanted, scaling = expected_frequencies([step.resolved(plain)], plain, LENGTH)
     wanted = torch.tensor([*wanted, *([0.0] if plain.span > plain.dim else [])], dtype=torch.float64)
-    local = ("local", "embs.", *family.sliding_types)
+    local = ("local", *family.sliding_types, *(["embs."] if family.layer_theta_key else []))
     seen = {name: one for name, one in angles(model).items() if not any(word in name for word in local)}
     if not seen and not family.layer_theta_key:
         return "silent: nothing was seen to rotate"
@@ -135,13 +141,20 @@ def one_process(monkeypatch):
     monkeypatch.setattr(logits, "_NUM_TOKENS", 16)
 
 
+def which(row):
+    """The methods that are carried; the reasons of the others are words, which may become better."""
+    return [method for method, words in row.items() if words == RIGHT]
+
+
 def kept():
     return json.loads(FOUND.read_text())["families"] if FOUND.exists() else {}
 
 
 @pytest.mark.parametrize("model_type", [name for name in QUICK if name in tiny_models.FAMILIES])
 def test_family(model_type, tmp_path):
-    assert swept(model_type, tmp_path) == kept()[model_type]
+    found = swept(model_type, tmp_path)
+    assert not any(words.startswith("silent") for words in found.values())
+    assert not kept() or which(found) == which(kept()[model_type])
 
 
 @pytest.mark.slow
@@ -164,4 +177,4 @@ def test_all_families(tmp_path):
         FOUND.parent.mkdir(exist_ok=True)
         FOUND.write_text(json.dumps({"version": transformers.__version__, "families": found}, indent=1) + "\n")
     assert silent == []
-    assert found == kept()
+    assert {name: which(row) for name, row in found.items()} == {name: which(row) for name, row in kept().items()}

@@ -194,6 +194,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "ministral3": {
         "rope_parameters": {**_PLAIN, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": MAX_POSITIONS}
     },
+    "minimax": {"sliding_window": None},
     "mllama_text_model": {"rope_scaling": {"rope_type": "default"}},
     "moshi": {"sliding_window": MAX_POSITIONS},
     "phi4_multimodal": {"audio_config": _TOWER, "vision_config": {**_TOWER, "crop_size": 16}},

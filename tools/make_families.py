@@ -131,7 +131,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
         "layers": {"indices": "linear_attn_config.full_attn_layers", "first": 1, "otherwise": "linear_attention"}
     },
     "mllama": {
-        "layers": {"except": "cross_attention_layers", "otherwise": "cross_attention"},
+        "layers": {"indices": "cross_attention_layers", "listed": "cross_attention", "otherwise": "full_attention"},
         "defaults": {"cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38]},
     },
     "nemotron_h": {"layers": {"letters": "hybrid_override_pattern"}, "aliases": {"layer_types": "layers_block_type"}},

@@ -13,6 +13,7 @@ _METHODS = (
     "tests/converters/test_other_files.py",
     "tests/search/test_space.py",
     "tests/test_reading.py",
+    "tests/converters/test_families.py",
 )
 _RELATION = (
     "tests/search/test_space.py",
@@ -37,7 +38,7 @@ _SCORING = (
     "tests/evaluate/test_scored_is_written.py::test_scored_is_written[yarn]",
     "tests/evaluate/test_scored_is_written.py::test_scored_is_written[mspoe linear prompt]",
 )
-_LOSSES = ("tests/finetune/test_chunked_loss.py",)
+_LOSSES = ("tests/finetune/test_chunked_loss.py", "tests/finetune/test_keep_short.py")
 _MERGE = ("tests/finetune/test_merge_kinds.py", "tests/finetune/test_merge.py")
 
 _PLAIN = ("abf", "base", "divided", "dynamic", "frequencies", "length", "llama3", "longrope", "methods", "ntk", "param")

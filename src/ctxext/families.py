@@ -15,7 +15,7 @@ from ctxext.errors import CtxextError
 from ctxext.unknown_types import unknown_type
 
 FULL_TYPES = frozenset(
-    {"attention", "full_attention", "global", "hybrid", "indexed_attention"}
+    {"*", "attention", "full_attention", "global", "hybrid", "indexed_attention"}
     | {"compressed_sparse_attention", "heavily_compressed_attention"}
 )
 """Names of layers whose queries may look back over the whole context, in any family and version."""
@@ -27,8 +27,7 @@ NOTHING_TO_EXTEND = "its full-attention layers have no position embedding, and i
 """The reason for families that leave long distances to layers without positions."""
 
 _NOT_CAUSAL: tuple[str, ...] = ("ForMaskedLM", "ForMultipleChoice", "ForNextSentencePrediction", "ForPreTraining")
-_NOT_CAUSAL += ("ForQuestionAnswering",)
-_NOT_CAUSAL += ("ForSequenceClassification", "ForTokenClassification", "EncoderModel")
+_NOT_CAUSAL += ("ForQuestionAnswering", "ForSequenceClassification", "ForTokenClassification", "EncoderModel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,15 +306,10 @@ def layer_types(config: Mapping[str, Any], family: Family) -> list[str]:
     """The type of each layer, as config.json lists them or as the family's class fills them in."""
     text = text_config(config, family)
     count = read(config, family, "num_hidden_layers") or 0
-    listed = _get(text, family, "layer_types")
-    if isinstance(listed, list | tuple):
-        return [str(name) for name in listed]
     rule = family.layers
-    if "letters" in rule:  # Nemotron-H: one letter for each layer, a star for attention.
-        return ["full_attention" if letter == "*" else "other" for letter in _get(text, family, rule["letters"]) or ""]
-    if "except" in rule:
-        others = _get(text, family, rule["except"]) or ()
-        return [rule["otherwise"] if index in others else "full_attention" for index in range(count)]
+    listed = _get(text, family, "layer_types") or text.get(rule.get("letters", ""))
+    if isinstance(listed, list | tuple | str):
+        return [str(name) for name in listed]
     if "every" in rule:
         every, offset = _get(text, family, rule["every"]), _get(text, family, rule["offset"])
         types = ["full_attention" if index % every == offset else rule["otherwise"] for index in range(count)]
@@ -324,22 +318,18 @@ def layer_types(config: Mapping[str, Any], family: Family) -> list[str]:
         attention = _get(text, family, rule["indices"])
         if attention is None:
             return [rule.get("absent", rule["otherwise"])] * count
-        first = rule.get("first", 0)
-        return ["full_attention" if index + first in attention else rule["otherwise"] for index in range(count)]
-    window = read(config, family, "sliding_window")
-    if window and window >= (read(config, family, "max_position_embeddings") or 0):
-        window = None  # Nothing ever leaves it (Phi-3 with 128k).
+        kinds, first = (rule["otherwise"], rule.get("listed", "full_attention")), rule.get("first", 0)
+        return [kinds[index + first in attention] for index in range(count)]
+    window, length = (read(config, family, key) or 0 for key in ("sliding_window", "max_position_embeddings"))
+    window = window if window < length else 0  # Nothing ever leaves such a window (Phi-3 with 128k).
     if rule.get("window") == "all":
         return ["sliding_attention" if window else "full_attention"] * count
     if rule.get("window") == "above":
         first = read(config, family, "max_window_layers") if window else None
         return ["full_attention" if first is None or index < first else "sliding_attention" for index in range(count)]
     types = _tiled(rule, _get(text, family, rule["key"]) if "key" in rule else None, count)
-    flags = text.get("no_rope_layers")
-    if rule.get("key") == "no_rope_layer_interval" and isinstance(flags, list | tuple) and flags:
-        period = rule["period"]
-        types = [period[0] if flag else period[-1] for flag in flags]
-    return types
+    flags = text.get("no_rope_layers") if rule.get("key") == "no_rope_layer_interval" else None
+    return [rule["period"][0 if flag else -1] for flag in flags] if flags else types
 
 
 def _tiled(rule: Mapping[str, Any], length: Any, count: int) -> list[str]:
@@ -383,8 +373,7 @@ def rotated_layers(config: Mapping[str, Any], family: Family) -> list[int]:
     Empty where such layers have no positions at all (Cohere 2, Llama 4): then there is nothing to extend.
     """
     full = full_attention_layers(config, family)
-    windowed = bool(read(config, family, "sliding_window"))
-    if family.rotated == "sliding" or (family.rotated == "unless_window" and windowed):
+    if family.rotated == "sliding" or (family.rotated == "unless_window" and read(config, family, "sliding_window")):
         return []
     if family.rotated == "no_rope_layers":
         text = text_config(config, family)

@@ -25,7 +25,7 @@ def locked(out: Path) -> Iterator[None]:
     Raises:
         CtxextError: somebody else is writing it; the other process is named.
     """
-    out = resolved(out)
+    out = out.resolve()
     if _held.get(out) == threading.get_ident():
         yield
         return
@@ -48,18 +48,6 @@ def locked(out: Path) -> Iterator[None]:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         os.close(descriptor)
-
-
-def resolved(path: Path) -> Path:
-    """A path without links.
-
-    Raises:
-        CtxextError: a link leads to itself.
-    """
-    try:
-        return path.resolve()
-    except RuntimeError as error:  # Python before 3.13; later ones leave such a path as it is.
-        raise CtxextError(f'"{path}" is a link that leads to itself.', hint="Name the folder itself.") from error
 
 
 def _holder(path: Path) -> str:

@@ -33,10 +33,10 @@ def test_no_length_of_a_replaced_longrope_is_left(llama, tmp_path):
     config["rope_scaling"] = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     config.pop("rope_parameters", None)
     (llama / "config.json").write_text(json.dumps(config))
-    convert(str(llama), tmp_path / "out", Recipe([PositionInterpolation(factor=2)]), replace_scaling=True)
+    convert(str(llama), tmp_path / "out", Recipe([PositionInterpolation(factor=8)]), replace_scaling=True)
     made = read_json(tmp_path / "out" / "config.json")
     assert "original_max_position_embeddings" not in made
-    assert made["max_position_embeddings"] == 64
+    assert made["max_position_embeddings"] == 256
 
 
 @pytest.mark.parametrize("target", [128, 64])

@@ -15,6 +15,7 @@ from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
 from ctxext.recipes import MsPoE, Recipe
 from ctxext.recipes.rotary import model_config
+from ctxext.verify.in_engine import compare_in_engine
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.engine
@@ -111,3 +112,12 @@ def test_the_same_cells_as_transformers(made, note, tmp_path):
         note("vLLM", f"{one['name']}: answers right, in transformers", [right, sum(wanted.values())])
         assert cells == wanted
         assert 0 < right < 3 * len(cells)
+
+
+def test_verify_reads_on_to_the_last_position(made, note):
+    out, model = open_checkpoint(str(made("yarn"))), model_config(open_checkpoint(str(made("yarn"))).config)
+    served = {"OUT": (out.folder, {}), "SOURCE": (open_checkpoint("demo").folder, {"hf_overrides": overrides(model)})}
+    rows = compare_in_engine(out, served, arguments=SMALL)
+    note("vLLM", "verify, yarn and its unconverted source", [row.difference for row in rows])
+    assert [row.tokens for row in rows] == 2 * [256, 1280, 2047]
+    assert all(row.is_alike for row in rows)

@@ -22,6 +22,23 @@ def test_a_count_is_a_whole_number(key):
     assert isinstance(step_from_dict({"method": "mspoe", "first_layer": 1.0}, "x"), MsPoE)
 
 
+@pytest.mark.parametrize(
+    ("method", "key", "value", "said"),
+    [
+        ("yarn", "factor", 0.99, "must be at least 1"),
+        ("yarn", "attention_factor", 0.0, "must be at least 0.01"),
+        ("mspoe", "first_layer", -1, "must be at least 0"),
+        ("mspoe", "schedule", "x", "must be one of linear, ntk, by-parts"),
+        ("yarn", "factor", True, "must be a finite number"),
+        ("yarn", "factor", math.inf, "must be a finite number"),
+        ("mspoe", "ratio_max", 1.1, "is below ratio_min"),
+    ],
+)
+def test_limits_hold(method, key, value, said):
+    with pytest.raises(CtxextError, match=said):
+        step_from_dict({"method": method, key: value}, "x")
+
+
 @pytest.mark.skipif("gemma4_text" not in CONFIG_MAPPING, reason="transformers 4.57 does not know the family")
 def test_ntk_slows_the_slowest_pair_by_the_factor_where_a_part_of_the_head_rotates_at_the_heads_pace(tmp_path):
     """Section 3.1's wish itself: the last pair is interpolated, the first is kept, whatever the exponents run over."""

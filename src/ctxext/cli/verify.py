@@ -137,10 +137,10 @@ def _table(rows: "Sequence[Compared]") -> list[RenderableType]:
     if not rows:
         return []
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("", "in vLLM", "tokens", "where", "largest difference", "at", "mean"):
-        table.add_column(heading, justify="left" if heading in ("", "in vLLM", "where") else "right")
+    for heading in ("", "in vLLM", "tokens", "original length", "largest", "at", "mean"):
+        table.add_column(heading, justify="left" if heading in ("", "in vLLM", "original length") else "right")
     for row in rows:
         mark, colour = _MARKS["passed" if row.is_alike else "failed"]
         numbers = (f"{row.difference:.1e}", str(row.position), f"{row.mean:.1e}")
         table.add_row(Text(mark, colour), row.served, str(row.tokens), row.place, *numbers)
-    return [Text("\nlog-probabilities against transformers, float32, in nats"), table]
+    return [Text("\ndifferences of log-probabilities from transformers, float32, in nats"), table]

@@ -125,7 +125,7 @@ def read_text(path: Path | None) -> str:
 def _text_of(path: Path, number: int, line: str) -> str:
     try:
         return str(json.loads(line)["text"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CtxextError(f'Line {number} of "{path}" is not a JSON object with a "text".') from error
 
 

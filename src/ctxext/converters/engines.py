@@ -2,7 +2,7 @@
 
 Only what was tried: transformers 4.57.6 and 5.23.0; by `make engines`, in float32 on a CPU, on prompts inside and past
 the original context length: vLLM 0.32.0 with transformers 5.19.0 (log-probabilities within 9e-5 of transformers',
-Ms-PoE included), and llama.cpp as xllamacpp 2026.10.11549 has it behind its own converter of October 2026 (within 4e-4;
+Ms-PoE included), and llama.cpp as xllamacpp 2026.10.11549 has it behind its own converter of October 2026 (within 5e-4;
 with flash attention, which rounds to 16 bits, within 3e-2). SGLang is read in its source. What was neither tried nor
 read is "not known".
 """

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from ctxext.converters.contents import foreign_files
 from ctxext.errors import CtxextError
-from ctxext.locks import host_name, locked, resolved, short_name
+from ctxext.locks import host_name, locked, short_name
 
 _TOLD: Mapping[int, tuple[str, str]] = {
     errno.ENOSPC: (
@@ -44,7 +44,7 @@ def check_out(out: Path, source: Path, *, overwrite: bool, overwrite_anything: b
         CtxextError: OUT is a file, not empty, inside SOURCE or around it, somebody else's, or cannot be created.
     """
     with full_disk_told(out):
-        place, origin = resolved(out), resolved(source)
+        place, origin = out.resolve(), source.resolve()
         if place == origin or origin in place.parents:
             raise CtxextError(f'OUT "{out}" lies inside SOURCE "{source}".', hint="Choose a folder beside it.")
         if place in origin.parents:
@@ -108,6 +108,8 @@ def _what_failed(error: Exception) -> tuple[int, str]:
     if isinstance(error, SafetensorError):
         found = re.search(r"os error ([0-9]+)", str(error))
         return int(found[1]) if found else 0, ""
+    if str(error).startswith("Symlink loop"):  # Path.resolve before Python 3.13.
+        return errno.ELOOP, ""
     # torch.save notices that less was written than it gave, and not why.
     return errno.ENOSPC if "inline_container" in str(error) and "unexpected pos" in str(error) else 0, ""
 

@@ -116,7 +116,6 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
     device = choose_device(loading.device)
     tokenizer = load_tokenizer(info, loading)
     extra = {"attn_implementation": loading.attention} if loading.attention else {}
-    info.checkpoint.check_weights()
     with loading_told(f'"{info.name}" cannot be loaded'):
         model, report = AutoModelForCausalLM.from_pretrained(
             info.checkpoint.folder,

@@ -6,6 +6,7 @@ from typing import Any
 
 from ctxext.checkpoint import read_json_object
 from ctxext.errors import CtxextError
+from ctxext.reading.schemas import Number, Schema, Word, checked
 
 _CANNOT = {
     "target_parameters": "it changes parameters of fused experts",
@@ -24,6 +25,15 @@ _KEPT_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
 _BY_PEFT = "Train it without that, or merge it with peft's merge_and_unload()."
 
 
+class AdapterFile(Schema):
+    """What a merge uses of adapter_config.json."""
+
+    lora_alpha: Number
+    alpha_pattern: dict[Word, Number] | None = None
+    use_rslora: bool | None = None
+    ensure_weight_tying: bool | None = None
+
+
 class AdapterConfig:
     """How the matrices of a LoRA adapter are scaled.
 
@@ -40,6 +50,7 @@ class AdapterConfig:
         self.content = read_json_object(folder / "adapter_config.json")
         if reason := _refusal(self.content):
             raise CtxextError(f'"{folder}" cannot be merged: {reason}.', hint=_BY_PEFT)
+        checked(self.content, AdapterFile, "adapter_config.json")
         self.is_tied = bool(self.content.get("ensure_weight_tying"))
 
     def scale(self, module: str, rank: int) -> float:

@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from ctxext.checkpoint import read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.finetune.adapter_config import AdapterConfig
 
 _PREFIX = "base_model.model."
+_A, _B = "lora_A.weight", "lora_B.weight"
 _LORA = (
-    *("lora_A.weight", "lora_B.weight", "lora_embedding_A", "lora_embedding_B"),
+    *(_A, _B, "lora_embedding_A", "lora_embedding_B"),
     *("lora_magnitude_vector", "lora_magnitude_vector.weight", "base_layer.weight"),
 )
 
@@ -51,10 +52,13 @@ class AdapterChanges:
             raise CtxextError(f'"{folder}" has no adapter_model.safetensors.')
         owners: dict[str, dict[str, torch.Tensor]] = {}
         keys = read_safetensors_header(path)  # With an error of its own where the file is broken.
-        with safe_open(path, "pt") as file:
-            for key in keys:
-                owner, part = _split(key.removeprefix(_PREFIX))
-                owners.setdefault(owner, {})[part] = file.get_tensor(key)
+        try:
+            with safe_open(path, "pt") as file:
+                for key in keys:
+                    owner, part = _split(key.removeprefix(_PREFIX))
+                    owners.setdefault(owner, {})[part] = file.get_tensor(key)
+        except SafetensorError as error:
+            raise CtxextError(f'"{path}" cannot be read: {str(error).splitlines()[0]}.') from error
         # Beside the matrices of an embedding peft saves the embedding itself, unchanged.
         owners = {owner: parts for owner, parts in owners.items() if set(parts) != {"base_layer.weight"}}
         self.parts = _known(folder, owners, stored, tied)
@@ -153,6 +157,8 @@ def _known(
                 f'"{folder}" changes "{owner}", which this checkpoint does not have.', hint="Is it another model's?"
             )
         shape = tuple(tensors["whole"].shape) if "whole" in tensors else _product_shape(tensors)
+        if shape is None:
+            raise CtxextError(f'"{folder}" does not hold matrices for "{owner}" that go together.')
         wanted = stored[name] if name in stored else stored[tied[name]]
         if shape != tuple(wanted):
             raise CtxextError(f'"{folder}" does not fit: "{name}" is {wanted}, the adapter\'s {shape}.')
@@ -164,7 +170,7 @@ def _matrices(parts: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Te
     """A and B, so that B · A has the shape of the weight; those of an embedding are kept the other way round."""
     if "lora_embedding_A" in parts:
         return parts["lora_embedding_B"].float().T, parts["lora_embedding_A"].float().T
-    return parts["lora_A.weight"].float(), parts["lora_B.weight"].float()
+    return parts[_A].float(), parts[_B].float()
 
 
 def _are_alike(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:
@@ -177,6 +183,16 @@ def _are_alike(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Ten
     return all(one.shape == two.shape and torch.equal(one, two) for one, two in pairs)
 
 
-def _product_shape(tensors: Mapping[str, torch.Tensor]) -> tuple[int, ...]:
+def _product_shape(tensors: Mapping[str, torch.Tensor]) -> tuple[int, ...] | None:
+    """The shape of what matrices make of a weight; None where one is missing, or they do not go together."""
+    a, b = ("lora_embedding_A", "lora_embedding_B") if "lora_embedding_A" in tensors else (_A, _B)
+    if a not in tensors or b not in tensors or {tensors[a].ndim, tensors[b].ndim} != {2}:
+        return None
     first, second = _matrices(tensors)
+    if first.shape[0] != second.shape[1] or not first.shape[0]:
+        return None
+    magnitude = tensors.get("lora_magnitude_vector", tensors.get("lora_magnitude_vector.weight"))
+    across = first.shape[1] if "lora_embedding_A" in tensors else second.shape[0]
+    if magnitude is not None and tuple(magnitude.shape) != (across,):
+        return None
     return second.shape[0], first.shape[1]

@@ -37,7 +37,7 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         self.started, self.first_step = time.perf_counter(), state.global_step
         if state.is_world_process_zero:
             lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []
-            kept = [line for line in lines if json.loads(line)["step"] <= self.first_step]
+            kept = [line for line in lines if _step_of(line) <= self.first_step]
             self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -116,3 +116,12 @@ def span(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def _step_of(line: str) -> float:
+    """A line's step; infinity of one that a kill tore."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return math.inf
+    return step if isinstance(step, int) else math.inf

@@ -58,7 +58,6 @@ def rotary_forward(original, rotary, *args, **kwargs):
     """Return the family's (cos, sin), with what the methods need in the place of cos."""
     found = original(rotary, *args, **kwargs)
     cos, sin = parts_of(found)
-    dtype = found.dtype if torch.is_tensor(found) else cos.dtype
     given = dict(zip(("x", "position_ids"), args, strict=False)) | kwargs
     layer_type = next((value for value in (*args, *kwargs.values()) if isinstance(value, str)), None)
     if layer_type not in getattr(rotary, "ctxext_layouts", ()):
@@ -67,7 +66,7 @@ def rotary_forward(original, rotary, *args, **kwargs):
     rows = positions[0] if positions.ndim == 3 else positions
     if positions.ndim == 3:  # With several position axes (multimodal models) every column has its own.
         positions = positions[torch.tensor(rotary.ctxext_layouts[layer_type][1], device=cos.device)].movedim(0, -1)
-    frame = frame_of(rotary, layer_type, cos)._replace(dtype=dtype)
+    frame = frame_of(rotary, layer_type, found if torch.is_tensor(found) else cos)
 
     def innermost(frame, turn):
         if turn.to is positions:
@@ -102,11 +101,13 @@ def layer_forward(original, layer, *args, **kwargs):
             return first if value[1] is None else (first, value[1])
         return value
 
-    part.attention.ctxext_call = call
-    if part.rotary:
-        part.rotary.ctxext_call = call
+    for one in (part.attention, part.rotary):
+        if one is not None:
+            one.ctxext_call = call
     result = original(layer, *(own(value) for value in args), **{name: own(value) for name, value in kwargs.items()})
-    part.attention.ctxext_call = None
+    for one in (part.attention, part.rotary):
+        if one is not None:
+            one.ctxext_call = None
     return result
 
 

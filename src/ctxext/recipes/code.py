@@ -7,10 +7,12 @@ from importlib.abc import Traversable
 from typing import Any, ClassVar
 
 from ctxext.errors import CtxextError
-from ctxext.families import Family
+from ctxext.families import Family, rotated_layers
 from ctxext.recipes import code_layout
 from ctxext.recipes.base import Method
 from ctxext.recipes.rotary import Config, ModelConfig
+
+_ALL_SLIDING = "every layer with a rotary embedding sees a window only, and those keep their own"
 
 PORTABLE: Traversable = resources.files("ctxext.portable")
 """Where the modeling code that travels inside checkpoints is kept."""
@@ -46,7 +48,8 @@ class CodeMethod(Method):
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
         """Why the family cannot carry the code; empty where it can."""
-        return super().refusal(config, family) or code_layout.refusal(family)
+        reason = super().refusal(config, family) or code_layout.refusal(family)
+        return reason or ("" if rotated_layers(config, family) else _ALL_SLIDING)
 
     def edit(self, model: ModelConfig) -> ModelConfig:
         """Write the layout of a checkpoint with code (`code_layout`), with this step's numbers in it.

@@ -204,6 +204,8 @@ class Study:
 def _trial_of(trial: FrozenTrial) -> Trial:
     attributes = trial.user_attrs
     recipe, measurement = attributes["recipe"], attributes["measurement"]
+    if measurement and not recipe:
+        raise ValueError(f"trial {trial.number} was measured without a recipe")
     return Trial(
         trial.number,
         attributes.get("published", ""),

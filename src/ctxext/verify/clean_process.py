@@ -9,6 +9,7 @@ shared with the checkpoint's.
 """
 
 import importlib.util
+import inspect
 import json
 import math
 import sys
@@ -49,7 +50,7 @@ class Rotation:
     def __init__(self, model: Any, apply: Any, full_types: list[str]) -> None:
         import torch
 
-        modules = [(name, module) for name, module in model.named_modules() if name.endswith("rotary_emb")]
+        modules = [(name, one) for name, one in model.named_modules() if "otary" in type(one).__name__]
         self.module = next(m for name, m in modules if not any(word in name for word in ("vision", "visual", "audio")))
         buffers = dict(self.module.named_buffers())
         self.layer_types = [layer_type for layer_type in full_types if f"{layer_type}_inv_freq" in buffers][:1]
@@ -57,8 +58,10 @@ class Rotation:
         self.frequencies, self.apply, self.torch = getattr(self.module, self.buffer).clone(), apply, torch
         # Which pair of dimensions each column of the family's cos and sin belongs to.
         known = torch.linspace(0.1, 1.4, len(self.frequencies))
-        sin = self.table(known)[1]
-        self.scaling = float(self.table(torch.zeros_like(known))[0].flatten()[0])
+        cos, sin = self.table(known)
+        if all(torch.equal(one, other) for one, other in zip((cos, sin), self.table(self.frequencies), strict=True)):
+            known = self.frequencies  # It works its frequencies out anew each time (Phi-MoE).
+        self.scaling = float(torch.hypot(cos, sin).flatten()[0])
         self.columns = (sin.flatten()[:, None] / self.scaling - known.sin()).abs().argmin(-1)
 
     def table(self, angles: Any) -> Any:
@@ -87,11 +90,14 @@ class Expected:
         self.applied = next(name for name in APPLY if hasattr(modeling, name))
         self.plain_apply = getattr(modeling, self.applied)
         self.is_complex = self.applied == "apply_rotary_emb"
-        rotate = by_complex_numbers if self.is_complex else self.plain_apply
+        self.takes_key = list(inspect.signature(self.plain_apply).parameters)[1] != "cos"
+        one = lambda q, k, cos, sin: (self.plain_apply(q, cos, sin),)  # noqa: E731
+        rotate = by_complex_numbers if self.is_complex else self.plain_apply if self.takes_key else one
         self.rotation = Rotation(model, rotate, task["full_types"])
         self.theta, self.positions = float(task["theta"]), list[int]()
         self.states, self.angles = dict[int, Any](), dict[Any, Any]()
         self.current: list[Any] = [None]
+        self.layer: int | None = None
         steps = [(step["settings"], module_at(step["reference"])) for step in task["steps"]]
         self.heads = [step for step in steps if hasattr(step[1], "rotation")]
         self.attention = [step for step in steps if hasattr(step[1], "relation")]
@@ -102,7 +108,7 @@ class Expected:
 
         self.positions = positions[0].tolist()
         hooks = [
-            module.register_forward_pre_hook(lambda own, _: self.current.__setitem__(0, own))
+            module.register_forward_pre_hook(self.enter, with_kwargs=True)
             for module in self.model.modules()
             if _applies(module)
         ]
@@ -121,14 +127,21 @@ class Expected:
             for hook in hooks:
                 hook.remove()
 
+    def enter(self, attention: Any, _: Any, named: dict[str, Any]) -> None:
+        """Note which attention runs, and at which depth: some families run one at several (Zamba 2)."""
+        self.current[0] = attention
+        self.layer = named.get("layer_idx", getattr(attention, "layer_idx", getattr(attention, "block_idx", None)))
+
     def apply(self, q: Any, k: Any, *args: Any, **kwargs: Any) -> Any:
         """In the place of the family's function: un-rotated states are kept, rotated ones returned."""
         import torch
 
         attention = self.current[0]
+        if not self.takes_key:
+            return self.apply_one(q, k, *args, **kwargs)
         axis = 2 if self.is_complex else kwargs.get("unsqueeze_dim", 1)
         queries, keys = (q, k) if axis == 1 else (q.transpose(1, 2), k.transpose(1, 2))
-        layer, scaling = attention.layer_idx, getattr(attention, "scaling", None) or q.shape[-1] ** -0.5
+        layer, scaling = self.layer, getattr(attention, "scaling", None) or q.shape[-1] ** -0.5
         chosen = [reference.choose(settings, layer, queries, keys, scaling) for settings, reference in self.heads]
         self.states[id(attention)] = queries, keys, chosen
         if all(one is None for one in chosen):
@@ -142,6 +155,25 @@ class Expected:
                 heads.append(self.rotation.rows(states[0, head], at[:, None] * torch.tensor(own), loudness))
             rotated.append(torch.stack(heads)[None])
         return tuple(one if axis == 1 else one.transpose(1, 2) for one in rotated)
+
+    def apply_one(self, states: Any, *args: Any, **kwargs: Any) -> Any:
+        """The same where queries are rotated before there are keys (Gemma 4): methods choose without seeing them."""
+        import torch
+
+        attention, axis = self.current[0], kwargs.get("unsqueeze_dim", 1)
+        heads = states if axis == 1 else states.transpose(1, 2)
+        found = [reference.choose(settings, self.layer, None, None, None) for settings, reference in self.heads]
+        kept = self.states.get(id(attention))
+        first = heads if kept is None or kept[1] is not None else kept[0]
+        self.states[id(attention)] = first, None if first is heads else heads, found
+        if all(one is None for one in found):
+            return self.plain_apply(states, *args, **kwargs)
+        group, rotated = heads.shape[1] // len(self.heads[0][0]["ratios"]) or 1, []
+        for head in range(heads.shape[1]):
+            at, own = self.of_head(found, head // group)
+            rotated.append(self.rotation.rows(heads[0, head], at[:, None] * torch.tensor(own)))
+        result = torch.stack(rotated)[None]
+        return result if axis == 1 else result.transpose(1, 2)
 
     def of_head(self, chosen: list[Any], head: int) -> tuple[Any, list[float]]:
         """The positions (l) and inverse frequencies of a KV head."""
@@ -166,7 +198,7 @@ class Expected:
         import torch
 
         (settings, reference) = self.attention[0]
-        if module.layer_idx not in settings["layers"]:
+        if self.layer not in settings["layers"]:
             return eager(module, query, key, value, mask, **kwargs)
         queries, keys, chosen = self.states[id(module)]
         if hasattr(module, "qk_norm"):  # Llama 4 norms what is rotated, which is the norm of what is not.

@@ -25,7 +25,7 @@ class Compared:
 
     Attributes:
         served: What the engine ran.
-        place: Where its tokens stand.
+        place: Where its tokens stand: inside the original context length, beyond it, or "to the last position".
         tokens: How many there are.
         difference: The largest difference of a log-probability, in nats.
         mean: The mean difference, in nats.
@@ -87,9 +87,9 @@ def compare_in_engine(
 
 
 def _lengths(trained: int, reach: int) -> dict[str, int]:
-    past = {"past the original context length": (trained + reach) // 2} if reach > trained else {}
+    past = {"beyond": (trained + reach) // 2} if reach > trained else {}
     # An engine writes a token after the last it reads, and its length holds both.
-    return {"inside the original context length": trained // 2, **past, "to the last position": reach - 1}
+    return {"inside": trained // 2, **past, "to the last position": reach - 1}
 
 
 def _prompt(length: int, config: Mapping[str, Any]) -> list[int]:

@@ -189,7 +189,7 @@ def _parse(path: Path, number: int, line: str) -> Question:
             raise ValueError("answers is empty or question is not a text")
     except KeyError as error:
         raise CtxextError(f'Line {number} of "{path}" has no field {error}.', hint=hint) from error
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CtxextError(f'Line {number} of "{path}" is not such a question: {error}.', hint=hint) from error
     return Question(record["question"], answers, documents)
 
