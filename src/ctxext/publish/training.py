@@ -7,10 +7,13 @@ from typing import Any
 
 from ctxext.checkpoint import read_json_object
 from ctxext.converters.card import EXTENDED
-from ctxext.finetune.options import CHANGEABLE, TrainingOptions
+from ctxext.finetune.options import TrainingOptions
 
 REPORT, CURVE = "finetune.json", "loss.png"
-_OF_THE_MACHINE = (*CHANGEABLE, "checkpointing", "piece", "micro_batch", "dtype")
+_OF_THE_MACHINE = (
+    *("device", "dtype", "context_parallel", "micro_batch", "checkpointing", "piece"),
+    *("save_every", "eval_every", "report_to"),
+)
 """Options that decide where and how fast it runs, not what comes out."""
 
 
