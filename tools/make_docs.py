@@ -13,6 +13,7 @@ from ctxext.families import FAMILIES, Family
 from ctxext.recipes.base import Method
 from ctxext.recipes.code import CodeMethod
 from ctxext.recipes.code_layout import SHARED_FILES, STUB_FILE
+from ctxext.recipes.encoding import POSITIONS
 from ctxext.recipes.methods import METHODS
 from ctxext.recipes.mspoe import FIXED_ONLY, MsPoE
 from ctxext.recipes.param import limits_of, options_of
@@ -73,6 +74,8 @@ def _searched(values: tuple[Any, ...]) -> str:
 
 def _by_keys(method: type[Method]) -> list[str]:
     """What a configuration says."""
+    if method.encoding != "rotary":
+        return [f"Kind: {method.kind}. Carried by {carried_by(method)}."]
     rope_type = getattr(method, "rope_type", "default")
     carried = "`rope_theta` alone" if rope_type == "default" else f"the rope type `{rope_type}`"
     return [f"Kind: {method.kind}. Carried by {carried}, in both dialects of config.json."]
@@ -91,9 +94,12 @@ def _with_code(method: type[CodeMethod]) -> list[str]:
 
 def _families_line(method: type[Method]) -> str:
     """How many families can carry it."""
-    rotary = [family for family in FAMILIES.values() if family.positions == "rotary"]
-    able = [family for family in rotary if not method.refusal({"model_type": family.model_type}, family)]
-    return f"{len(able)} of {len(rotary)} rotary [families](families.md) can carry it."
+    like = [family for family in FAMILIES.values() if family.positions == method.encoding]
+    able = [family for family in like if not method.refusal({"model_type": family.model_type}, family)]
+    if method.encoding != "rotary":
+        named = ", ".join(f"`{family.model_type}`" for family in sorted(able, key=lambda one: one.model_type))
+        return f"For models with {POSITIONS[method.encoding]}: {named}."
+    return f"{len(able)} of {len(like)} rotary [families](families.md) can carry it."
 
 
 def _hooks(method: type[CodeMethod]) -> list[str]:
@@ -139,14 +145,25 @@ def families_page() -> str:
             "",
             *(f"- **{kind}**: {', '.join(names)}" for kind, names in others.items()),
             "",
+            "What is done to them: " + _others_line(),
+            "",
         ]
     )
+
+
+def _others_line() -> str:
+    """Which methods are for encodings other than rotary, and for how many of their families."""
+    told = []
+    for method in (method for method in METHODS if method.encoding != "rotary"):
+        able = [one for one in FAMILIES.values() if not method.refusal({"model_type": one.model_type}, one)]
+        told.append(f"[`{method.name}`](methods.md#{method.name}) for {len(able)} with {POSITIONS[method.encoding]}")
+    return "; ".join(told) + "."
 
 
 def _family_row(family: Family) -> list[str]:
     """Methods by configuration, what 4.57 makes of them, Ms-PoE, and a note."""
     config = {"model_type": family.model_type}
-    by_config = [method for method in METHODS if not method.needs_code()]
+    by_config = [method for method in METHODS if not method.needs_code() and method.encoding == "rotary"]
     able = [method.name for method in by_config if not method.refusal(config, family)]
     shown = "all" if len(able) == len(by_config) else ", ".join(able) or "none"
     if family.rope_types_4x is None or not able:

@@ -149,6 +149,24 @@ BY_HAND: dict[str, dict[str, Any]] = {
 }
 
 
+# Encoders and encoder-decoders with an encoding that a method is for.
+NOT_CAUSAL: dict[str, dict[str, Any]] = {
+    "albert": {"positions": "learned"},
+    "clip": {"positions": "learned", "text_config": "text_config"},
+    "clip_text_model": {"positions": "learned"},
+    "distilbert": {
+        "positions": "learned",
+        "aliases": {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
+    },
+    "led": {
+        "positions": "learned",
+        "length_key": "max_encoder_position_embeddings",
+        "aliases": {"num_attention_heads": "encoder_attention_heads", "num_hidden_layers": "encoder_layers"},
+    },
+    "longformer": {"positions": "learned"},
+}
+
+
 def mapping(name: str) -> dict[str, Any]:
     """One of transformers' tables from model type to class name."""
     return dict(getattr(modeling_auto, name, {}))
@@ -333,7 +351,7 @@ def others() -> dict[str, str]:
     """What the model types are that AutoModelForCausalLM does not load."""
     causal = set(mapping("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"))
     found = {}
-    for model_type in sorted(set(CONFIG_MAPPING_NAMES) - causal):
+    for model_type in sorted(set(CONFIG_MAPPING_NAMES) - causal - set(NOT_CAUSAL)):
         kind = next((words for table, words in KINDS if model_type in mapping(table)), "something else")
         found[model_type] = kind
     return found
@@ -343,7 +361,7 @@ def main() -> None:
     """Write the table, or what the older version has otherwise."""
     made = {model_type: family(model_type) for model_type in causal_types()}
     if NEW:
-        table = {"families": made, "others": others()}
+        table = {"families": {**made, **NOT_CAUSAL}, "others": others()}
     else:
         table = json.loads(TABLE.read_text(encoding="utf-8"))
         add_older(table["families"], made)

@@ -34,6 +34,8 @@ _NOT_CAUSAL: tuple[str, ...] = (
     "ForQuestionAnswering",
 )
 _NOT_CAUSAL += ("ForSequenceClassification", "ForTokenClassification", "EncoderModel")
+_CAUSAL_ONLY = ("rotary", "alibi", "none")
+"""Encodings whose methods were made for causal language models alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,10 +124,10 @@ def _load() -> tuple[dict[str, Family], dict[str, str]]:
 
 
 FAMILIES: Mapping[str, Family]
-"""Every causal language model family of transformers, rotary or not, by model type."""
+"""Every causal language model family of transformers, rotary or not, by model type, and some that are not causal."""
 
 OTHERS: Mapping[str, str]
-"""What the model types of transformers are that AutoModelForCausalLM does not load."""
+"""What the model types of transformers are that no method is for, as AutoModelForCausalLM does not load them."""
 
 FAMILIES, OTHERS = _load()
 
@@ -156,7 +158,8 @@ def family_of(config: Mapping[str, Any]) -> Family:
         hint = "Did you mean " + " or ".join(f'"{name}"' for name in near) + "?" if near else ""
         raise CtxextError(f'The model type "{model_type}" is not known.', hint=hint)
     architectures = config.get("architectures") or ()
-    if architectures and all(str(name).endswith(_NOT_CAUSAL) for name in architectures):
+    takes_all = family.positions not in _CAUSAL_ONLY
+    if architectures and not takes_all and all(str(name).endswith(_NOT_CAUSAL) for name in architectures):
         raise CtxextError(f'"{architectures[0]}" is not a causal language model.')
     nested = text_config(config, family)
     inner = FAMILIES.get(str(nested.get("model_type"))) if nested is not config else None

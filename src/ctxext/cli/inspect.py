@@ -42,9 +42,11 @@ def inspect(
     for label, text in _rows(found).items():
         table.add_row(bold(label), text)
     output.result(inspection_data(source, found), table)
-    if found.model and not found.model.is_extended:
-        length = format_length(4 * found.model.rotary.trained_length)
-        output.next_step(f"ctxext convert {source} --method yarn --target-length {length} --dry-run")
+    able = [name for name, reason in found.methods.items() if not reason]
+    if found.model and not found.model.is_extended and able:
+        length = format_length(4 * found.model.encoding.trained_length)
+        method = "yarn" if "yarn" in able else able[0]
+        output.next_step(f"ctxext convert {source} --method {method} --target-length {length} --dry-run")
 
 
 def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
@@ -67,6 +69,14 @@ def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
             "context_length": rotary.context_length,
             "is_extended": found.model is not None and found.model.is_extended,
         },
+        "encoding": None
+        if found.model is None
+        else {
+            "description": found.model.encoding.describe(),
+            "trained_length": found.model.encoding.trained_length,
+            "context_length": found.model.encoding.context_length,
+            "is_extended": found.model.is_extended,
+        },
         "windows": dict(found.windows),
         "attention": dict(found.attention),
         "cache_bytes": {str(length): size for length, size in found.cache_bytes.items()},
@@ -78,7 +88,7 @@ def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
 
 def _rows(found: Inspection) -> dict[str, str]:
     rows = {"model": _model(found), "encoding": _encoding(found)}
-    if found.rotary is not None:
+    if found.model is not None:
         rows["context length"] = _context_length(found)
     rows["attention"] = _attention(found)
     if found.cache_bytes and any(found.cache_bytes.values()):
@@ -107,26 +117,25 @@ def _model(found: Inspection) -> str:
 
 
 def _encoding(found: Inspection) -> str:
-    rotary = found.rotary
-    if rotary is None:
+    if found.model is None:
         return _ENCODINGS.get(found.positions, "rotary, but not one that can be rescaled")
     unfinished = ""
-    if found.unfinished_pairs is not None:
-        pairs = f"{found.unfinished_pairs} of {rotary.dim // 2} pairs"
-        unfinished = f", {pairs} never complete a rotation in {rotary.trained_length} tokens"
-    return f"rotary, {rotary.rope_type} schedule, theta {rotary.theta:g} · {rotary.dim} dimensions{unfinished}"
+    if found.rotary is not None and found.unfinished_pairs is not None:
+        pairs = f"{found.unfinished_pairs} of {found.rotary.dim // 2} pairs"
+        unfinished = f", {pairs} never complete a rotation in {found.rotary.trained_length} tokens"
+    return found.model.encoding.describe() + unfinished
 
 
 def _context_length(found: Inspection) -> str:
     assert found.model is not None
     claims = set(found.windows.values())
     agree = "files agree" if len(claims) == 1 else ", ".join(f"{k} says {v}" for k, v in found.windows.items())
-    rotary = found.model.rotary
-    trained = rotary.trained_length
+    encoding = found.model.encoding
+    trained = encoding.trained_length
     state = "extended" if found.model.is_extended else "not extended"
-    if found.model.code and rotary.context_length == trained:
+    if found.model.code and encoding.context_length == trained:
         state = "not extended, heads scaled by its own code"
-    return f"{rotary.context_length} tokens, trained to {trained}, {state} ({agree})"
+    return f"{encoding.context_length} tokens, trained to {trained}, {state} ({agree})"
 
 
 def _attention(found: Inspection) -> str:

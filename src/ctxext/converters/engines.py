@@ -96,6 +96,7 @@ _TABLE: Mapping[str, Mapping[str, _Row]] = {
         "SGLang": (WRONG, "", "treats it as static"),
         "llama.cpp": (WRONG, "", "its converter loses it"),
     },
+    "table": {"transformers": _EXACT},
     "mspoe": {
         "transformers": (EXACT, "trust_remote_code=True", ""),
         "vLLM": (EXACT, _TRUST, "tensor parallel above 1 was not tried"),
@@ -131,10 +132,10 @@ _CODE: Mapping[str, _Row] = {
 
 def carried(model: ModelConfig) -> tuple[str, ...]:
     """What a checkpoint carries, as the engines see it: its schedule, and the methods of its code."""
-    numbers = model.rotary.parameters
-    schedule = native_type(model.family, model.rotary.rope_type)
+    numbers, carrier = model.encoding.numbers, model.encoding.carrier
+    schedule = native_type(model.family, carrier)
     if schedule == model.family.plain_type:
-        schedule = "linear" if model.rotary.rope_type == "linear" else "default"
+        schedule = "linear" if carrier == "linear" else "default"
     if schedule == "yarn" and numbers.get("attention_factor") is not None:
         schedule = "yarn with attention_factor"
     if schedule == "longrope" and numbers.get("short_factor") != numbers.get("long_factor"):
@@ -160,7 +161,7 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
             remark = "; ".join(part for part in (remark, "by its source, not tried") if part)
         if status == WRONG:
             arguments = ""
-        served.append(Serving(engine, status, arguments.format(length=model.rotary.context_length), remark))
+        served.append(Serving(engine, status, arguments.format(length=model.encoding.context_length), remark))
     return (_with_version(served[0], model), *served[1:])
 
 
@@ -175,7 +176,7 @@ def _row(thing: str, engine: str, family: str, *, has_code: bool) -> _Row:
 def _with_version(row: Serving, model: ModelConfig) -> Serving:
     """What transformers 4.57 cannot do, where it is known to differ."""
     types = model.family.rope_types_4x
-    rope_type = native_type(model.family, model.rotary.rope_type)
+    rope_type = native_type(model.family, model.encoding.carrier)
     if types is None or rope_type in types:
         return row
     reads = "does not know the family" if not types else f'does not take the rope type "{rope_type}" here'

@@ -9,9 +9,10 @@ from ctxext.checkpoint import Checkpoint, claimed_lengths
 from ctxext.converters.engines import Serving, serving_of
 from ctxext.errors import CtxextError
 from ctxext.families import Family, family_of, full_attention_layers, read, sliding_layers
+from ctxext.recipes.auto_class import is_causal
 from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.methods import METHODS
-from ctxext.recipes.rotary import ModelConfig, Rotary, model_config, provenance
+from ctxext.recipes.rotary import ModelConfig, Rotary, is_readable, model_config, provenance
 
 _CACHE_LENGTHS = (8192, 32768, 131072)
 _BYTES_PER_NUMBER = 2
@@ -23,7 +24,7 @@ class Inspection:
 
     Attributes:
         positions: "rotary", "learned", "sinusoidal", "alibi", "relative" or "none".
-        model: The resolved configuration of a rotary model; None for the others.
+        model: The resolved configuration; None where nothing can be done to its encoding.
         unfinished_pairs: Rotated pairs of dimensions that never complete a rotation in the original context length.
         windows: The length that each file claims, by file name.
         attention: Heads, KV heads, full and sliding layers.
@@ -48,8 +49,9 @@ class Inspection:
 
     @property
     def rotary(self) -> Rotary | None:
-        """The rotary encoding; None for the others."""
-        return self.model.rotary if self.model else None
+        """The encoding where it is rotary; None for the others."""
+        encoding = self.model.encoding if self.model else None
+        return encoding if isinstance(encoding, Rotary) else None
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
@@ -60,18 +62,22 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     """
     config = checkpoint.config
     family = family_of(config)
-    model = model_config(config) if family.positions == "rotary" and not family.reason else None
-    rotary, recipe = (model.rotary if model else None), provenance(config).get("recipe")
+    methods = {method.name: method.refusal(config, family) for method in METHODS}
+    model = model_config(config) if is_readable(family) and not family.reason else None
+    rotary = model.encoding if model and isinstance(model.encoding, Rotary) else None
+    recipe = provenance(config).get("recipe")
     return Inspection(
         family=family,
         positions=family.positions,
         model=model,
         unfinished_pairs=_unfinished_pairs(rotary) if rotary else None,
-        windows=claimed_lengths(checkpoint, family),
+        windows=claimed_lengths(checkpoint, family, model.encoding.context_length if model and not rotary else None),
         attention=_attention(config, family),
-        cache_bytes={length: _cache_bytes(config, family, length) for length in _CACHE_LENGTHS},
+        cache_bytes={length: _cache_bytes(config, family, length) for length in _CACHE_LENGTHS}
+        if is_causal(config)
+        else {},
         num_parameters=checkpoint.num_parameters,
-        methods={method.name: method.refusal(config, family) for method in METHODS},
+        methods=methods,
         recipe=recipe,
         serving=serving_of(model) if recipe and model else (),
     )

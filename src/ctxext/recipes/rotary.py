@@ -7,27 +7,20 @@ only one of them is misread by the other version in silence (docs/traps.md, trap
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.families import Family, family_of, read, rotary_dim, rotated_layers, text_config
+from ctxext.families import Family, family_of, read, rotary_dim, rotated_layers, sliding_layers, text_config
 from ctxext.recipes import legacy
-
-Config = dict[str, Any]
+from ctxext.recipes.encoding import POSITIONS, Encoding
+from ctxext.recipes.encoding import Config as Config
+from ctxext.recipes.encoding import provenance as provenance
+from ctxext.recipes.learned import LAYOUTS, read_learned
 
 SENTINEL = "ctxext_needs_trust_remote_code"
 """The rope type that only a checkpoint's own code knows, so that plain transformers refuses to load it without."""
-
-POSITIONS = {
-    "learned": "learned position embeddings",
-    "sinusoidal": "sinusoidal position embeddings",
-    "alibi": "ALiBi biases",
-    "relative": "relative position biases",
-    "none": "no position embeddings",
-}
-"""What models without a rotary embedding have instead."""
 
 CODE_KEY = "ctxext_code"
 """The block of config.json that such code reads; its `rope` holds the schedule that the sentinel hides."""
@@ -37,24 +30,20 @@ _KEPT = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
 _DTYPES = ("dtype", "torch_dtype")
 
 
-@dataclass(frozen=True)
-class Rotary:
+@dataclass(frozen=True, kw_only=True)
+class Rotary(Encoding):
     """The rotary encoding of a model's full-attention layers.
 
     Attributes:
         theta: The base b of the inverse frequencies b^(-2i/d).
         dim: How many dimensions of a head are rotated.
         span: The d of the exponent: `dim`, but the whole head where a part of it rotates at the whole head's pace.
-        trained_length: The original context length: what the model was trained on, in tokens.
-        context_length: The context it claims now, in tokens.
         parameters: The schedule as transformers writes it, `rope_type` and numbers, without theta.
     """
 
     theta: float
     dim: int
     span: int
-    trained_length: int
-    context_length: int
     parameters: Mapping[str, Any]
 
     @property
@@ -73,9 +62,57 @@ class Rotary:
         factor = self.parameters.get("factor") or 1.0 if self.rope_type == "dynamic" else 1.0
         return round(self.context_length * float(factor))
 
+    @property
+    def carrier(self) -> str:
+        """The rope type."""
+        return self.rope_type
+
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        """The schedule's numbers."""
+        return self.parameters
+
     def with_parameters(self, parameters: Mapping[str, Any]) -> "Rotary":
         """The same encoding with another schedule."""
         return dataclasses.replace(self, parameters=parameters)
+
+    def describe(self) -> str:
+        """The schedule, its base, and how much of a head rotates."""
+        return f"rotary, {self.rope_type} schedule, theta {self.theta:g} · {self.dim} dimensions"
+
+    def noted(self) -> dict[str, Any]:
+        """The base too."""
+        lengths = super().noted()
+        return {
+            "trained_length": lengths["trained_length"],
+            "source_theta": self.theta,
+            "source_length": lengths["source_length"],
+        }
+
+    def plain(self, noted: Mapping[str, Any]) -> "Rotary":
+        """The plain schedule at the source's base."""
+        return dataclasses.replace(
+            self,
+            theta=noted.get("source_theta") or self.theta,
+            context_length=self.trained_length,
+            parameters={"rope_type": "default"},
+        )
+
+    def written(self, config: Config, family: Family) -> Config:
+        """A copy of a configuration with this schedule, in both dialects."""
+        return write_rotary(config, family, self)
+
+    def cautions(self, config: Config, family: Family, *, is_changed: bool) -> tuple[str, ...]:
+        """What its sliding layers make of it."""
+        found = []
+        if family.sliding_follows and sliding_layers(config, family) and is_changed:
+            found.append("its sliding-window layers read the same schedule as the others, so they change too.")
+        if not rotated_layers(config, family):
+            window = read(config, family, "sliding_window")
+            found.append(
+                f"all its layers see a window of {window} tokens only, which a longer schedule does not widen."
+            )
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -85,12 +122,23 @@ class ModelConfig:
     Attributes:
         config: The content of config.json.
         family: What differs in its family.
-        rotary: The rotary encoding that it says.
+        encoding: The encoding of positions that it says.
     """
 
     config: Config
     family: Family
-    rotary: Rotary
+    encoding: Encoding
+
+    @property
+    def rotary(self) -> Rotary:
+        """The encoding where it is rotary.
+
+        Raises:
+            CtxextError: it is another.
+        """
+        if not isinstance(self.encoding, Rotary):
+            raise _not_rotary(self.family)
+        return self.encoding
 
     def read(self, key: str) -> Any:
         """A value as transformers would compute it (`families.read`)."""
@@ -105,33 +153,39 @@ class ModelConfig:
     @property
     def is_extended(self) -> bool:
         """Whether a schedule stretches its context, or code of ours changes how it uses it."""
-        return self.rotary.is_scaled or bool(self.code)
+        return self.encoding.is_scaled or bool(self.code)
 
-    def with_rotary(self, rotary: Rotary) -> "ModelConfig":
-        """The same model with another encoding, in both dialects.
+    def with_encoding(self, encoding: Encoding) -> "ModelConfig":
+        """The same model with another encoding, written wherever it is read from.
 
         Raises:
-            CtxextError: the family cannot carry such a schedule.
+            CtxextError: the family cannot carry it.
         """
-        return ModelConfig(write_rotary(self.config, self.family, rotary), self.family, rotary)
+        return ModelConfig(encoding.written(self.config, self.family), self.family, encoding)
 
     def with_context_length(self, length: int) -> "ModelConfig":
         """The same model with another context length in tokens; its schedule is left alone."""
-        config = copy.deepcopy(self.config)
-        nested = config.get(self.family.text_config) if self.family.text_config else None
-        (nested if isinstance(nested, dict) else config)[self.family.length_key] = length
-        return ModelConfig(config, self.family, dataclasses.replace(self.rotary, context_length=length))
+        encoding = dataclasses.replace(self.encoding, context_length=length)
+        return ModelConfig(encoding.with_length_written(self.config, self.family), self.family, encoding)
 
 
 def model_config(config: Config) -> ModelConfig:
     """Resolve the content of config.json, whichever version of ctxext wrote it.
 
     Raises:
-        CtxextError: the family is unknown, not rotary or cannot be converted, or its context length is missing.
+        CtxextError: the family is unknown, has an encoding that nothing can be done to, cannot be converted, or its
+            context length is missing.
     """
     upgraded = legacy.upgraded(config)
     family = family_of(upgraded)
-    return ModelConfig(upgraded, family, read_rotary(upgraded, family))
+    return ModelConfig(upgraded, family, READERS.get(family.positions, read_rotary)(upgraded, family))
+
+
+def _not_rotary(family: Family) -> CtxextError:
+    return CtxextError(
+        f'"{family.model_type}" has {POSITIONS[family.positions]}, not rotary ones.',
+        hint="ctxext methods lists what each method needs.",
+    )
 
 
 def read_rotary(config: Config, family: Family) -> Rotary:
@@ -141,10 +195,7 @@ def read_rotary(config: Config, family: Family) -> Rotary:
         CtxextError: the family is not rotary or cannot be converted, or its context length is missing.
     """
     if family.positions != "rotary":
-        raise CtxextError(
-            f'"{family.model_type}" has {POSITIONS[family.positions]}, not rotary ones.',
-            hint="ctxext methods lists what each method needs.",
-        )
+        raise _not_rotary(family)
     if family.reason:
         raise CtxextError(f'"{family.model_type}" cannot be converted: {family.reason}.')
     text = dict(text_config(config, family))
@@ -184,10 +235,16 @@ def attention_scaling(rotary: Rotary) -> float:
     return 1.0
 
 
-def provenance(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What ctxext noted in a configuration that it made; empty for others."""
-    noted = config.get("ctxext")
-    return noted if isinstance(noted, dict) else {}
+READERS: Mapping[str, Callable[[Config, Family], Encoding]] = {
+    "rotary": read_rotary,
+    "learned": read_learned,
+}
+"""How each encoding that a method exists for is read."""
+
+
+def is_readable(family: Family) -> bool:
+    """Whether `model_config` knows the family's encoding, though its very configuration may lack something."""
+    return family.positions in READERS and (family.positions != "learned" or family.model_type in LAYOUTS)
 
 
 def _trained_length(config: Config, text: Config, parameters: Mapping[str, Any], context_length: int) -> int:

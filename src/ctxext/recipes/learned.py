@@ -1,0 +1,137 @@
+"""Learned position tables: where each family keeps its own, and which keys of config.json say how long it is."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ctxext.errors import CtxextError
+from ctxext.families import Family, text_config
+from ctxext.recipes.encoding import Config, Encoding, provenance
+
+PADDING = "padding"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A family's position table.
+
+    Attributes:
+        tensors: The last parts of the tensors' names; what stands before differs from class to class.
+        length_keys: The keys of config.json that state the length; the first must be there, others follow it.
+        special: How many rows stand before that of position 0; "padding" for those up to the padding token's.
+        counts_special: Whether the keys count these rows too.
+    """
+
+    tensors: tuple[str, ...]
+    length_keys: tuple[str, ...] = ("max_position_embeddings",)
+    special: int | str = 0
+    counts_special: bool = False
+
+    def num_special(self, text: Mapping[str, Any]) -> int:
+        """How many rows stand before that of position 0, by a configuration."""
+        if self.special != PADDING:
+            return int(self.special)
+        padding = text.get("pad_token_id", 1)
+        if not isinstance(padding, int) or isinstance(padding, bool) or padding < 0:
+            raise CtxextError(f'config.json says nothing usable for pad_token_id: "{padding}".')
+        return padding + 1
+
+
+BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+"""Older checkpoints keep them among the weights: 0, 1, 2 ... and zeros, one for every row of the table."""
+
+_ENCODER = ("embeddings.position_embeddings.weight",)
+_TOWERS = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
+_BERT = Layout(tensors=_ENCODER)
+_ROBERTA = Layout(tensors=_ENCODER, special=PADDING, counts_special=True)
+
+LAYOUTS: Mapping[str, Layout] = {
+    "albert": _BERT,
+    "bart": Layout(tensors=_TOWERS, special=2),
+    "bert": _BERT,
+    "biogpt": Layout(tensors=("embed_positions.weight",), special=2),
+    "camembert": _ROBERTA,
+    "clip": Layout(tensors=("text_model.embeddings.position_embedding.weight",)),
+    "clip_text_model": Layout(tensors=("embeddings.position_embedding.weight",)),
+    "distilbert": _BERT,
+    "electra": _BERT,
+    "gpt2": Layout(tensors=("wpe.weight",), length_keys=("n_positions", "n_ctx")),
+    "gpt_bigcode": Layout(tensors=("wpe.weight",), length_keys=("n_positions",)),
+    "gpt_neo": Layout(tensors=("wpe.weight",)),
+    "led": Layout(tensors=_TOWERS[:1], length_keys=("max_encoder_position_embeddings",)),
+    "longformer": _ROBERTA,
+    "mbart": Layout(tensors=_TOWERS, special=2),
+    "opt": Layout(tensors=("embed_positions.weight",), special=2),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+}
+"""The families that were tried, by model type."""
+
+
+@dataclass(frozen=True)
+class LearnedTable(Encoding):
+    """A table with one row per position.
+
+    Attributes:
+        layout: Where it is.
+        num_special: How many rows stand before that of position 0.
+    """
+
+    layout: Layout
+    num_special: int
+
+    @property
+    def carrier(self) -> str:
+        """The table itself; a longer one is no more than that."""
+        return "table"
+
+    def describe(self) -> str:
+        """How many rows it has, and how many of them are for positions."""
+        special = f" after {self.num_special} for others" if self.num_special else ""
+        return (
+            f"learned position embeddings: a table with one row for each of {self.context_length} positions{special}, "
+            "which ends where training ended"
+        )
+
+    def with_length_written(self, config: Config, family: Family) -> Config:
+        """A copy of a configuration whose keys all state this length, each as it counts."""
+        edited = copy.deepcopy(config)
+        nested = edited.get(family.text_config) if family.text_config else None
+        text = nested if isinstance(nested, dict) else edited
+        length = self.context_length + self.num_special * self.layout.counts_special
+        for number, key in enumerate(self.layout.length_keys):
+            if number == 0 or key in text:
+                text[key] = length
+        return edited
+
+
+def read_learned(config: Config, family: Family) -> LearnedTable:
+    """Read how long a model's position table is.
+
+    Raises:
+        CtxextError: nobody tried the family, or its configuration does not say.
+    """
+    layout = LAYOUTS.get(family.model_type)
+    if layout is None or family.reason:
+        raise CtxextError(
+            f'"{family.model_type}" has learned position embeddings; where its table lies was not tried.',
+            hint=f"Tried: {', '.join(LAYOUTS)}.",
+        )
+    text = text_config(config, family)
+    special, key = layout.num_special(text), layout.length_keys[0]
+    length = text.get(key)
+    smallest = 2 + special * layout.counts_special
+    if not isinstance(length, int) or isinstance(length, bool) or not smallest <= length <= 10**8:
+        raise CtxextError(
+            f'config.json says nothing usable for {key}: "{length}".',
+            hint="Add the number of positions the model was trained on to config.json.",
+        )
+    positions = length - special * layout.counts_special
+    trained = provenance(config).get("trained_length") or positions
+    return LearnedTable(int(trained), positions, layout, special)
+
+
+def tensors_named(names: Sequence[str], ending: str) -> list[str]:
+    """Those names of tensors that end with whole parts."""
+    return [name for name in names if name == ending or name.endswith(f".{ending}")]
