@@ -76,7 +76,28 @@ LEARNED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Model types with a learned table: the class, and what makes it small."""
 
-CAUSAL = {"learned": ("gpt2", {"n_positions": 128})}
+COMPUTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "m2m_100": ("M2M100ForConditionalGeneration", _SEQ2SEQ),
+    "marian": ("MarianMTModel", _SEQ2SEQ),
+    "pegasus": ("PegasusForConditionalGeneration", _SEQ2SEQ),
+    "xglm": (
+        "XGLMForCausalLM",
+        {
+            "d_model": WIDTH,
+            "ffn_dim": 24,
+            "num_layers": 2,
+            "attention_heads": 2,
+            "max_position_embeddings": LENGTH,
+            "init_std": 0.3,
+        },
+    ),
+}
+"""Model types with a computed table."""
+
+CAUSAL = {
+    "learned": ("gpt2", {"n_positions": 128}),
+    "sinusoidal": ("xglm", {"max_position_embeddings": 128}),
+}
 """A causal language model with each encoding that a method is for, at the length of the small Llama."""
 
 
@@ -91,11 +112,11 @@ def save(
 ) -> Path:
     """Save a tiny model with its tokenizer's idea of its length; gives the folder."""
     torch.manual_seed(0)
-    cls, sizes = LEARNED[model_type]
+    cls, sizes = {**LEARNED, **COMPUTED}[model_type]
     config = AutoConfig.for_model(model_type, **{**_SHARED, **sizes, **dict(more)})
     model = getattr(transformers, name or cls)(config).to(dtype)
     for key, weight in model.named_parameters():
-        if "position_embedding" in key or "embed_positions" in key or "wpe" in key:
+        if model_type in LEARNED and any(part in key for part in ("position_embedding", "embed_positions", "wpe")):
             torch.nn.init.normal_(weight)  # Some are saved as zeros, of which every fill makes zeros.
     model.save_pretrained(folder, **options)
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": LENGTH}))
@@ -123,5 +144,5 @@ def logits(model: Any, length: int, seed: int = 0) -> torch.Tensor:
         if type(model).__name__ == "CLIPModel":
             found = model.get_text_features(ids)
             return found if isinstance(found, torch.Tensor) else found.pooler_output
-        found = model(ids)
+        found = model(ids, decoder_input_ids=ids) if model.config.is_encoder_decoder else model(ids)
     return found.logits if hasattr(found, "logits") else found.last_hidden_state

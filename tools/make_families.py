@@ -149,7 +149,13 @@ BY_HAND: dict[str, dict[str, Any]] = {
 }
 
 
-# Encoders and encoder-decoders with an encoding that a method is for.
+T5_KEYS = {
+    "head_dim": "d_kv",
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+}
+# Encoders and encoder-decoders of which something can be done or said.
 NOT_CAUSAL: dict[str, dict[str, Any]] = {
     "albert": {"positions": "learned"},
     "clip": {"positions": "learned", "text_config": "text_config"},
@@ -164,6 +170,11 @@ NOT_CAUSAL: dict[str, dict[str, Any]] = {
         "aliases": {"num_attention_heads": "encoder_attention_heads", "num_hidden_layers": "encoder_layers"},
     },
     "longformer": {"positions": "learned"},
+    "m2m_100": {"positions": "sinusoidal"},
+    "deberta": {"positions": "relative"},
+    "deberta-v2": {"positions": "relative"},
+    **{name: {"positions": "buckets", "aliases": T5_KEYS} for name in ("longt5", "mt5", "t5", "umt5")},
+    "switch_transformers": {"positions": "buckets", "aliases": T5_KEYS},
 }
 
 

@@ -41,6 +41,7 @@ NEUTRAL = {
     "sinks": {"factor": 1},
     "window": {"factor": 1},
     "table": {"factor": 1},
+    "range": {"factor": 1},
     "mspoe": {"ratio_min": 1.0, "ratio_max": 1.0, "first_layer": 0, "head_order": "fixed"},
 }
 

@@ -96,7 +96,7 @@ def convert(
     verbose: VerboseOption = False,
     **options: Any,
 ) -> None:
-    """Rewrite a checkpoint's encoding of positions and save it as a portable one. Weights change by `table` alone.
+    """Rewrite a checkpoint's encoding of positions and save it as a portable one. Weights change by table and range alone.
 
     Examples:
     ctxext convert demo --method yarn --factor 4

@@ -14,10 +14,11 @@ from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import describe_step
 
 _ENCODINGS = {
-    "learned": "learned position embeddings: a table with one row per position, which ends where training ended",
+    "learned": "learned position embeddings: a table with one row per position",
     "sinusoidal": "sinusoidal position embeddings",
     "alibi": "ALiBi: a penalty on distance, no rotation",
-    "relative": "relative position biases",
+    "buckets": "buckets of relative biases, as in T5",
+    "relative": "relative positions",
     "none": "no position encoding of its own",
 }
 
@@ -77,6 +78,7 @@ def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
             "context_length": found.model.encoding.context_length,
             "is_extended": found.model.is_extended,
         },
+        "bound": found.bound,
         "windows": dict(found.windows),
         "attention": dict(found.attention),
         "cache_bytes": {str(length): size for length, size in found.cache_bytes.items()},
@@ -88,6 +90,8 @@ def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
 
 def _rows(found: Inspection) -> dict[str, str]:
     rows = {"model": _model(found), "encoding": _encoding(found)}
+    if found.bound:
+        rows["bounds"] = found.bound
     if found.model is not None:
         rows["context length"] = _context_length(found)
     rows["attention"] = _attention(found)

@@ -10,6 +10,7 @@ from ctxext.converters.engines import Serving, serving_of
 from ctxext.errors import CtxextError
 from ctxext.families import Family, family_of, full_attention_layers, read, sliding_layers
 from ctxext.recipes.auto_class import is_causal
+from ctxext.recipes.bounds import bound_of
 from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.methods import METHODS
 from ctxext.recipes.rotary import ModelConfig, Rotary, is_readable, model_config, provenance
@@ -25,6 +26,7 @@ class Inspection:
     Attributes:
         positions: "rotary", "learned", "sinusoidal", "alibi", "relative" or "none".
         model: The resolved configuration; None where nothing can be done to its encoding.
+        bound: What bounds it where no method is for it; empty where one is.
         unfinished_pairs: Rotated pairs of dimensions that never complete a rotation in the original context length.
         windows: The length that each file claims, by file name.
         attention: Heads, KV heads, full and sliding layers.
@@ -38,6 +40,7 @@ class Inspection:
     family: Family
     positions: str
     model: ModelConfig | None
+    bound: str
     unfinished_pairs: int | None
     windows: Mapping[str, int]
     attention: Mapping[str, int | None]
@@ -70,6 +73,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         family=family,
         positions=family.positions,
         model=model,
+        bound="" if model or family.positions == "rotary" else bound_of(config, family),
         unfinished_pairs=_unfinished_pairs(rotary) if rotary else None,
         windows=claimed_lengths(checkpoint, family, model.encoding.context_length if model and not rotary else None),
         attention=_attention(config, family),

@@ -6,7 +6,7 @@ The tensors keep the source's order, so the data stays aligned as it was: rows h
 import json
 import mmap
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -44,15 +44,26 @@ def rewrite(origin: Path, target: Path, tensors: Sequence[NewTensor], progress: 
         text = _header(json.loads(reading.read(length)), ordered, sizes, new)
         _write(writing, text)
         base, total = 8 + length, len(text) + sum(sizes.values())
-        for name in ordered:
-            start, end = (base + offset for offset in header[name]["data_offsets"])
-            if name in new:
-                _write_new(reading, writing, (start, end), new[name], sizes[name])
+        for start, end, name in _runs(ordered, header, new):
+            if name:
+                _write_new(reading, writing, (base + start, base + end), new[name], sizes[name])
             else:
-                copy_range(reading.fileno(), writing.fileno(), start, end - start, target)
+                copy_range(reading.fileno(), writing.fileno(), base + start, end - start, target)
             if progress is not None:
                 progress(target.name, writing.tell(), total)
     return REWRITTEN
+
+
+def _runs(ordered: Sequence[str], header: dict[str, Any], new: dict[str, NewTensor]) -> Iterator[tuple[int, int, str]]:
+    """Where to write what: begin and end in the source's data, and the name of a new tensor or none."""
+    begin = end = 0
+    for name in ordered:
+        start, end = header[name]["data_offsets"]
+        if name in new:
+            yield begin, start, ""
+            yield start, end, name
+            begin = end
+    yield begin, end, ""
 
 
 def _size(entry: dict[str, Any], tensor: NewTensor | None) -> int:

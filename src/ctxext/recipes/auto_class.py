@@ -8,6 +8,7 @@ CAUSAL = "AutoModelForCausalLM"
 _ENDINGS: Mapping[str, tuple[str, str]] = {
     "LMHeadModel": (CAUSAL, "text-generation"),
     "ForCausalLM": (CAUSAL, "text-generation"),
+    "MTModel": ("AutoModelForSeq2SeqLM", "translation"),
     "ForMaskedLM": ("AutoModelForMaskedLM", "fill-mask"),
     "ForConditionalGeneration": ("AutoModelForSeq2SeqLM", "text2text-generation"),
     "ForSequenceClassification": ("AutoModelForSequenceClassification", "text-classification"),

@@ -21,6 +21,7 @@ POSITIONS = {
     "learned": "learned position embeddings",
     "sinusoidal": "sinusoidal position embeddings",
     "alibi": "ALiBi biases",
+    "buckets": "buckets of relative biases",
     "relative": "relative position biases",
     "none": "no position embeddings",
 }

@@ -104,6 +104,24 @@ def filled(raw: memoryview, dtype: str, width: int, special: int, new: int, fill
         yield found.tobytes()
 
 
+def continued(raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
+    """The bytes of a table of sinusoids that goes on: the old rows, then those of the next positions.
+
+    Row p is sin(p / 10000^(2i/d)) for i < d/2, then the cosines. Vaswani et al. 2017, section 3.5. The arguments are
+    those of `filled`.
+    """
+    import numpy as np
+
+    yield bytes(raw)
+    old = len(raw) // (width * np.dtype(DTYPES[dtype]).itemsize) - special
+    half = (width + 1) // 2
+    for start in range(old, new, _ROWS_AT_ONCE):
+        positions = np.arange(start, min(start + _ROWS_AT_ONCE, new))[:, None]
+        sines = np.sin(positions / 10000 ** (2 * np.arange(half) / width))
+        cosines = np.cos(positions / 10000 ** (2 * np.arange(width // 2) / width))
+        yield _rounded(np.concatenate([sines, cosines], axis=1), dtype).tobytes()
+
+
 def _as_float64(rows: "Array", dtype: str) -> "Array":
     import numpy as np
 

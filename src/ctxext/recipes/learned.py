@@ -1,4 +1,8 @@
-"""Learned position tables: where each family keeps its own, and which keys of config.json say how long it is."""
+"""Position tables: where each family keeps its own, and which keys of config.json say how long it is.
+
+Most are learned. Computed ones hold sinusoids, which a longer table goes on with; some families keep them among the
+weights.
+"""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -7,7 +11,7 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.families import Family, text_config
-from ctxext.recipes.encoding import Config, Encoding, provenance
+from ctxext.recipes.encoding import POSITIONS, Config, Encoding, provenance
 
 PADDING = "padding"
 
@@ -66,7 +70,15 @@ LAYOUTS: Mapping[str, Layout] = {
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }
-"""The families that were tried, by model type."""
+"""The families with a learned table that were tried, by model type."""
+
+COMPUTED: Mapping[str, Layout] = {
+    "m2m_100": Layout(tensors=()),
+    "marian": Layout(tensors=_TOWERS),
+    "pegasus": Layout(tensors=_TOWERS),
+    "xglm": Layout(tensors=()),
+}
+"""The families with a computed table that were tried; those without tensors make theirs anew for any length."""
 
 
 @dataclass(frozen=True)
@@ -106,17 +118,39 @@ class LearnedTable(Encoding):
         return edited
 
 
+@dataclass(frozen=True)
+class ComputedTable(LearnedTable):
+    """A table of sinusoids."""
+
+    def describe(self) -> str:
+        """How far it reaches."""
+        return f"sinusoidal position embeddings: a table computed for {self.context_length} positions"
+
+
 def read_learned(config: Config, family: Family) -> LearnedTable:
-    """Read how long a model's position table is.
+    """Read how long a model's learned table is.
 
     Raises:
         CtxextError: nobody tried the family, or its configuration does not say.
     """
-    layout = LAYOUTS.get(family.model_type)
+    return LearnedTable(*_read(config, family, LAYOUTS))
+
+
+def read_computed(config: Config, family: Family) -> ComputedTable:
+    """Read how long a model's computed table is.
+
+    Raises:
+        CtxextError: nobody tried the family, or its configuration does not say.
+    """
+    return ComputedTable(*_read(config, family, COMPUTED))
+
+
+def _read(config: Config, family: Family, layouts: Mapping[str, Layout]) -> tuple[int, int, Layout, int]:
+    layout = layouts.get(family.model_type)
     if layout is None or family.reason:
         raise CtxextError(
-            f'"{family.model_type}" has learned position embeddings; where its table lies was not tried.',
-            hint=f"Tried: {', '.join(LAYOUTS)}.",
+            f'"{family.model_type}" has {POSITIONS[family.positions]}; where its table lies was not tried.',
+            hint=f"Tried: {', '.join(layouts)}.",
         )
     text = text_config(config, family)
     special, key = layout.num_special(text), layout.length_keys[0]
@@ -129,7 +163,7 @@ def read_learned(config: Config, family: Family) -> LearnedTable:
         )
     positions = length - special * layout.counts_special
     trained = provenance(config).get("trained_length") or positions
-    return LearnedTable(int(trained), positions, layout, special)
+    return int(trained), positions, layout, special
 
 
 def tensors_named(names: Sequence[str], ending: str) -> list[str]:

@@ -15,7 +15,7 @@ from ctxext.recipes.mspoe import MsPoE
 from ctxext.recipes.ntk import Ntk
 from ctxext.recipes.pi import PositionInterpolation
 from ctxext.recipes.relation import Bifocal, ReRope, SelfExtend, Sinks, String, Window
-from ctxext.recipes.table import Table
+from ctxext.recipes.table import Range, Table
 from ctxext.recipes.yarn import NtkByParts, Yarn
 
 METHODS: tuple[type[Method], ...] = (
@@ -40,6 +40,7 @@ METHODS: tuple[type[Method], ...] = (
     Sinks,
     Window,
     Table,
+    Range,
 )
 
 

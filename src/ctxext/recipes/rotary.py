@@ -17,7 +17,7 @@ from ctxext.recipes import legacy
 from ctxext.recipes.encoding import POSITIONS, Encoding
 from ctxext.recipes.encoding import Config as Config
 from ctxext.recipes.encoding import provenance as provenance
-from ctxext.recipes.learned import LAYOUTS, read_learned
+from ctxext.recipes.learned import COMPUTED, LAYOUTS, read_computed, read_learned
 
 SENTINEL = "ctxext_needs_trust_remote_code"
 """The rope type that only a checkpoint's own code knows, so that plain transformers refuses to load it without."""
@@ -238,13 +238,14 @@ def attention_scaling(rotary: Rotary) -> float:
 READERS: Mapping[str, Callable[[Config, Family], Encoding]] = {
     "rotary": read_rotary,
     "learned": read_learned,
+    "sinusoidal": read_computed,
 }
 """How each encoding that a method exists for is read."""
 
 
 def is_readable(family: Family) -> bool:
     """Whether `model_config` knows the family's encoding, though its very configuration may lack something."""
-    return family.positions in READERS and (family.positions != "learned" or family.model_type in LAYOUTS)
+    return family.positions == "rotary" or family.model_type in {**LAYOUTS, **COMPUTED}
 
 
 def _trained_length(config: Config, text: Config, parameters: Mapping[str, Any], context_length: int) -> int:

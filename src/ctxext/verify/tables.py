@@ -19,7 +19,7 @@ _SCRIPT = Path(__file__).with_name("table_process.py")
 def check_tables(subject: Subject) -> Finding | None:
     """Whether each row of the loaded tables is what its reference says, by the source's rows where they are given."""
     name = "tables"
-    if not subject.new_tensors:
+    if not subject.has_recipe or not subject.recipe.rewrites_weights or not _endings(subject):
         return None
     if not subject.may_load:
         return Finding(name, SKIPPED, "it carries code that is not this version's own")
@@ -42,7 +42,8 @@ def _task(subject: Subject) -> dict[str, Any]:
     (step,) = (step for step in subject.recipe.steps if step.kind == "table")
     table = subject.model.encoding
     assert isinstance(table, LearnedTable)
-    named = [one for one in subject.new_tensors if one.endswith(table.layout.tensors)]
+    stored = [one for one in subject.new_tensors if one.endswith(table.layout.tensors)]
+    named = stored or table.layout.tensors  # Computed tables need not lie among the weights.
     return {
         "folder": str(subject.checkpoint.folder.resolve()),
         "auto": auto_class(subject.checkpoint.config),
@@ -54,6 +55,12 @@ def _task(subject: Subject) -> dict[str, Any]:
         "numbers": step.to_dict(),
         "reference": str(reference_file(step)),
     }
+
+
+def _endings(subject: Subject) -> tuple[str, ...]:
+    """How the names of the family's tables end; none where the model makes them for any length."""
+    table = subject.model.encoding
+    return table.layout.tensors if isinstance(table, LearnedTable) else ()
 
 
 def _file_of(source: Checkpoint | None, name: str) -> str | None:
