@@ -96,7 +96,7 @@ def convert(
     verbose: VerboseOption = False,
     **options: Any,
 ) -> None:
-    """Rewrite a checkpoint's encoding of positions and save it as a portable one. Weights change by table and range alone.
+    """Rewrite a checkpoint's encoding of positions and save it as a portable one. Only table and range write weights.
 
     Examples:
     ctxext convert demo --method yarn --factor 4
@@ -164,7 +164,8 @@ def _tell(output: Output, done: Conversion, source: str, out: Path, seconds: flo
     for caution in (*plan.cautions, *written.notes):
         output.warning(caution)
     if is_causal(plan.model.config):
-        output.next_step(f"ctxext eval {source} {out} --lengths {_lengths(plan)}", "Not measured yet")
+        models = out if plan.recipe.rewrites_weights else f"{source} {out}"  # The source's own table ends.
+        output.next_step(f"ctxext eval {models} --lengths {_lengths(plan)}", "Not measured yet")
     else:
         output.next_step(f"ctxext verify {out} --against {source}")
 
