@@ -23,8 +23,10 @@ RECIPES = {
     "ntk": {"method": "ntk", "factor": 4.0},
     "ntk-by-parts": {"method": "ntk-by-parts", "factor": 4.0},
     "yarn": {"method": "yarn", "factor": 4.0},
-    "mspoe": {"method": "mspoe", "schedule": "linear", "head_order": "prompt", "first_layer": 2},
-    "mspoe-layer-0": {"method": "mspoe", "schedule": "linear", "head_order": "prompt", "first_layer": 0},
+    "mspoe": {"method": "mspoe"},
+    "mspoe-layer-0": {"method": "mspoe", "first_layer": 0},
+    "mspoe-paper": {"method": "mspoe", "schedule": "linear", "head_order": "prompt", "first_layer": 2},
+    "mspoe-paper-layer-0": {"method": "mspoe", "schedule": "linear", "head_order": "prompt", "first_layer": 0},
     "mspoe-by-parts": {
         "method": "mspoe", "schedule": "by-parts", "ratio_min": 2.0, "ratio_max": 4.0, "first_layer": 0,
         "head_order": "prompt",
@@ -37,10 +39,11 @@ NOTES = """
   method wins here says little about which wins on a model of billions of parameters; how to measure it is what carries
   over.
 - No method was fine-tuned afterwards. PI above all is meant to be.
-- `mspoe` is the paper's form, which leaves the first two layers as they are. The demo checkpoint does its look-ups
-  in just these, so that form changes little here; `mspoe-layer-0` takes every layer.
+- `mspoe` is what `convert` makes by default (ntk, calibrated order), `mspoe-paper` the form of the paper (linear, the
+  prompt orders the heads). Both leave the first two layers as they are. The demo checkpoint does its look-ups in just
+  these, so that they change little here; `…-layer-0` takes every layer.
 - Answers are scored as they are written: where heads choose by the prompt, the prompt runs first and the answer on its
-  cache. Version 0.1.0 ran both in one forward, and printed 56 % of pass keys at 512 tokens for `mspoe`.
+  cache. Version 0.1.0 ran both in one forward, and printed 56 % of pass keys at 512 tokens for `mspoe-paper`.
 - `mspoe` was made to use the original context length better, not to extend it, and its linear ratios are known to do
   harm where heads rely on exact offsets.
 - The prose comes from a small grammar. Perplexity on it tells what a change costs, not how well a model reads.
@@ -60,7 +63,7 @@ def markdown(report: dict, samples: int) -> str:
     """The page that goes with the report."""
     lines = ["# Every method on the demo checkpoint", ""]
     lines += [
-        "Beside this page: [fine-tuning](finetune.md), [search](search.md) and"
+        "Beside this page: [relation maps](relation.md), [fine-tuning](finetune.md), [search](search.md) and"
         " [a model that somebody trained](smollm2.md).",
         "",
     ]

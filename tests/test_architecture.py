@@ -12,10 +12,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A layer may import itself and those that stand before it; a room within a room is a layer too, named with a dot, and
 # what has no name of its own belongs to the room around it. The portable code stands outside: it imports none of them.
 LAYERS = (
-    *("version", "errors", "tokens", "locks", "files", "reading", "loading"),
+    *("serving", "version", "errors", "tokens", "locks", "files", "reading", "loading", "engine"),
     *("data", "families", "geometry", "checkpoint", "recipes", "verify", "converters"),
     *("evaluate.processes", "evaluate.checkpoint_info"),
-    *("evaluate.scoring.prefix_cache", "evaluate.model", "evaluate.scoring"),
+    *("evaluate.scoring.prefix_cache", "evaluate.model", "evaluate.served", "evaluate.scoring"),
     *("evaluate.tasks", "evaluate.settings", "evaluate.tasks.retrieval", "evaluate.report", "evaluate"),
     *("search", "finetune", "publish", "demo", "cli"),
 )

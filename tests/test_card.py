@@ -219,6 +219,7 @@ def test_engines_are_only_said_to_run_what_was_tried(llama_source):
         (recipe_of("mspoe"), "vLLM", "not", ""),
         (Recipe([MsPoE(first_layer=0, head_order="fixed")]), "vLLM", "exact", "--trust-remote-code"),
         (recipe_of("mspoe"), "transformers", "with care", "trust_remote_code=True"),
+        (recipe_of("self-extend"), "vLLM", "exact", "--trust-remote-code"),
     ],
 )
 def test_exact_arguments(llama_source, recipe, engine, status, arguments):

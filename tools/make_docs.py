@@ -16,7 +16,7 @@ from ctxext.recipes.code_layout import SHARED_FILES, STUB_FILE
 from ctxext.recipes.encoding import POSITIONS
 from ctxext.recipes.methods import METHODS
 from ctxext.recipes.mspoe import FIXED_ONLY, MsPoE
-from ctxext.recipes.param import limits_of, options_of
+from ctxext.recipes.param import default_of, limits_of, options_of
 from ctxext.recipes.recipe import presets
 from ctxext.recipes.rotary import CODE_KEY
 
@@ -56,7 +56,7 @@ def _section(method: type[Method]) -> list[str]:
     lines += [*(_with_code(method) if issubclass(method, CodeMethod) else _by_keys(method)), _families_line(method), ""]
     lines += ["| option | default | meaning | a search tries |", "|---|---|---|---|"]
     for field in options_of(method):
-        default = "required" if field.default is dataclasses.MISSING else field.default
+        default = "required" if field.default is dataclasses.MISSING else default_of(field)
         shown, limits = "" if default is None else default, limits_of(field)
         cells = (f"`{option_name(field.name)}`", shown, limits.describe(), _searched(limits.search))
         lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")

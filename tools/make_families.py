@@ -36,6 +36,7 @@ KEYS = (
     "use_sliding_window",
     "max_window_layers",
     "qk_rope_head_dim",
+    "kv_lora_rank",
     "alibi",
     "multi_query",
     "new_decoder_architecture",
@@ -87,7 +88,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "blt": {"reason": "it is four transformers over bytes and patches, each with positions of its own"},
     "codegen": {"reason": OWN_SINUSOIDS, "scalable": False},
     "cohere2": {"rotated": "sliding", "reason": NO_FULL},
-    "cohere2_moe": {"rotated": "sliding"},
+    "cohere2_moe": {"rotated": "sliding", "reason": NO_FULL},
     "cohere_compass_text": NEW_NESTED,
     "dbrx": {"aliases": {"num_key_value_heads": "attn_config.kv_n_heads", "rope_theta": "attn_config.rope_theta"}},
     "deepseek_v4": {
@@ -98,8 +99,8 @@ BY_HAND: dict[str, dict[str, Any]] = {
     },
     "dots3_note_text": {**NEW_NESTED, "full_types": ["indexed_attention"]},
     "exaone4": {"rotated": "unless_window"},
-    "exaone_moe": {"rotated": "unless_window"},
-    "falcon": {"explicit_head_dim": False},
+    "exaone_moe": {"rotated": "sliding", "reason": NO_FULL},  # Its window may not be left out.
+    "falcon": {"explicit_head_dim": False, "aliases": {"num_key_value_heads": "num_kv_heads"}},
     "flint": {"rotated": "sliding", "reason": NO_FULL},
     "gemma3_text": {"nested_rope": True, "local_theta_key": "rope_local_base_freq"},
     "gemma3n_text": {"nested_rope": True, "local_theta_key": "rope_local_base_freq"},
@@ -112,7 +113,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "gptj": {"reason": OWN_SINUSOIDS, "scalable": False},
     "granite_swa": {"rotated": "layer_theta_key", "layer_theta_key": "layer_rope_theta"},
     "granitemoe_swa": {"rotated": "layer_theta_key", "layer_theta_key": "layer_rope_theta"},
-    "kolibri1": {"rotated": "unless_window"},
+    "kolibri1": {"rotated": "sliding", "reason": NO_FULL},  # It fails without its window.
     "laguna": NEW_NESTED,
     "lfm3": {**NEW_NESTED, "plain_type": "proportional"},
     "llama4_text": {"rotated": "no_rope_layers"},
@@ -122,6 +123,18 @@ BY_HAND: dict[str, dict[str, Any]] = {
     },
     "mellum": NEW_NESTED,
     "mimo_v2_flash": NEW_NESTED,
+    "jamba": {
+        "layers": {"every": "attn_layer_period", "offset": "attn_layer_offset", "otherwise": "linear_attention"},
+        "defaults": {"attn_layer_period": 8, "attn_layer_offset": 4},
+    },
+    "kimi_linear": {
+        "layers": {"indices": "linear_attn_config.full_attn_layers", "first": 1, "otherwise": "linear_attention"}
+    },
+    "mllama": {
+        "layers": {"except": "cross_attention_layers", "otherwise": "cross_attention"},
+        "defaults": {"cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38]},
+    },
+    "nemotron_h": {"layers": {"letters": "hybrid_override_pattern"}, "aliases": {"layer_types": "layers_block_type"}},
     "minimax_m2": {"rotary_dim_key": "rotary_dim"},
     "mllama_text_model": {"explicit_default": True},
     "modernbert-decoder": {
@@ -141,6 +154,16 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"reason": "all its attention is local, so nothing limits its context but the window"},
     "roformer": {"reason": OWN_SINUSOIDS, "scalable": False},
     "smollm3": {"rotated": "no_rope_layers"},
+    "zamba": {
+        "layers": {
+            "every": "attn_layer_period",
+            "offset": "attn_layer_offset",
+            "otherwise": "linear_attention",
+            "prefix": ["linear_attention", "linear_attention", "hybrid"],
+        },
+        "aliases": {"head_dim": "attention_head_dim", "layer_types": "layers_block_type"},
+        "defaults": {"attn_layer_period": 6, "attn_layer_offset": 4, "head_dim_multiple": 2},
+    },
     "zamba2": {
         "defaults": {"head_dim_multiple": 2, "hybrid_layer_ids": [6, 12, 18, 24, 30, 36, 42, 47, 51]},
         "layers": {"indices": "hybrid_layer_ids", "otherwise": "linear_attention"},
@@ -312,7 +335,7 @@ def family(model_type: str) -> dict[str, Any]:
     """Everything about one family that differs from the usual."""
     for positions, names in POSITIONS.items():
         if model_type in names.split():
-            return {"positions": positions}
+            return {"positions": positions, **BY_HAND.get(model_type, {})}
     if "assistant" in model_type:
         return dict(BY_HAND[model_type])
     key, text = text_part(config_of(model_type))

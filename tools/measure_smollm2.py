@@ -43,8 +43,8 @@ BEYOND = ("stock", "yarn", "ntk", "llama3", *RELATIONS)
 INSIDE = ("stock", *(name for name in RECIPES if name.startswith("mspoe")))
 GROUPS = {
     # Name: models, tasks, lengths, samples per depth, documents.
-    "beyond": (BEYOND, ("needle",), (4096, 8192, 12288), 6),
-    "beyond-loss": (BEYOND, ("perplexity",), (12288,), 6),
+    "beyond": (BEYOND, ("needle",), (4096, 8192, 12288, 16384), 3),
+    "beyond-loss": (BEYOND, ("perplexity",), (4096, 8192, 12288, 16384), 4),
     "inside": (INSIDE, ("needle", "documents"), (2048, 4096), 6),
     "inside-loss": (INSIDE, ("perplexity",), (4096,), 8),
 }
@@ -79,7 +79,7 @@ def measure(source: Path, work: Path, groups: list[str], only: list[str], option
                 continue
             settings = Settings(
                 tasks=tasks, lengths=lengths, depths=DEPTHS, samples=options.samples or samples, seed=options.seed,
-                data=options.data, generate=True, allow_beyond=True,
+                data=options.data, allow_beyond=True,
             )  # fmt: skip
             started = time.perf_counter()
             try:

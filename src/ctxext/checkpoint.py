@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.families import Family, read
+from ctxext.families import Family
 from ctxext.files import MANIFEST, open_regular
-from ctxext.geometry import check_sizes
+from ctxext.geometry import check_sizes, claimed_length
 from ctxext.reading.schemas import SCHEMAS, Header, check_config, checked
 from ctxext.reading.strict import parse_json, read_text
 from ctxext.tokens import hub_token
@@ -39,6 +39,7 @@ class Checkpoint:
         config: The content of config.json.
         revision: The commit on the Hub, where it came from there.
         remote_sizes: Size in bytes of files that were left on the Hub, by name.
+        original_length: What the model was trained on, in tokens, where the user said so.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Checkpoint:
     config: dict[str, Any] = field(repr=False)
     revision: str | None = None
     remote_sizes: dict[str, int] = field(default_factory=dict, repr=False)
+    original_length: int | None = None
 
     @property
     def public_name(self) -> str:
@@ -206,7 +208,12 @@ def _spans(header: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
 
 
 def open_checkpoint(
-    source: str, *, revision: str | None = None, token: str | None = None, weights: bool = True
+    source: str,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    weights: bool = True,
+    original_length: int | None = None,
 ) -> Checkpoint:
     """Find a checkpoint and read its configuration.
 
@@ -215,6 +222,7 @@ def open_checkpoint(
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read where it is None.
         weights: Whether the weight files must be local; without, only the small files of a Hub id are fetched.
+        original_length: What the model was trained on, in tokens, where its files do not say it.
 
     Raises:
         CtxextError: there is no such checkpoint, or its config.json is missing or broken.
@@ -235,7 +243,7 @@ def open_checkpoint(
         raise CtxextError(f'"{source}" has no config.json.', hint="Name the folder that holds the checkpoint's files.")
     config = read_json_object(folder / "config.json")
     check_sizes(config, str(folder / "config.json"))
-    return Checkpoint(source, folder, config, commit, sizes)
+    return Checkpoint(source, folder, config, commit, sizes, original_length)
 
 
 def _fetch(
@@ -297,7 +305,7 @@ def claimed_lengths(checkpoint: Checkpoint, family: Family, context_length: int 
     generation = checkpoint.read_json("generation_config.json") or {}
     tokenizer = checkpoint.read_json("tokenizer_config.json") or {}
     claims = {
-        "config.json": context_length or read(checkpoint.config, family, "max_position_embeddings"),
+        "config.json": context_length or claimed_length(checkpoint.config, family),
         "tokenizer_config.json": tokenizer.get("model_max_length"),
         "generation_config.json": generation.get("max_length"),
     }

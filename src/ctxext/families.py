@@ -26,13 +26,11 @@ SLIDING_TYPES = frozenset({"chunked_attention", "hybrid_sliding", "local", "slid
 NOTHING_TO_EXTEND = "its full-attention layers have no position embedding, and its sliding layers keep their own"
 """The reason for families that leave long distances to layers without positions."""
 
-_NOT_CAUSAL: tuple[str, ...] = (
-    "ForMaskedLM",
-    "ForMultipleChoice",
-    "ForNextSentencePrediction",
-    "ForPreTraining",
-    "ForQuestionAnswering",
-)
+# Model types whose code transformers never had, for copies that lost their `auto_map`.
+_REMOTE_CODE = frozenset({"baichuan", "chatglm", "internlm", "internlm2", "minicpm", "orion", "qwen"})
+
+_NOT_CAUSAL: tuple[str, ...] = ("ForMaskedLM", "ForMultipleChoice", "ForNextSentencePrediction", "ForPreTraining")
+_NOT_CAUSAL += ("ForQuestionAnswering",)
 _NOT_CAUSAL += ("ForSequenceClassification", "ForTokenClassification", "EncoderModel")
 _CAUSAL_ONLY = ("rotary", "alibi", "none")
 """Encodings whose methods were made for causal language models alone."""
@@ -154,6 +152,11 @@ def family_of(config: Mapping[str, Any]) -> Family:
     if family is None:
         if model_type in OTHERS:
             raise CtxextError(f'"{model_type}" is not a causal language model but {OTHERS[model_type]}.')
+        if config.get("auto_map") or model_type in _REMOTE_CODE:
+            raise CtxextError(
+                f'"{model_type}" is no model type of transformers: its code comes with the checkpoint.',
+                hint="ctxext converts what transformers itself runs; such a version of it is often named -hf.",
+            )
         near = difflib.get_close_matches(model_type, FAMILIES, n=3)
         hint = "Did you mean " + " or ".join(f'"{name}"' for name in near) + "?" if near else ""
         raise CtxextError(f'The model type "{model_type}" is not known.', hint=hint)
@@ -243,10 +246,18 @@ def _head_dim(config: Mapping[str, Any], text: Mapping[str, Any], family: Family
     return value or (family.defaults.get("head_dim_multiple", 1) * hidden // heads if hidden and heads else None)
 
 
-def _schedules(text: Mapping[str, Any], types: tuple[str, ...]) -> list[Mapping[str, Any]]:
-    """The rope dicts that the given layer types read, in the order in which transformers 5 believes them."""
+def schedule_keys(text: Mapping[str, Any], family: Family) -> tuple[str, ...]:
+    """The keys whose schedules count, as in transformers 5: a `rope_scaling` stands alone, save in nested families."""
+    return ("rope_scaling",) if text.get("rope_scaling") and not family.nested_rope else _SCHEDULE_KEYS
+
+
+_SCHEDULE_KEYS = ("rope_scaling", "rope_parameters")
+
+
+def _schedules(text: Mapping[str, Any], family: Family, types: tuple[str, ...]) -> list[Mapping[str, Any]]:
+    """The rope dicts that the given layer types read, the strongest first."""
     found: list[Mapping[str, Any]] = []
-    for key in ("rope_scaling", "rope_parameters"):
+    for key in schedule_keys(text, family):
         value = text.get(key)
         if isinstance(value, Mapping):
             nested = [value[name] for name in types if isinstance(value.get(name), Mapping)]
@@ -260,7 +271,7 @@ def _first(*values: Any) -> Any:
 
 
 def _theta(text: Mapping[str, Any], family: Family) -> Any:
-    inside = [schedule.get("rope_theta") for schedule in _schedules(text, family.full_types)]
+    inside = [schedule.get("rope_theta") for schedule in _schedules(text, family, family.full_types)]
     split = len(inside) if family.nested_rope else 1
     above = _get(text, dataclasses.replace(family, defaults={}), family.theta_key)
     default = family.defaults.get("rope_theta")
@@ -280,14 +291,14 @@ def _local_theta(text: Mapping[str, Any], family: Family) -> Any:
     """The base of the sliding layers; that of the full-attention layers where the family has only one."""
     if not family.nested_rope and not family.local_theta_key:
         return _theta(text, family)
-    inside = [schedule.get("rope_theta") for schedule in _schedules(text, family.sliding_types)]
+    inside = [schedule.get("rope_theta") for schedule in _schedules(text, family, family.sliding_types)]
     above = text.get(family.local_theta_key or family.theta_key)
     return _first(*inside, above, family.defaults.get("local_rope_theta"))
 
 
 def _partial(config: Mapping[str, Any], text: Mapping[str, Any], family: Family) -> float:
     """The part of a head that rotates, between 0 and 1."""
-    inside = [schedule.get("partial_rotary_factor") for schedule in _schedules(text, family.full_types)]
+    inside = [schedule.get("partial_rotary_factor") for schedule in _schedules(text, family, family.full_types)]
     above = text.get(family.partial_key) if family.partial_key else None
     if above is None and family.rotary_dim_key and text.get(family.rotary_dim_key):
         above = text[family.rotary_dim_key] / _head_dim(config, text, family)
@@ -315,12 +326,24 @@ def layer_types(config: Mapping[str, Any], family: Family) -> list[str]:
     if isinstance(listed, list | tuple):
         return [str(name) for name in listed]
     rule = family.layers
+    if "letters" in rule:  # Nemotron-H: one letter for each layer, a star for attention.
+        return ["full_attention" if letter == "*" else "other" for letter in _get(text, family, rule["letters"]) or ""]
+    if "except" in rule:
+        others = _get(text, family, rule["except"]) or ()
+        return [rule["otherwise"] if index in others else "full_attention" for index in range(count)]
+    if "every" in rule:
+        every, offset = _get(text, family, rule["every"]), _get(text, family, rule["offset"])
+        types = ["full_attention" if index % every == offset else rule["otherwise"] for index in range(count)]
+        return [*rule.get("prefix", ()), *types][:count]
     if "indices" in rule:
         attention = _get(text, family, rule["indices"])
         if attention is None:
             return [rule.get("absent", rule["otherwise"])] * count
-        return ["full_attention" if index in attention else rule["otherwise"] for index in range(count)]
+        first = rule.get("first", 0)
+        return ["full_attention" if index + first in attention else rule["otherwise"] for index in range(count)]
     window = read(config, family, "sliding_window")
+    if window and window >= (read(config, family, "max_position_embeddings") or 0):
+        window = None  # Nothing ever leaves it (Phi-3 with 128k).
     if rule.get("window") == "all":
         return ["sliding_attention" if window else "full_attention"] * count
     if rule.get("window") == "above":
@@ -328,7 +351,7 @@ def layer_types(config: Mapping[str, Any], family: Family) -> list[str]:
         return ["full_attention" if first is None or index < first else "sliding_attention" for index in range(count)]
     types = _tiled(rule, _get(text, family, rule["key"]) if "key" in rule else None, count)
     flags = text.get("no_rope_layers")
-    if rule.get("key") == "no_rope_layer_interval" and isinstance(flags, list | tuple):
+    if rule.get("key") == "no_rope_layer_interval" and isinstance(flags, list | tuple) and flags:
         period = rule["period"]
         types = [period[0] if flag else period[-1] for flag in flags]
     return types

@@ -1,10 +1,18 @@
-"""Whether the sizes of a config.json can be those of a model with a rotary embedding."""
+"""The sizes of a model: whether a config.json's can be those of a rotary one, and what its cache takes."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.families import Family, family_of, read, rotary_dim, text_config
+from ctxext.families import (
+    Family,
+    family_of,
+    full_attention_layers,
+    read,
+    rotary_dim,
+    sliding_layers,
+    text_config,
+)
 from ctxext.reading.schemas import Config, checked
 
 _READ: tuple[str, ...] = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers")
@@ -35,6 +43,18 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
         raise CtxextError(f'"{name}": "{dim}" dimensions of a head rotate, expected an even number of at least 4.')
 
 
+def claimed_length(config: Mapping[str, Any], family: Family) -> Any:
+    """The context length in tokens that config.json claims: `max_position_embeddings`, or what stands above it.
+
+    Command R was published with 8192 there and its 131072 under `model_max_length`, which engines believe.
+    """
+    above = text_config(config, family).get(LENGTH_ABOVE) if family.model_type in ("cohere", "cohere2") else None
+    return above or read(config, family, "max_position_embeddings")
+
+
+LENGTH_ABOVE = "model_max_length"
+
+
 def _check_lists(config: Mapping[str, Any], family: Family, name: str) -> None:
     """Check the lists that have one entry for each layer."""
     text = text_config(config, family)
@@ -45,3 +65,43 @@ def _check_lists(config: Mapping[str, Any], family: Family, name: str) -> None:
             raise CtxextError(
                 f'"{name}": "{key}" has "{len(listed)}" entries, expected one for each of {count} layers.'
             )
+
+
+def cache_numbers(config: Mapping[str, Any], family: Family, length: int) -> int:
+    """How many numbers the keys and values of one sequence are, as its architecture needs them.
+
+    A layer with a window or with chunks keeps no more than that. Latent attention keeps one compressed vector and one
+    rotated key for all heads (DeepSeek-V2, section 2.1). States that do not grow with the text are not counted.
+
+    Args:
+        config: The content of config.json.
+        family: Its family.
+        length: The sequence's, in tokens.
+    """
+    window = read(config, family, "attention_chunk_size") or read(config, family, "sliding_window") or length
+    count, num_shared = (read(config, family, key) or 0 for key in ("num_hidden_layers", "num_kv_shared_layers"))
+    borrowing = set(range(count - num_shared, count))  # They read the keys of layers before them (Gemma 3n).
+    full, sliding = ({*layers(config, family)} - borrowing for layers in (full_attention_layers, sliding_layers))
+    return sum(
+        _per_token(config, family, layer, sliding=layer in sliding)
+        * (min(length, window) if layer in sliding else length)
+        for layer in full | sliding
+    )
+
+
+def _per_token(config: Mapping[str, Any], family: Family, layer: int, *, sliding: bool) -> int:
+    """Numbers that a layer keeps of one token."""
+    text = text_config(config, family)
+    own = (text.get("per_layer_config") or {}).get(str(layer)) or {}
+
+    def size(*names: str) -> int:
+        return int(next((value for name in names if (value := own.get(name) or read(config, family, name))), 0))
+
+    if rank := size("kv_lora_rank"):
+        return rank + size("qk_rope_head_dim")
+    if sliding:  # A family may give its full-attention layers heads of another size, which `read` tells.
+        heads, plain = size("num_key_value_heads"), text.get("head_dim") or family.defaults.get("head_dim")
+        head_dim = int(own.get("head_dim") or plain or 0) or size("head_dim")
+    else:
+        heads, head_dim = size("num_global_key_value_heads", "num_key_value_heads"), size("head_dim")
+    return heads * (head_dim + (size("v_head_dim") or head_dim))

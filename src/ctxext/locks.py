@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import re
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +23,7 @@ def locked(out: Path) -> Iterator[None]:
         out: A folder or a file that is about to be made; the folder around it must exist.
 
     Raises:
-        CtxextError: somebody else is writing it.
+        CtxextError: somebody else is writing it; the other process is named.
     """
     out = out.resolve()
     if _held.get(out) == threading.get_ident():
@@ -31,8 +33,12 @@ def locked(out: Path) -> Iterator[None]:
     descriptor = _taken(path)
     if descriptor is None:
         raise CtxextError(
-            f'"{out}" is being written by another run.', hint="Wait until it has ended, or choose another place."
+            f'"{out}" is being written by another run{_holder(path)}.',
+            hint="Wait until it has ended, or choose another place.",
         )
+    with contextlib.suppress(OSError):  # A full disk: who holds it is for people, the lock holds without.
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {host_name()}".encode())
     _held[out] = threading.get_ident()
     try:
         yield
@@ -42,6 +48,20 @@ def locked(out: Path) -> Iterator[None]:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         os.close(descriptor)
+
+
+def _holder(path: Path) -> str:
+    """Who holds a lock, as its file says; nothing where it says nothing of the kind."""
+    try:
+        said = path.read_bytes()[:99].decode("ascii", "replace")
+    except OSError:
+        return ""
+    return f" ({said})" if re.fullmatch(r"process [0-9]+ on \w+", said) else ""
+
+
+def host_name() -> str:
+    """This machine's name, fit for a file's name."""
+    return re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname())[:40] or "host"
 
 
 def _taken(path: Path) -> int | None:

@@ -27,7 +27,7 @@ def test_inspect_tells_what_the_files_say(run, llama):
 def test_inspect_of_a_converted_checkpoint(run, llama, tmp_path):
     run("convert", llama, tmp_path / "out", "-m", "yarn", "--factor", 4)
     text = run("inspect", tmp_path / "out").stdout
-    assert "512 tokens, trained to 128, extended" in text
+    assert "512 tokens, extended by ctxext" in text
     assert "yarn ×4" in text
     assert "vLLM" in text
 

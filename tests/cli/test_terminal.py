@@ -49,3 +49,20 @@ def test_configurations_cannot_talk_to_the_terminal(run, llama, tmp_path):
     for words in (["inspect", llama], ["convert", llama, tmp_path / "[/o]", "-m", "pi", "--factor", 2, "--dry-run"]):
         result = run(*words)
         assert "\x1b" not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_no_way_out_shows_a_token(as_json, capsys):
+    """Each way by which a text leaves the program takes tokens out of it, whoever put them there."""
+    secret = "hf_TopSecretTopSecretTopSecret"
+    output = Output(as_json=as_json, verbose=True)
+    output.result({"text": f"a {secret} b"}, f"a {secret} b")
+    for tell in (output.note, output.detail, output.warning, output.next_step):
+        tell(f"a {secret} b")
+    with output.progress(f"a {secret} b") as advance:
+        advance("", 1, 1)
+    print_error(CtxextError(f"a {secret} b", hint=f"a {secret} b"))
+    shown = capsys.readouterr()
+    assert "a hf_… b" in shown.out
+    assert shown.err.count("a hf_… b") == 7
+    assert secret[3:] not in shown.out + shown.err

@@ -6,10 +6,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-from transformers.models.llama import modeling_llama as modeling
+from transformers.models.gemma2 import modeling_gemma2 as gemma2
+from transformers.models.llama import modeling_llama as llama
 
 from ctxext.converters import convert
-from ctxext.converters.calibration import Calibration, read_text
+from ctxext.converters.calibration import Calibration, read_text, with_order
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Recipe, Yarn
 from small_llama import make_llama, read_json
@@ -20,21 +21,31 @@ def source(tmp_path_factory):
     folder = make_llama(
         tmp_path_factory.mktemp("calibration") / "llama", vocab_size=256, num_key_value_heads=4, num_hidden_layers=3
     )
-    letters = {chr(number): number for number in range(256)}
-    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=128).save_pretrained(folder)
+    letters_of(256).save_pretrained(folder)
     return folder
 
 
-def shares(folder, pieces) -> torch.Tensor:
+def letters_of(count) -> PreTrainedTokenizerFast:
+    """A tokenizer with one token per character."""
+    tokenizer = Tokenizer(models.BPE(vocab={chr(number): number for number in range(count)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=128)
+
+
+def order_of(scores) -> list[int]:
+    """Each head's place by falling score, ties by number."""
+    order = sorted(range(len(scores)), key=lambda head: (-scores[head], head))
+    return [order.index(head) for head in range(len(scores))]
+
+
+def shares(folder, pieces, modeling=llama, scale=None) -> torch.Tensor:
     """(layers, heads): the share of keys above three times the mean in the last row, from whole attention matrices."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     original = modeling.apply_rotary_pos_emb
     found = []
 
     def unrotated(query, key, cos, sin, *args, **kwargs):
-        scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+        scores = query @ key.transpose(-1, -2) * (scale or query.shape[-1] ** -0.5)
         row = scores[0, :, -1].softmax(-1)
         found.append((row > 3 * row.mean(-1, keepdim=True)).double().mean(-1))
         return original(query, key, cos, sin, *args, **kwargs)
@@ -62,10 +73,9 @@ def test_the_first_layer_equals_the_plain_statistic(source, tmp_path):
     )
     ids = torch.tensor(PreTrainedTokenizerFast.from_pretrained(source)(text)["input_ids"])
     wanted = shares(source, [ids[i * 40 : (i + 1) * 40] for i in range(16)])[0].tolist()
-    order = sorted(range(4), key=lambda head: (-wanted[head], head))
     assert len(set(wanted)) > 1
     ranks = read_json(tmp_path / "out" / "config.json")["ctxext_code"]["steps"][0]["ranks"]
-    assert ranks[0] == [order.index(head) for head in range(4)]
+    assert ranks[0] == order_of(wanted)
     assert [list(row) for row in done.plan.recipe.steps[-1].ranks] == ranks
 
 
@@ -88,3 +98,39 @@ def test_calibration_text(tmp_path):
         read_text(lines)
     with pytest.raises(CtxextError, match="cannot be read"):
         read_text(tmp_path / "absent.txt")
+
+
+def test_a_family_with_a_scale_of_its_own(tmp_path):
+    """Gemma 2 scales its scores by `query_pre_attn_scalar`: the statistic is that of the scores that it computes."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 4, "head_dim": 16, "vocab_size": 256, "max_position_embeddings": 128}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
+    config = Gemma2Config(**sizes, **kinds, query_pre_attn_scalar=1, initializer_range=0.3)
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path / "source")
+    letters_of(256).save_pretrained(tmp_path / "source")
+    text = "".join(chr(33 + (7 * i * i + 3 * i) % 90) for i in range(16 * 40))
+    (tmp_path / "text.txt").write_text(text)
+    done = convert(
+        str(tmp_path / "source"),
+        tmp_path / "out",
+        Recipe([MsPoE(head_order="calibrated", first_layer=1)]),
+        check=False,
+        calibration=Calibration(tmp_path / "text.txt"),
+    )
+    ids = torch.tensor(PreTrainedTokenizerFast.from_pretrained(tmp_path / "source")(text)["input_ids"])
+    pieces = [ids[i * 40 : (i + 1) * 40] for i in range(16)]
+    right, wrong = (shares(tmp_path / "source", pieces, gemma2, scale)[1].tolist() for scale in (1.0, 0.25))
+    ranks = [order_of(wanted) for wanted in (right, wrong)]
+    assert ranks[0] != ranks[1], "the scale must matter"
+    assert list(done.plan.recipe.steps[-1].ranks[0]) == ranks[0]
+
+
+def test_the_released_code_takes_the_order_for_the_ratios_numbers():
+    """Heads 1, 2, 3, 0 by falling score: the paper asks for each head's place, the released code for the list."""
+    scores = {0: [0.1, 0.4, 0.3, 0.2]}
+    for variant, ranks in (("paper", (3, 0, 1, 2)), ("released", (1, 2, 3, 0))):
+        recipe = with_order(Recipe([MsPoE(variant=variant)]), scores)
+        assert recipe.steps[0].ranks == (ranks,)

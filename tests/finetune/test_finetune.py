@@ -261,6 +261,9 @@ def test_adapter_alone(base, tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         *("adapter", "finetune.json", "loss.png", "steps.jsonl")
     ]
+    card = (tmp_path / "out" / "adapter" / "README.md").read_text()
+    assert 'base_model: "base"' in card
+    assert "ctxext convert source base --method yarn --factor 4" in card
     with pytest.raises(CtxextError, match="no adapter to keep"):
         tune(base, tmp_path / "full", change(full=True), merge=False)
 

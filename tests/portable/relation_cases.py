@@ -70,6 +70,7 @@ class Call:
     def __init__(self, positions, layer=0, cache=None, memory=None, backend="sdpa", interleaved=False):
         self.positions, self.layer, self.cache, self.backend = positions, layer, cache, backend
         self.memory, self.scaling, self.interleaved, self.turns = {} if memory is None else memory, None, interleaved, 0
+        self.is_left_to_engine = False
 
     def needs_sequences(self, what):
         """Engines that lay sequences end to end are refused by the seam."""

@@ -162,3 +162,16 @@ def test_contradictions_are_refused(source, options, message):
     config = json.loads((source / "config.json").read_text())
     with pytest.raises(CtxextError, match=message):
         Recipe([MsPoE(**{"schedule": "linear", "head_order": "prompt", **options})]).edit(model_config(config))
+
+
+def test_by_parts_ends_at_the_last_dimension(source, tmp_path):
+    """A base so small that the ramp would end past the head; transformers clamps it too."""
+    length, theta = 640, 100.0
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": length, "beta_fast": 32.0}
+    yarn |= {"beta_slow": 0.01, "attention_factor": 1.0}
+    plain = native(source, tmp_path / "plain", BASES["default"], rope_theta=theta, max_position_embeddings=length)
+    options = {"ratio_min": 4.0, "ratio_max": 4.0, "first_layer": 0, "schedule": "by-parts", "ramp_fast": 32.0}
+    found = logits(convert(plain, tmp_path / "out", ramp_slow=0.01, **options))
+    expected = logits(native(plain, tmp_path / "yarn", yarn, rope_theta=theta))
+    assert (expected - logits(plain)).abs().max() > 0.01, "the ramp must change something"
+    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from ctxext.errors import CtxextError
 from ctxext.publish.push import PushOptions, prepare
@@ -227,22 +229,45 @@ def test_the_card_of_a_trained_checkpoint_says_how(converted):
     assert "config-only" not in card
 
 
+def with_adapter(folder, base, tensor="base_model.model.q_proj.lora_A.weight"):
+    (folder / "adapter").mkdir(exist_ok=True)
+    save_file({tensor: torch.ones(2, 2)}, folder / "adapter" / "adapter_model.safetensors")
+    (folder / "adapter" / "training_args.bin").write_bytes(b"of this machine")
+    config = {"base_model_name_or_path": base, "revision": "main"}
+    (folder / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
 def test_an_adapter_alone_names_its_base_and_no_folder_of_this_machine(commands, server, converted, tmp_path):
-    folder = converted("yarn")
-    (folder / "adapter").mkdir()
-    (folder / "adapter" / "adapter_model.safetensors").write_bytes(b"weights")
-    (folder / "adapter" / "adapter_config.json").write_text(
-        json.dumps({"base_model_name_or_path": str(tmp_path / "b")})
-    )
+    folder = with_adapter(converted("yarn"), str(tmp_path / "b"))
     before = local(folder)
-    [[code, _, err]] = commands(["push", folder, "me/lora", "--adapter", "--token", TOKEN])
+    [[_, _, refused], [_, _, unknown], _, [code, _, err]] = commands(
+        ["push", folder, "me/lora", "--adapter", "--token", TOKEN],
+        ["push", folder, "me/lora", "--adapter", "--base", "me/b", "--token", TOKEN],
+        ["push", converted("mspoe"), "me/b", "--token", TOKEN],
+        ["push", folder, "me/lora", "--adapter", "--base", "me/b", "--token", TOKEN],
+    )
+    assert 'belongs to "b", which nobody finds' in refused
+    assert "--base USER/b" in refused
+    assert "me/b" in unknown
     assert code == 0, err
     files = held(server, "me/lora")
     assert set(files) == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
-    assert json.loads(files["adapter_config.json"])["base_model_name_or_path"] == "b"
+    assert json.loads(files["adapter_config.json"])["base_model_name_or_path"] == "me/b"
     assert b"PeftModel.from_pretrained" in files["README.md"]
     assert b"ctxext convert" in files["README.md"]
     assert not [name for name, content in files.items() if str(tmp_path).encode() in content]
     assert local(folder) == before
     with pytest.raises(CtxextError, match="has no adapter"):
         prepare(tmp_path, "me/lora", PushOptions(adapter=True))
+
+
+def test_an_adapter_that_was_never_merged_is_known_by_itself(tmp_path):
+    folder = with_adapter(tmp_path, "me/base")
+    plan = prepare(folder, "me/lora", PushOptions())
+    assert set(plan.sizes) == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+    assert plan.is_adapter
+    assert 'base_model: "me/base"' in plan.card
+    with_adapter(folder, "me/base", "model.layers.0.self_attn.q_proj.weight")
+    with pytest.raises(CtxextError, match="no part of an adapter"):
+        prepare(folder, "me/lora", PushOptions())

@@ -22,7 +22,8 @@ eval demo extended tuned --task needle,short --lengths 512 --samples 2 --out rep
 verify tuned --against demo
 push tuned me/tuned --report report --private
 push tuned me/tuned --report report --private
-push tuned me/tuned-lora --adapter
+push extended me/extended
+push tuned me/tuned-lora --adapter --base me/extended
 verify me/tuned
 """
 GENERATE = """

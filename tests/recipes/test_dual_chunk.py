@@ -27,15 +27,16 @@ QWEN = {
 
 
 def test_the_published_numbers_are_taken():
-    """From config.json of Qwen/Qwen2.5-7B-Instruct-1M."""
+    """From config.json of Qwen/Qwen2.5-7B-Instruct-1M, which declares 1010000 tokens and was trained on 262144."""
     model = model_config(dict(QWEN))
     recipe = Recipe([DualChunk()]).resolved(model)
     assert recipe.steps[0].to_dict() == {
-        "method": "dca", "factor": 1.0, "temperature": "none", "chunk_size": 262144, "local": 8192
+        "method": "dca", "factor": 1010000 / 262144, "temperature": "none", "chunk_size": 262144, "local": 8192
     }  # fmt: skip
     edited = recipe.edit(model)
     assert edited.rotary.context_length == 1010000
     assert edited.code["steps"][0]["chunk_size"] == 262144
+    assert edited.code["steps"][0]["original_length"] == 262144
 
 
 def test_given_numbers_stand_above_it():

@@ -14,7 +14,7 @@ from ctxext.evaluate.model import make_ready
 from ctxext.evaluate.scoring import exact_match as scoring
 from ctxext.evaluate.scoring.exact_match import answer_losses
 from ctxext.evaluate.scoring.prefix_cache import is_static, is_static_for
-from ctxext.recipes import LongRope, Recipe
+from ctxext.recipes import LongRope, MsPoE, Recipe
 from ctxext.search import measurement
 from ctxext.search.eval_set import make_eval_sets
 from ctxext.search.measurement import Measurement, bounded, measure, measurement_from
@@ -185,3 +185,42 @@ def test_the_front_and_the_best():
     assert best_of(points[1:3], 0.001) is None
     assert points_of([tried(0, found({160: 0.1}))], stock) == []
     assert isinstance(points[0], Point)
+
+
+def test_parts_are_the_whole(loaded, eval_sets):
+    parts = [measure(loaded, part) for part in eval_sets[1].parts()]
+    assert len(parts) == 3
+    together = parts[0] + parts[1] + parts[2]
+    whole = measure(loaded, eval_sets[1])
+    assert together.is_whole
+    assert together.num_prompts == whole.num_prompts
+    assert together.short == pytest.approx(whole.short, abs=1e-5)
+    for length, losses in whole.answers.items():
+        assert sorted(together.answers[length]) == pytest.approx(sorted(losses), abs=1e-4)
+
+
+def test_recipes_in_prompt_order_are_scored_as_they_write(tmp_path):
+    source = tmp_path / "tiny"
+    tiny_llama(max_position_embeddings=320).save_pretrained(source)
+    stock = make_ready("tiny", AutoModelForCausalLM.from_pretrained(source), make_tokenizer())
+    bench = Workbench(stock, open_checkpoint(str(source)), tmp_path / "bench")
+    recipe = Recipe([MsPoE(head_order="prompt", first_layer=0, ratio_max=4)])
+    loaded = bench.apply(bench.prepared(recipe))
+    eval_set = make_eval_sets(stock.encoder, SearchOptions(target_length=640, samples=2, num_depths=2), 320)[0]
+    found = measure(loaded, eval_set).answers[640]
+    wanted = []
+    for depth in range(2):
+        for question in eval_set.questions[640]:
+            prompt = question[depth]
+            ids, size = torch.tensor([prompt.ids]), prompt.num_answer
+            with torch.no_grad():
+                first = loaded.model(input_ids=ids[:, :-size], use_cache=True)
+                scores, cache = [first.logits[0, -1]], first.past_key_values
+                for place in range(size, 1, -1):
+                    step = loaded.model(input_ids=ids[:, -place : -place + 1], past_key_values=cache, use_cache=True)
+                    scores.append(step.logits[0, -1])
+                together = loaded.model(input_ids=ids, use_cache=False).logits[0, -size - 1 : -1]
+            losses = torch.nn.functional.cross_entropy(torch.stack(scores), ids[0, -size:])
+            wanted.append(float(losses))
+            assert abs(wanted[-1] - float(torch.nn.functional.cross_entropy(together, ids[0, -size:]))) > 1e-6
+    assert found == pytest.approx(wanted, abs=1e-4)

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ import yaml
 from ctxext.recipes import load_recipe
 from ctxext.search import SearchOptions, loop, sampler, search
 from ctxext.search.space import space_of
+from ctxext.search.storage import StudyPlace
 from ctxext.search.study import Study
 
 METHODS = ("ntk", "yarn", "longrope", "mspoe")
@@ -44,7 +46,8 @@ def whole(source, tmp_path_factory):
 def test_the_same_seed_and_trials_give_the_same_recipe(source, tmp_path, whole):
     again = search(str(source), QUICK)
     assert told(again) == told(whole)
-    assert again.check == dataclasses.replace(whole.check, winner=again.check.winner, published=again.check.published)
+    assert again.check.stock == whole.check.stock
+    assert again.check.answers == whole.check.answers
     assert again.check.winner.trial.recipe == whole.check.winner.trial.recipe
     other = search(str(source), dataclasses.replace(QUICK, seed=4))
     assert told(other)[-3:] != told(whole)[-3:]
@@ -72,10 +75,17 @@ def test_a_killed_search_goes_on_as_if_nothing_had_happened(source, tmp_path, wh
     assert told(more)[:-1] == told(found)
 
 
+def is_beaten(measurement, search):
+    """Whether another recipe is better in both aims, whatever the prompts bring that were not asked."""
+    rise = measurement.rise(search.standing.stock)[0]
+    return any(point.dominates(measurement.least_loss, rise) for point in search.standing.points)
+
+
 def test_published_recipes_are_measured_to_the_end(whole):
     published = {one.published: one for one in whole.standing.trials if one.published}
     assert set(published) == {"ntk", "yarn", "mspoe"}, "longrope's starting curve is a guess"
-    assert all(one.measurement is None or one.measurement.is_whole for one in published.values())
+    for one in published.values():
+        assert one.measurement is None or one.measurement.is_whole or is_beaten(one.measurement, whole)
     best = min(point.loss for point in whole.standing.points if point.trial.published)
     assert whole.standing.best.loss <= best
 
@@ -118,12 +128,12 @@ def test_a_recipe_of_another_process_is_left_to_it(source, tmp_path):
     from ctxext.checkpoint import open_checkpoint
 
     space = space_of(open_checkpoint(str(source)), 1280)
-    mine, theirs = (Study(tmp_path / "shared.db", space, 0, 0.01) for _ in range(2))
+    mine, theirs = (Study(StudyPlace(path=tmp_path / "shared.db"), space, 0, 0.01) for _ in range(2))
     for study in (mine, theirs):
         study.begin({"source": "tiny"})
     trial, parameters = theirs.ask()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        trial.set_user_attr("owner", [os.uname().nodename, other.pid])
+        trial.set_user_attr("owner", [os.uname().nodename, other.pid, time.time()])
         mine.rescue()
         assert mine.ask()[1] != parameters
         other.communicate(b"\n")
@@ -152,7 +162,7 @@ def test_the_demo_gets_a_recipe_file_that_converts(tmp_path, run):
     assert result.exit_code == 0, result.output
     assert f"ctxext convert demo OUT --recipe {out}" in result.stderr
     text = out.read_text()
-    assert text.startswith("# Measured on prompts that the search never saw:\n#   stock: loss of an answer")
+    assert text.startswith("# Measured on 10 prompts of each length that the search never saw:\n#   stock: loss of an")
     assert load_recipe(str(out)).description.startswith("Found by ctxext search on demo for 1024 tokens; 3 recipes")
     assert yaml.safe_load(text)["steps"][0]["method"] in ("yarn", "ntk")
     converted = run("convert", "demo", tmp_path / "long", "--recipe", out)

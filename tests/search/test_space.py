@@ -47,7 +47,7 @@ def test_every_method_is_in_it(space):
 def test_the_search_starts_from_the_published_numbers(space):
     starts = {method.name: space.recipe(parameters) for method, parameters in space.starts()}
     assert set(starts) == {method.name for method in ROTARY}
-    assert starts["yarn"] == Recipe([Yarn(factor=4)])
+    assert starts["yarn"] == Recipe([Yarn(factor=4, beta_fast=32, beta_slow=1)])
     assert starts["mspoe"] == Recipe([MsPoE()])
     assert starts["abf"].steps[0].theta == 5e5
     yarn = Rotary(

@@ -1,5 +1,6 @@
 """The `ctxext` command: which commands there are, and how their errors are told."""
 
+import os
 import sys
 import traceback
 from types import TracebackType
@@ -13,6 +14,7 @@ from ctxext.cli.env import env
 from ctxext.cli.eval import eval_
 from ctxext.cli.finetune import finetune
 from ctxext.cli.inspect import inspect
+from ctxext.cli.interrupts import INTERRUPTED
 from ctxext.cli.merge import merge
 from ctxext.cli.methods import methods
 from ctxext.cli.output import print_error
@@ -68,3 +70,10 @@ def main() -> None:
     except CtxextError as error:
         print_error(error)
         sys.exit(1)
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            # All is written and told. Torch takes seconds to leave in order, which nobody who stopped it waits for.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
+        raise

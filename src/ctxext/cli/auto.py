@@ -45,7 +45,13 @@ def wants_search(methods: Sequence[str], trials: int | None, minutes: float | No
 
 
 def searched_recipe(
-    source: str, given: Mapping[str, Any], budget: tuple[int | None, float | None], hub: Mapping[str, Any], out: Output
+    source: str,
+    given: Mapping[str, Any],
+    budget: tuple[int | None, float | None],
+    hub: Mapping[str, Any],
+    out: Output,
+    *,
+    original_length: int | None = None,
 ) -> Recipe:
     """The best recipe that a search with a small budget finds.
 
@@ -55,6 +61,7 @@ def searched_recipe(
         budget: How many recipes, how many minutes.
         hub: How to load the model: device, dtype, revision, token.
         out: Where to show how it goes.
+        original_length: What the model was trained on, in tokens, where its files do not say it.
 
     Raises:
         CtxextError: the options do not go with a search, or no recipe makes the model better.
@@ -69,7 +76,12 @@ def searched_recipe(
 
     trials, minutes = budget
     minutes = DEFAULT_MINUTES if trials is None and minutes is None else minutes
-    options = SearchOptions(target_length=parse_length(given["target_length"]), trials=trials, minutes=minutes)
+    options = SearchOptions(
+        target_length=parse_length(given["target_length"]),
+        trials=trials,
+        minutes=minutes,
+        original_length=original_length,
+    )
     with watching(out) as watch:
         found = search(source, options, loading=Loading(**hub), watch=watch)
     if found.recipe is None:

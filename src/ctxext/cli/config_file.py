@@ -9,8 +9,9 @@ import typer
 import yaml
 
 from ctxext.errors import CtxextError
+from ctxext.reading.strict import parse_yaml, read_text
 
-_NEVER_KEPT = ("config", "resume", "overwrite", "dry_run", "token", "as_json", "quiet", "verbose")
+_NEVER_KEPT = ("config", "resume", "overwrite", "overwrite_anything", "dry_run", "token", "as_json", "quiet", "verbose")
 """What belongs to a single call: how it goes on, what it may replace, what it prints, and secrets."""
 
 
@@ -22,12 +23,7 @@ def _load(context: typer.Context, path: Path | None) -> Path | None:
     """
     if path is None:
         return None
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise CtxextError(f'"{path}" cannot be read: {error}.') from error
-    except yaml.YAMLError as error:
-        raise CtxextError(f'"{path}" is not valid YAML: {str(error).splitlines()[0]}.') from error
+    content = parse_yaml(read_text(path), str(path)) or {}
     if not isinstance(content, Mapping):
         raise CtxextError(f'"{path}" holds no options.', hint="Write one on each line, as steps: 400.")
     names = {_word_of(option): option for option in context.command.params if _is_kept(option)}

@@ -16,11 +16,15 @@ from ctxext.cli.auto import MinutesOption, TrialsOption, searched_recipe, wants_
 from ctxext.cli.method_options import build_recipe, method_parameters
 from ctxext.cli.options import (
     JsonOption,
+    OriginalLengthOption,
+    OverwriteAnythingOption,
+    OverwriteOption,
     QuietOption,
     RevisionOption,
     SourceArgument,
     TokenOption,
     VerboseOption,
+    length_in,
 )
 from ctxext.cli.output import Output
 from ctxext.cli.terminal import bold, done_line, marked
@@ -53,13 +57,19 @@ def convert(
     ] = None,
     recipe: Annotated[str | None, typer.Option("--recipe", help="A recipe file, or the name of a preset.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change and write nothing.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if ctxext made it.")] = False,
-    overwrite_anything: Annotated[
-        bool, typer.Option("--overwrite-anything", help="Replace OUT and delete whatever lies there.")
-    ] = False,
+    overwrite: OverwriteOption = False,
+    overwrite_anything: OverwriteAnythingOption = False,
     replace_scaling: Annotated[
-        bool, typer.Option("--replace-scaling", help="Take the source's own extension away first.")
+        bool,
+        typer.Option(
+            "--replace-scaling",
+            help="Take the source's own schedule away first, and what its weights learned with it; says what that is.",
+        ),
     ] = False,
+    allow_shorter: Annotated[
+        bool, typer.Option("--allow-shorter", help="Accept a result that reads less than the source.")
+    ] = False,
+    original_length: OriginalLengthOption = None,
     link: Annotated[
         str,
         typer.Option(
@@ -72,7 +82,10 @@ def convert(
     digest: Annotated[bool, typer.Option("--digest", help="Record the SHA-256 of the weights; reads them.")] = False,
     verify: Annotated[
         bool,
-        typer.Option("--verify/--no-verify", help="Load a result that carries code in a clean process and compare."),
+        typer.Option(
+            "--verify/--no-verify",
+            help="Check that transformers rotates as the method says; load code in a clean process.",
+        ),
     ] = True,
     calibration_text: Annotated[
         Path | None,
@@ -85,7 +98,12 @@ def convert(
         str, typer.Option("--device", help="auto, cpu, cuda or mps.", rich_help_panel=_CALIBRATION)
     ] = "auto",
     dtype: Annotated[
-        str, typer.Option("--dtype", help="auto (as saved), bf16, fp16 or fp32.", rich_help_panel=_CALIBRATION)
+        str,
+        typer.Option(
+            "--dtype",
+            help="auto (as saved; on a CPU what it is fast in), bf16, fp16, fp32.",
+            rich_help_panel=_CALIBRATION,
+        ),
     ] = "auto",
     trials: TrialsOption = None,
     minutes: MinutesOption = None,
@@ -111,23 +129,35 @@ def convert(
     given = {name: value for name, value in options.items() if value is not None}
     is_searched = wants_search(method or [], trials, minutes)
     steps = None if is_searched else build_recipe(method or [], recipe, given)
-    checkpoint = open_checkpoint(source, revision=revision, token=token, weights=not dry_run)
+    trained = length_in(original_length)
+    checkpoint = open_checkpoint(source, revision=revision, token=token, weights=not dry_run, original_length=trained)
     if out is not None:
         check_out(out, checkpoint.folder, overwrite=overwrite, overwrite_anything=overwrite_anything)
     if steps is None:
         hub = {"device": device, "dtype": dtype, "revision": revision, "token": token}
-        steps = searched_recipe(source, given, (trials, minutes), hub, output)
+        steps = searched_recipe(source, given, (trials, minutes), hub, output, original_length=trained)
     with output.progress("") as progress:
         if dry_run and (planned := by_index(steps)) is not steps:
             output.note("converting would load the model once to order its heads; the plan shows them by index.")
             steps = planned
         elif not dry_run:
+            if by_index(steps) is not steps:
+                output.note("Loading the model once to order its heads; where it does not fit, --head-order fixed.")
             calibration = Calibration(calibration_text, device, dtype)
-            steps = calibrated(checkpoint, steps, calibration, replace_scaling=replace_scaling, progress=progress)
-        plan = make_plan(checkpoint, steps, replace_scaling=replace_scaling)
+            steps = calibrated(
+                checkpoint,
+                steps,
+                calibration,
+                replace_scaling=replace_scaling,
+                allow_shorter=allow_shorter,
+                progress=progress,
+            )
+        plan = make_plan(checkpoint, steps, replace_scaling=replace_scaling, allow_shorter=allow_shorter)
         out = out or default_out(plan)
         if dry_run:
             output.result(plan_data(plan, None), *_plan_lines(plan))
+            for caution in plan.cautions:
+                output.warning(caution)
             return
         done = carry_out(
             plan,
@@ -176,14 +206,8 @@ def _verification_lines(done: Conversion) -> list[Text]:
         return []
     if found.skipped:
         return [marked("-", "yellow", f"not verified: {found.skipped}")]
-    return [
-        marked(
-            "✓",
-            "green",
-            "verified in a clean process: loads without ctxext, "
-            f"logits as the method says (largest difference {found.difference:.0e})",
-        )
-    ]
+    how = "the installed transformers rotates" if found.of == "frequencies" else "in a clean process: logits"
+    return [marked("✓", "green", f"verified, {how} as the method says (largest difference {found.difference:.0e})")]
 
 
 def default_out(plan: Plan) -> Path:

@@ -9,10 +9,12 @@ from ctxext.cli.options import (
     DeviceOption,
     DtypeOption,
     JsonOption,
+    OriginalLengthOption,
     QuietOption,
     RevisionOption,
     TokenOption,
     VerboseOption,
+    length_in,
     names_in,
 )
 from ctxext.cli.output import Output
@@ -32,6 +34,7 @@ def eval_(
     samples: own.SamplesOption = 20,
     seed: own.SeedOption = 0,
     allow_beyond: own.AllowBeyondOption = False,
+    original_length: OriginalLengthOption = None,
     needles: own.NeedlesOption = 4,
     kv_ids: own.KvIdsOption = "uuid",
     haystack: own.HaystackOption = None,
@@ -46,6 +49,8 @@ def eval_(
     dtype: DtypeOption = "auto",
     attention: own.AttentionOption = None,
     trust_remote_code: own.TrustOption = False,
+    engine: own.EngineOption = "transformers",
+    engine_args: own.EngineArgumentsOption = None,
     out: own.OutOption = None,
     resume: own.ResumeOption = False,
     overwrite: own.OverwriteOption = False,
@@ -61,15 +66,18 @@ def eval_(
     ctxext eval demo demo-yarn-2k --task needle,short --lengths 512,2k --allow-beyond
 
     ctxext eval my-model --task needle,kv --lengths 4k,32k --depths 11 --out report --resume
+
+    ctxext eval my-model --engine vllm --task needle,kv --lengths 4k,32k
     """
     from ctxext.evaluate.model import Loading
     from ctxext.evaluate.run import evaluate
     from ctxext.evaluate.settings import Settings, parse_depths
+    from ctxext.reading.strict import parse_json
     from ctxext.recipes.length import parse_length
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
     settings = Settings(
-        tasks=names_in(task) or Settings.tasks,
+        tasks=names_in(task) or (Settings.tasks if engine == "transformers" else own.WRITTEN_TASKS),
         lengths=tuple(sorted({parse_length(word) for word in names_in([lengths or ""])})),
         depths=parse_depths(depths),
         samples=samples,
@@ -84,8 +92,12 @@ def eval_(
         allow_beyond=allow_beyond,
         batch_size=batch_size,
         harness=names_in([harness or ""]),
+        original_length=length_in(original_length),
     )
-    loading = Loading(device, dtype, attention, chat_template, trust_remote_code, revision, token)
+    arguments = parse_json(engine_args, "--engine-args") if engine_args else {}
+    if not isinstance(arguments, dict):
+        raise CtxextError("--engine-args is no JSON object.", hint="""Write '{"tensor_parallel_size": 2}'.""")
+    loading = Loading(device, dtype, attention, chat_template, trust_remote_code, revision, token, engine, arguments)
     out = out or _free_folder(resume=resume)
     with full_disk_told(out), output.progress("evaluating") as progress:
         report = evaluate(
@@ -117,6 +129,9 @@ def _tell(report: "Report", out: Path, models: Sequence[str], output: Output) ->
 
     if report.get("skipped_lines"):
         output.warning(f"{report['skipped_lines']} lines of {out} are torn or not of this run; they were left out.")
+    for model in report["models"]:
+        if model.get("mind"):
+            output.warning(f"{model['name']} in {model['engine']}: {model['mind']}.")
     sentences = [Text(sentence) for sentence in findings(report)]
     output.result(report, *report_tables(report, output.stdout.width), Text(), *sentences)
     computed = {f"{model.get('dtype')} on {model.get('device')}" for model in report["models"] if model.get("dtype")}

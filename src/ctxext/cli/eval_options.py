@@ -7,6 +7,9 @@ import typer
 
 from ctxext.evaluate.tasks.registry import TASKS
 
+WRITTEN_TASKS = ("needle",)
+"""What is asked by default where answers are only written."""
+
 _ASKED, _RUN, _RESULTS = "What is asked", "How it is run", "Results"
 
 ModelsArgument = Annotated[list[str], typer.Argument(metavar="MODEL...", help="Folders, Hub ids, or demo.")]
@@ -15,7 +18,7 @@ TaskOption = Annotated[
     typer.Option(
         "--task",
         "-t",
-        help=f"{', '.join(TASKS)}; several with commas. Default: needle,short.",
+        help=f"{', '.join(TASKS)}; several with commas. Default: needle,short; with --engine vllm needle.",
         show_default=False,
     ),
 ]
@@ -74,6 +77,23 @@ ChatTemplateOption = Annotated[
 ]
 BatchSizeOption = Annotated[
     int | None, typer.Option("--batch-size", min=1, help="Prompts at once. Default: what fits.", rich_help_panel=_RUN)
+]
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="transformers, or vllm for the retrieval tasks of checkpoints that it serves.",
+        rich_help_panel=_RUN,
+    ),
+]
+EngineArgumentsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine-args",
+        metavar="JSON",
+        help="""More arguments of vllm.LLM: '{"tensor_parallel_size": 2}'.""",
+        rich_help_panel=_RUN,
+    ),
 ]
 AttentionOption = Annotated[
     str | None, typer.Option("--attn", help="sdpa, eager, flash_attention_2 and so on.", rich_help_panel=_RUN)

@@ -9,9 +9,11 @@ import typer
 from ctxext.cli import finetune_options as own
 from ctxext.cli.config_file import ConfigOption, used_options
 from ctxext.cli.finetune_data import DataChoice
-from ctxext.cli.finetune_view import same_command, tell_plan, tell_result
+from ctxext.cli.finetune_view import same_command, tell_plan, tell_result, with_step_lines
 from ctxext.cli.options import (
     JsonOption,
+    OriginalLengthOption,
+    OverwriteAnythingOption,
     QuietOption,
     RevisionOption,
     SourceArgument,
@@ -46,6 +48,7 @@ def finetune(
     eval_data: own.EvalDataOption = None,
     length: own.LengthOption = None,
     start_length: own.StartLengthOption = None,
+    original_length: OriginalLengthOption = None,
     learn: own.LearnOption = "answers",
     steps: own.StepsOption = 200,
     epochs: own.EpochsOption = None,
@@ -54,6 +57,7 @@ def finetune(
     evaluate: own.EvalOption = None,
     resume: own.ResumeOption = False,
     overwrite: own.OverwriteOption = False,
+    overwrite_anything: OverwriteAnythingOption = False,
     dry_run: own.DryRunOption = False,
     pack: own.PackOption = "off",
     short_share: own.ShortShareOption = 0.2,
@@ -83,6 +87,9 @@ def finetune(
     checkpointing: own.CheckpointingOption = None,
     seed: own.SeedOption = 0,
     save_every: own.SaveEveryOption = 50,
+    eval_every: own.EvalEveryOption = None,
+    keep_best: own.KeepBestOption = False,
+    patience: own.PatienceOption = None,
     report_to: own.ReportToOption = "none",
     quantize: own.QuantizeOption = "none",
     context_parallel: own.ContextParallelOption = 1,
@@ -130,7 +137,8 @@ def finetune(
                 merge=merge,
                 resume=resume,
                 overwrite=overwrite,
-                progress=progress,
+                overwrite_anything=overwrite_anything,
+                progress=with_step_lines(output, progress),
                 tell=output.note,
             )
         except KeyboardInterrupt:
@@ -144,7 +152,7 @@ def finetune(
 
 
 def _lengths(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: given[name] for name in ("length", "start_length", "window", "group")}
+    return {name: given[name] for name in ("length", "start_length", "original_length", "window", "group")}
 
 
 def _check_tasks(tasks: str | None) -> None:

@@ -39,7 +39,7 @@ EvalDataOption = Annotated[
     str | None,
     typer.Option(
         "--eval-data",
-        help="Data on which the loss is measured at every save; of folders and data sets the split that is held out.",
+        help="Data on which the loss is measured while training; of folders and data sets the split that is held out.",
         rich_help_panel=_DATA,
         show_default=False,
     ),
@@ -218,6 +218,28 @@ CheckpointingOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Decides order, weights and skips.", rich_help_panel=_LOOP)]
 SaveEveryOption = Annotated[int, typer.Option("--save-every", help="Steps between two saves.", rich_help_panel=_LOOP)]
+EvalEveryOption = Annotated[
+    int | None,
+    typer.Option(
+        "--eval-every",
+        help="Steps between two evaluations on --eval-data. Default: at every save.",
+        rich_help_panel=_LOOP,
+        show_default=False,
+    ),
+]
+KeepBestOption = Annotated[
+    bool,
+    typer.Option("--keep-best", help="Take the save that was best on --eval-data.", rich_help_panel=_LOOP),
+]
+PatienceOption = Annotated[
+    int | None,
+    typer.Option(
+        "--patience",
+        help="Stop after so many evaluations without a better one, and take the best.",
+        rich_help_panel=_LOOP,
+        show_default=False,
+    ),
+]
 ReportToOption = Annotated[
     str, typer.Option("--report-to", help="none, tensorboard, wandb or trackio.", rich_help_panel=_LOOP)
 ]
@@ -244,7 +266,9 @@ EvalOption = Annotated[
     typer.Option("--eval", help="Tasks to ask before and after, as needle,short.", show_default=False),
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace OUT, and an unfinished run beside it.")]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace OUT if ctxext made it, and an unfinished run beside it.")
+]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Read the data, estimate memory and time, and stop before training.")
 ]

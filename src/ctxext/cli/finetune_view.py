@@ -7,10 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from ctxext.cli.output import Output
 from ctxext.cli.terminal import done_line
+from ctxext.files import Progress
 
 if TYPE_CHECKING:
     from ctxext.finetune.dry_run import Plan
     from ctxext.finetune.run import Finetuned
+
+
+def with_step_lines(output: Output, progress: Progress) -> Progress:
+    """Where no bar can move, a line for each step; what is not a step is told as before."""
+    if output.stderr.is_terminal:
+        return progress
+
+    def show(label: str, done: int, total: int) -> None:
+        if label.startswith("step "):
+            output.note(label)
+        else:
+            progress(label, done, total)
+
+    return show
 
 
 def tell_plan(output: Output, plan: "Plan") -> None:

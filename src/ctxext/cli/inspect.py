@@ -6,12 +6,22 @@ from rich.table import Table
 
 from ctxext.checkpoint import open_checkpoint
 from ctxext.cli.convert import serving_line
-from ctxext.cli.options import JsonOption, QuietOption, RevisionOption, SourceArgument, TokenOption
+from ctxext.cli.options import (
+    JsonOption,
+    OriginalLengthOption,
+    QuietOption,
+    RevisionOption,
+    SourceArgument,
+    TokenOption,
+    length_in,
+)
 from ctxext.cli.output import Output
 from ctxext.cli.terminal import bold
 from ctxext.converters.inspection import Inspection, inspect_checkpoint
+from ctxext.recipes.known_models import MAXIMUM
 from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import describe_step
+from ctxext.recipes.rotary import Rotary
 
 _ENCODINGS = {
     "learned": "learned position embeddings: a table with one row per position",
@@ -25,6 +35,7 @@ _ENCODINGS = {
 
 def inspect(
     source: SourceArgument,
+    original_length: OriginalLengthOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
     as_json: JsonOption = False,
@@ -38,7 +49,9 @@ def inspect(
     ctxext inspect Qwen/Qwen3-8B --json
     """
     output = Output(as_json=as_json, quiet=quiet)
-    found = inspect_checkpoint(open_checkpoint(source, revision=revision, token=token, weights=False))
+    trained = length_in(original_length)
+    checkpoint = open_checkpoint(source, revision=revision, token=token, weights=False, original_length=trained)
+    found = inspect_checkpoint(checkpoint)
     table = Table.grid(padding=(0, 2))
     for label, text in _rows(found).items():
         table.add_row(bold(label), text)
@@ -67,7 +80,9 @@ def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
             "dimensions": rotary.dim,
             "pairs_that_never_complete_a_turn": found.unfinished_pairs,
             "trained_length": rotary.trained_length,
+            "trained_length_from": rotary.length_origin,
             "context_length": rotary.context_length,
+            "declared_length": rotary.claimed_length,
             "is_extended": found.model is not None and found.model.is_extended,
         },
         "encoding": None
@@ -94,6 +109,8 @@ def _rows(found: Inspection) -> dict[str, str]:
         rows["bounds"] = found.bound
     if found.model is not None:
         rows["context length"] = _context_length(found)
+    if found.rotary is not None:
+        rows["original"] = f"{found.rotary.trained_length} tokens ({_origin(found.rotary)})"
     rows["attention"] = _attention(found)
     if found.cache_bytes and any(found.cache_bytes.values()):
         sizes = " · ".join(f"{format_length(n)} {_size(size)}" for n, size in found.cache_bytes.items())
@@ -135,11 +152,23 @@ def _context_length(found: Inspection) -> str:
     claims = set(found.windows.values())
     agree = "files agree" if len(claims) == 1 else ", ".join(f"{k} says {v}" for k, v in found.windows.items())
     encoding = found.model.encoding
-    trained = encoding.trained_length
-    state = "extended" if found.model.is_extended else "not extended"
-    if found.model.code and encoding.context_length == trained:
-        state = "not extended, heads scaled by its own code"
-    return f"{encoding.context_length} tokens, trained to {trained}, {state} ({agree})"
+    if found.recipe and found.model.is_extended:
+        is_longer = encoding.context_length > encoding.trained_length
+        state = "extended by ctxext" if is_longer else "not extended, heads scaled by its own code"
+    elif encoding.is_scaled:
+        state = f"by a schedule of its own, {encoding.schedule_summary}"
+    elif encoding.declared_length:
+        state = f"not extended; {encoding.declared_length} are declared, and nothing makes it read them"
+    else:
+        state = "not extended"
+    return f"{encoding.context_length} tokens, {state} ({agree})"
+
+
+def _origin(rotary: Rotary) -> str:
+    """Why the original context length is what it is."""
+    if rotary.lacks_original:
+        return f"{MAXIMUM}, as nothing says from which length its schedule starts; --original-length can"
+    return rotary.length_origin
 
 
 def _attention(found: Inspection) -> str:

@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from ctxext.cli.options import JsonOption, QuietOption, RevisionOption, SourceArgument, TokenOption, VerboseOption
+from ctxext.cli.options import (
+    JsonOption,
+    OverwriteAnythingOption,
+    OverwriteOption,
+    QuietOption,
+    RevisionOption,
+    SourceArgument,
+    TokenOption,
+    VerboseOption,
+)
 from ctxext.cli.output import Output
 from ctxext.cli.terminal import done_line
 
@@ -15,7 +24,8 @@ def merge(
     adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="The folder of a LoRA adapter.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
     *,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
+    overwrite: OverwriteOption = False,
+    overwrite_anything: OverwriteAnythingOption = False,
     revision: RevisionOption = None,
     token: TokenOption = None,
     as_json: JsonOption = False,
@@ -38,6 +48,7 @@ def merge(
             revision=revision,
             token=token,
             overwrite=overwrite,
+            overwrite_anything=overwrite_anything,
             progress=progress,
         )
     output.result(

@@ -13,7 +13,7 @@ from ctxext.errors import CtxextError
 from ctxext.reading.strict import parse_yaml, read_text
 from ctxext.recipes.length import parse_length
 from ctxext.recipes.methods import METHODS, method_named
-from ctxext.recipes.param import limits_of, options_of, value_type
+from ctxext.recipes.param import default_of, limits_of, options_of, value_type
 from ctxext.recipes.recipe import Recipe, load_recipe, recipe_from_dict
 
 _SHARED_PANEL = "How far to reach"
@@ -37,9 +37,10 @@ def method_parameters() -> list[inspect.Parameter]:
         shared = name in ("factor", "target_length")
         panel = _SHARED_PANEL if shared else f"Options of {', '.join(owners[name])}"
         is_text = get_origin(value_type(method, name)) is tuple or name.endswith("_length")
+        is_switch = value_type(method, name) is bool
         option = typer.Option(
-            option_name(name),
-            help=limits_of(field).describe() + _default_note(field.default),
+            f"{option_name(name)}/--no-{option_name(name)[2:]}" if is_switch else option_name(name),
+            help=limits_of(field).describe() + _default_note(default_of(field)),
             rich_help_panel=panel,
             show_default=False,
             metavar="FILE" if get_origin(value_type(method, name)) is tuple else None,
@@ -97,7 +98,10 @@ def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[st
             if name in ("factor", "target_length"):
                 step.pop("factor" if name == "target_length" else "target_length", None)
     if {"factor", "target_length"} <= values.keys():
-        raise CtxextError("Give --factor or --target-length, not both.")
+        raise CtxextError(
+            "Give --factor or --target-length, not both.",
+            hint="A recipe file may say both, where the context length is not the factor times the original one.",
+        )
     return recipe_from_dict(content, recipe or "the command line")
 
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from ctxext.recipes.length import parse_length
+
 _REPORTING = "Output"
 _HUB = "Hub"
 
@@ -21,6 +23,14 @@ TokenOption = Annotated[
         show_default=False,
     ),
 ]
+OriginalLengthOption = Annotated[
+    str | None,
+    typer.Option(
+        "--original-length",
+        help="Tokens that the model was trained on, as 32k, where its files do not say it or you know better.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout.", rich_help_panel=_REPORTING)
 ]
@@ -28,10 +38,19 @@ QuietOption = Annotated[
     bool, typer.Option("-q", "--quiet", help="No progress, notes or suggestions.", rich_help_panel=_REPORTING)
 ]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Say more.", rich_help_panel=_REPORTING)]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if ctxext made it.")]
+OverwriteAnythingOption = Annotated[
+    bool, typer.Option("--overwrite-anything", help="Replace OUT and delete whatever lies there.")
+]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
 DtypeOption = Annotated[
     str, typer.Option("--dtype", help="auto (as saved; on a CPU what it is fast in), bf16, fp16 or fp32.")
 ]
+
+
+def length_in(word: str | None) -> int | None:
+    """The length in tokens of an option that may be left out."""
+    return parse_length(word) if word else None
 
 
 def names_in(words: Sequence[str] | None) -> tuple[str, ...]:

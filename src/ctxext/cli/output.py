@@ -15,6 +15,9 @@ from ctxext.errors import CtxextError
 from ctxext.files import Progress
 from ctxext.tokens import redacted
 
+_DAY = 86_400.0
+"""Seconds of progress from which the time left is worked out: a single step may take minutes."""
+
 
 class Output:
     """Where a command writes.
@@ -68,7 +71,9 @@ class Output:
             yield lambda label, done, total: None
         elif self.stderr.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-            with Bar(*columns, TimeRemainingColumn(), console=self.stderr, transient=True) as bar:
+            with Bar(
+                *columns, TimeRemainingColumn(), console=self.stderr, transient=True, speed_estimate_period=_DAY
+            ) as bar:
                 task = bar.add_task(title, total=None)
 
                 def advance(label: str, done: int, total: int) -> None:

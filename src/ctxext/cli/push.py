@@ -28,6 +28,10 @@ def push(
         Path | None, typer.Option("--report", metavar="DIR", help="Results of ctxext eval, for the model card.")
     ] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="Push the LoRA adapter alone.")] = False,
+    base: Annotated[
+        str | None,
+        typer.Option("--base", metavar="USER/NAME", help="With an adapter: the checkpoint that it belongs to."),
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Refuse a checkpoint that is not what was recorded.")
     ] = True,
@@ -58,6 +62,7 @@ def push(
         create_pr=create_pr,
         message=message or MESSAGE,
         adapter=adapter,
+        base=base,
         report=report,
         check=verify,
     )

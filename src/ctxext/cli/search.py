@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 
 from ctxext.cli import search_options as own
+from ctxext.cli.interrupts import answered_at_once
 from ctxext.cli.options import (
     DeviceOption,
     DtypeOption,
     JsonOption,
+    OriginalLengthOption,
     QuietOption,
     RevisionOption,
     SourceArgument,
     TokenOption,
     VerboseOption,
+    length_in,
     names_in,
 )
 from ctxext.cli.output import Output
@@ -24,10 +27,13 @@ from ctxext.cli.terminal import done_line
 from ctxext.errors import CtxextError
 from ctxext.recipes.length import parse_length
 from ctxext.search.options import SearchOptions
-from ctxext.search.run import Found, figures, search, study_beside
+from ctxext.search.run import Found, figures, search
+from ctxext.search.storage import StudyPlace, shown_storage, study_beside
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import Loading
+    from ctxext.search.final_evaluation import Check
+    from ctxext.search.measurement import Measurement
 
 _CAP = 12
 
@@ -40,6 +46,7 @@ def search_(
     trials: own.TrialsOption = None,
     minutes: own.MinutesOption = None,
     methods: own.MethodsOption = None,
+    original_length: OriginalLengthOption = None,
     keep_short: own.KeepShortOption = SearchOptions.keep_short,
     samples: own.SamplesOption = SearchOptions.samples,
     lengths: own.LengthsOption = None,
@@ -48,6 +55,7 @@ def search_(
     seed: own.SeedOption = SearchOptions.seed,
     chat_template: own.ChatTemplateOption = True,
     study: own.StudyOption = None,
+    storage: own.StorageOption = None,
     resume: own.ResumeOption = False,
     overwrite: own.OverwriteOption = False,
     device: DeviceOption = "auto",
@@ -79,27 +87,35 @@ def search_(
         data=data,
         seed=seed,
         checked=checked,
+        original_length=length_in(original_length),
     )
     loading = _loading(device, dtype, chat_template, revision, token)
-    place = study or study_beside(out)
-    try:
-        with watching(output) as watch:
-            found = search(
-                source,
-                options,
-                out=out,
-                study=study,
-                resume=resume,
-                overwrite=overwrite,
-                loading=loading,
-                watch=watch,
-            )
-    except KeyboardInterrupt:
-        if place.exists():
-            given = {"--study": study, "--data": data, "--lengths": lengths, "--revision": revision}
+    place = _place(out, study, storage)
+
+    def tell_how_to_go_on() -> None:
+        if place.path is None or place.path.exists():
+            given = {"--study": study, "--storage": storage and shown_storage(storage), "--data": data}
+            given |= {"--lengths": lengths, "--revision": revision, "--original-length": original_length}
             output.next_step(_again(source, out, options, given), "Stopped; go on with")
-        raise
+
+    with answered_at_once(tell_how_to_go_on), watching(output) as watch:
+        found = search(
+            source,
+            options,
+            out=out,
+            study=place,
+            resume=resume,
+            overwrite=overwrite,
+            loading=loading,
+            watch=watch,
+        )
     _tell(output, found, source, out, place, options)
+
+
+def _place(out: Path, study: str | None, storage: str | None) -> StudyPlace:
+    if storage is not None:
+        return StudyPlace(name=study or out.stem, storage=storage)
+    return StudyPlace(path=Path(study)) if study else study_beside(out)
 
 
 def _again(source: str, out: Path, options: SearchOptions, given: dict[str, Any]) -> str:
@@ -126,7 +142,7 @@ def _loading(device: str, dtype: str, chat_template: bool, revision: str | None,
     return Loading(device=device, dtype=dtype, chat_template=chat_template, revision=revision, token=token)
 
 
-def _tell(output: Output, found: Found, source: str, out: Path, study: Path, options: SearchOptions) -> None:
+def _tell(output: Output, found: Found, source: str, out: Path, study: StudyPlace, options: SearchOptions) -> None:
     """Show the Pareto front, what the last check found, and the command that converts with it."""
     from ctxext.search.pareto import pareto_front
 
@@ -150,23 +166,50 @@ def _tell(output: Output, found: Found, source: str, out: Path, study: Path, opt
 
 
 def verdict(found: Found, options: SearchOptions) -> str:
-    """What to do with the model, in one sentence."""
-    gain, half = found.check.gain
-    if found.check.winner is None:
-        return (
+    """What to do with the model: in one sentence, and a second one where another recipe finds more."""
+    check = found.check
+    if check.winner is None:
+        first = (
             f"No recipe surely keeps the loss at the original context length within {options.keep_short:.1%}: "
             "leave the model as it is, or allow more with --keep-short."
         )
-    if found.recipe is None:
-        return (
+    elif found.recipe is None:
+        assert check.found is not None, "a winner was asked"
+        gain, half = check.gain
+        first = (
             f"No recipe makes the model better: on unseen prompts the best changes the loss of an answer by "
-            f"{-gain:+.4f} ± {half:.4f} and finds {found.check.answers['found'].share:.0%} of the needles, "
-            f"where the model finds {found.check.answers['stock'].share:.0%} as it is. Leave the model as it is."
+            f"{-gain:+.4f} ± {half:.4f} and finds {check.found.share:.0%} of the needles, "
+            f"where the model finds {check.stock.share:.0%} as it is. Leave the model as it is."
         )
-    rise, spread = found.check.rise
+    else:
+        gain, half = check.gain
+        rise, spread = check.rise
+        first = (
+            f"{found.recipe.summary()} lowers the loss of an answer by {gain:.3f} ± {half:.3f} on unseen prompts and "
+            f"changes the loss at the original context length by {100 * rise:+.2f} ± {100 * spread:.2f} %."
+        )
+    return f"{first} {_more(check)}".strip()
+
+
+def _more(check: "Check") -> str:
+    """Which recipe answers more prompts than the one that was taken, and why it was not; empty where none does."""
+    point = check.finds_more
+    if point is None:
+        return ""
+    answers = check.answers[point.trial.number]
+    target = max(answers.lengths)
+    rise, spread = answers.rise(check.stock)
+    breaks = rise + spread > check.keep_short
+    why = f"but it changes the loss at the original context length by {100 * rise:+.2f} ± {100 * spread:.2f} %, "
+    why += (
+        f"beyond the bound of {100 * check.keep_short:g} %."
+        if breaks
+        else f"and its loss of an answer is {answers.loss:.4f}."
+    )
+    ours = f" where the one taken answers {check.found.share:.1%}" if check.found else ""
     return (
-        f"{found.recipe.summary()} lowers the loss of an answer by {gain:.3f} ± {half:.3f} on unseen prompts and "
-        f"changes the loss at the original context length by {100 * rise:+.2f} ± {100 * spread:.2f} %."
+        f"{point.trial.name} answers more prompts, {answers.share:.1%} ({answers.exact(target):.1%} at {target} tokens)"
+        f"{ours}, {why}"
     )
 
 
@@ -185,7 +228,7 @@ def found_data(found: Found, options: SearchOptions) -> dict[str, Any]:
             "found": {str(length): measured.exact(length) for length in measured.lengths},
         }
 
-    points = found.standing.points
+    points, check = found.standing.points, found.check
     return {
         "recipe": found.recipe.to_dict() if found.recipe else None,
         "verdict": verdict(found, options),
@@ -193,14 +236,24 @@ def found_data(found: Found, options: SearchOptions) -> dict[str, Any]:
         "front": [point_data(point) for point in pareto_front(points)],
         "published": [point_data(point) for point in points if point.trial.published],
         "checked": {
-            name: {
-                "loss": answers.loss,
-                "rise": answers.rise(found.check.answers["stock"])[0],
-                "found": {str(length): answers.exact(length) for length in answers.lengths},
-            }
-            for name, answers in found.check.answers.items()
+            "stock": _answers_data(check, check.stock),
+            "recipes": [
+                {
+                    "trial": number,
+                    "recipe": check.points[number].trial.name,
+                    "published": check.points[number].trial.published,
+                    "taken": check.points[number] is check.winner,
+                    **_answers_data(check, answers),
+                }
+                for number, answers in check.answers.items()
+            ],
         },
-        "gain": list(found.check.gain),
-        "rise": list(found.check.rise),
+        "gain": list(check.gain),
+        "rise": list(check.rise),
         "files": [str(path) for path in found.files],
     }
+
+
+def _answers_data(check: "Check", answers: "Measurement") -> dict[str, Any]:
+    exact = {str(length): answers.exact(length) for length in answers.lengths}
+    return {"loss": answers.loss, "rise": answers.rise(check.stock)[0], "prompts": answers.num_prompts, "found": exact}

@@ -18,7 +18,7 @@ TrialsOption = Annotated[
 ]
 MinutesOption = Annotated[
     float | None,
-    typer.Option("--minutes", help="About how long it may take, checks included. Default: 20, without --trials."),
+    typer.Option("--minutes", help="How long it may take, everything included. Default: 20, without --trials."),
 ]
 MethodsOption = Annotated[
     list[str] | None,
@@ -56,9 +56,22 @@ ChatTemplateOption = Annotated[
     bool, typer.Option("--chat-template/--no-chat-template", help="Use it where there is one.", rich_help_panel=_RUN)
 ]
 StudyOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        "--study", help="SQLite file of the study. Default: beside RECIPE.", show_default=False, rich_help_panel=_STUDY
+        "--study",
+        help="SQLite file of the study, or with --storage its name there. Default: as RECIPE is called.",
+        show_default=False,
+        rich_help_panel=_STUDY,
+    ),
+]
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        help="Where machines share the study: the URL of a database, as postgresql+psycopg2://host/name, or the path "
+        "of a journal file on a shared disk.",
+        show_default=False,
+        rich_help_panel=_STUDY,
     ),
 ]
 ResumeOption = Annotated[

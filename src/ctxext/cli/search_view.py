@@ -28,8 +28,16 @@ def watching(output: Output) -> "Iterator[Callable[[Standing], None]]":
     if output.quiet:
         yield lambda standing: None
     elif output.stderr.is_terminal:
-        with Live(console=output.stderr, transient=True, auto_refresh=False) as live:
-            yield lambda standing: live.update(_live(standing), refresh=True)
+        shown: list[Standing] = []
+        # Drawn again every second, so that the time goes on while a recipe is asked.
+        latest = lambda: _live(shown[-1]) if shown else ""  # noqa: E731
+        with Live(console=output.stderr, transient=True, refresh_per_second=1, get_renderable=latest) as live:
+
+            def show(standing: "Standing") -> None:
+                shown[:] = [standing]
+                live.refresh()
+
+            yield show
     else:
         yield _Log(output).show
 
@@ -58,8 +66,8 @@ def state_line(standing: "Standing") -> str:
         whole = f" of {standing.max_trials}" if standing.max_trials else ""
         stopped = len(standing.trials) - len(standing.points)
         parts.append(f"{len(standing.trials)}{whole} recipes, {stopped} stopped early")
-    if math.isfinite(standing.seconds_left) and standing.stock:
-        minutes, seconds = divmod(round(standing.seconds_left), 60)
+    if math.isfinite(standing.end):
+        minutes, seconds = divmod(round(max(0.0, standing.end - time.monotonic())), 60)
         parts.append(f"{minutes}:{seconds:02d} left")
     return " · ".join(parts)
 

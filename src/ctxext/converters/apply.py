@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.converters.links import COPIED, HARD, SHARED, SYMBOLIC, bring, check_link
-from ctxext.converters.output_directory import check_out, full_disk_told, give_name, staging_directory
+from ctxext.converters.output_directory import check_out, doomed_files, full_disk_told, give_name, staging_directory
 from ctxext.converters.plan import Plan, manifest
 from ctxext.converters.rewrite import REWRITTEN, rewrite
 from ctxext.files import MANIFEST, Progress, as_json, sha256_of, stamp_of
@@ -96,6 +96,7 @@ def apply_plan(
     with full_disk_told(out), staging_directory(out) as work:
         # Another run may have finished between the first look and the lock.
         check_out(out, plan.source.folder, overwrite=overwrite, overwrite_anything=overwrite_anything)
+        doomed = doomed_files(out, overwrite_anything=overwrite_anything)
         ways = _bring_weights(plan, work, link, progress)
         files = _write_small(plan, work, ways)
         weights = {name: _digest(plan, name, work, how, digest or link == "copy") for name, how in ways.items()}
@@ -103,7 +104,7 @@ def apply_plan(
         (work / MANIFEST).write_text(as_json(record), encoding="utf-8")
         if before_publishing is not None:
             before_publishing(work)
-        give_name(work, out, overwrite=overwrite, overwrite_anything=overwrite_anything)
+        give_name(work, out, overwrite=overwrite or overwrite_anything, doomed=doomed)
     size = sum(plan.source.size_of(path) for path in plan.weights)
     return Written(out, ways, size)
 

@@ -15,7 +15,7 @@ from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.errors import CtxextError
 from ctxext.files import Progress
-from ctxext.loading import choose_device, choose_dtype, quiet_transformers
+from ctxext.loading import choose_device, choose_dtype, quiet_transformers, settle_dtype
 from ctxext.recipes.base import Method
 from ctxext.recipes.mspoe import MsPoE, ranks_from_scores
 from ctxext.recipes.own_code import runs_only_own_code
@@ -33,7 +33,7 @@ class Calibration:
     Attributes:
         text: A text file, or JSON lines with a field `text`; the package's own prose where None.
         device: Where the model runs: auto, cpu, cuda or mps.
-        dtype: In which number format: auto (as saved), bf16, fp16 or fp32.
+        dtype: In which number format: auto (as saved; on a CPU as `loading.settle_dtype` says), bf16, fp16 or fp32.
     """
 
     text: Path | None = None
@@ -47,6 +47,7 @@ def calibrated(
     calibration: Calibration,
     *,
     replace_scaling: bool = False,
+    allow_shorter: bool = False,
     progress: Progress | None = None,
 ) -> Recipe:
     """The same recipe with the order of heads measured on this model, where a step waits for it. Loads the model.
@@ -61,7 +62,7 @@ def calibrated(
     if per_prompt is None:
         return recipe
     text = read_text(calibration.text)
-    plan = make_plan(source, per_prompt, replace_scaling=replace_scaling)
+    plan = make_plan(source, per_prompt, replace_scaling=replace_scaling, allow_shorter=allow_shorter)
     with tempfile.TemporaryDirectory() as place:
         model, tokenizer = _load(_linked_checkpoint(plan, Path(place)), calibration)
         scores = head_scores(model, tokenizer, text, plan.encoding.trained_length, progress)
@@ -157,7 +158,7 @@ def _load(folder: Path, calibration: Calibration) -> tuple[Any, Any]:
         raise CtxextError(
             f"The model does not load for calibration: {first}", hint="Try --head-order fixed."
         ) from error
-    return model.to(device).eval(), tokenizer
+    return settle_dtype(model, calibration.dtype, device).to(device).eval(), tokenizer
 
 
 def head_scores(
@@ -177,6 +178,7 @@ def head_scores(
     """
     import torch
 
+    stage = f"calibrating the head order ({model.device.type}, {str(model.dtype).removeprefix('torch.')})"
     ids = tokenizer(text, return_tensors="pt", verbose=False)["input_ids"][0]
     length = min(trained_length, _MAX_LENGTH, len(ids) // _NUM_SEQUENCES)
     if length < _MIN_LENGTH:
@@ -189,7 +191,7 @@ def head_scores(
             chunk = ids[number * length : (number + 1) * length][None].to(model.device)
             model.base_model(chunk, use_cache=False)
             if progress is not None:
-                progress("calibrating the head order", number + 1, _NUM_SEQUENCES)
+                progress(stage, number + 1, _NUM_SEQUENCES)
     return {layer: (total / _NUM_SEQUENCES).tolist() for layer, total in totals.items()}
 
 

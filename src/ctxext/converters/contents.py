@@ -2,16 +2,29 @@
 
 import os
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 
 from ctxext.checkpoint import read_json_object
 from ctxext.errors import CtxextError
 from ctxext.files import MANIFEST
 
-_OF_OTHER_RECORDS: Mapping[str, tuple[str, ...]] = {"finetune.json": ("finetune.json", "loss.png", "adapter", "runs")}
-"""Records of folders that are no checkpoint, and what lies beside them."""
+_OF_OTHER_RECORDS: Mapping[str, tuple[str, ...]] = {
+    "finetune.json": (
+        "finetune.json",
+        "loss.png",
+        "steps.jsonl",
+        "adapter/adapter_*",
+        "adapter/README.md",
+        "runs/*",
+        "evaluation/cells*.jsonl",
+        "evaluation/report.*",
+        "evaluation/*.png",
+    )
+}
+"""Records of trainings, and what lies beside them."""
 
-_NOBODYS = (MANIFEST, ".gitattributes", ".cache", "__pycache__")
+_NOBODYS = (MANIFEST, ".gitattributes", ".cache/*", "__pycache__/*")
 """What the Hub's client and Python leave, and the record itself."""
 
 
@@ -23,16 +36,19 @@ def foreign_files(folder: Path) -> list[str]:
         inside = Path(root).relative_to(folder)
         paths = [inside / name for name in names]
         paths += [inside / name for name in folders if (Path(root) / name).is_symlink()]
-        found += [path.as_posix() for path in paths if not _covers(known, path)]
+        found += [name for path in paths if not _covers(known, name := path.as_posix())]
     return sorted(found)
 
 
-def _covers(known: set[str], path: Path) -> bool:
-    return path.as_posix() in known or (bool(known) and path.parts[0] in known)
+def _covers(known: tuple[set[str], set[str]], name: str) -> bool:
+    names, patterns = known
+    return name in names or any(fnmatch(name, pattern) for pattern in patterns)
 
 
-def _recorded(folder: Path) -> set[str]:
-    known: set[str] = set()
+def _recorded(folder: Path) -> tuple[set[str], set[str]]:
+    """What the records in a folder name: files, and patterns of files."""
+    names: set[str] = set()
+    patterns: set[str] = set()
     try:
         manifest = read_json_object(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
     except CtxextError:
@@ -40,9 +56,9 @@ def _recorded(folder: Path) -> set[str]:
     if "ctxext" in manifest:
         for key in ("files", "weights"):
             listed = manifest.get(key)
-            known.update(listed if isinstance(listed, dict) else ())
-        known.update(_NOBODYS)
-    for record, names in _OF_OTHER_RECORDS.items():
+            names.update(listed if isinstance(listed, dict) else ())
+        patterns.update(_NOBODYS)
+    for record, others in _OF_OTHER_RECORDS.items():
         if (folder / record).is_file():
-            known.update((*names, *_NOBODYS))
-    return known
+            patterns.update((*others, *_NOBODYS))
+    return names, patterns

@@ -1,5 +1,6 @@
 """Convert a checkpoint: the calls behind the command and the Python interface."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +11,11 @@ from ctxext.converters.links import check_link
 from ctxext.converters.output_directory import check_out
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.files import Progress
+from ctxext.recipes.code_layout import without_code
 from ctxext.recipes.own_code import runs_only_own_code
-from ctxext.recipes.recipe import Recipe
+from ctxext.recipes.recipe import Recipe, plain_config
+from ctxext.recipes.rotary import model_config
+from ctxext.verify.carried import check_carried
 from ctxext.verify.logits import Verification, compare_logits
 
 
@@ -22,7 +26,8 @@ class Conversion:
     Attributes:
         plan: What was planned.
         written: What was written.
-        verification: What a clean process said of it; None where no code travels or nobody asked.
+        verification: What the checks found: its frequencies, and where code travels its logits in a clean process;
+            None where nobody asked.
     """
 
     plan: Plan
@@ -42,6 +47,8 @@ def convert(
     overwrite: bool = False,
     overwrite_anything: bool = False,
     replace_scaling: bool = False,
+    allow_shorter: bool = False,
+    original_length: int | None = None,
     check: bool = True,
     calibration: Calibration | None = None,
     progress: Progress | None = None,
@@ -59,20 +66,28 @@ def convert(
         overwrite: Replace a folder that this package made.
         overwrite_anything: Replace it whatever lies there.
         replace_scaling: Take an existing schedule away first.
-        check: Load a result that carries code in a clean process and compare its logits.
+        allow_shorter: Accept a result that reads less than the source.
+        original_length: What the source was trained on, in tokens, where its files do not say it.
+        check: Ask the installed transformers whether it rotates as the recipe says, and load a result that carries
+            code in a clean process and compare its logits.
         calibration: How a calibrated head order is measured; the package's own text where None.
         progress: Called with what is being done, how much of it and how much in all.
 
     Raises:
         CtxextError: the source, the recipe or the place is refused; nothing is written then.
     """
-    checkpoint = open_checkpoint(source, revision=revision, token=token)
+    checkpoint = open_checkpoint(source, revision=revision, token=token, original_length=original_length)
     check_link(link)
     check_out(Path(out), checkpoint.folder, overwrite=overwrite, overwrite_anything=overwrite_anything)
     recipe = calibrated(
-        checkpoint, recipe, calibration or Calibration(), replace_scaling=replace_scaling, progress=progress
+        checkpoint,
+        recipe,
+        calibration or Calibration(),
+        replace_scaling=replace_scaling,
+        allow_shorter=allow_shorter,
+        progress=progress,
     )
-    plan = make_plan(checkpoint, recipe, replace_scaling=replace_scaling)
+    plan = make_plan(checkpoint, recipe, replace_scaling=replace_scaling, allow_shorter=allow_shorter)
     return carry_out(
         plan,
         Path(out),
@@ -105,13 +120,17 @@ def carry_out(
         digest: Record the SHA-256 of the weights.
         overwrite: Replace a folder that this package made.
         overwrite_anything: Replace it whatever lies there.
-        check: Load a result that carries code in a clean process and compare its logits.
+        check: Ask the installed transformers whether it rotates as the recipe says, before anything is written, and
+            load a result that carries code in a clean process and compare its logits.
         progress: Called with what is being done, how much of it and how much in all.
 
     Raises:
-        CtxextError: the place is refused, the disk is full, or the result is not what the method says.
+        CtxextError: the installed transformers does not carry the recipe, the place is refused, the disk is full, or
+            the result is not what the method says.
     """
     found: list[Verification] = []
+    if check:
+        found += _frequencies_checked(plan)
 
     def checked(folder: Path) -> None:
         if not check or not plan.recipe.needs_code:
@@ -131,4 +150,11 @@ def carry_out(
         progress=progress,
         before_publishing=checked,
     )
-    return Conversion(plan, written, found[0] if found else None)
+    return Conversion(plan, written, found[-1] if found else None)
+
+
+def _frequencies_checked(plan: Plan) -> list[Verification]:
+    """What the installed transformers makes of the schedule; nothing where the recipe leaves it alone."""
+    plain = plain_config(model_config(json.loads(plan.texts["config.json"])))
+    difference = check_carried(plan.recipe, without_code(plan.source.config), plain, plan.stock)
+    return [] if difference is None else [Verification(of="frequencies", difference=difference)]

@@ -112,7 +112,7 @@ _TABLE: Mapping[str, Mapping[str, _Row]] = {
 }
 _RELATION: Mapping[str, _Row] = {
     "transformers": (EXACT, "trust_remote_code=True", "continuous batching refuses it"),
-    "vLLM": (WRONG, "", "its attention lays sequences end to end, which the code refuses"),
+    "vLLM": (EXACT, _TRUST, "with ctxext installed beside vLLM, whose attention it completes; refused without"),
 }
 _RELATIONS = ("self-extend", "bifocal", "dca", "rerope", "string", "adaptive", "sinks", "window")
 """Methods of `portable/relation.py`, which tests/portable/test_relation*.py run in transformers."""

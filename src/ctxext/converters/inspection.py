@@ -9,6 +9,7 @@ from ctxext.checkpoint import Checkpoint, claimed_lengths
 from ctxext.converters.engines import Serving, serving_of
 from ctxext.errors import CtxextError
 from ctxext.families import Family, family_of, full_attention_layers, read, sliding_layers
+from ctxext.geometry import cache_numbers
 from ctxext.recipes.auto_class import is_causal
 from ctxext.recipes.bounds import bound_of
 from ctxext.recipes.frequencies import inverse_frequencies
@@ -30,7 +31,7 @@ class Inspection:
         unfinished_pairs: Rotated pairs of dimensions that never complete a rotation in the original context length.
         windows: The length that each file claims, by file name.
         attention: Heads, KV heads, full and sliding layers.
-        cache_bytes: Size of one sequence's key-value cache in 16 bits, by length in tokens.
+        cache_bytes: What the keys and values of one sequence take in 16 bits, by length in tokens.
         num_parameters: Counted from the safetensors headers; None where there are none.
         methods: For every method the reason why it does not apply; empty where it does.
         recipe: What ctxext did to it before, as a recipe file says it; None where nothing.
@@ -66,7 +67,8 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     config = checkpoint.config
     family = family_of(config)
     methods = {method.name: method.refusal(config, family) for method in METHODS}
-    model = model_config(config) if is_readable(family) and not family.reason else None
+    can_be_read = is_readable(family) and not family.reason
+    model = model_config(config, checkpoint.original_length) if can_be_read else None
     rotary = model.encoding if model and isinstance(model.encoding, Rotary) else None
     recipe = provenance(config).get("recipe")
     return Inspection(
@@ -77,7 +79,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         unfinished_pairs=_unfinished_pairs(rotary) if rotary else None,
         windows=claimed_lengths(checkpoint, family, model.encoding.context_length if model and not rotary else None),
         attention=_attention(config, family),
-        cache_bytes={length: _cache_bytes(config, family, length) for length in _CACHE_LENGTHS}
+        cache_bytes={length: _BYTES_PER_NUMBER * cache_numbers(config, family, length) for length in _CACHE_LENGTHS}
         if is_causal(config)
         else {},
         num_parameters=checkpoint.num_parameters,
@@ -105,12 +107,3 @@ def _attention(config: dict[str, Any], family: Family) -> dict[str, int | None]:
         "full_attention_layers": len(full_attention_layers(config, family)),
         "sliding_layers": len(sliding_layers(config, family)),
     }
-
-
-def _cache_bytes(config: dict[str, Any], family: Family, length: int) -> int:
-    """Keys and values of one sequence in 16 bits; a sliding layer keeps only its window."""
-    attention = _attention(config, family)
-    per_token = 2 * (attention["key_heads"] or 0) * (attention["head_dim"] or 0) * _BYTES_PER_NUMBER
-    window = read(config, family, "sliding_window") or length
-    full, sliding = attention["full_attention_layers"] or 0, attention["sliding_layers"] or 0
-    return int(per_token * (full * length + sliding * min(length, window)))

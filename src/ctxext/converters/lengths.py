@@ -29,12 +29,12 @@ def length_files(source: Checkpoint, before: Encoding, after: Encoding) -> dict[
     texts: dict[str, str] = {}
     tokenizer = source.read_json("tokenizer_config.json")
     if tokenizer is not None and 0 < (tokenizer.get("model_max_length") or 0) < _UNLIMITED:
-        _set(source, texts, "tokenizer_config.json", "model_max_length", after.context_length)
+        _set(source, texts, "tokenizer_config.json", "model_max_length", after.claimed_length)
     for name, key in _FOLLOWING:
         content = source.read_json(name)
-        if content is not None and content.get(key) == before.context_length:
-            _set(source, texts, name, key, after.context_length)
-    texts.update(_truncation(source, before.context_length, after.context_length))
+        if content is not None and content.get(key) == before.claimed_length:
+            _set(source, texts, name, key, after.claimed_length)
+    texts.update(_truncation(source, before.claimed_length, after.claimed_length))
     return texts
 
 

@@ -5,13 +5,12 @@ import errno
 import os
 import re
 import shutil
-import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from ctxext.converters.contents import foreign_files
 from ctxext.errors import CtxextError
-from ctxext.locks import locked, short_name
+from ctxext.locks import host_name, locked, short_name
 
 _TOLD: Mapping[int, tuple[str, str]] = {
     errno.ENOSPC: (
@@ -54,30 +53,31 @@ def check_out(out: Path, source: Path, *, overwrite: bool, overwrite_anything: b
             place.stat()
         if (out.exists() or out.is_symlink()) and not out.is_dir():
             raise CtxextError(f'OUT "{out}" is a file.', hint="Choose another name.")
-        check_contents(out, overwrite=overwrite, overwrite_anything=overwrite_anything)
+        doomed = doomed_files(out, overwrite_anything=overwrite_anything)
+        check_contents(out, overwrite=overwrite or overwrite_anything, doomed=doomed)
         nearest = next(folder for folder in place.parents if folder.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             raise CtxextError(f'"{nearest}" cannot be written to.', hint="Choose another place for OUT.")
 
 
-def check_contents(out: Path, *, overwrite: bool, overwrite_anything: bool = False, named: Path | None = None) -> None:
+def check_contents(out: Path, *, overwrite: bool, doomed: Collection[str] = (), named: Path | None = None) -> None:
     """Refuse a folder whose files must not be lost.
 
     Args:
         out: Where the files are.
         overwrite: Whether what this package made may go.
-        overwrite_anything: Whether everything may.
+        doomed: Other files that may go too.
         named: What errors call the folder.
 
     Raises:
         CtxextError: there are files that must stay; they are named.
     """
     named = named or out
-    if overwrite_anything or not out.is_dir() or not any(out.iterdir()):
+    if not out.is_dir() or not any(out.iterdir()):
         return
     if not overwrite:
         raise CtxextError(f'OUT "{named}" is not empty.', hint="Choose another folder, or replace it with --overwrite.")
-    foreign = foreign_files(out)
+    foreign = [name for name in foreign_files(out) if name not in doomed]
     if foreign:
         shown = ", ".join(f'"{name}"' for name in foreign[:5]) + (f" and {len(foreign) - 5} more" * (len(foreign) > 5))
         raise CtxextError(
@@ -120,21 +120,17 @@ def staging_directory(out: Path) -> Iterator[Path]:
 
 def beside(out: Path, kind: str) -> Path:
     """The place of a folder that is "new" or "old", named so that another run knows whose it is."""
-    return out.parent / f".{short_name(out.name)}.ctxext-{kind}-{_host()}-{os.getpid()}"
+    return out.parent / f".{short_name(out.name)}.ctxext-{kind}-{host_name()}-{os.getpid()}"
 
 
-def _host() -> str:
-    return re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname())[:40] or "host"
-
-
-def give_name(work: Path, out: Path, *, overwrite: bool = True, overwrite_anything: bool = False) -> None:
+def give_name(work: Path, out: Path, *, overwrite: bool = True, doomed: Collection[str] = ()) -> None:
     """Give the finished folder its name; an old one steps aside first and is deleted last.
 
     Args:
         work: The finished folder.
         out: Its name to be.
         overwrite: Whether what this package made may go.
-        overwrite_anything: Whether everything may.
+        doomed: Other files that may go too: what `doomed_files` found when the run began.
 
     Raises:
         CtxextError: OUT was filled meanwhile with what must stay. The finished folder is beside it, and named.
@@ -144,7 +140,7 @@ def give_name(work: Path, out: Path, *, overwrite: bool = True, overwrite_anythi
         if out.is_dir() and any(out.iterdir()):
             # Looked through again once it has moved, so that nothing can be added behind the look.
             out.rename(aside)
-            check_contents(aside, overwrite=overwrite, overwrite_anything=overwrite_anything, named=out)
+            check_contents(aside, overwrite=overwrite, doomed=doomed, named=out)
         work.rename(out)
     except (OSError, CtxextError) as error:
         if aside.exists():
@@ -168,6 +164,19 @@ def _numbered(out: Path) -> Iterator[Path]:
         number += 1
 
 
+def doomed_files(out: Path, *, overwrite_anything: bool) -> Collection[str]:
+    """The files of strangers that may go: those that lie in OUT now, where that was said; what comes later stays."""
+    return foreign_files(out) if overwrite_anything else ()
+
+
+def discard(folder: Path) -> None:
+    """Delete a folder so that it is there whole or not at all; what a kill leaves of it, the next run clears."""
+    leftover = beside(folder, "new")
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(leftover)
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
 def recover(out: Path) -> None:
     """Clear what killed runs of this machine left beside OUT, and put back an OUT caught between two renames."""
     pattern = re.compile(rf"\.{re.escape(short_name(out.name))}\.ctxext-(new|old)-(?:(\w+)-)?(\d+)")
@@ -175,7 +184,7 @@ def recover(out: Path) -> None:
         return
     for folder in sorted(out.parent.iterdir()):
         match = pattern.fullmatch(folder.name)
-        if not match or match[2] not in (None, _host()) or is_running(int(match[3])):
+        if not match or match[2] not in (None, host_name()) or is_running(int(match[3])):
             continue
         if match[1] == "old" and not out.exists():
             folder.rename(out)

@@ -16,10 +16,11 @@ from ctxext.errors import CtxextError
 from ctxext.families import Family, text_config
 from ctxext.files import MANIFEST, as_json
 from ctxext.recipes.encoding import Encoding
+from ctxext.recipes.length import format_length
 from ctxext.recipes.new_tensor import NewTensor
 from ctxext.recipes.own_code import CODE_FILES
 from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict
-from ctxext.recipes.rotary import ModelConfig, model_config, native_type, provenance
+from ctxext.recipes.rotary import ModelConfig, Rotary, model_config, native_type, provenance
 from ctxext.version import __version__
 
 _REPLACED = ("config.json", "README.md", MANIFEST)
@@ -74,38 +75,57 @@ class Plan:
         """The encoding of the result."""
         return self.model.encoding
 
+    @property
+    def rotary(self) -> Rotary:
+        """The same where it is rotary."""
+        return self.model.rotary
 
-def make_plan(source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = False) -> Plan:
+
+def make_plan(
+    source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = False, allow_shorter: bool = False
+) -> Plan:
     """Work out a conversion.
 
     Args:
         source: The checkpoint to convert; its weights are checked by header only.
         recipe: What to apply.
         replace_scaling: Take an existing schedule away first.
+        allow_shorter: Accept a result that reads less than the source.
 
     Raises:
-        CtxextError: the checkpoint is broken, cannot carry the recipe, or is already extended.
+        CtxextError: the checkpoint is broken, cannot carry the recipe, is already extended, or would read less.
     """
-    before = model_config(source.config)
-    model = before
+    before = model_config(source.config, source.original_length)
+    own, model, kept, is_replaced = before, before, dict[str, Any](), False
     if before.code or (before.encoding.is_scaled and recipe.replaces_encoding):
         if not replace_scaling:
             raise already_extended(source, before.encoding)
         _check_undoable(source)
-        model = plain_config(before)
+        is_replaced = True
+        own = model = plain_config(before)
+        if model.encoding.is_scaled and recipe.replaces_encoding:
+            model = plain_config(model)  # Below our own code the source had a schedule of its own.
+        _check_original(source, before.encoding, model.encoding)
+        recipe, kept = recipe.taking_over(before)
     recipe = recipe.resolved(model)
     source.check_weights()
     edited = recipe.edit(model)
     rewritten = recipe.new_tensors(source, model)
     left_out = _stale(source) if recipe.rewrites_weights else ()
-    config = {**edited.config, "ctxext": _provenance(source, recipe, model.encoding)}
+    # What ctxext put there may be taken back; what the model came with may not be lost in silence.
+    came_with = own if provenance(source.config).get("recipe") else before
+    if not allow_shorter:
+        _check_reach(source, came_with.encoding, edited.encoding)
+    config = {**edited.config, "ctxext": _provenance(source, recipe, model.encoding, edited.encoding)}
     texts = {"config.json": as_json(config), **length_files(source, before.encoding, edited.encoding)}
     texts.update(recipe.code_files(model.config))
     texts.update(index_files(source, rewritten))
     gone = {*texts, *_REPLACED, *(CODE_FILES if before.code else ()), *left_out}
-    kept = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
+    kept_files = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
     serving = serving_of(edited)
     cautions = cautions_of(source, recipe, edited)
+    if is_replaced:
+        cautions = (_loss(source, before.encoding, edited.encoding, kept), *cautions)
     if left_out:
         cautions += (f"left out, as they hold the old table: {', '.join(left_out)}.",)
     texts["README.md"] = render_card(source, recipe, edited, serving, cautions, rewritten)
@@ -116,7 +136,7 @@ def make_plan(source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = Fal
         texts=texts,
         weights=tuple(path for path in _weights(source) if path.as_posix() not in left_out),
         rewritten=rewritten,
-        others=tuple(kept),
+        others=tuple(kept_files),
         changes=tuple(_changes(source, edited.family, texts)),
         serving=serving,
         cautions=cautions,
@@ -150,29 +170,71 @@ def _check_undoable(source: Checkpoint) -> None:
 
 
 def already_extended(source: Checkpoint, encoding: Encoding) -> CtxextError:
-    """The refusal to scale twice (docs/traps.md, trap 10)."""
+    """The refusal to scale twice (docs/traps.md, trap 10), which says what there is to lose."""
     noted = provenance(source.config)
     steps = (noted.get("recipe") or {}).get("steps", [])
-    how = ", ".join(describe_step(step) for step in steps)
-    if not how:
-        factor = encoding.numbers.get("factor")
-        how = encoding.carrier + (f" ×{factor:g}" if isinstance(factor, int | float) else "")
-    origin = noted.get("source")
-    replace = "replace the schedule with --replace-scaling."
-    hint = f'Start from its source "{origin}", or {replace}' if origin else replace.capitalize()
+    if steps:
+        origin = noted.get("source")
+        replace = "replace the schedule with --replace-scaling."
+        return CtxextError(
+            f'"{source.name}" is already extended: {", ".join(map(describe_step, steps))} from '
+            f"{encoding.trained_length} tokens.",
+            hint=f'Start from its source "{origin}", or {replace}' if origin else replace.capitalize(),
+        )
+    start = "what it was before" if encoding.lacks_original else f"{encoding.trained_length} tokens"
     return CtxextError(
-        f'"{source.name}" is already extended: {how} from {encoding.trained_length} tokens.',
-        hint=hint,
+        f'"{source.name}" reads {encoding.usable_length} tokens by a schedule of its own: {encoding.schedule_summary}.',
+        hint=f"mspoe, self-extend, dca, adaptive … stand on it. --replace-scaling takes it away, and what the weights "
+        f"learned with it, and starts again from {start}.",
     )
 
 
-def _provenance(source: Checkpoint, recipe: Recipe, plain: Encoding) -> dict[str, Any]:
+def _check_original(source: Checkpoint, before: Encoding, plain: Encoding) -> None:
+    """Refuse to start again from a length that nothing says.
+
+    Raises:
+        CtxextError: a linear schedule has a factor, and neither its file nor the table of known models a length.
+    """
+    if before.lacks_original and not plain.is_scaled:
+        guess = round(before.claimed_length / float(before.numbers.get("factor") or 1))
+        raise CtxextError(
+            f'"{source.name}" was stretched by {before.numbers.get("factor"):g} and does not say from which length.',
+            hint=f"Say what it was trained on first, for example --original-length {guess}.",
+        )
+
+
+def _check_reach(source: Checkpoint, before: Encoding, after: Encoding) -> None:
+    """Refuse to shorten a model in silence.
+
+    Raises:
+        CtxextError: the result reads less than the source.
+    """
+    if after.usable_length >= before.usable_length:
+        return
+    claims = "declares" if before.declared_length else "reads"
+    raise CtxextError(
+        f'"{source.name}" {claims} {before.usable_length} tokens, and this would leave {after.usable_length}: factors '
+        f"count from its original {after.trained_length}.",
+        hint=f"Ask for --target-length {format_length(before.usable_length)} or more, or add --allow-shorter.",
+    )
+
+
+def _loss(source: Checkpoint, before: Encoding, after: Encoding, kept: Mapping[str, Any]) -> str:
+    """What --replace-scaling took away, by how much, and what it left."""
+    noted = (provenance(source.config).get("recipe") or {}).get("steps", [])
+    what = ", ".join(map(describe_step, noted)) or f"{before.schedule_summary}, with which the weights were trained"
+    left = f"; kept of it: {', '.join(f'{name} {value}' for name, value in kept.items())}" if kept else ""
+    return f"--replace-scaling took away {what}: from {before.usable_length} tokens to {after.usable_length}{left}."
+
+
+def _provenance(source: Checkpoint, recipe: Recipe, plain: Encoding, edited: Encoding) -> dict[str, Any]:
     """What config.json says of the conversion; a published file names no folder of its maker's machine."""
     return {
         "version": __version__,
         "source": source.public_name,
         "revision": source.revision,
         **plain.noted(),
+        **({"declared_length": edited.declared_length} if edited.declared_length else {}),
         "recipe": recipe.to_dict(),
     }
 

@@ -83,14 +83,20 @@ class CheckpointInfo:
 
 
 def open_infos(
-    sources: Sequence[str], *, revision: str | None = None, token: str | None = None
+    sources: Sequence[str],
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    original_length: int | None = None,
 ) -> list[CheckpointInfo]:
     """Open the checkpoints and give each a name of its own.
 
     Raises:
         CtxextError: one is not there, has no tokenizer, or is named twice.
     """
-    found = [open_checkpoint(source, revision=revision, token=token) for source in sources]
+    found = [
+        open_checkpoint(source, revision=revision, token=token, original_length=original_length) for source in sources
+    ]
     short = [checkpoint.public_name for checkpoint in found]
     names = [name if short.count(name) == 1 else checkpoint.name for name, checkpoint in zip(short, found, strict=True)]
     for name in names:
@@ -125,7 +131,7 @@ def _lengths(checkpoint: Checkpoint) -> tuple[int | None, int | None, bool]:
             hint="eval measures models that write on from a prompt.",
         )
     if is_readable(family):
-        encoding = model_config(config).encoding
+        encoding = model_config(config, checkpoint.original_length).encoding
         return encoding.trained_length, encoding.usable_length, family.positions == "learned"
     found = next((int(config[key]) for key in _LENGTH_KEYS if config.get(key)), None)
     return found, found, family.positions == "learned"

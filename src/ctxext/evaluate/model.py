@@ -1,11 +1,13 @@
 """Loading a checkpoint to evaluate it: device, number format, attention, and whose code may run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ctxext.data.encoding import Encoder
+from ctxext.engine import ENGINE_NAMES
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.scoring.prefix_cache import is_static, sharing_works
@@ -26,6 +28,8 @@ class Loading:
         trust_remote_code: Run a checkpoint's own code even where this package did not write it.
         revision: A branch, tag or commit on the Hub, for every model.
         token: A Hub token.
+        engine: What runs the models: "transformers", or "vllm", which only writes answers.
+        engine_arguments: More arguments of that engine.
     """
 
     device: str = "auto"
@@ -35,10 +39,16 @@ class Loading:
     trust_remote_code: bool = False
     revision: str | None = None
     token: str | None = field(default=None, repr=False)
+    engine: str = "transformers"
+    engine_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", *DTYPES):
             raise CtxextError(f'"{self.dtype}" is not a dtype.', hint=f"Choose auto, {', '.join(DTYPES)}.")
+        if self.engine not in ENGINE_NAMES:
+            raise CtxextError(f'There is no engine "{self.engine}".', hint=f"Choose {' or '.join(ENGINE_NAMES)}.")
+        if self.engine_arguments and self.engine == "transformers":
+            raise CtxextError("--engine-args are those of an engine.", hint="Name it with --engine vllm.")
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,9 @@ class LoadedModel:
             "attention": str(getattr(self.model.config, "_attn_implementation", None)),
             "chat_template": "yes" if self.encoder.uses_chat else "no",
         }
+
+    def close(self) -> None:
+        """Give back what it holds besides memory: nothing."""
 
 
 def make_ready(name: str, model: Any, tokenizer: Any, *, chat_template: bool = True) -> LoadedModel:

@@ -53,12 +53,15 @@ class ModelPlan:
     def make_work(self, loaded: "LoadedModel", settings: Settings) -> "Iterator[Work]":
         """Everything in the order it is run, in batches that fit into memory."""
         from ctxext.evaluate.scoring.batch_size import rows_that_fit
+        from ctxext.evaluate.served import ServedModel, questions_per_call
         from ctxext.evaluate.tasks.retrieval import RetrievalWork, num_questions
 
         for task in self.tasks:
             for length in self.lengths:
-                size = settings.batch_size or rows_that_fit(loaded.model, length)
-                count = num_questions(task, settings)
+                count, depths = num_questions(task, settings), len(settings.depths) if task.has_depths else 1
+                served = isinstance(loaded, ServedModel)
+                fitting = questions_per_call(length, depths) if served else rows_that_fit(loaded.model, length)
+                size = settings.batch_size or fitting
                 size = min(size, -(-count // processes.num_processes()))
                 for first in range(0, count, size):
                     samples = tuple(range(first, min(first + size, count)))
@@ -74,9 +77,10 @@ def plan_questions(models: Sequence[str], settings: Settings, loading: "Loading"
     """
     from ctxext.data.encoding import Encoder
     from ctxext.evaluate.model import load_tokenizer
+    from ctxext.evaluate.served import check_served
     from ctxext.evaluate.tasks.retrieval import check_fits
 
-    infos = open_infos(models, revision=loading.revision, token=loading.token)
+    infos = open_infos(models, revision=loading.revision, token=loading.token, original_length=settings.original_length)
     known = [length for info in infos for length in (info.trained_length, info.context_length)]
     tasks = tuple(settings.retrieval_tasks())
     lengths = {}
@@ -84,6 +88,8 @@ def plan_questions(models: Sequence[str], settings: Settings, loading: "Loading"
         own = known if settings.allow_beyond else [info.trained_length, info.context_length]
         lengths[info.name] = lengths_of(settings, own)
         check_context_length(info, lengths[info.name], allow_beyond=settings.allow_beyond)
+        if loading.engine == "vllm":
+            check_served(info, lengths[info.name])
     longest = max(max(own) for own in lengths.values())
     plans = []
     for info in infos:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ctxext.engine import vllm_version
 from ctxext.errors import CtxextError
 from ctxext.evaluate import processes
 from ctxext.evaluate.meter import Meter
@@ -56,6 +57,11 @@ def evaluate(
     settings, loading = settings or Settings(), loading or Loading()
     if out is None and processes.num_processes() > 1:
         raise CtxextError("Several processes need a folder to meet in.", hint="Add --out report.")
+    if loading.engine == "vllm":
+        from ctxext.evaluate.served import check_tasks
+
+        check_tasks(settings.tasks, settings.harness, loading, processes.num_processes())
+        settings = dataclasses.replace(settings, generate=True)
     check_harness(settings.harness)
     plans = plan_questions(models, settings, loading)
     check_harness(settings.harness, sorted({length for plan in plans for length in plan.lengths}))
@@ -106,21 +112,20 @@ def _evaluate(
 
 
 def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") -> dict[str, Any]:
-    options = {key: value for key, value in dataclasses.asdict(loading).items() if key != "token"}
+    hidden = ("token", *(("engine", "engine_arguments") if loading.engine == "transformers" else ()))
+    options = {key: value for key, value in dataclasses.asdict(loading).items() if key not in hidden}
     if loading.dtype == "auto" and choose_device(loading.device).type == "cpu":
         options["dtype_of_bf16_weights"] = str(fast_cpu_dtype()).removeprefix("torch.")
     return {
         "settings": settings.to_dict(),
         "loading": options,
         "models": [{**entry.info.facts(), "lengths": list(entry.lengths)} for entry in plans],
-        "versions": versions(),
+        "versions": versions() if loading.engine == "transformers" else {**versions(), "vllm": vllm_version()},
     }
 
 
 def _ask(entry: ModelPlan, settings: Settings, loading: "Loading", log: ResultsLog, meter: Meter) -> None:
     """Run what one model still owes, as far as it falls to this process."""
-    from ctxext.evaluate.model import load_model
-
     name = entry.info.name
     done = log.done(name)
     owes_harness = bool(settings.harness and entry.lengths) and processes.rank() == 0
@@ -128,7 +133,32 @@ def _ask(entry: ModelPlan, settings: Settings, loading: "Loading", log: ResultsL
     if len(done) >= entry.num_samples and not owes_harness:
         meter.skip_plan(entry)
         return
-    loaded = load_model(entry.info, loading)
+    loaded = _load(entry, loading)
+    try:
+        _ask_loaded(entry, loaded, settings, log, meter)
+        if owes_harness:
+            from ctxext.evaluate.tasks.harness import run_harness
+
+            found = run_harness(loaded, settings.harness, entry.lengths, settings.samples)
+            log.append({"model": name, "harness": found})
+    finally:
+        loaded.close()
+
+
+def _load(entry: ModelPlan, loading: "Loading") -> "LoadedModel":
+    if loading.engine == "vllm":
+        from ctxext.evaluate.served import load_served
+
+        return load_served(entry.info, loading, entry.lengths)
+    from ctxext.evaluate.model import load_model
+
+    return load_model(entry.info, loading)
+
+
+def _ask_loaded(entry: ModelPlan, loaded: "LoadedModel", settings: Settings, log: ResultsLog, meter: Meter) -> None:
+    """Run what falls to this process; `log` knows what was run before."""
+    name = entry.info.name
+    done = log.done(name)
     log.append({"model": name, "facts": loaded.facts()})
     meter.begin()
     for number, work in enumerate(entry.make_work(loaded, settings)):
@@ -136,10 +166,6 @@ def _ask(entry: ModelPlan, settings: Settings, loading: "Loading", log: ResultsL
             _run(loaded, work, done, log, meter)
         else:
             meter.skip(name, [key.length for key in work.keys], f"{name} {work.label}")
-    if owes_harness:
-        from ctxext.evaluate.tasks.harness import run_harness
-
-        log.append({"model": name, "harness": run_harness(loaded, settings.harness, entry.lengths, settings.samples)})
 
 
 def _run(loaded: "LoadedModel", work: "Work", done: set[Any], log: ResultsLog, meter: Meter) -> None:

@@ -36,6 +36,7 @@ class Settings:
         allow_beyond: Ask for lengths beyond a model's context length too.
         batch_size: Prompts that run at once; by default as many as fit into memory.
         harness: Tasks of lm-evaluation-harness.
+        original_length: What the models were trained on, in tokens, where their files do not say it.
     """
 
     tasks: tuple[str, ...] = ("needle", "short")
@@ -53,6 +54,7 @@ class Settings:
     allow_beyond: bool = False
     batch_size: int | None = None
     harness: tuple[str, ...] = ()
+    original_length: int | None = None
 
     def __post_init__(self) -> None:
         for task in self.tasks:

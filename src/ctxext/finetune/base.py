@@ -32,7 +32,14 @@ class Base:
         return runs_only_own_code(self.checkpoint)
 
 
-def open_base(source: str, length: int | None, *, revision: str | None = None, token: str | None = None) -> Base:
+def open_base(
+    source: str,
+    length: int | None,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    original_length: int | None = None,
+) -> Base:
     """Find the checkpoint and check that it can be trained at a length.
 
     Args:
@@ -40,12 +47,13 @@ def open_base(source: str, length: int | None, *, revision: str | None = None, t
         length: The context length to train for, in tokens; None for the base's context length.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token.
+        original_length: What it was trained on before it was extended, in tokens, where its files do not say it.
 
     Raises:
         CtxextError: it is not there, was never extended, or its context length is shorter.
     """
-    checkpoint = open_checkpoint(source, revision=revision, token=token)
-    base = Base(checkpoint, model_config(checkpoint.config))
+    checkpoint = open_checkpoint(source, revision=revision, token=token, original_length=original_length)
+    base = Base(checkpoint, model_config(checkpoint.config, original_length))
     _check(base, source, length)
     checkpoint.check_weights()
     return base

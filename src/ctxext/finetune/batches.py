@@ -32,8 +32,8 @@ class Sequences(Dataset[Tensors]):
         full, read = options.sequence_length, {}
         for length in sorted(options.sequences_wanted()):
             path = sequence_file(folder, length)
-            # A length for which the data holds nothing is left out of the run.
-            if path.stat().st_size:
+            # A length for which the data holds nothing, or that a run of other steps did not have, is left out.
+            if path.is_file() and path.stat().st_size:
                 read[length] = np.memmap(path, dtype=np.int32, mode="r").reshape(-1, length)
         self.lengths = [
             length if length in read else full for length in map(options.length_of_step, range(options.steps))

@@ -97,7 +97,7 @@ def dry_run(
     """
     from ctxext.finetune.probe import Cost, measure
 
-    base = open_base(model, options.length, revision=revision, token=token)
+    base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
     options = options.settled(window=base.model.rotary.context_length, trained_length=base.model.rotary.trained_length)
     with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as folder:
         ready = prepare(base, Path(folder), read_documents, options, merge=merge, tell=tell)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import SequentialSampler
-from transformers import PrinterCallback, Trainer, TrainingArguments
+from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 from transformers.training_args import OptimizerNames
 from transformers.utils import logging
@@ -19,6 +19,7 @@ from ctxext.checkpoint import read_json_object
 from ctxext.errors import CtxextError
 from ctxext.files import Progress
 from ctxext.finetune.batches import Sequences, stacked
+from ctxext.finetune.evaluation import Evaluations, NeedleProbe, PositionLosses
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.watch import STEPS, LiveLine, StopAfterStep
 
@@ -124,6 +125,7 @@ def train(
     last_save: Path | None,
     *,
     held_out: Sequences | None = None,
+    measures: tuple[PositionLosses, NeedleProbe | None] | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Trainer:
     """Train to the last step, from the beginning or from where a run was saved.
@@ -134,7 +136,8 @@ def train(
         data: The sequences of every step.
         progress: Called with a text, steps done and steps in all.
         last_save: A folder from `newest_save`.
-        held_out: Sequences on which the loss is measured at every save.
+        held_out: Sequences on which the loss is measured.
+        measures: What adds up their loss by position, and what asks for needles.
         tell: Called with what was measured.
 
     Returns:
@@ -144,20 +147,31 @@ def train(
     if options.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if held_out is not None:
-        arguments.eval_strategy, arguments.eval_steps = IntervalStrategy.STEPS, options.save_every
+        arguments.eval_strategy = IntervalStrategy.STEPS
+        arguments.eval_steps = options.eval_every or options.save_every
+        if options.keeps_best:
+            arguments.load_best_model_at_end = True
+            arguments.metric_for_best_model, arguments.greater_is_better = "eval_loss", False
         arguments.per_device_eval_batch_size, arguments.prediction_loss_only = 1, True
     trainer = OrderedTrainer(
         model=model, args=arguments, train_dataset=data, eval_dataset=held_out, data_collator=stacked
     )
     trainer.remove_callback(PrinterCallback)
     steps_file = Path(arguments.output_dir) / STEPS
-    trainer.add_callback(LiveLine(progress, options.batch_size * options.sequence_length, steps_file, tell))
+    trainer.add_callback(LiveLine(progress, options.batch_size * options.sequence_length, steps_file))
+    if held_out is not None and measures is not None:
+        trainer.add_callback(Evaluations(*measures, steps_file, tell))
+    if options.patience:
+        trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=options.patience))
     stop = StopAfterStep()
     trainer.add_callback(stop)
     with stop:
         trainer.train(resume_from_checkpoint=str(last_save) if last_save else None)
     if stop.is_asked and trainer.state.global_step < trainer.state.max_steps:
         raise KeyboardInterrupt
+    best = trainer.state.best_model_checkpoint
+    if options.keeps_best and best and tell is not None:
+        tell(f"kept step {Path(best).name.rsplit('-', 1)[1]}, the best: {trainer.state.best_metric:.3f}")
     return trainer
 
 

@@ -9,7 +9,7 @@ once, while its logits are there; otherwise each piece is checkpointed.
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -25,7 +25,19 @@ _PROBE_LENGTH, _PROBE_PIECE = 16, 5
 _TOLERANCE = 0.02
 
 
-def use_chunked_loss(model: Any, piece: int | None = None, source: Source | None = None) -> None:
+class Parts(Protocol):
+    """What adds up the loss of each part of the positions."""
+
+    sums: torch.Tensor
+
+    def add(self, part: int, total: torch.Tensor, count: int) -> None:
+        """The summed loss of so many tokens that lie in a part."""
+        ...
+
+
+def use_chunked_loss(
+    model: Any, piece: int | None = None, source: Source | None = None, by_position: Parts | None = None
+) -> Any:
     """Replace a causal language model's forward by one that returns the loss alone, computed piece by piece.
 
     It stays inside the model's call, so that whatever wraps the model (data parallel, FSDP, autocast) works unchanged.
@@ -35,6 +47,10 @@ def use_chunked_loss(model: Any, piece: int | None = None, source: Source | None
         piece: Learned positions at once, over all rows; by default as many as make 24 MiB of float32 logits, or 256
             MiB on an accelerator.
         source: A model to stay close to where it knows the positions.
+        by_position: Told, while the model is not in training, how much of the loss lies in each part of the sequences.
+
+    Returns:
+        The model's own forward.
 
     Raises:
         CtxextError: the model's forward cannot be taken apart like this.
@@ -74,12 +90,22 @@ def use_chunked_loss(model: Any, piece: int | None = None, source: Source | None
                     )
             return total
 
-        # Only positions that are learned need logits; in a row, as the head sees each by itself.
+        def told(chosen: torch.Tensor) -> torch.Tensor:
+            # Only positions that are learned need logits; in a row, as the head sees each by itself.
+            wanted = targets[chosen]
+            hidden, ids = output.last_hidden_state[chosen][None], input_ids[chosen][None]
+            return summed(hidden, ids, lambda rows: NextToken(wanted[rows]))
+
         kept = targets != IGNORED
-        wanted = targets[kept]
-        total = summed(
-            output.last_hidden_state[kept][None], input_ids[kept][None], lambda rows: NextToken(wanted[rows])
-        )
+        if by_position is None or model.training:
+            total = told(kept)
+        else:
+            place = torch.arange(kept.shape[1], device=kept.device) * by_position.sums.shape[1] // kept.shape[1]
+            total = torch.zeros((), device=kept.device)
+            for part in range(by_position.sums.shape[1]):
+                own_total = told(kept & (place == part))
+                by_position.add(part, own_total, int((kept & (place == part)).sum()))
+                total = total + own_total
         count = kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         loss = total / torch.as_tensor(count, device=total.device)
         if source is not None and model.training and source.knows(given["position_ids"]):
@@ -93,6 +119,7 @@ def use_chunked_loss(model: Any, piece: int | None = None, source: Source | None
         return CausalLMOutputWithPast(loss=loss)
 
     model.forward = forward
+    return own
 
 
 def positions_at_once(model: Any, device: torch.device, piece: int | None) -> int:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint, read_json_object
-from ctxext.converters.output_directory import check_out, full_disk_told, give_name, staging_directory
+from ctxext.converters.output_directory import check_out, doomed_files, full_disk_told, give_name, staging_directory
 from ctxext.errors import CtxextError
 from ctxext.families import family_of, text_config
 from ctxext.files import MANIFEST, Progress, as_json
-from ctxext.finetune.card import render_card
+from ctxext.finetune.card import adapter_card, render_card
 from ctxext.finetune.rewrite import rewrite, stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, Changes, stored_name
 from ctxext.recipes.rotary import provenance
@@ -46,6 +46,7 @@ def merge(
     revision: str | None = None,
     token: str | None = None,
     overwrite: bool = False,
+    overwrite_anything: bool = False,
     progress: Progress | None = None,
 ) -> Merged:
     """Merge a LoRA adapter into the checkpoint it was trained on.
@@ -56,24 +57,27 @@ def merge(
         out: The folder to make.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token.
-        overwrite: Replace a folder that is there.
+        overwrite: Replace a folder that this package made.
+        overwrite_anything: Replace it whatever lies there.
         progress: Called with a text, bytes done and bytes in all.
 
     Raises:
         CtxextError: the adapter does not fit the model, or the place is refused; nothing is written then.
     """
     checkpoint = open_checkpoint(model, revision=revision, token=token)
-    check_out(out, checkpoint.folder, overwrite=overwrite)
-    check_out(out, adapter, overwrite=overwrite)
+    may_go = {"overwrite": overwrite, "overwrite_anything": overwrite_anything}
+    check_out(out, checkpoint.folder, **may_go)
+    check_out(out, adapter, **may_go)
     checkpoint.check_weights()
     shapes = stored_shapes(checkpoint)
     changes = AdapterChanges(adapter, shapes, tied=tied_embeddings(checkpoint))
     out = out.resolve()
     with full_disk_told(out), staging_directory(out) as work:
-        check_out(out, checkpoint.folder, overwrite=overwrite)  # Another run may have finished meanwhile.
+        check_out(out, checkpoint.folder, **may_go)  # Another run may have finished meanwhile.
+        doomed = doomed_files(out, overwrite_anything=overwrite_anything)
         shutil.copytree(adapter, work / ADAPTER)
         write_merged(checkpoint, changes, work, notes={"adapter": adapter.resolve().name}, progress=progress)
-        give_name(work, out, overwrite=overwrite)
+        give_name(work, out, overwrite=overwrite or overwrite_anything, doomed=doomed)
     return Merged(out, len(changes.names), len(shapes))
 
 
@@ -197,9 +201,4 @@ def save_adapter(saved: Path, folder: Path, checkpoint: Checkpoint) -> None:
     config = json.loads((saved / "adapter_config.json").read_text(encoding="utf-8"))
     named = {**config, "base_model_name_or_path": checkpoint.public_name, "revision": checkpoint.revision}
     (folder / "adapter_config.json").write_text(as_json(named), encoding="utf-8")
-    (folder / "README.md").write_text(
-        f"---\nlibrary_name: peft\ntags: [lora, ctxext]\n---\n\nA LoRA adapter of `{checkpoint.public_name}`. It does "
-        "not carry the change of the rotary embedding:\nload it on that very checkpoint, or merge the two with "
-        "`ctxext merge`.\n",
-        encoding="utf-8",
-    )
+    (folder / "README.md").write_text(adapter_card(checkpoint), encoding="utf-8")

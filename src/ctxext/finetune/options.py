@@ -20,11 +20,14 @@ _CHOICES = {
 }
 _AT_LEAST_ONE = (
     *("rank", "steps", "batch_size", "micro_batch", "save_every", "length", "start_length", "window", "group"),
-    *("short_length", "piece", "context_parallel"),
+    *("short_length", "original_length", "piece", "context_parallel", "eval_every", "patience"),
 )
 _SHARES = ("short_share", "warmup", "dropout", "weight_decay", "beta1", "beta2")
 _MANY = 1000
-CHANGEABLE = ("device", "save_every", "report_to")
+CHANGEABLE = (
+    *("device", "save_every", "report_to", "steps", "micro_batch", "checkpointing", "piece", "context_parallel"),
+    *("eval_every", "keep_best", "patience"),
+)
 """What may differ between a run and the one that continues it."""
 
 
@@ -61,6 +64,7 @@ class TrainingOptions:
         pack: "off": a sequence comes from one document; "run-on": documents are joined; "restart": they are joined,
             positions start again with each and attention stays inside it.
         short_share: Share of the steps that train at the short length.
+        original_length: What the base was trained on before it was extended, where its files do not say it.
         short_length: Tokens of their sequences; by default the original context length.
         keep_short: Hold what the model says of sequences inside the trained window close to what its source says
             (arXiv 2502.07365).
@@ -73,6 +77,9 @@ class TrainingOptions:
             accelerator.
         seed: Decides order, initial weights and skips.
         save_every: Steps between two saves.
+        eval_every: Steps between two evaluations, where there is data for them; by default at every save.
+        keep_best: Take the save that was best on the evaluation data.
+        patience: Stop after so many evaluations without a better one, and take the best.
         quantize: "4bit" to keep the frozen weights in 4 bits while training, as QLoRA (arXiv 2305.14314); needs
             bitsandbytes. What is merged are the checkpoint's own weights.
         context_parallel: Accelerators that share one sequence.
@@ -107,6 +114,7 @@ class TrainingOptions:
     full: bool = False
     pack: str = "off"
     short_share: float = 0.2
+    original_length: int | None = None
     short_length: int | None = None
     keep_short: bool = False
     positions: str = "full"
@@ -117,6 +125,9 @@ class TrainingOptions:
     piece: int | None = None
     seed: int = 0
     save_every: int = 50
+    eval_every: int | None = None
+    keep_best: bool = False
+    patience: int | None = None
     quantize: str = "none"
     context_parallel: int = 1
     dtype: str = "auto"
@@ -145,6 +156,11 @@ class TrainingOptions:
         """Refuse choices that contradict each other."""
         if self.batch_size % self.micro_batch:
             raise CtxextError(f"--batch-size {self.batch_size} is no multiple of --micro-batch {self.micro_batch}.")
+        if self.keeps_best and self.save_every % (self.eval_every or self.save_every):
+            raise CtxextError(
+                f"--save-every {self.save_every} is no multiple of --eval-every {self.eval_every}, so that the best "
+                "might not have been saved."
+            )
         if self.full and (self.dora or self.rslora or self.targets):
             raise CtxextError("--full trains every weight; --dora, --rslora and --targets are for LoRA.")
         if self.full and self.quantize != "none":
@@ -192,6 +208,11 @@ class TrainingOptions:
             group=(self.group or max(2, num_tokens // 4)) if self.attention == "shifted" else None,
             checkpointing=num_tokens > 4096 if self.checkpointing is None else self.checkpointing,
         )
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the best save is taken, not the last one."""
+        return self.keep_best or self.patience is not None
 
     @property
     def sequence_length(self) -> int:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctxext.converters.output_directory import full_disk_told
 from ctxext.errors import CtxextError
@@ -15,6 +15,9 @@ from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.rewrite import stored_shapes
 from ctxext.finetune.tensors import stored_name
+
+if TYPE_CHECKING:
+    from ctxext.finetune.evaluation import NeedleProbe, PositionLosses
 
 HELD_OUT, _NUM_HELD_OUT = "held-out", 32
 
@@ -29,6 +32,7 @@ class Prepared:
         options: The options, with the steps that epochs come to.
         report: What was read.
         held_out: What was read to measure the loss on while training.
+        measures: What adds up its loss by position, and what asks for needles.
         num_trained: Parameters that are trained.
         num_parameters: Parameters in all.
     """
@@ -38,6 +42,7 @@ class Prepared:
     options: TrainingOptions
     report: DataReport
     held_out: DataReport | None
+    measures: "tuple[PositionLosses, NeedleProbe | None]"
     num_trained: int
     num_parameters: int
 
@@ -72,6 +77,7 @@ def prepare(
         CtxextError: the model, the data or an option is refused.
     """
     from ctxext.finetune.attention import register_shifted
+    from ctxext.finetune.evaluation import PositionLosses, needle_probe
     from ctxext.finetune.loop import training_arguments, warmup_steps
     from ctxext.finetune.lora import count_parameters, with_adapter
     from ctxext.finetune.loss import use_chunked_loss
@@ -81,7 +87,9 @@ def prepare(
     arguments = training_arguments(options, folder, num_processes)
     attention = register_shifted(options.group) if options.group else None
     model, tokenizer = load_base(base, options, attention)
-    use_chunked_loss(model, options.piece, load_source(base, model, options) if options.keep_short else None)
+    by_position = PositionLosses()
+    source = load_source(base, model, options) if options.keep_short else None
+    own = use_chunked_loss(model, options.piece, source, by_position)
     torch_seed(options.seed)
     trained = model if options.full else with_adapter(model, options)
     counts = count_parameters(trained)
@@ -102,8 +110,11 @@ def prepare(
             tell(line)
     held_out = read_report(folder / HELD_OUT)
     if held_out is not None and tell is not None:
-        tell(f"evaluated on {held_out.num_sequences:,} sequences every {options.save_every:,} steps")
-    return Prepared(trained, arguments, options, report, held_out, *counts)
+        every = options.eval_every or options.save_every
+        tell(f"evaluated on {held_out.num_sequences:,} sequences every {every:,} steps")
+    assert options.length is not None, "the options are settled"
+    needle = needle_probe(model, own, tokenizer, options.length, options.seed, num_processes) if held_out else None
+    return Prepared(trained, arguments, options, report, held_out, (by_position, needle), *counts)
 
 
 def torch_seed(seed: int) -> None:

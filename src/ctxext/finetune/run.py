@@ -1,18 +1,28 @@
 """A fine-tune from beginning to end: check everything, read the data, train, merge."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ctxext.checkpoint import read_json_object
-from ctxext.converters.output_directory import check_out, full_disk_told, give_name, recover, staging_directory
+from ctxext.converters.output_directory import (
+    beside,
+    check_out,
+    discard,
+    doomed_files,
+    full_disk_told,
+    give_name,
+    recover,
+    staging_directory,
+)
 from ctxext.errors import CtxextError
 from ctxext.files import Progress, as_json
 from ctxext.finetune.base import Base, open_base
@@ -23,9 +33,7 @@ from ctxext.finetune.options import CHANGEABLE, TrainingOptions
 from ctxext.finetune.prepare import HELD_OUT, is_first, prepare
 from ctxext.finetune.rewrite import stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, WholeChanges
-
-if TYPE_CHECKING:
-    pass
+from ctxext.locks import locked, short_name
 
 SETTINGS, REPORT, CURVE, FINAL = "settings.json", "finetune.json", "loss.png", "final"
 RUNS = "runs"
@@ -62,7 +70,7 @@ class Finetuned:
 
 def training_folder(out: Path) -> Path:
     """Where a run keeps what it needs to be taken up again; gone once OUT is there."""
-    return out.parent / f"{out.name}.training"
+    return out.parent / f"{short_name(out.name)}.training"
 
 
 def finetune(
@@ -77,6 +85,7 @@ def finetune(
     merge: bool = True,
     resume: bool = False,
     overwrite: bool = False,
+    overwrite_anything: bool = False,
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
     read_held_out: DocumentReader | None = None,
@@ -93,10 +102,11 @@ def finetune(
         token: A Hub token.
         merge: Write a full checkpoint; without, only the adapter.
         resume: Go on with a run that was stopped.
-        overwrite: Replace OUT, and an unfinished run beside it.
+        overwrite: Replace OUT where this package made it, and an unfinished run beside it.
+        overwrite_anything: Replace OUT whatever lies there now; what is put there meanwhile stays.
         progress: Called with what is being done, how much of it and how much in all.
         tell: Called with facts beside the result, one line each.
-        read_held_out: Gives documents on which the loss is measured at every save.
+        read_held_out: Gives documents on which the loss is measured while training.
 
     Returns:
         What was done; None in all processes but the first.
@@ -104,34 +114,53 @@ def finetune(
     Raises:
         CtxextError: the model, the data, an option or the place is refused; nothing is written then.
     """
-    base = open_base(model, options.length, revision=revision, token=token)
+    base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
     options = options.settled(window=base.model.rotary.context_length, trained_length=base.model.rotary.trained_length)
     if options.full and not merge:
         raise CtxextError("--full has no adapter to keep apart.", hint="Leave --no-merge out.")
-    check_out(out, base.checkpoint.folder, overwrite=overwrite)
+    if options.keeps_best and read_held_out is None:
+        raise CtxextError("Which save is best is measured on other data.", hint="Name it with --eval-data.")
+    check_out(out, base.checkpoint.folder, overwrite=overwrite, overwrite_anything=overwrite_anything)
+    overwrite = overwrite or overwrite_anything
     out = out.resolve()
     folder = training_folder(out)
-    if is_first():
-        recover(out)
-        _begin(folder, _settings(base, options, data), resume=resume, overwrite=overwrite)
-    try:
-        with warnings.catch_warnings():
-            # Trainer and peft ask models in ways that transformers itself calls old.
-            warnings.filterwarnings("ignore", category=FutureWarning)
-            readers = (read_documents, read_held_out)
-            done = _train(base, folder, readers, options, merge=merge, resume=resume, progress=progress, tell=tell)
-    except CtxextError:
-        if is_first() and not any(folder.glob("checkpoint-*")):
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    if not is_first():
-        return None
-    result = dataclasses.replace(done, folder=out)
-    with full_disk_told(out), staging_directory(out) as work:
-        _write(base, folder, result, work, merge=merge, data=data, progress=progress)
-        give_name(work, out)
-    shutil.rmtree(folder, ignore_errors=True)
+    with _only_run_in(out):
+        doomed = doomed_files(out, overwrite_anything=overwrite_anything)
+        if is_first():
+            _begin(folder, _settings(base, options, data), resume=resume, overwrite=overwrite)
+        try:
+            with warnings.catch_warnings():
+                # Trainer and peft ask models in ways that transformers itself calls old.
+                warnings.filterwarnings("ignore", category=FutureWarning)
+                readers = (read_documents, read_held_out)
+                done = _train(base, folder, readers, options, merge=merge, resume=resume, progress=progress, tell=tell)
+        except CtxextError:
+            if is_first() and not any(folder.glob("checkpoint-*")):
+                discard(folder)
+            raise
+        if not is_first():
+            return None
+        result = dataclasses.replace(done, folder=out)
+        with full_disk_told(out), staging_directory(out) as work:
+            _write(base, folder, result, work, merge=merge, data=data, progress=progress)
+            give_name(work, out, overwrite=overwrite, doomed=doomed)
+        discard(folder)
     return result
+
+
+@contextlib.contextmanager
+def _only_run_in(out: Path) -> Iterator[None]:
+    """OUT is this run's from the first step to the last; the processes of one run are one."""
+    if not is_first():
+        yield
+        return
+    with full_disk_told(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        with full_disk_told(out):
+            recover(out)
+            recover(training_folder(out))
+        yield
 
 
 def _settings(base: Base, options: TrainingOptions, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,6 +177,8 @@ def _settings(base: Base, options: TrainingOptions, data: Mapping[str, Any]) -> 
 def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
     """Make the training folder, or check that the one that is there belongs to the same run."""
     known = folder / SETTINGS
+    with contextlib.suppress(OSError):
+        folder.rmdir()  # An empty one holds nothing to go on with.
     if not folder.exists():
         if resume:
             raise CtxextError(f'There is no unfinished run at "{folder}".', hint="Leave --resume out to begin one.")
@@ -169,9 +200,13 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
             f'"{folder}" holds an unfinished run.', hint="Go on with --resume, or start again with --overwrite."
         )
     else:
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    known.write_text(as_json(settings), encoding="utf-8")
+        discard(folder)
+    # Made whole and renamed: one without settings would be nobody's.
+    new = beside(folder, "new")
+    with full_disk_told(folder):
+        new.mkdir()
+        (new / SETTINGS).write_text(as_json(settings), encoding="utf-8")
+        new.rename(folder)
 
 
 def _short(value: Any) -> str:
@@ -203,7 +238,16 @@ def _train(
     sequences = Sequences(folder, options)
     started = time.perf_counter()
     held_out = held_out_sequences(folder / HELD_OUT, options, ready.held_out.num_sequences) if ready.held_out else None
-    trainer = train(ready.model, ready.arguments, sequences, progress, last_save, held_out=held_out, tell=tell)
+    trainer = train(
+        ready.model,
+        ready.arguments,
+        sequences,
+        progress,
+        last_save,
+        held_out=held_out,
+        measures=ready.measures,
+        tell=tell,
+    )
     trainer.save_model(str(folder / FINAL))
     losses = tuple((entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)
     seconds = round(time.perf_counter() - started, 2)

@@ -5,7 +5,6 @@ import math
 import resource
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -27,17 +26,9 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         progress: Called with a text, steps done and steps in all.
         tokens_per_step: Tokens of a step over all processes.
         path: A file that gets a line for each step.
-        tell: Called with what an evaluation found.
     """
 
-    def __init__(
-        self,
-        progress: Progress | None,
-        tokens_per_step: int,
-        path: Path,
-        tell: Callable[[str], None] | None = None,
-    ) -> None:
-        self.tell = tell
+    def __init__(self, progress: Progress | None, tokens_per_step: int, path: Path) -> None:
         self.progress, self.tokens_per_step, self.path = progress, tokens_per_step, path
         self.started, self.first_step = 0.0, 0
 
@@ -57,10 +48,6 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         """
         logs = logs or {}
         loss = logs.get("loss")
-        if "eval_loss" in logs and state.is_world_process_zero:
-            self._write({"step": state.global_step, "eval_loss": logs["eval_loss"]})
-            if self.tell is not None:
-                self.tell(f"step {state.global_step}: loss {logs['eval_loss']:.3f} on the evaluation data")
         if loss is None:
             return
         if not math.isfinite(loss):

@@ -70,9 +70,12 @@ def chained(methods, hook, innermost):
 class Part:
     """What a decoder layer of a private copy knows of itself."""
 
-    def __init__(self, methods, attention, original):
+    def __init__(self, methods, attention, original, rotary=None):
         self.methods, self.attention, self.original = methods, attention, original
-        self.layer, self.scaling = getattr(attention, "layer_idx", None), getattr(attention, "scaling", None)
+        self.layer = getattr(attention, "layer_idx", getattr(attention, "block_idx", None))
+        self.scaling = getattr(attention, "scaling", None)
+        self.rotary = rotary  # Where it is the attention's own.
+        self.is_left_to_engine = False  # Whether the attention function itself asks the methods, sequence by sequence.
 
 
 class Call:
@@ -87,11 +90,22 @@ class Call:
         # Some families run one layer at several depths, and say so in these arguments.
         self.layer = inputs.get("layer_idx", part.layer) + inputs.get("cycle_offset", 0)
         self.methods, self.attention, self.original = part.methods, part.attention, part.original
-        self.tables, self.positions, self.memory, self.own = tables, tables.positions, tables.memory, {}
+        self.own = {}
+        if tables is not None:
+            self.see_tables(tables)
         names = ("past_key_values", "past_key_value", "layer_past")
         self.cache = next((inputs[name] for name in names if name in inputs), None)
         self.mask, self.scaling = inputs.get("attention_mask"), part.scaling
+        self.is_left_to_engine = part.is_left_to_engine
         self.kv_heads, self.first_head = None, 0
+
+    def see_tables(self, tables):
+        """Note what the rotary embedding made for this forward."""
+        self.tables, self.positions, self.memory = tables, tables.positions, tables.memory
+
+    def to(self, *args, **kwargs):
+        """Itself: families that rotate by one complex tensor bring it to a device."""
+        return self
 
     @property
     def backend(self):
@@ -156,7 +170,14 @@ def cos_and_sin(frame, turn):
     """The innermost tables of a correction: cos and sin (b, l, c) in the family's own layout."""
     inverse = frame.inverse if turn.frequencies is None else turn.frequencies
     moved = per_column(turn.to) if turn.since is None else per_column(turn.to) - per_column(turn.since)
-    angles = moved * inverse[frame.columns]
+    return waves(frame, moved * inverse[frame.columns])
+
+
+def waves(frame, angles):
+    """Cos and sin of angles as the family computes them: by polar coordinates the last bit is another."""
+    if frame.dtype.is_complex:
+        turn = torch.polar(torch.ones_like(angles), angles) * frame.scaling
+        return turn.real, turn.imag
     return tuple((f(angles) * frame.scaling).to(frame.dtype) for f in (torch.cos, torch.sin))
 
 

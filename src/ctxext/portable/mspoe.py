@@ -9,14 +9,18 @@ r ratios, c columns of cos and sin.
 import math
 
 import torch
+from transformers.utils import logging
 
-from .method import Method, per_column, state_of
+from .method import Method, per_column, state_of, waves
+
+CALIBRATED = "Converted with --head-order calibrated it answers alike however it is run."
 
 
 class MsPoE(Method):
     """Rotates each KV head, and all queries that read it, with that head's ratio."""
 
     name = "mspoe"
+    length = 0  # Of the last call without a cache, to see whether a text grows.
 
     def tables(self, inner, frame, turn):
         """What stands inside, for layers that take no part, and cos and sin of every ratio (r, b, l, 2 c)."""
@@ -26,8 +30,7 @@ class MsPoE(Method):
         if turn.since is not None:
             positions = positions - self.moved(turn.since)
         angles = positions * frequencies[:, None, None]
-        heads = torch.cat([(f(angles) * frame.scaling).to(frame.dtype) for f in (torch.cos, torch.sin)], -1)
-        return inner(frame, turn), heads
+        return inner(frame, turn), torch.cat(waves(frame, angles), -1)
 
     def moved(self, positions):
         """Positions as the ratios see them, (1 or r, b, l, 1 or c): only a stretch of them may be compressed."""
@@ -64,10 +67,26 @@ class MsPoE(Method):
         place = (self.name, call.layer)
         if place not in call.own:
             kept = state_of(call.cache).rows.get(place) if call.cache is not None else None
+            self.mind(call, tensors[0].shape[0], tensors[0].shape[3 if axis == 1 else 1], kept is not None)
             call.own[place] = self.choose(call, tensors, axis) if kept is None else kept
             if call.cache is not None:
                 state_of(call.cache).rows[place] = call.own[place]
         return call.own[place]
+
+    def mind(self, call, batch, length, is_chosen):
+        """Warn once of ways to run it that order the heads by something other than the prompt."""
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or call.layer != self.settings["layers"][0]:
+            return
+        grows, self.length = call.cache is None and length == self.length + 1, 0 if call.cache is not None else length
+        if is_chosen and length > 1:
+            told = "a cache goes on with several tokens, but its first part alone has ordered the heads"
+        elif grows:
+            told = "a text grows without a cache, so every new token orders the heads again"
+        elif batch > 1 and call.mask is None and not is_chosen:
+            told = "a batch has no mask; where its rows are padded, padding orders the heads"
+        else:
+            return
+        logging.get_logger("transformers.ctxext").warning_once(f"Ms-PoE in prompt order: {told}. {CALIBRATED}")
 
     def choose(self, call, tensors, axis):
         """The number of each head's ratio for this prompt, (b, g), by the awareness of its last query."""

@@ -58,7 +58,8 @@ class Relation(Method):
 
     def attend(self, inner, call, query, key, value, mask, **kwargs):
         """The attention (b, l, h, d) of query (b, h, l, d), key and value (b, g, n, d), and weights or None."""
-        call.needs_sequences(self.name)
+        if not call.is_left_to_engine:
+            call.needs_sequences(self.name)
         plan = self.plan(call, query, key, value, mask, kwargs)
         if plan.form == "one":
             query, key, value, mask = self.one(call, plan, query, key, value, mask)
@@ -84,7 +85,7 @@ class Relation(Method):
     def traced_plan(self, call, query, key, mask):
         """A plan without a look at positions: one row takes one call; more rows are made both ways, then chosen."""
         (length, total), m = (query.shape[2], key.shape[2]), call.positions
-        base = first_base(call.backend, length, total, mask)
+        base = first_base(call, length, total, mask)
         read = m, key_positions(m, mask, total, base), self.map.rows(m), self.map.temperature(m), base, 0
         if length == 1 and (not self.map.drops_keys or getattr(mask, "ndim", 0) == 4):
             return Plan("one", *read, 0, Single(0, None, None, ()))
@@ -99,7 +100,7 @@ class Relation(Method):
         (length, total), m = (query.shape[2], key.shape[2]), call.positions
         if int(m.max()) < self.map.first:
             return Plan("inside", *[None] * 8)
-        changed, base = m >= self.map.first, first_base(call.backend, length, total, mask)
+        changed, base = m >= self.map.first, first_base(call, length, total, mask)
         first = int(changed.any(0).long().argmax())
         served = 0 if bool(changed.all()) else int((~changed).any(0).nonzero().amax()) + 1
         served = served_rows(call.backend, served, length, mask)
@@ -259,7 +260,7 @@ def is_tiled(call, query, value, total, kwargs):
     """Whether nothing about a call asks for more than tiles can do."""
     special = any(kwargs.get(name) for name in ("dropout", "softcap", "output_attentions"))
     special = special or kwargs.get("s_aux") is not None or 0 < (kwargs.get("sliding_window") or 0) < total
-    own = call.backend == "sdpa" and query.shape[3] == value.shape[3]
+    own = (call.backend == "sdpa" or call.is_left_to_engine) and query.shape[3] == value.shape[3]
     return own and not special and operator(query.device.type, query.dtype) is not None
 
 

@@ -12,9 +12,10 @@ from transformers.cache_utils import Cache
 from .method import state_of
 
 
-def first_base(backend, length, total, mask):
+def first_base(call, length, total, mask):
     """How many keys come before the first row. Without a mask sdpa counts from the first key, others from the last."""
-    return 0 if mask is None and length > 1 and "flash" not in backend else total - length
+    counts_from_first = mask is None and length > 1 and "flash" not in call.backend and not call.is_left_to_engine
+    return 0 if counts_from_first else total - length
 
 
 def causal(rows, total, base, mask=None, window=0):

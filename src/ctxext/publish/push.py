@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ctxext.errors import CtxextError
 from ctxext.files import Progress
 from ctxext.publish.hub_errors import illegal_name, is_passing, told_in_one_line
-from ctxext.publish.upload_plan import UploadPlan, pack, pack_adapter, seal, stage
+from ctxext.publish.upload_plan import UploadPlan, adapter_in, pack, pack_adapter, seal, stage
 from ctxext.tokens import LOG_IN, hub_token
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class PushOptions:
         create_pr: Open a pull request instead.
         message: The commit's title.
         adapter: Share the LoRA adapter alone.
+        base: The Hub id of the checkpoint that the adapter belongs to; as it says itself where None.
         report: The folder of an evaluation that belongs on the card.
         check: Refuse a checkpoint that is not what was recorded.
     """
@@ -45,6 +46,7 @@ class PushOptions:
     create_pr: bool = False
     message: str = MESSAGE
     adapter: bool = False
+    base: str | None = None
     report: Path | None = None
     check: bool = True
 
@@ -99,10 +101,13 @@ def prepare(
         raise illegal_name(repository)
     if options.create_pr and options.revision not in (None, _DEFAULT_BRANCH):
         raise CtxextError("A pull request is opened against main.", hint="Leave out --revision or --create-pr.")
-    if options.adapter and options.report:
+    is_adapter = options.adapter or (not (folder / "config.json").is_file() and adapter_in(folder) is not None)
+    if options.base and not is_adapter:
+        raise CtxextError("--base is for an adapter alone.", hint="Add --adapter.")
+    if is_adapter and options.report:
         raise CtxextError("An adapter alone has no results of its own.", hint="Leave out --adapter or --report.")
-    if options.adapter:
-        return pack_adapter(folder, repository)
+    if is_adapter:
+        return pack_adapter(folder, repository, options.base)
     return pack(
         folder,
         repository,
@@ -155,6 +160,9 @@ def send(
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     api = HfApi(token=usable_token(token), library_name="ctxext")
+    if plan.base:
+        with told_in_one_line(plan.base):
+            api.model_info(plan.base)
     # Whatever the Hub refuses at once is known before large files are read.
     _patiently(lambda: _open(api, repository, options), tell)
     if not plan.is_adapter:

@@ -86,10 +86,11 @@ def conditions(report: Report, entry: Mapping[str, Any]) -> str:
     """Under which conditions the figures hold."""
     settings, versions = report["settings"], report["versions"]
     answers = "generated" if settings["generate"] else "scored in one forward pass against the right answer"
+    engine = f", run by vLLM {versions['vllm']}" if versions.get("vllm") else ""
     return (
         f"{settings['samples']} samples per cell, seed {settings['seed']}; answers {answers}; computed in "
         f"{entry.get('dtype')} on {entry.get('device')} with {entry.get('attention')} attention, transformers "
-        f"{versions['transformers']}, torch {versions['torch']}. Intervals of shares are Wilson's. "
+        f"{versions['transformers']}, torch {versions['torch']}{engine}. Intervals of shares are Wilson's. "
         f"Measured checkpoint: `{entry['digest'][:12]}`. "
         f"Every figure is in [{FOLDER}/report.json]({FOLDER}/report.json)."
     )

@@ -1,5 +1,6 @@
 """From report.json to what a model card shows: tables with intervals, pictures, and what was not measured."""
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -134,8 +135,11 @@ def _command(report: Report, entry: Mapping[str, Any]) -> str:
         value = settings.get(key, getattr(plain, key))
         if value != getattr(plain, key):
             words += [option, value["name"] if isinstance(value, dict) else str(value)]
-    words += ["--generate"] * bool(settings["generate"]) + ["--allow-beyond"] * bool(settings.get("allow_beyond"))
-    words += ["--harness", ",".join(settings["harness"])] if settings.get("harness") else []
     loading = report.get("loading") or {}
+    words += ["--generate"] * bool(settings["generate"] and not loading.get("engine"))
+    words += ["--allow-beyond"] * bool(settings.get("allow_beyond"))
+    words += ["--harness", ",".join(settings["harness"])] if settings.get("harness") else []
     words += ["--dtype", loading["dtype"]] if loading.get("dtype") not in (None, "auto") else []
+    words += ["--engine", loading["engine"]] if loading.get("engine") else []
+    words += ["--engine-args", json.dumps(loading["engine_arguments"])] if loading.get("engine_arguments") else []
     return shlex.join([*words, "--out", FOLDER])

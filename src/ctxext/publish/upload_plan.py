@@ -22,7 +22,8 @@ from ctxext.verify.run import READING, failures, run_checks
 from ctxext.verify.subject import Subject, training_of
 
 ADAPTER = "adapter"
-_ADAPTER_CONFIG = "adapter_config.json"
+_ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_OF_ADAPTERS = ("lora_", "modules_to_save", "norm", "embed_tokens", "lm_head")
 _OF_THE_DISK = ("stamps", "links")
 
 
@@ -36,6 +37,7 @@ class UploadPlan:
         texts: Content of files that the push writes or changes, by name; the record is not among them.
         warnings: What the user should know.
         is_adapter: Whether it is an adapter alone, whose folder is left as it is.
+        base: The Hub id of the checkpoint that an adapter belongs to.
         known: Digests of weight files that were just found to be right, by name.
     """
 
@@ -44,6 +46,7 @@ class UploadPlan:
     texts: Mapping[str, bytes]
     warnings: tuple[str, ...] = ()
     is_adapter: bool = False
+    base: str | None = None
     known: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -109,33 +112,70 @@ def pack(
     return UploadPlan(folder, names, {**texts, CARD: card.encode()}, tuple(warnings), known=known)
 
 
-def pack_adapter(folder: Path, repository: str) -> UploadPlan:
-    """Work out what a push of the LoRA adapter alone would upload. Writes nothing.
+def pack_adapter(folder: Path, repository: str, base: str | None = None) -> UploadPlan:
+    """Work out what a push of the LoRA adapter alone would upload: its configuration, its weights, a card.
 
     Args:
         folder: A fine-tuned checkpoint with its adapter, or the adapter's own folder.
         repository: The Hub id it will have.
+        base: The Hub id of the checkpoint that it belongs to; as the adapter names it where None.
 
     Raises:
-        CtxextError: there is no adapter.
+        CtxextError: there is no adapter, it holds more than an adapter does, or nobody could find its base.
     """
-    place = next((place for place in (folder / ADAPTER, folder) if (place / _ADAPTER_CONFIG).is_file()), None)
+    place = adapter_in(folder)
     if place is None:
         raise CtxextError(f'"{folder}" has no adapter.', hint="ctxext finetune leaves one in OUT/adapter.")
-    names = tuple(path.name for path in sorted(place.iterdir()) if path.is_file() and not path.name.startswith("."))
+    names = tuple(name for name in (_ADAPTER_CONFIG, _ADAPTER_WEIGHTS, CARD) if (place / name).is_file())
+    if _ADAPTER_WEIGHTS not in names:
+        raise CtxextError(f'"{place}" has no {_ADAPTER_WEIGHTS}.', hint="Save it with peft's save_pretrained.")
+    _check_adapter(place / _ADAPTER_WEIGHTS)
     config = read_json_object(place / _ADAPTER_CONFIG)
-    base = str(config.get("base_model_name_or_path") or "")
-    # A path of this machine helps nobody else.
-    texts = {_ADAPTER_CONFIG: as_json({**config, "base_model_name_or_path": Path(base).name}).encode()}
-    if not Path(base).is_absolute():
-        texts = {}
+    named = str(config.get("base_model_name_or_path") or "")
+    found = base or named
+    if found.count("/") != 1 or Path(found).is_absolute():
+        raise CtxextError(
+            f'The adapter belongs to "{Path(found).name}", which nobody finds on the Hub.',
+            hint=f"Push that checkpoint too, and say where it is: --base USER/{Path(found).name}",
+        )
+    changed = {**config, "base_model_name_or_path": found, "revision": None if base else config.get("revision")}
+    texts = {_ADAPTER_CONFIG: as_json(changed).encode()} if base else {}
     if (folder / MANIFEST).is_file():
         texts[CARD] = render(_facts(_subject(folder), repository, None, is_adapter=True)).encode()
     elif (place / CARD).is_file():
-        texts[CARD] = (place / CARD).read_bytes()
+        texts[CARD] = (
+            (place / CARD).read_text(encoding="utf-8").replace(f'base_model: "{named}"', _base(found)).encode()
+        )
     else:
-        texts[CARD] = f"---\nlibrary_name: peft\ntags: [lora, ctxext]\n---\n\nA LoRA adapter of `{base}`.\n".encode()
-    return UploadPlan(place, names, texts, is_adapter=True)
+        texts[CARD] = f"---\nlibrary_name: peft\ntags: [lora, ctxext]\n{_base(found)}\n---\n".encode()
+    return UploadPlan(place, names, texts, is_adapter=True, base=found)
+
+
+def adapter_in(folder: Path) -> Path | None:
+    """The folder of an adapter: this one, or the one in it; None where there is none."""
+    return next((place for place in (folder / ADAPTER, folder) if (place / _ADAPTER_CONFIG).is_file()), None)
+
+
+def _base(name: str) -> str:
+    return f'base_model: "{name}"'
+
+
+def _check_adapter(weights: Path) -> None:
+    """Refuse weights that are not an adapter's: whole models have been published by mistake.
+
+    Raises:
+        CtxextError: a tensor is of another kind.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(weights, framework="numpy") as file:
+            names = list(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise CtxextError(f'"{weights.name}" cannot be read: {error}.') from error
+    other = next((name for name in names if not any(word in name for word in _OF_ADAPTERS)), None)
+    if other is not None:
+        raise CtxextError(f'"{weights.name}" holds "{other}", which is no part of an adapter.')
 
 
 def _subject(folder: Path, rewritten: str | None = None, progress: Progress | None = None) -> Subject:

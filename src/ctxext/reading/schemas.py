@@ -44,6 +44,7 @@ class Scaling(Schema):
     beta_slow: Positive | None = None
     mscale: Number | None = None
     mscale_all_dim: Number | None = None
+    truncate: bool | None = None
     low_freq_factor: Positive | None = None
     high_freq_factor: Positive | None = None
     short_factor: list[Positive] | None = None
@@ -80,6 +81,7 @@ class Note(Schema):
     trained_length: Length | None = None
     source_theta: Base | None = None
     source_length: Length | None = None
+    declared_length: Length | None = None
     recipe: NotedRecipe | None = None
     finetune: dict[str, Any] | None = None
 

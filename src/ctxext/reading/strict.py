@@ -52,8 +52,7 @@ def parse_json(text: str, name: str) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            keys = [key for key, _ in pairs]
-            double = next(key for key in keys if keys.count(key) > 1)
+            double = _first_double([key for key, _ in pairs])
             raise CtxextError(f'"{name}" has the key "{double}" twice.', hint="Keep one of the two.")
         return found
 
@@ -98,6 +97,12 @@ def parse_yaml(text: str, name: str) -> Any:
     return content
 
 
+def _first_double(keys: Iterable[str]) -> str:
+    """The first key that was there before, in one walk: a stranger's list may be long."""
+    seen: set[str] = set()
+    return next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+
+
 class _DoubleKey(Exception):
     """A mapping names a key twice."""
 
@@ -109,7 +114,7 @@ class _Strict(yaml.SafeLoader):
         """A mapping whose keys are words, each once."""
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if len(set(keys)) < len(keys):
-            raise _DoubleKey(next(key for key in keys if keys.count(key) > 1))
+            raise _DoubleKey(_first_double(keys))
         return super().construct_mapping(node, deep=deep)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.llama3 import Llama3
@@ -29,7 +28,8 @@ class Adaptive(Relation):
     """Use a schedule only as far as each position needs, so that short inputs cost nothing. No training.
 
     Row m reads with the frequencies and the temperature of the smallest factor s of 1, 2, 4 ... that holds m + 1
-    tokens, and rows inside L as they were: what `dynamic` means to do, without disagreeing with its cache.
+    tokens, and rows inside L as they were: what `dynamic` means to do, without disagreeing with its cache. On a
+    schedule that is there already, every frequency is slowed as a plain one of the same wavelength would be.
     """
 
     name = "adaptive"
@@ -58,24 +58,25 @@ class Adaptive(Relation):
         """For every factor its inverse frequencies and its factor on cos and sin, as lists.
 
         Raises:
-            CtxextError: the schedule cannot be worked out on top of the one that is there.
+            CtxextError: the frequencies of the schedule that is there are not known.
         """
         found = super().settings(model)
-        step, rotary = self.resolved(model.rotary), model.rotary
-        if rotary.is_scaled:
-            raise CtxextError(
-                f'adaptive {self.around} cannot stand on the schedule "{rotary.rope_type}".',
-                hint="Self-Extend, bifocal and dca can.",
-            )
+        step, own = self.resolved(model.rotary), model.rotary
+        plain = dataclasses.replace(own, trained_length=own.context_length, parameters={"rope_type": "default"})
         factors = rungs(step.factor or 1.0)
-        schedules = [self._at(factor, step.factor or 1.0, rotary) for factor in factors]
+        schedules = [self._at(factor, step.factor or 1.0, plain) for factor in factors]
+        rows = [inverse_frequencies(one, round(one.context_length)) for one in schedules]
+        base = inverse_frequencies(plain)
+        if own.rope_type != "default":
+            there = inverse_frequencies(own, own.context_length)
+            rows, base = [slowed_alike(there, base, row) for row in rows], there
         for name in ("around", "long_factor"):
             found.pop(name, None)
         return {
             **found,
-            "base": inverse_frequencies(rotary),
+            "base": base,
             "factors": factors,
-            "inverse_frequencies": [inverse_frequencies(one, round(one.context_length)) for one in schedules],
+            "inverse_frequencies": rows,
             "attention_factors": [attention_scaling(one) for one in schedules],
         }
 
@@ -93,6 +94,25 @@ class Adaptive(Relation):
             context_length=round(factor * rotary.trained_length),
             parameters={"rope_type": step.rope_type, **step.schedule(rotary)},
         )
+
+
+def slowed_alike(there: list[float], plain: list[float], slowed: list[float]) -> list[float]:
+    """The frequencies of a schedule that stands already, each slowed as a plain one of the same wavelength would be.
+
+    Args:
+        there: The frequencies to slow.
+        plain: Those of the model without its schedule, falling.
+        slowed: What a schedule makes of the plain ones.
+    """
+    kept = [new / old for old, new in zip(plain, slowed, strict=True)]
+    step = math.log(plain[0] / plain[1])
+    found = []
+    for one in there:
+        place = min(max(math.log(plain[0] / one) / step, 0.0), len(plain) - 1.0)
+        left = min(int(place), len(plain) - 2)
+        share = kept[left] + (kept[left + 1] - kept[left]) * (place - left)
+        found.append(one * share)
+    return found
 
 
 def rungs(factor: float) -> list[float]:

@@ -11,7 +11,7 @@ from typing_extensions import Self
 from ctxext.checkpoint import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.families import Family
-from ctxext.recipes.encoding import Encoding
+from ctxext.recipes.encoding import POSITIONS, Encoding
 from ctxext.recipes.new_tensor import NewTensor
 from ctxext.recipes.param import SearchRange, checked, param, search_ranges
 from ctxext.recipes.rotary import Config, ModelConfig, Rotary, unsupported
@@ -93,7 +93,7 @@ class Method:
     def refusal(cls, config: Config, family: Family) -> str:
         """Why this method cannot apply to such a model whatever its numbers; empty where it can."""
         if family.positions != cls.encoding:
-            return f"{family.positions} positions, not {cls.encoding}"
+            return f"it has {POSITIONS[family.positions]}, not {cls.encoding} ones"
         return family.reason
 
     @classmethod
@@ -131,6 +131,9 @@ def _listed(value: Any) -> Any:
     return [_listed(entry) for entry in value] if isinstance(value, tuple) else value
 
 
+_REACH = ("factor", "target_length")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reaching(Method):
     """A method that reaches a longer context; it is given as a factor or as a length."""
@@ -139,10 +142,12 @@ class Reaching(Method):
     target_length: int | None = param(None, help="The new context length in tokens, for example 32k.", min=1)
 
     def resolved(self, encoding: Encoding) -> Self:
-        """The same step with its factor known and the target length gone.
+        """The same step with its factor known, and with a target length only where that is not what the factor says.
+
+        Published models have both: Llama 3.1 was stretched 8 times from 8192 tokens and reads 131072.
 
         Raises:
-            CtxextError: no length was given, or both were and they disagree, or the target is not longer.
+            CtxextError: no length was given, or the target is not longer.
         """
         if self.target_length is None:
             if self.factor is None:
@@ -159,18 +164,13 @@ class Reaching(Method):
             )
         factor = self.target_length / encoding.trained_length
         if self.factor not in (None, factor):
-            raise CtxextError(
-                f"A factor of {self.factor:g} and a target length of {self.target_length} disagree: "
-                f"the model was trained to {encoding.trained_length} tokens.",
-                hint="Give one of --factor and --target-length.",
-            )
+            return self
         return dataclasses.replace(self, factor=factor, target_length=None)
 
     def summary(self) -> str:
         """The step with how far it reaches."""
-        if self.factor is not None:
-            return f"{self.name} ×{self.factor:g}"
-        return self.name if self.target_length is None else f"{self.name} to {self.target_length}"
+        times = "" if self.factor is None else f" ×{self.factor:g}"
+        return self.name + times + ("" if self.target_length is None else f" to {self.target_length}")
 
     @property
     def stretch(self) -> float:
@@ -180,7 +180,7 @@ class Reaching(Method):
 
     def reach(self, encoding: Encoding) -> int:
         """The new context length in tokens."""
-        return round(self.stretch * encoding.trained_length)
+        return self.target_length or round(self.stretch * encoding.trained_length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +195,26 @@ class Scaling(Reaching):
     def refusal(cls, config: Config, family: Family) -> str:
         """Why the family cannot carry the schedule; empty where it can."""
         return super().refusal(config, family) or unsupported(family, cls.rope_type)
+
+    def taken_over(self, replaced: Mapping[str, Any], made_by: str | None) -> dict[str, Any]:
+        """The numbers of a schedule of the same type which this step puts its own in the place of and does not name.
+
+        Args:
+            replaced: That schedule, as transformers writes it.
+            made_by: The method that made it; None where ctxext did not.
+        """
+        if replaced.get("rope_type") != self.rope_type or made_by not in (None, self.name):
+            return {}
+        own = [field.name for field in dataclasses.fields(self) if getattr(self, field.name) is None]
+        return {name: replaced[name] for name in own if name not in _REACH and replaced.get(name) is not None}
+
+    def caution_for(self, model: ModelConfig) -> str:
+        """That factor and context length were given apart, beside the method's own caution."""
+        if self.target_length is None or self.factor is None:
+            return super().caution_for(model)
+        reach = f"the factor of {self.factor:g} makes {round(self.factor * model.rotary.trained_length)}"
+        apart = f"the context length is {self.target_length} tokens because you said so; {reach}."
+        return " ".join(part for part in (apart, super().caution_for(model)) if part)
 
     def edit(self, model: ModelConfig) -> ModelConfig:
         """Write this method's schedule, theta and context length into the configuration.
@@ -211,6 +231,7 @@ class Scaling(Reaching):
                 rotary,
                 theta=step.theta_after(rotary),
                 context_length=step.reach(rotary),
+                declared_length=None,
                 parameters={"rope_type": self.rope_type, **step.schedule(rotary)},
             )
         )

@@ -60,7 +60,8 @@ class CodeMethod(Method):
             )
         settings = {**self.settings(model), **({"per_prompt": True} if self.depends_on_prompt else {})}
         edited = code_layout.with_step(model, self.name, settings)
-        return edited.with_context_length(self.reach(model.encoding))
+        reach = self.reach(model.encoding)
+        return edited if reach == model.encoding.context_length else edited.with_context_length(reach)
 
 
 def code_files(steps: Iterable[Method], config: Config) -> Mapping[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.families import Family, read, text_config
+from ctxext.families import Family, text_config
 from ctxext.recipes.rotary import CODE_KEY, SENTINEL, Config, ModelConfig, unsupported, write_rotary
 
 STUB_FILE = "modeling_ctxext.py"
@@ -30,15 +30,21 @@ UNREACHED: Mapping[str, str] = {
     "blt": "four models in one, each with a rotary embedding",
     "fuyu": _TOWER,
     "got_ocr2": _TOWER,
-    "moshi": "its decoder layers do not see its position embeddings",
+    "jetmoe": "its queries take turns at the KV heads, while the shipped code groups them",
     "moss_transcribe_diarize": _TOWER,
     "qwen4_exp": _INDEXER,
     "qwen4_exp_text": _INDEXER,
 }
 """Families whose rotary embedding the shipped code cannot reach, and why."""
 
-OWN_ROPE_TYPES = frozenset({"olmo", "olmo2", "phi3", "phi4_multimodal", "phimoe"})
-"""Families whose configuration class takes no rope types but its own, in some version: their activation is hidden."""
+HIDDEN_ACTIVATIONS: Mapping[str, tuple[str, str]] = {
+    "dbrx": ("ffn_config.ffn_act_fn.name", "silu"),
+    "modernbert-decoder": ("hidden_activation", "gelu"),
+    "nemotron": ("hidden_act", "relu2"),
+    **dict.fromkeys(("olmo", "olmo2", "phi3", "phi4_multimodal", "phimoe"), ("hidden_act", "silu")),
+}
+"""Families that in some version pass over a foreign rope type, or whose configuration class refuses one: there the
+activation is hidden too, which all of them read. Its place in config.json, and what the class assumes."""
 
 _ORIGINAL = "original_max_position_embeddings"
 # What belongs to a schedule. Engines multiply lengths by a `factor`, so none may stay beside the sentinel.
@@ -151,10 +157,10 @@ def _with_hidden_schedule(model: ModelConfig) -> Config:
     edited = write_rotary(model.config, family, plain)
     text = _text(edited, family)
     block: dict[str, Any] = {"rope": {**_own_schedule(text["rope_parameters"], family), **kept}}
-    if family.model_type in OWN_ROPE_TYPES:
-        block["hidden_act"] = read(model.config, family, "hidden_act") or "silu"
-        text["hidden_act"] = SENTINEL
-    else:
+    if family.model_type in HIDDEN_ACTIVATIONS:
+        place, usual = HIDDEN_ACTIVATIONS[family.model_type]
+        block["hidden_act"] = _swapped(text, place, SENTINEL) or usual
+    if family.model_type not in HIDDEN_ACTIVATIONS or family.nested_rope:
         _hide(text, family)
     text[CODE_KEY] = {**block, "steps": []}
     stub, causal_lm = STUB_FILE.removesuffix(".py"), classes.by_auto_class["AutoModelForCausalLM"]
@@ -174,10 +180,11 @@ def without_code(config: Config) -> Config:
     block = text.pop(CODE_KEY, None)
     if not block:
         return plain
-    if text.get("hidden_act") == SENTINEL:
+    place = HIDDEN_ACTIVATIONS.get(str(text.get("model_type")), ("hidden_act", ""))[0]
+    if text.get("hidden_act") == SENTINEL or block.get("hidden_act"):
         if not block.get("hidden_act"):
             raise CtxextError(f'"config.json": "{CODE_KEY}" lacks "hidden_act", which is hidden beside it.')
-        text["hidden_act"] = block["hidden_act"]
+        _swapped(text, place, block["hidden_act"])
     for key in ("rope_parameters", "rope_scaling"):
         for entry in (text.get(key) or {}, *(text.get(key) or {}).values()):
             if isinstance(entry, dict) and entry.get("rope_type") == SENTINEL:
@@ -191,6 +198,16 @@ def without_code(config: Config) -> Config:
     named = plain.pop("auto_map", None) or {}
     auto_map = {name: place for name, place in named.items() if not str(place).startswith(ours)}
     return {**plain, "auto_map": auto_map} if auto_map else plain
+
+
+def _swapped(text: Config, place: str, word: str) -> Any:
+    """Put a word at a dotted place of a configuration, and return what was there."""
+    *path, name = place.split(".")
+    for part in path:
+        text[part] = dict(text.get(part) or {})
+        text = text[part]
+    was, text[name] = text.get(name), word
+    return was
 
 
 def _full(schedules: Mapping[str, Any], family: Family) -> Mapping[str, Any]:

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ctxext.errors import CtxextError
+from ctxext.families import Family
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.param import param
-from ctxext.recipes.rotary import Rotary
+from ctxext.recipes.rotary import Config, ModelConfig, Rotary
 
 _STILL = 1e6
 """The divisor of a frequency that no longer rotates: a list cannot hold infinity."""
@@ -20,6 +22,24 @@ class Divided(Scaling):
     """What these schedules share: one list for all lengths, so that neither cache nor batch changes anything."""
 
     rope_type = "longrope"
+
+    @classmethod
+    def refusal(cls, config: Config, family: Family) -> str:
+        """Why the family cannot carry the schedule; empty where it can."""
+        allowed = family.rope_scaling_keys.get(cls.rope_type)
+        if allowed is not None and "attention_factor" not in allowed:
+            return "its configuration class takes no factor on cosine and sine, which this schedule needs"
+        return super().refusal(config, family)
+
+    def edit(self, model: ModelConfig) -> ModelConfig:
+        """Write the lists into the configuration.
+
+        Raises:
+            CtxextError: the schedule is already scaled, or the family cannot carry this one.
+        """
+        if reason := self.refusal(model.config, model.family):
+            raise CtxextError(f'"{model.family.model_type}": {reason}.', hint="Choose another method.")
+        return super().edit(model)
 
     @abstractmethod
     def divisors(self, rotary: Rotary) -> list[float]:

@@ -37,7 +37,7 @@ class DualChunk(Relation):
         is_given = self.chunk_size is not None or self.local is not None
         return dataclasses.replace(
             self,
-            factor=self.factor or (1.0 if self.target_length is None else None),
+            target_length=self.target_length or (model.rotary.claimed_length if self.factor is None else None),
             chunk_size=self.chunk_size if is_given else published.get("chunk_size"),
             local=self.local if is_given else published.get("local_size"),
         )

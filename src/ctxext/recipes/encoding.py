@@ -46,6 +46,26 @@ class Encoding:
         return self.context_length > self.trained_length
 
     @property
+    def claimed_length(self) -> int:
+        """What config.json says, in tokens."""
+        return self.declared_length or self.context_length
+
+    @property
+    def declared_length(self) -> int | None:
+        """What config.json claims where nothing makes the model read so much, in tokens; None elsewhere."""
+        return None
+
+    @property
+    def lacks_original(self) -> bool:
+        """Whether it is stretched from a length that nothing says."""
+        return False
+
+    @property
+    def schedule_summary(self) -> str:
+        """How it is stretched, in a few words."""
+        return f"{self.carrier} from {self.trained_length} tokens"
+
+    @property
     def usable_length(self) -> int:
         """The context it is meant for, in tokens."""
         return self.context_length
@@ -71,6 +91,10 @@ class Encoding:
     def plain(self, noted: Mapping[str, Any]) -> Self:
         """The encoding as it was before the recipe that a configuration notes."""
         return dataclasses.replace(self, context_length=self.trained_length)
+
+    def at_length(self, length: int) -> Self:
+        """The same encoding with another context length in tokens."""
+        return dataclasses.replace(self, context_length=length)
 
     def written(self, config: Config, family: Family) -> Config:
         """A copy of a configuration that carries this encoding.

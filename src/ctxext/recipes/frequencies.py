@@ -48,24 +48,31 @@ def _dynamic(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], len
 
 
 def _yarn(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
-    """Section 3.2, bounds rounded outwards and clamped at 0 and d - 1 as transformers does (docs/traps.md, trap 6)."""
-    dim, trained = rotary.dim, rotary.trained_length
+    """Section 3.2, bounds rounded outwards and clamped at 0 and d - 1 as transformers does (docs/traps.md, trap 6).
+
+    With `truncate` false (gpt-oss) they are not rounded.
+    """
+    dim, trained = rotary.dim, rotary.schedule_length
+    factor = numbers.get("factor") or rotary.context_length / trained
 
     def dimension_rotating(rotations: float) -> float:
         return dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(rotary.theta))
 
-    low = max(math.floor(dimension_rotating(numbers.get("beta_fast") or 32)), 0)
-    high = min(math.ceil(dimension_rotating(numbers.get("beta_slow") or 1)), dim - 1)
+    first = dimension_rotating(numbers.get("beta_fast") or 32)
+    last = dimension_rotating(numbers.get("beta_slow") or 1)
+    if numbers.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    low, high = max(first, 0), min(last, dim - 1)
     span = (high - low) or 0.001
     kept = [1 - min(max((i - low) / span, 0.0), 1.0) for i in range(dim // 2)]
-    return [theta * keep + theta / numbers["factor"] * (1 - keep) for theta, keep in zip(plain, kept, strict=True)]
+    return [theta * keep + theta / factor * (1 - keep) for theta, keep in zip(plain, kept, strict=True)]
 
 
 def _llama3(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
     low, high, factor = numbers["low_freq_factor"], numbers["high_freq_factor"], numbers["factor"]
 
     def scaled(theta: float) -> float:
-        rotations = rotary.trained_length * theta / (2 * math.pi)
+        rotations = rotary.schedule_length * theta / (2 * math.pi)
         keep = min(max((rotations - low) / (high - low), 0.0), 1.0)
         return float(theta * keep + theta / factor * (1 - keep))
 
@@ -73,7 +80,7 @@ def _llama3(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], leng
 
 
 def _longrope(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
-    factors = numbers["long_factor" if length > rotary.trained_length else "short_factor"]
+    factors = numbers["long_factor" if length > rotary.schedule_length else "short_factor"]
     return [theta / factor for theta, factor in zip(plain, factors, strict=True)]
 
 

@@ -127,25 +127,27 @@ class ComputedTable(LearnedTable):
         return f"sinusoidal position embeddings: a table computed for {self.context_length} positions"
 
 
-def read_learned(config: Config, family: Family) -> LearnedTable:
+def read_learned(config: Config, family: Family, original_length: int | None = None) -> LearnedTable:
     """Read how long a model's learned table is.
 
     Raises:
         CtxextError: nobody tried the family, or its configuration does not say.
     """
-    return LearnedTable(*_read(config, family, LAYOUTS))
+    return LearnedTable(*_read(config, family, LAYOUTS, original_length))
 
 
-def read_computed(config: Config, family: Family) -> ComputedTable:
+def read_computed(config: Config, family: Family, original_length: int | None = None) -> ComputedTable:
     """Read how long a model's computed table is.
 
     Raises:
         CtxextError: nobody tried the family, or its configuration does not say.
     """
-    return ComputedTable(*_read(config, family, COMPUTED))
+    return ComputedTable(*_read(config, family, COMPUTED, original_length))
 
 
-def _read(config: Config, family: Family, layouts: Mapping[str, Layout]) -> tuple[int, int, Layout, int]:
+def _read(
+    config: Config, family: Family, layouts: Mapping[str, Layout], given: int | None
+) -> tuple[int, int, Layout, int]:
     layout = layouts.get(family.model_type)
     if layout is None or family.reason:
         raise CtxextError(
@@ -162,7 +164,7 @@ def _read(config: Config, family: Family, layouts: Mapping[str, Layout]) -> tupl
             hint="Add the number of positions the model was trained on to config.json.",
         )
     positions = length - special * layout.counts_special
-    trained = provenance(config).get("trained_length") or positions
+    trained = given or provenance(config).get("trained_length") or positions
     return int(trained), positions, layout, special
 
 

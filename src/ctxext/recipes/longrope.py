@@ -119,7 +119,11 @@ class LongRope(Scaling):
                 )
             if min(factors) <= 0:
                 raise CtxextError(f'longrope: {name} must be above zero, not "{min(factors):g}".')
-        extra = {} if self.attention_factor is None else {"attention_factor": self.attention_factor}
+        attention = self.attention_factor
+        if attention is None and self.target_length is not None and self.stretch > 1:
+            # transformers 4 takes the factor from the two lengths, so what follows from ours is written out.
+            attention = math.sqrt(1 + math.log(self.stretch) / math.log(rotary.trained_length))
+        extra = {} if attention is None else {"attention_factor": attention}
         return {
             "factor": self.stretch,
             "original_max_position_embeddings": rotary.trained_length,

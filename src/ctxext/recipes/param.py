@@ -22,6 +22,7 @@ class Limits:
     choices: tuple[str, ...] = ()
     search: tuple[Any, ...] = ()
     paper: Any = None
+    usual: Any = None
     measured: bool = False
 
     def describe(self) -> str:
@@ -43,6 +44,7 @@ def param(
     choices: Sequence[str] = (),
     search: Sequence[Any] = (),
     paper: Any = None,
+    usual: Any = None,
     measured: bool = False,
 ) -> Any:
     """Declare a method's parameter.
@@ -55,10 +57,18 @@ def param(
         choices: The legal words of a text parameter.
         search: The range, or the values, that a search tries.
         paper: The paper's own value of a parameter that has no default; a search starts there.
+        usual: What stands for None where the model itself says nothing.
         measured: Found by a measurement and kept in recipe files, but not offered on the command line.
     """
     limits = Limits(
-        help=help, min=min, max=max, choices=tuple(choices), search=tuple(search), paper=paper, measured=measured
+        help=help,
+        min=min,
+        max=max,
+        choices=tuple(choices),
+        search=tuple(search),
+        paper=paper,
+        usual=usual,
+        measured=measured,
     )
     return dataclasses.field(default=default, metadata={"limits": limits})
 
@@ -68,6 +78,11 @@ def limits_of(field: "dataclasses.Field[Any]") -> Limits:
     limits = field.metadata["limits"]
     assert isinstance(limits, Limits)
     return limits
+
+
+def default_of(field: "dataclasses.Field[Any]") -> Any:
+    """What a parameter is where neither the user nor the model says it; `dataclasses.MISSING` where it is required."""
+    return limits_of(field).usual if field.default is None else field.default
 
 
 def options_of(owner: type) -> "list[dataclasses.Field[Any]]":
@@ -99,7 +114,7 @@ def search_ranges(owner: type) -> dict[str, SearchRange]:
     """What the declarations of a method say a search should try, by parameter."""
     return {
         field.name: SearchRange(
-            limits_of(field).search, search_start(owner, field.name), optional=field.default is None
+            limits_of(field).search, search_start(owner, field.name), optional=default_of(field) is None
         )
         for field in options_of(owner)
         if limits_of(field).search
@@ -109,7 +124,8 @@ def search_ranges(owner: type) -> dict[str, SearchRange]:
 def search_start(owner: type, name: str) -> Any:
     """The published value of a parameter: its default, or the paper's own where it has none."""
     (field,) = (field for field in dataclasses.fields(owner) if field.name == name)
-    return limits_of(field).paper if field.default is dataclasses.MISSING else field.default
+    default = default_of(field)
+    return limits_of(field).paper if default is dataclasses.MISSING else default
 
 
 def value_type(owner: type, name: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from ctxext.checkpoint import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.reading.strict import parse_yaml, read_text
-from ctxext.recipes.base import Method
+from ctxext.recipes.base import Method, Scaling
 from ctxext.recipes.code import code_files
 from ctxext.recipes.code_layout import without_code
 from ctxext.recipes.length import parse_length
@@ -52,6 +52,11 @@ class Recipe:
         return any(step.needs_code() for step in self.steps)
 
     @property
+    def changes_frequencies(self) -> bool:
+        """Whether some step writes a schedule of a rotary embedding."""
+        return any(step.kind in ("base", "schedule") for step in self.steps)
+
+    @property
     def replaces_encoding(self) -> bool:
         """Whether some step writes the encoding anew, so that it must start from a plain one."""
         return any(not step.needs_code() for step in self.steps)
@@ -70,8 +75,27 @@ class Recipe:
         encoding, steps = model.encoding, []
         for step in self.steps:
             steps.append(step.adapted(model).resolved(encoding))
-            encoding = dataclasses.replace(encoding, context_length=steps[-1].reach(encoding))
+            encoding = encoding.at_length(steps[-1].reach(encoding))
         return Recipe(steps, self.description, self.source)
+
+    def taking_over(self, model: ModelConfig) -> tuple["Recipe", dict[str, Any]]:
+        """The same recipe with the numbers that it does not name of a schedule of the same type which it replaces.
+
+        Args:
+            model: The model that has the schedule.
+
+        Returns:
+            The recipe, and the numbers.
+        """
+        noted = (provenance(model.config).get("recipe") or {}).get("steps", [])
+        ours = [name for name in (str(step.get("method")) for step in noted) if not method_named(name).needs_code()]
+        made_by = ours[-1] if ours else None
+        steps, kept = [], dict[str, Any]()
+        for step in self.steps:
+            found = step.taken_over(model.rotary.parameters, made_by) if isinstance(step, Scaling) else {}
+            steps.append(dataclasses.replace(step, **found))
+            kept |= found
+        return Recipe(steps, self.description, self.source), kept
 
     def edit(self, model: ModelConfig, *, with_code: bool = True) -> ModelConfig:
         """The configuration after all steps.
@@ -151,8 +175,10 @@ def plain_config(model: ModelConfig) -> ModelConfig:
     steps = [method_named(str(step.get("method"))) for step in (noted.get("recipe") or {}).get("steps", [])]
     config = {key: value for key, value in without_code(model.config).items() if key != "ctxext"}
     if steps and all(method.needs_code() for method in steps):
-        length = int(noted.get("source_length") or model.encoding.trained_length)
-        return ModelConfig(config, model.family, model.encoding).with_context_length(length)
+        length, declared = noted.get("source_length") or model.rotary.trained_length, noted.get("declared_length")
+        plain = ModelConfig(config, model.family, model.rotary).with_context_length(int(declared or length))
+        rotary = dataclasses.replace(plain.rotary, context_length=int(length), declared_length=declared)
+        return dataclasses.replace(plain, encoding=rotary)
     encoding = model.encoding.plain(noted)
     return ModelConfig(config, model.family, encoding).with_encoding(encoding)
 

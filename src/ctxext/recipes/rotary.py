@@ -12,11 +12,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.families import Family, family_of, read, rotary_dim, rotated_layers, sliding_layers, text_config
+from ctxext.families import (
+    Family,
+    family_of,
+    read,
+    rotary_dim,
+    rotated_layers,
+    schedule_keys,
+    sliding_layers,
+    text_config,
+)
+from ctxext.geometry import LENGTH_ABOVE, claimed_length
 from ctxext.recipes import legacy
 from ctxext.recipes.encoding import POSITIONS, Encoding
 from ctxext.recipes.encoding import Config as Config
 from ctxext.recipes.encoding import provenance as provenance
+from ctxext.recipes.known_models import MAXIMUM, original_length_of
 from ctxext.recipes.learned import COMPUTED, LAYOUTS, read_computed, read_learned
 
 SENTINEL = "ctxext_needs_trust_remote_code"
@@ -25,6 +36,9 @@ SENTINEL = "ctxext_needs_trust_remote_code"
 CODE_KEY = "ctxext_code"
 """The block of config.json that such code reads; its `rope` holds the schedule that the sentinel hides."""
 
+_ORIGINAL = "original_max_position_embeddings"
+_FROM_ORIGINAL = ("llama3", "longrope", "yarn")
+"""Rope types whose formula asks for the original length, which some files keep one level up (Phi-3)."""
 _LENGTH_KEYS_4X = ("longrope",)
 _KEPT = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
 _DTYPES = ("dtype", "torch_dtype")
@@ -38,13 +52,20 @@ class Rotary(Encoding):
         theta: The base b of the inverse frequencies b^(-2i/d).
         dim: How many dimensions of a head are rotated.
         span: The d of the exponent: `dim`, but the whole head where a part of it rotates at the whole head's pace.
+        trained_length: The original context length: what the model was trained on before any schedule, in tokens.
+        context_length: The context it reads now, in tokens: what config.json claims where a schedule or a raised base
+            makes it so, and the original length where nothing does.
         parameters: The schedule as transformers writes it, `rope_type` and numbers, without theta.
+        declared_length: What config.json claims where nothing makes the model read so much, in tokens; None elsewhere.
+        length_origin: Where the original context length was read, for people.
     """
 
     theta: float
     dim: int
     span: int
     parameters: Mapping[str, Any]
+    declared_length: int | None = None
+    length_origin: str = ""
 
     @property
     def rope_type(self) -> str:
@@ -57,10 +78,33 @@ class Rotary(Encoding):
         return self.rope_type != "default" or self.context_length > self.trained_length
 
     @property
+    def claimed_length(self) -> int:
+        """What config.json says, in tokens."""
+        return self.declared_length or self.context_length
+
+    @property
     def usable_length(self) -> int:
         """The context it is meant for, in tokens; `dynamic` keeps the original maximum in config.json."""
         factor = self.parameters.get("factor") or 1.0 if self.rope_type == "dynamic" else 1.0
-        return round(self.context_length * float(factor))
+        return round(self.claimed_length * float(factor))
+
+    @property
+    def schedule_length(self) -> int:
+        """The length in tokens that the schedule's formula starts from: its own, where it names one."""
+        return int(self.parameters.get(_ORIGINAL) or self.trained_length)
+
+    @property
+    def schedule_summary(self) -> str:
+        """The schedule in a few words: "llama3 ×8 from 8192 tokens"."""
+        factor = self.parameters.get("factor")
+        times = f" ×{factor:g}" if isinstance(factor, int | float) else ""
+        start = "" if self.lacks_original else f" from {self.schedule_length} tokens"
+        return f"{self.rope_type}{times}{start}"
+
+    @property
+    def lacks_original(self) -> bool:
+        """Whether the schedule stretches from a length that nothing says."""
+        return self.rope_type == "linear" and self.length_origin == MAXIMUM
 
     @property
     def carrier(self) -> str:
@@ -95,8 +139,20 @@ class Rotary(Encoding):
             self,
             theta=noted.get("source_theta") or self.theta,
             context_length=self.trained_length,
+            declared_length=None,
             parameters={"rope_type": "default"},
         )
+
+    def at_length(self, length: int) -> "Rotary":
+        """The same with another context length, which is then what it reads."""
+        return dataclasses.replace(self, context_length=length, declared_length=None)
+
+    def with_length_written(self, config: Config, family: Family) -> Config:
+        """A copy of a configuration that says this context length wherever it is read."""
+        edited = copy.deepcopy(config)
+        nested = edited.get(family.text_config) if family.text_config else None
+        _write_length(nested if isinstance(nested, dict) else edited, family, self.context_length)
+        return edited
 
     def written(self, config: Config, family: Family) -> Config:
         """A copy of a configuration with this schedule, in both dialects."""
@@ -165,12 +221,16 @@ class ModelConfig:
 
     def with_context_length(self, length: int) -> "ModelConfig":
         """The same model with another context length in tokens; its schedule is left alone."""
-        encoding = dataclasses.replace(self.encoding, context_length=length)
+        encoding = self.encoding.at_length(length)
         return ModelConfig(encoding.with_length_written(self.config, self.family), self.family, encoding)
 
 
-def model_config(config: Config) -> ModelConfig:
+def model_config(config: Config, original_length: int | None = None) -> ModelConfig:
     """Resolve the content of config.json, whichever version of ctxext wrote it.
+
+    Args:
+        config: The content of config.json.
+        original_length: What the model was trained on, in tokens, where the user knows better than its files.
 
     Raises:
         CtxextError: the family is unknown, has an encoding that nothing can be done to, cannot be converted, or its
@@ -178,7 +238,8 @@ def model_config(config: Config) -> ModelConfig:
     """
     upgraded = legacy.upgraded(config)
     family = family_of(upgraded)
-    return ModelConfig(upgraded, family, READERS.get(family.positions, read_rotary)(upgraded, family))
+    reader = READERS.get(family.positions, read_rotary)
+    return ModelConfig(upgraded, family, reader(upgraded, family, original_length))
 
 
 def _not_rotary(family: Family) -> CtxextError:
@@ -188,8 +249,13 @@ def _not_rotary(family: Family) -> CtxextError:
     )
 
 
-def read_rotary(config: Config, family: Family) -> Rotary:
+def read_rotary(config: Config, family: Family, original_length: int | None = None) -> Rotary:
     """Read the rotary encoding from config.json's content, class defaults included.
+
+    Args:
+        config: The content of config.json.
+        family: Its family.
+        original_length: What the model was trained on, in tokens, where the user knows better.
 
     Raises:
         CtxextError: the family is not rotary or cannot be converted, or its context length is missing.
@@ -207,35 +273,56 @@ def read_rotary(config: Config, family: Family) -> Rotary:
     parameters.pop("type", None)
     if parameters["rope_type"] == family.plain_type and parameters.get("factor") in (None, 1, 1.0):
         parameters["rope_type"] = "default"
-    context_length = read(config, family, "max_position_embeddings")
+    context_length = claimed_length(config, family)
     if not isinstance(context_length, int | float) or context_length <= 0:
         raise CtxextError(
             f'config.json says nothing usable for max_position_embeddings: "{context_length}".',
             hint="Add the length the model was trained on to config.json.",
         )
+    claimed, noted = int(context_length), provenance(config)
+    if parameters["rope_type"] in _FROM_ORIGINAL and text.get(_ORIGINAL):
+        parameters[_ORIGINAL] = text[_ORIGINAL]
+    trained, origin = original_length_of(
+        config, family, parameters, given=original_length, noted=noted.get("trained_length")
+    )
+    is_stretched = parameters["rope_type"] != "default" or (
+        bool(noted.get("trained_length")) and noted.get("declared_length") != claimed
+    )
     return Rotary(
         theta=float(theta),
         dim=rotary_dim(config, family),
         span=rotary_dim(config, family) if family.plain_type == "default" else read(config, family, "head_dim"),
-        trained_length=_trained_length(config, text, parameters, int(context_length)),
-        context_length=int(context_length),
+        trained_length=trained,
+        context_length=claimed if is_stretched else trained,
         parameters=parameters,
+        declared_length=None if is_stretched or trained == claimed else claimed,
+        length_origin=origin,
     )
 
 
 def attention_scaling(rotary: Rotary) -> float:
-    """The factor on cos and sin. YaRN: 0.1 · ln(s) + 1; LongRoPE: sqrt(1 + ln(s) / ln(L)); otherwise 1."""
-    given, factor = rotary.parameters.get("attention_factor"), rotary.parameters.get("factor")
-    if given is not None:
-        return float(given)
-    if rotary.rope_type == "yarn" and factor and factor > 1:
-        return 0.1 * math.log(factor) + 1
-    if rotary.rope_type == "longrope" and factor and factor > 1:
-        return math.sqrt(1 + math.log(factor) / math.log(rotary.trained_length))
-    return 1.0
+    """The factor on cos and sin.
+
+    YaRN: 0.1 · ln(s) + 1, and with DeepSeek's two numbers the quotient of 0.1 · mscale · ln(s) + 1 and the same with
+    mscale_all_dim; LongRoPE: sqrt(1 + ln(s) / ln(L)); otherwise 1. A schedule without a factor has that of its lengths.
+    """
+    numbers = rotary.parameters
+    if numbers.get("attention_factor") is not None:
+        return float(numbers["attention_factor"])
+    if rotary.rope_type not in ("yarn", "longrope"):
+        return 1.0
+    factor = float(numbers.get("factor") or rotary.context_length / rotary.schedule_length)
+    if factor <= 1:
+        return 1.0
+    if rotary.rope_type == "longrope":
+        return math.sqrt(1 + math.log(factor) / math.log(rotary.schedule_length))
+    mscale, all_dim = numbers.get("mscale"), numbers.get("mscale_all_dim")
+    if mscale and all_dim:
+        return float((0.1 * mscale * math.log(factor) + 1) / (0.1 * all_dim * math.log(factor) + 1))
+    return 0.1 * math.log(factor) + 1
 
 
-READERS: Mapping[str, Callable[[Config, Family], Encoding]] = {
+READERS: Mapping[str, Callable[[Config, Family, int | None], Encoding]] = {
     "rotary": read_rotary,
     "learned": read_learned,
     "sinusoidal": read_computed,
@@ -248,17 +335,10 @@ def is_readable(family: Family) -> bool:
     return family.positions == "rotary" or family.model_type in {**LAYOUTS, **COMPUTED}
 
 
-def _trained_length(config: Config, text: Config, parameters: Mapping[str, Any], context_length: int) -> int:
-    """The original context length: what we noted, what the schedule says, or else the maximum itself."""
-    noted = provenance(config).get("trained_length")
-    original = parameters.get("original_max_position_embeddings") or text.get("original_max_position_embeddings")
-    return int(noted or original or context_length)
-
-
 def _full_attention_parameters(text: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """The full-attention layers' schedule as one flat dict; where dialects differ rope_scaling wins, as in 5.x."""
+    """The full-attention layers' schedule as one flat dict."""
     merged: dict[str, Any] = {}
-    for key in ("rope_parameters", "rope_scaling"):
+    for key in reversed(schedule_keys(text, family)):
         found = text.get(key) or {}
         nested = [found[name] for name in family.full_types if isinstance(found.get(name), dict)]
         flat = {} if any(isinstance(value, dict) for value in found.values()) else found
@@ -292,7 +372,7 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     if not usual or "partial_rotary_factor" in _full_attention_parameters(text, family):
         parameters["partial_rotary_factor"] = partial
         text.setdefault(family.partial_key or "partial_rotary_factor", partial)
-    text[family.length_key] = rotary.context_length
+    _write_length(text, family, rotary.claimed_length)
     if family.rope_scaling or family.local_theta_key:
         text[family.theta_key] = rotary.theta
     if thetas := text.get(family.layer_theta_key or ""):
@@ -302,11 +382,17 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     text.pop("rope_scaling", None)
     if family.rope_scaling and (rotary.rope_type != "default" or family.explicit_default):
         text["rope_scaling"] = _rope_scaling(family, _schedule(config, family, rotary))
-    text.pop("original_max_position_embeddings", None)
+    text.pop(_ORIGINAL, None)
     if rotary.rope_type in _LENGTH_KEYS_4X:
-        text["original_max_position_embeddings"] = rotary.trained_length
+        text[_ORIGINAL] = rotary.schedule_length
     _write_explicit(config, edited, text, family)
     return edited
+
+
+def _write_length(text: Config, family: Family, length: int) -> None:
+    text[family.length_key] = length
+    if LENGTH_ABOVE in text:
+        text[LENGTH_ABOVE] = length
 
 
 def _schedule(config: Config, family: Family, rotary: Rotary) -> dict[str, Any]:
@@ -315,7 +401,7 @@ def _schedule(config: Config, family: Family, rotary: Rotary) -> dict[str, Any]:
     kept = {key: old[key] for key in _KEPT if key in old}
     schedule = {**kept, **rotary.parameters, "rope_type": native_type(family, rotary.rope_type)}
     for key in family.required_keys:
-        needed = rotary.trained_length if key.startswith("original") else attention_scaling(rotary)
+        needed = rotary.schedule_length if key.startswith("original") else attention_scaling(rotary)
         schedule.setdefault(key, needed)
     return schedule
 

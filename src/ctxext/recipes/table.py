@@ -169,8 +169,9 @@ class Table(Rows):
         kept = "inputs within the original context length give what they gave"
         changed = "every input changes, short ones too"
         return (
-            "no position beyond the original context length was ever trained, so train a little (elsewhere: ctxext finetune "
-            f"takes rotary models only) and measure before and after; {kept if self.fill in KEEPS_ROWS else changed}."
+            "no position beyond the original context length was ever trained, so train a little (elsewhere: ctxext "
+            "finetune takes rotary models only) and measure before and after; "
+            f"{kept if self.fill in KEEPS_ROWS else changed}."
         )
 
     def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:

@@ -1,13 +1,19 @@
 """YaRN, and the same ramp without its temperature: NTK-by-parts."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import Self
+
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
+from ctxext.recipes.encoding import Encoding
 from ctxext.recipes.param import param
 from ctxext.recipes.rotary import Rotary
+
+_BETA_FAST, _BETA_SLOW = 32.0, 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,25 +29,43 @@ class NtkByParts(Scaling):
     paper = "https://arxiv.org/abs/2309.00071"
     rope_type = "yarn"
 
-    beta_fast: float = param(
-        32.0,
+    beta_fast: float | None = param(
+        None,
         help="Rotations within the original context length above which a dimension is left as it was.",
         min=0,
         search=(8, 64),
+        usual=_BETA_FAST,
     )
-    beta_slow: float = param(
-        1.0,
+    beta_slow: float | None = param(
+        None,
         help="Rotations within the original context length below which a dimension is fully interpolated.",
         min=0,
         search=(0.5, 4),
+        usual=_BETA_SLOW,
+    )
+    truncate: bool | None = param(
+        None, help="Round the ends of the ramp outwards to whole dimensions; gpt-oss does not.", usual=True
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.beta_fast <= self.beta_slow:
+        # Kimi K2 has both at 1: a step from one dimension to the next.
+        if self._beta_fast < self._beta_slow:
             raise CtxextError(
-                f'{self.name}: beta_fast "{self.beta_fast:g}" must be above beta_slow "{self.beta_slow:g}".'
+                f'{self.name}: beta_fast "{self._beta_fast:g}" must not be below beta_slow "{self._beta_slow:g}".'
             )
+
+    @property
+    def _beta_fast(self) -> float:
+        return _BETA_FAST if self.beta_fast is None else self.beta_fast
+
+    @property
+    def _beta_slow(self) -> float:
+        return _BETA_SLOW if self.beta_slow is None else self.beta_slow
+
+    def resolved(self, encoding: Encoding) -> Self:
+        """The same step with the ends of its ramp filled in."""
+        return dataclasses.replace(super().resolved(encoding), beta_fast=self._beta_fast, beta_slow=self._beta_slow)
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
         """The `yarn` type of transformers with its temperature switched off."""
@@ -52,8 +76,9 @@ class NtkByParts(Scaling):
         return {
             "factor": self.stretch,
             "original_max_position_embeddings": rotary.trained_length,
-            "beta_fast": self.beta_fast,
-            "beta_slow": self.beta_slow,
+            "beta_fast": self._beta_fast,
+            "beta_slow": self._beta_slow,
+            **({} if self.truncate is None else {"truncate": self.truncate}),
         }
 
 
@@ -61,7 +86,8 @@ class NtkByParts(Scaling):
 class Yarn(NtkByParts):
     """Blend interpolated and original frequencies and sharpen attention. Useful untrained, best after a fine-tune.
 
-    NTK-by-parts, with cos and sin multiplied by 0.1 · ln(s) + 1. Peng et al. 2023, sections 3.2 to 3.4.
+    NTK-by-parts, with cos and sin multiplied by 0.1 · ln(s) + 1. Peng et al. 2023, sections 3.2 to 3.4. With DeepSeek's
+    two numbers, which their attention reads too, by (0.1 · mscale · ln(s) + 1) / (0.1 · mscale_all_dim · ln(s) + 1).
     """
 
     name = "yarn"
@@ -70,8 +96,15 @@ class Yarn(NtkByParts):
     attention_factor: float | None = param(
         None, help="Multiplier of cos and sin, instead of YaRN's 0.1 · ln(factor) + 1.", min=0.01, search=(1.0, 1.6)
     )
+    mscale: float | None = param(
+        None, help="DeepSeek's weight of ln(factor) for cos and sin; with --mscale-all-dim.", min=0
+    )
+    mscale_all_dim: float | None = param(
+        None, help="DeepSeek's weight of ln(factor) for all dimensions of a head.", min=0
+    )
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
         """The `yarn` type; the default temperature is left out, as some engines ignore it (docs/traps.md, trap 7)."""
-        extra = {} if self.attention_factor is None else {"attention_factor": self.attention_factor}
+        names = ("attention_factor", "mscale", "mscale_all_dim")
+        extra = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {**self.ramp(rotary), **extra}

@@ -1,6 +1,6 @@
 """What every recipe is asked, made once: needle prompts at each length, documents at the original context length."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -18,6 +18,9 @@ from ctxext.search.options import SearchOptions
 
 _APART = 1_000_000
 """Added to the seed for each eval set: none has a prompt of another, nor one of `ctxext eval` with a usual seed."""
+
+_PART = 2
+"""Questions at each depth and length in a part of an eval set."""
 
 _MAX_TEXTS = 10_000
 _MAX_CHARACTERS = 20_000_000
@@ -49,6 +52,14 @@ class EvalSet:
     def num_prompts(self) -> int:
         """Prompts of each length."""
         return sum(map(len, self.questions[self.lengths[0]]))
+
+    def parts(self) -> "Iterator[EvalSet]":
+        """A few questions of each length at a time, with documents until there are no more of those."""
+        starts = range(0, self.num_questions, _PART)
+        size = -(-2 * len(self.documents) // len(starts))
+        for place, start in enumerate(starts):
+            questions = {length: own[start : start + _PART] for length, own in self.questions.items()}
+            yield EvalSet(questions, self.documents[place * size : (place + 1) * size])
 
 
 def make_eval_sets(encoder: Encoder, options: SearchOptions, trained_length: int) -> tuple[EvalSet, EvalSet, EvalSet]:

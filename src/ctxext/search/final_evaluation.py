@@ -1,16 +1,21 @@
 """The best recipes once more, on many prompts that they were not chosen by; then the winner on prompts nobody saw."""
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ctxext.errors import CtxextError
+from ctxext.evaluate.model import LoadedModel
 from ctxext.search.eval_set import EvalSet
-from ctxext.search.loop import Standing
 from ctxext.search.measurement import Measurement, measure
 from ctxext.search.options import SearchOptions
 from ctxext.search.pareto import Point
+from ctxext.search.study import Trial
 from ctxext.search.trial_model import Workbench
 
 _FINALISTS = 5
+_STOCK = -1
+"""The plain model's key, where others are known by their trial's number."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +25,33 @@ class Check:
     Attributes:
         winner: The best recipe; None where none keeps the bound at the original context length.
         published: The best of the published ones, whatever it loses at the original context length.
-        answers: Of `stock`, `published` and `found`, as far as there are these.
-        gain: By how much the winner lowers the bounded loss of an answer, and half its 95 % interval.
-        rise: By which share it raises the loss of documents at the original context length, and half its interval.
+        stock: The plain model's answers.
+        points: Every recipe that was asked, by its trial's number.
+        answers: What they answered.
+        keep_short: The bound.
     """
 
     winner: Point | None
     published: Point | None
-    answers: dict[str, Measurement]
-    gain: tuple[float, float] = (0.0, 0.0)
-    rise: tuple[float, float] = (0.0, 0.0)
+    stock: Measurement
+    points: Mapping[int, Point] = field(default_factory=dict)
+    answers: Mapping[int, Measurement] = field(default_factory=dict)
+    keep_short: float = 0.0
+
+    @property
+    def found(self) -> Measurement | None:
+        """The winner's answers."""
+        return self.answers[self.winner.trial.number] if self.winner else None
+
+    @property
+    def gain(self) -> tuple[float, float]:
+        """By how much the winner lowers the bounded loss of an answer, and half its 95 % interval."""
+        return self.found.gain(self.stock) if self.found else (0.0, 0.0)
+
+    @property
+    def rise(self) -> tuple[float, float]:
+        """By which share it raises the loss of documents at the original context length, and half its interval."""
+        return self.found.rise(self.stock) if self.found else (0.0, 0.0)
 
     @property
     def is_better(self) -> bool:
@@ -37,62 +59,139 @@ class Check:
 
         Nothing less is a reason to change a model.
         """
-        return self.gain[0] - self.gain[1] > 0 and self.answers["found"].share > self.answers["stock"].share
+        return self.found is not None and self.gain[0] > self.gain[1] and self.found.share > self.stock.share
+
+    @property
+    def finds_more(self) -> Point | None:
+        """The recipe that answers the most prompts, where it answers more than the winner."""
+        least = self.found.share if self.found else self.stock.share
+        best = max(self.points.values(), key=lambda point: self.answers[point.trial.number].share, default=None)
+        return best if best and self.answers[best.trial.number].share > least else None
 
 
-def run_off(bench: Workbench, eval_set: EvalSet, standing: Standing, options: SearchOptions) -> Point | None:
-    """The recipe with the lowest loss on a larger eval set, of the best of the search and of the published ones.
+def finalists_of(points: Sequence[Point], keep_short: float) -> list[Point]:
+    """The best that keep the bound on the search's own documents, and all published ones that do, best first."""
+    kept = sorted(
+        (point for point in points if point.rise <= keep_short), key=lambda point: (point.loss, point.trial.number)
+    )
+    return [point for place, point in enumerate(kept) if place < _FINALISTS or point.trial.published]
+
+
+def seconds_of_end(points: Sequence[Point], stock_seconds: float, options: SearchOptions) -> float:
+    """How long the run-off and the check take where nothing is left out, by what asking has taken."""
+    seconds = stock_seconds + sum(point.trial.seconds for point in finalists_of(points, options.keep_short))
+    return seconds * (2 + options.checked / options.samples) + 2 * stock_seconds
+
+
+def run_off(bench: Workbench, eval_set: EvalSet, points: Sequence[Point], keep_short: float, end: float) -> list[Point]:
+    """Those that keep the bound on a larger eval set, of the best of the search and of the published ones.
 
     The search's own prompts are few and its recipes many, so that its best is partly a lucky one. Only recipes count
-    that keep the loss at the original context length by the upper end of the 95 % interval.
+    that keep the loss at the original context length by the upper end of the 95 % interval. Those that have surely
+    lost are asked no further.
+
+    Args:
+        bench: The model.
+        eval_set: What to ask.
+        points: What the search measured.
+        keep_short: The bound.
+        end: When to have asked, on the monotonic clock in seconds.
+
+    Returns:
+        Those with the lowest loss first.
     """
-    kept = sorted(
-        (point for point in standing.points if point.rise <= options.keep_short),
-        key=lambda point: (point.loss, point.trial.number),
-    )
-    finalists = [point for place, point in enumerate(kept) if place < _FINALISTS or point.trial.published]
-    stock = measure(bench.stock, eval_set)
-    best, least = None, float("inf")
-    for point in finalists:
-        found = _asked(bench, eval_set, point, stock, least, options)
-        if found.is_whole and found.loss < least:
-            best, least = point, found.loss
-    return best
+
+    def has_lost(key: int, found: Mapping[int, Measurement]) -> bool:
+        stock = found[_STOCK]
+        rise, half = found[key].rise(stock)
+        if rise - half > keep_short:
+            return True
+        kept = [own for other, own in found.items() if other != _STOCK and sum(own.rise(stock)) <= keep_short]
+        gain, spread = found[key].gain(min(kept, key=lambda own: own.loss)) if kept else (0.0, 0.0)
+        return gain + spread < 0
+
+    finalists = {point.trial.number: point for point in finalists_of(points, keep_short)}
+    found = _asked(bench, eval_set, [point.trial for point in finalists.values()], end, has_lost)
+    kept = [number for number in finalists if number in found and sum(found[number].rise(found[_STOCK])) <= keep_short]
+    return [finalists[number] for number in sorted(kept, key=lambda number: (found[number].loss, number))]
+
+
+def check(
+    bench: Workbench,
+    eval_set: EvalSet,
+    points: Sequence[Point],
+    kept: Sequence[Point],
+    keep_short: float,
+    end: float,
+) -> Check:
+    """Ask the plain model and the recipes worth knowing of what nobody was asked before.
+
+    These are the winner and all others that keep the bound, the best published recipe, and the one that answered the
+    most prompts, whatever they lose.
+
+    Args:
+        bench: The model.
+        eval_set: What to ask.
+        points: What the search measured.
+        kept: The run-off's, best first.
+        keep_short: The bound.
+        end: When to have asked, on the monotonic clock in seconds.
+    """
+    published = min((point for point in points if point.trial.published), key=lambda point: point.loss, default=None)
+    most = max(points, key=lambda point: (_share(point.trial), -point.loss), default=None)
+    wanted = {point.trial.number: point for point in (*kept, published, most) if point is not None}
+    found = _asked(bench, eval_set, [point.trial for point in wanted.values()], end)
+    return Check(kept[0] if kept else None, published, found.pop(_STOCK), wanted, found, keep_short)
+
+
+def _share(trial: Trial) -> float:
+    return trial.measurement.share if trial.measurement else 0.0
 
 
 def _asked(
-    bench: Workbench, eval_set: EvalSet, point: Point, stock: Measurement, least: float, options: SearchOptions
-) -> Measurement:
-    """A finalist's answers, as long as it keeps the bound at the original context length and can still win."""
+    bench: Workbench,
+    eval_set: EvalSet,
+    trials: Sequence[Trial],
+    end: float,
+    has_lost: Callable[[int, Mapping[int, Measurement]], bool] = lambda key, found: False,
+) -> dict[int, Measurement]:
+    """All models' answers to as many parts of an eval set as there is time for, at least to one.
 
-    def has_lost(found: Measurement) -> bool:
-        rise, half = found.rise(stock)
-        return rise + half > options.keep_short or found.least_loss >= least
+    Every model is asked the same, so that they can be compared whenever the time is up; those that have lost are
+    left out of the rest, and of what is returned.
+    """
+    models: dict[int, LoadedModel] = {_STOCK: bench.stock}
+    for trial in trials:
+        assert trial.recipe is not None, "only measured recipes are points"
+        models[trial.number] = bench.apply(trial.recipe)
+    found: dict[int, Measurement] = {}
+    seconds = 0.0
+    for part in eval_set.parts():
+        began = time.monotonic()
+        if found and began + seconds > end:
+            break
+        for key, model in models.items():
+            own = measure(model, part)
+            found[key] = found[key] + own if key in found else own
+        seconds = time.monotonic() - began
+        for key in [key for key in models if key != _STOCK and has_lost(key, found)]:
+            del models[key], found[key]
+    return found
 
-    assert point.trial.recipe is not None, "only measured recipes are points"
-    return measure(bench.apply(point.trial.recipe), eval_set, has_lost)
 
-
-def check(bench: Workbench, eval_set: EvalSet, standing: Standing, winner: Point | None) -> Check:
-    """Ask the plain model, the best published recipe and the winner what nobody was asked before.
+def refuse_without_points(trials: Sequence[Trial], minutes: float | None) -> None:
+    """Say why a search has nothing to compare.
 
     Raises:
-        CtxextError: no recipe at all could be measured.
+        CtxextError: always.
     """
-    if not standing.points:
-        reasons = [one.refusal for one in standing.trials if one.refusal]
+    reasons = [one.refusal for one in trials if one.refusal]
+    if not reasons and minutes is not None:
         raise CtxextError(
-            "No recipe could be measured on this model" + (f": {reasons[0]}" if reasons else "."),
-            hint="Try others with --methods, or more --trials.",
+            f"{minutes:g} minutes were too short to measure a recipe.",
+            hint="Give more --minutes, or ask less: --samples 4, shorter --lengths. --resume keeps what was tried.",
         )
-    published = min(
-        (point for point in standing.points if point.trial.published), key=lambda point: point.loss, default=None
+    raise CtxextError(
+        "No recipe could be measured on this model" + (f": {reasons[0]}" if reasons else "."),
+        hint="Try others with --methods, or more --trials.",
     )
-    answers = {"stock": measure(bench.stock, eval_set)}
-    for name, point in (("published", published), ("found", winner)):
-        if point is not None and point.trial.recipe is not None:
-            answers[name] = measure(bench.apply(point.trial.recipe), eval_set)
-    if winner is None:
-        return Check(None, published, answers)
-    found, stock = answers["found"], answers["stock"]
-    return Check(winner, published, answers, found.gain(stock), found.rise(stock))

@@ -4,19 +4,26 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ctxext.errors import CtxextError
+from ctxext.recipes.recipe import Recipe
 from ctxext.search.eval_set import EvalSet
+from ctxext.search.final_evaluation import seconds_of_end
 from ctxext.search.measurement import Measurement, measure
 from ctxext.search.options import SearchOptions
 from ctxext.search.pareto import Point, best_of, is_hopeless, points_of
 from ctxext.search.space import Parameters, Space
+from ctxext.search.storage import StudyPlace
 from ctxext.search.study import Study, Trial
 from ctxext.search.trial_model import Workbench
 
 _FAR = 10.0
+_MOST_FOR_CHECKS = 0.4
+"""The largest share of the time that is kept for the last checks; they ask less where they would take longer."""
+_SPARE = 1.2
+WRITING = 3.0
+"""Seconds in which files are written and pictures drawn."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class Standing:
         trials: Every recipe so far, in order.
         points: Those that were measured to the end.
         best: The best so far of those that keep the bound at the original context length.
-        seconds_left: Until the time is up; infinite where only trials are counted.
+        end: When the time is up, on the monotonic clock in seconds; infinite where only trials are counted.
         max_trials: How many will be tried; None where only time counts.
     """
 
@@ -38,11 +45,15 @@ class Standing:
     trials: Sequence[Trial] = ()
     points: Sequence[Point] = ()
     best: Point | None = None
-    seconds_left: float = math.inf
+    end: float = math.inf
     max_trials: int | None = None
 
 
 Watch = Callable[[Standing], None]
+
+
+class TimeIsUp(Exception):
+    """There is no time for the rest of a recipe."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +66,9 @@ class SearchLoop:
         options: How long to try, and what may be lost.
         eval_set: What every recipe is asked.
         stock: The plain model's answers to that.
+        stock_seconds: How long they took.
         watch: Called before each recipe.
-        end: When to stop, on the monotonic clock in seconds.
+        started: When the run began, on the monotonic clock in seconds.
     """
 
     bench: Workbench
@@ -64,37 +76,66 @@ class SearchLoop:
     options: SearchOptions
     eval_set: EvalSet
     stock: Measurement
+    stock_seconds: float
     watch: Watch
-    end: float
+    started: float
 
-    def run(self, path: Path, header: dict[str, Any]) -> Standing:
-        """Try recipes; those that the search starts from are tried whatever the time."""
-        study = Study(path, self.space, self.options.seed, self.options.keep_short)
+    @property
+    def end(self) -> float:
+        """When the whole run must be over, on the monotonic clock in seconds."""
+        return self.started + self.options.seconds
+
+    def run(self, place: StudyPlace, header: dict[str, Any]) -> Standing:
+        """Try recipes, as long as there is time left for the last checks of the best."""
+        study = Study(place, self.space, self.options.seed, self.options.keep_short)
         study.begin(header)
         while True:
             study.rescue()
             standing = self._standing(study)
-            is_due = time.monotonic() < self.end and study.is_due(self.options.trials)
-            if not is_due and not study.has_waiting:
+            stop_at = self.end - self._reserve(standing.points)
+            is_due = study.is_due(self.options.trials) or study.has_waiting
+            if not is_due or time.monotonic() > stop_at:
                 return standing
             self.watch(standing)
             trial, parameters = study.ask()
-            study.tell(trial, self.stock, *self._tried(parameters, standing, study.is_start(trial)))
+
+            def look(trial: Any = trial, stop_at: float = stop_at) -> None:
+                study.sign(trial)
+                if time.monotonic() > stop_at:
+                    raise TimeIsUp
+
+            try:
+                study.tell(trial, self.stock, *self._tried(parameters, standing, study.is_start(trial), look))
+            except TimeIsUp:
+                study.put_back(trial)
+                return standing
+
+    def _reserve(self, points: Sequence[Point]) -> float:
+        """The seconds to keep for the last checks: what they take by what was measured, but no more than a share."""
+        if math.isinf(self.end):
+            return 0.0
+        most = _MOST_FOR_CHECKS * self.options.seconds
+        return min(most, _SPARE * seconds_of_end(points, self.stock_seconds, self.options) + WRITING)
 
     def _standing(self, study: Study) -> Standing:
         trials = study.trials()
         points = points_of(trials, self.stock)
         best = best_of(points, self.options.keep_short)
-        left = max(0.0, self.end - time.monotonic())
-        return Standing("trying recipes", self.stock, trials, points, best, left, self.options.trials)
+        return Standing("trying recipes", self.stock, trials, points, best, self.end, self.options.trials)
 
-    def _tried(self, parameters: Parameters, standing: Standing, is_start: bool) -> Any:
+    def _tried(
+        self, parameters: Parameters, standing: Standing, is_start: bool, look: Callable[[], None]
+    ) -> tuple[Recipe | None, Measurement | None, str]:
         """What comes of a recipe: itself, its measurement, and why there is none."""
 
         def stop(found: Measurement) -> bool:
-            # What others are compared with and start from is asked everything, if it is anywhere near.
+            look()
             if is_start:
-                return found.rise(self.stock)[0] > _FAR * self.options.keep_short
+                # What others are compared with is asked everything, if it is near and no other is better in both.
+                rise = found.rise(self.stock)[0]
+                return rise > _FAR * self.options.keep_short or any(
+                    point.dominates(found.least_loss, rise) for point in standing.points
+                )
             return is_hopeless(found, self.stock, standing.points, self.options.keep_short)
 
         try:

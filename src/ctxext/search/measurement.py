@@ -63,6 +63,16 @@ class Measurement:
         known = math.fsum(bounded(loss) for losses in self.answers.values() for loss in losses)
         return known / (self.num_prompts * len(self.lengths))
 
+    def __add__(self, other: "Measurement") -> "Measurement":
+        """Two parts of one eval set together."""
+        return Measurement(
+            self.short + other.short,
+            {length: losses + other.answers[length] for length, losses in self.answers.items()},
+            {length: own + other.correct[length] for length, own in self.correct.items()},
+            self.lengths,
+            self.num_prompts + other.num_prompts,
+        )
+
     def exact(self, length: int) -> float:
         """The share of prompts of a length that are answered."""
         return mean([float(right) for right in self.correct[length]])
@@ -128,7 +138,7 @@ def measure(
     Args:
         loaded: The model.
         eval_set: What to ask.
-        is_hopeless: ModelPlan before each length of each round; the rest is left out where it says so.
+        is_hopeless: Asked before each length of each round; the rest is left out where it says so.
 
     Raises:
         CtxextError: the model returns numbers that are not finite.

@@ -9,8 +9,6 @@ from ctxext.evaluate.settings import even_depths
 from ctxext.recipes.length import format_length
 
 DEFAULT_MINUTES = 20.0
-_TRYING = 0.8
-"""The share of the time in which recipes are tried; the rest is for the last checks."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,7 @@ class SearchOptions:
     Attributes:
         target_length: The wanted context in tokens.
         trials: Stop after so many recipes, those of earlier runs of the same study included.
-        minutes: How long this run may take, about; a fifth of it for the last checks. Twenty where neither is given.
+        minutes: How long this run may take, everything included; twenty where neither is given.
         methods: Names of the methods to try; all that apply to the model where empty.
         keep_short: The share by which the loss at the original context length may rise.
         samples: Questions at each depth and length for each recipe; twice as many for the best few.
@@ -29,6 +27,7 @@ class SearchOptions:
         data: The user's own text: documents at the original context length, and where needles are hidden.
         seed: Decides the questions and which recipes are tried.
         checked: Questions at each depth and length for the last check.
+        original_length: What the model was trained on, in tokens, where its files do not say it.
     """
 
     target_length: int
@@ -42,6 +41,7 @@ class SearchOptions:
     data: str | None = None
     seed: int = 0
     checked: int = 20
+    original_length: int | None = None
 
     def __post_init__(self) -> None:
         least = {"target_length": 1, "trials": 1, "samples": 1, "num_depths": 1, "checked": 2}
@@ -69,10 +69,10 @@ class SearchOptions:
 
     @property
     def seconds(self) -> float:
-        """When to stop trying recipes, counted from the start of this run."""
+        """How long this run may take."""
         if self.minutes is None:
-            return float("inf") if self.trials is not None else 60 * _TRYING * DEFAULT_MINUTES
-        return 60 * _TRYING * self.minutes
+            return float("inf") if self.trials is not None else 60 * DEFAULT_MINUTES
+        return 60 * self.minutes
 
     def lengths_from(self, trained_length: int) -> tuple[int, ...]:
         """The prompt lengths, shortest first; the target is always among them.

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +21,14 @@ from ctxext.recipes.rotary import model_config
 from ctxext.search.options import SearchOptions
 from ctxext.search.recipe_file import check_recipe_place, recipe_text
 from ctxext.search.space import space_of
+from ctxext.search.storage import StudyPlace, study_beside
 from ctxext.version import __version__
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
     from ctxext.search.final_evaluation import Check
     from ctxext.search.loop import Standing, Watch
+    from ctxext.search.measurement import Measurement
 
 
 @dataclass(frozen=True)
@@ -55,17 +58,12 @@ def check_optuna() -> None:
         raise CtxextError("A search needs optuna, which is not installed.", hint='pip install "ctxext[search]"')
 
 
-def study_beside(out: Path) -> Path:
-    """Where the study of a recipe file is kept unless another place is named."""
-    return out.with_suffix(".db")
-
-
 def search(
     source: str,
     options: SearchOptions,
     *,
     out: Path | None = None,
-    study: Path | None = None,
+    study: StudyPlace | None = None,
     resume: bool = False,
     overwrite: bool = False,
     loading: "Loading | None" = None,
@@ -77,7 +75,7 @@ def search(
         source: A folder, a Hub id, or `demo`.
         options: How far to reach, what may be lost, how long to try.
         out: The recipe file to write; beside it a picture of the Pareto front. None writes neither.
-        study: The SQLite file of the study; beside `out` where None, and nowhere without that.
+        study: Where the study is kept; beside `out` where None, and nowhere without that.
         resume: Go on with the study; several processes may share one.
         overwrite: Replace a study and a recipe file that are there.
         loading: How to load the model.
@@ -89,10 +87,10 @@ def search(
     started = time.monotonic()
     check_optuna()
     revision, token = (loading.revision, loading.token) if loading else (None, None)
-    (info,) = open_infos([source], revision=revision, token=token)
+    (info,) = open_infos([source], revision=revision, token=token, original_length=options.original_length)
     checkpoint = info.checkpoint
     space = space_of(checkpoint, options.target_length, options.methods)
-    if model_config(checkpoint.config).is_extended:
+    if model_config(checkpoint.config, checkpoint.original_length).is_extended:
         raise already_extended(checkpoint, space.rotary)
     trained_length = space.rotary.trained_length
     options.lengths_from(trained_length)
@@ -102,30 +100,54 @@ def search(
     # From here on it takes torch, and seconds.
     from ctxext.evaluate.model import Loading, load_model
     from ctxext.search.eval_set import make_eval_sets
-    from ctxext.search.final_evaluation import check, run_off
-    from ctxext.search.loop import SearchLoop, Standing
+    from ctxext.search.final_evaluation import check, refuse_without_points, run_off
+    from ctxext.search.loop import WRITING, SearchLoop, Standing
     from ctxext.search.measurement import measure
-    from ctxext.search.study import check_study
     from ctxext.search.trial_model import Workbench
 
     watch = watch or (lambda standing: None)
-    with tempfile.TemporaryDirectory() as place:
-        path = study or (study_beside(out) if out else Path(place) / "study.db")
-        check_study(path, resume=resume, overwrite=overwrite)
-        watch(Standing("loading the model"))
+    end = started + options.seconds
+    with tempfile.TemporaryDirectory() as folder:
+        place = study or (study_beside(out) if out else StudyPlace(path=Path(folder) / "study.db"))
+        place.check(resume=resume, overwrite=overwrite)
+        watch(Standing("loading the model", end=end))
         stock = load_model(info, loading or Loading())
         trial_set, final_set, unseen = make_eval_sets(stock.encoder, options, trained_length)
-        bench = Workbench(stock, checkpoint, Path(place) / Path(place).name)
+        bench = Workbench(stock, checkpoint, Path(folder) / Path(folder).name)
         if not resume:
-            path.unlink(missing_ok=True)
-        watch(Standing("asking the plain model"))
-        loop = SearchLoop(bench, space, options, trial_set, measure(stock, trial_set), watch, started + options.seconds)
-        standing = loop.run(path, _header(checkpoint, info.digest, options, trained_length, stock))
+            place.clear()
+        watch(Standing("asking the plain model", end=end))
+        began = time.monotonic()
+        asked = measure(stock, trial_set, _in_time(end, options))
+        loop = SearchLoop(bench, space, options, trial_set, asked, time.monotonic() - began, watch, started)
+        standing = loop.run(place, _header(checkpoint, info.digest, options, trained_length, stock))
+        points = standing.points
+        if not points:
+            refuse_without_points(standing.trials, options.minutes)
         watch(dataclasses.replace(standing, stage="asking the best once more"))
-        winner = run_off(bench, final_set, standing, options)
+        halfway = (time.monotonic() + end - WRITING) / 2
+        kept = run_off(bench, final_set, points, options.keep_short, halfway)
         watch(dataclasses.replace(standing, stage="checking on unseen prompts"))
-        checked = check(bench, unseen, standing, winner)
+        checked = check(bench, unseen, points, kept, options.keep_short, end - WRITING)
     return _written(standing, checked, out, checkpoint, options)
+
+
+def _in_time(end: float, options: SearchOptions) -> "Callable[[Measurement], bool]":
+    """What ends the asking of the plain model where it takes so long that no time would be left.
+
+    Raises:
+        CtxextError: it does.
+    """
+
+    def look(found: "Measurement") -> bool:
+        if time.monotonic() > end:
+            raise CtxextError(
+                f"{options.minutes:g} minutes were too short to ask even the plain model.",
+                hint="Give more --minutes, or ask less: --samples 4, shorter --lengths.",
+            )
+        return False
+
+    return look
 
 
 def _written(
@@ -153,14 +175,21 @@ def _written(
 
 def figures(checked: "Check") -> list[str]:
     """What the last check found, in lines."""
-    stock = checked.answers["stock"]
-    lines = ["Measured on prompts that the search never saw:"]
-    for name, answers in checked.answers.items():
-        shares = ", ".join(f"{100 * answers.exact(length):.1f} % at {length}" for length in answers.lengths)
-        rise = "" if name == "stock" else f"; original context length {100 * answers.rise(stock)[0]:+.2f} %"
-        shown = f"published ({checked.published.trial.name})" if name == "published" and checked.published else name
-        lines.append(f"  {shown}: loss of an answer {answers.loss:.4f}, needles {shares}{rise}")
+    count = checked.stock.num_prompts
+    lines = [f"Measured on {count} prompts of each length that the search never saw:", _line("stock", checked.stock)]
+    for number, answers in sorted(checked.answers.items(), key=lambda entry: entry[1].loss):
+        point, rise = checked.points[number], answers.rise(checked.stock)[0]
+        words = ["found"] if point is checked.winner else []
+        words += ["published"] if point.trial.published else []
+        words += ["breaks the bound"] if rise > checked.keep_short else []
+        name = point.trial.name + (f" ({', '.join(words)})" if words else "")
+        lines.append(_line(name, answers) + f"; original context length {100 * rise:+.2f} %")
     return lines
+
+
+def _line(name: str, answers: "Measurement") -> str:
+    shares = ", ".join(f"{100 * answers.exact(length):.1f} % at {length}" for length in answers.lengths)
+    return f"  {name}: loss of an answer {answers.loss:.4f}, needles {shares}"
 
 
 def _header(

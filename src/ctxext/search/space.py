@@ -137,7 +137,7 @@ def space_of(source: Checkpoint, target_length: int, names: Sequence[str] = ()) 
     Raises:
         CtxextError: the model is not rotary, a method is unknown or does not apply, or none does.
     """
-    rotary = model_config(source.config).rotary
+    rotary = model_config(source.config, source.original_length).rotary
     wanted = [method_named(name) for name in names] or list(METHODS)
     refused = {method: _refusal(method, source) for method in wanted}
     for method, reason in refused.items():

@@ -1,16 +1,16 @@
-"""The study on disk: which recipes were tried, what came of each, and which is next. Several processes may share it."""
+"""The study: which recipes were tried, what came of each, and which is next. Several processes may share it."""
 
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from datetime import datetime
 from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
 
 from ctxext.converters.output_directory import is_running
 from ctxext.errors import CtxextError
@@ -18,14 +18,20 @@ from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.search.measurement import Measurement, measurement_from
 from ctxext.search.sampler import SteadySampler
 from ctxext.search.space import Parameters, Space
+from ctxext.search.storage import StudyPlace
 
-_NAME = "ctxext"
 _REFUSED_RISE = 10.0
 """What the sampler is told of recipes that cannot be measured: far more than may be lost."""
 
 
 _NEAR = 2.0
 """Recipes that lose up to so many times what they may are still worth changing a little."""
+
+_SILENT = 1800.0
+"""Seconds after which a process of another machine that says nothing is taken for dead; its clock may differ."""
+
+_SEEN_EVERY = 30.0
+"""Seconds between two signs of life."""
 
 
 @dataclass(frozen=True)
@@ -55,29 +61,27 @@ class Trial:
 
 
 class Study:
-    """A study in a SQLite file.
+    """A study in one of optuna's storages.
 
     Args:
-        path: The file.
+        place: Where it is kept.
         space: What can be tried.
         seed: Decides what is drawn.
         keep_short: The share by which the loss at the original context length may rise.
     """
 
-    def __init__(self, path: Path, space: Space, seed: int, keep_short: float) -> None:
-        self.path, self.space = path, space
+    def __init__(self, place: StudyPlace, space: Space, seed: int, keep_short: float) -> None:
+        self.place, self.space = place, space
         self.keep_short = keep_short
         self._starts = space.starts()
-        sampler = SteadySampler(seed, len(self._starts))
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        with _database_told(path):
-            connecting = {"connect_args": {"timeout": 60}}
-            self._storage = optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs=connecting)
+        self._seen = 0.0
+        with place.told():
+            self._storage = place.open()
             self._study = optuna.create_study(
                 storage=self._storage,
-                sampler=sampler,
+                sampler=SteadySampler(seed, len(self._starts)),
                 directions=["minimize", "minimize"],
-                study_name=_NAME,
+                study_name=place.name,
                 load_if_exists=True,
             )
 
@@ -97,7 +101,7 @@ class Study:
         different = [key for key in {**known, **header} if known.get(key) != header.get(key)]
         if different:
             raise CtxextError(
-                f'"{self.path}" cannot be continued, it was made otherwise: '
+                f'"{self.place}" cannot be continued, it was made otherwise: '
                 + "; ".join(f"{key} {known.get(key)}, now {header.get(key)}" for key in different[:3])
                 + ".",
                 hint="Repeat the command it was made with, or start again with --overwrite.",
@@ -105,13 +109,21 @@ class Study:
 
     def rescue(self) -> None:
         """Line up again what processes were trying that are no more: the same trials, with what was drawn for them."""
-        study_id = self._storage.get_study_id_from_name(_NAME)
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if not _is_alive(trial.user_attrs.get("owner")):
-                known = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
-                # Another process may have been faster.
-                with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
-                    self._storage.set_trial_state_values(known, TrialState.WAITING)
+            if not _is_alive(trial):
+                self._line_up(trial.number)
+
+    def put_back(self, trial: optuna.trial.Trial) -> None:
+        """Line up again what there was no time for."""
+        self._line_up(trial.number)
+
+    def _line_up(self, number: int) -> None:
+        study_id = self._storage.get_study_id_from_name(self.place.name)
+        known = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+        # Another process may have been faster: then this one has come to its end, or is tried twice.
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+            self._storage.set_trial_user_attr(known, "owner", None)
+            self._storage.set_trial_state_values(known, TrialState.WAITING)
 
     def is_due(self, limit: int | None) -> bool:
         """Whether fewer recipes than a limit were tried or are being tried."""
@@ -126,8 +138,15 @@ class Study:
     def ask(self) -> tuple[optuna.trial.Trial, Parameters]:
         """The next recipe to try."""
         trial = self._study.ask()
-        trial.set_user_attr("owner", [socket.gethostname(), os.getpid()])
+        self.sign(trial, force=True)
         return trial, self.space.draw(trial)
+
+    def sign(self, trial: optuna.trial.Trial, *, force: bool = False) -> None:
+        """Say now and then that this process still works on a trial."""
+        if force or time.monotonic() - self._seen > _SEEN_EVERY:
+            self._seen = time.monotonic()
+            with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+                trial.set_user_attr("owner", [socket.gethostname(), os.getpid(), time.time()])
 
     def tell(
         self,
@@ -137,17 +156,20 @@ class Study:
         measurement: Measurement | None,
         refusal: str,
     ) -> None:
-        """Keep what came of a recipe."""
+        """Keep what came of a recipe, unless another process, which took this one for dead, has done so."""
         rise = measurement.rise(stock)[0] if measurement else _REFUSED_RISE
         # Where no needle was asked for, a recipe counts as no better than none.
         loss = measurement.loss if measurement and measurement.answers else stock.loss
-        trial.set_constraint("short", rise - self.keep_short)
-        trial.set_user_attr("is_near", bool(measurement and measurement.answers) and rise <= _NEAR * self.keep_short)
-        trial.set_user_attr("refusal", refusal)
-        trial.set_user_attr("recipe", recipe.to_dict() if recipe else None)
-        trial.set_user_attr("measurement", measurement.to_dict() if measurement else None)
-        # As where recipes are given up: those that lose less than half of what they may count as alike in that.
-        self._study.tell(trial, [loss, max(rise, self.keep_short / 2)])
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+            trial.set_constraint("short", rise - self.keep_short)
+            is_near = bool(measurement and measurement.answers) and rise <= _NEAR * self.keep_short
+            trial.set_user_attr("is_near", is_near)
+            trial.set_user_attr("refusal", refusal)
+            trial.set_user_attr("recipe", recipe.to_dict() if recipe else None)
+            trial.set_user_attr("measurement", measurement.to_dict() if measurement else None)
+            # As where recipes are given up: those that lose less than half of what they may count as alike in that.
+            values = [loss, max(rise, self.keep_short / 2)]
+            self._study.tell(trial, values, skip_if_finished=True)
 
     def trials(self) -> list[Trial]:
         """Every recipe that was tried, in order."""
@@ -172,35 +194,11 @@ def _trial_of(trial: FrozenTrial) -> Trial:
     )
 
 
-def _is_alive(owner: Any) -> bool:
-    """Whether a trial's process still works; what another machine does cannot be seen from here."""
-    if not owner:
-        return False
-    host, process = owner
-    return host != socket.gethostname() or is_running(int(process))
-
-
-@contextlib.contextmanager
-def _database_told(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except SQLAlchemyError as error:
-        raise CtxextError(
-            f'The study "{path}" cannot be used: {str(error).splitlines()[0]}', hint="Name another with --study."
-        ) from error
-
-
-def check_study(path: Path, *, resume: bool, overwrite: bool) -> None:
-    """Refuse a study that is there unasked, or is not there where one is to be continued.
-
-    Raises:
-        CtxextError: it is refused.
-    """
-    if path.exists() and not (resume or overwrite):
-        raise CtxextError(
-            f'There is a study "{path}" already.', hint="Go on with it: --resume. Start again: --overwrite."
-        )
-    if resume and not path.exists():
-        raise CtxextError(f'There is no study "{path}" to go on with.', hint="Leave --resume away.")
-    if not path.resolve().parent.is_dir():
-        raise CtxextError(f'There is no folder "{path.parent}" for the study.', hint="Make it, or choose another OUT.")
+def _is_alive(trial: FrozenTrial) -> bool:
+    """Whether somebody works on a trial: its process is seen on this machine; on another one it says so itself."""
+    owner = trial.user_attrs.get("owner")
+    if not owner:  # Taken a moment ago, or by a process that was killed in that moment.
+        begun = trial.datetime_start
+        return begun is not None and (datetime.now() - begun).total_seconds() < _SEEN_EVERY
+    host, process, seen = owner
+    return time.time() - seen < _SILENT if host != socket.gethostname() else is_running(int(process))

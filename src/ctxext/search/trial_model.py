@@ -35,7 +35,7 @@ class Workbench:
 
     def __init__(self, stock: LoadedModel, source: Checkpoint, folder: Path) -> None:
         self.stock, self.source, self.folder = stock, source, folder
-        self.plain = model_config(source.config)
+        self.plain = model_config(source.config, source.original_length)
         folder.mkdir()
 
     def prepared(self, recipe: Recipe) -> Recipe:

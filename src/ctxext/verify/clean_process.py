@@ -27,6 +27,22 @@ def module_at(path: str) -> Any:
     return module
 
 
+APPLY = ("apply_rotary_pos_emb", "apply_rotary_emb")
+
+
+def parts_of(found: Any) -> Any:
+    """Cos and sin, as most families have them, or as the parts of one complex tensor (Llama 4)."""
+    return found if isinstance(found, tuple) else (found.real, found.imag)
+
+
+def by_complex_numbers(states: Any, _: Any, cos: Any, sin: Any) -> Any:
+    """Rotate neighbouring dimensions (b, h, l, d) as one complex number each."""
+    import torch
+
+    pairs = torch.view_as_complex(states.double().unflatten(-1, (-1, 2))) * torch.complex(cos.double(), sin.double())
+    return (torch.view_as_real(pairs).flatten(-2).to(states.dtype),)
+
+
 class Rotation:
     """The stock model's rotary embedding of its full-attention layers, told which angles to use."""
 
@@ -51,7 +67,7 @@ class Rotation:
         try:
             one = self.torch.ones(1, 1)
             shape = (3, 1, 1) if hasattr(self.module, "mrope_section") else (1, 1)
-            return self.module(one, one.expand(shape), *self.layer_types)
+            return parts_of(self.module(one, one.expand(shape), *self.layer_types))
         finally:
             setattr(self.module, self.buffer, self.frequencies)
 
@@ -68,8 +84,11 @@ class Expected:
     def __init__(self, model: Any, task: dict[str, Any]) -> None:
         modeling: Any = sys.modules[type(model).__module__]
         self.model, self.modeling = model, modeling
-        self.plain_apply = self.modeling.apply_rotary_pos_emb
-        self.rotation = Rotation(model, self.plain_apply, task["full_types"])
+        self.applied = next(name for name in APPLY if hasattr(modeling, name))
+        self.plain_apply = getattr(modeling, self.applied)
+        self.is_complex = self.applied == "apply_rotary_emb"
+        rotate = by_complex_numbers if self.is_complex else self.plain_apply
+        self.rotation = Rotation(model, rotate, task["full_types"])
         self.theta, self.positions = float(task["theta"]), list[int]()
         self.states, self.angles = dict[int, Any](), dict[Any, Any]()
         self.current: list[Any] = [None]
@@ -88,7 +107,7 @@ class Expected:
             if _applies(module)
         ]
         eager = getattr(self.modeling, "eager_attention_forward", None)
-        self.modeling.apply_rotary_pos_emb = self.apply
+        setattr(self.modeling, self.applied, self.apply)
         if self.attention:
             self.modeling.eager_attention_forward = lambda *args, **kwargs: self.attend(eager, *args, **kwargs)
         try:
@@ -96,24 +115,24 @@ class Expected:
                 mask = torch.ones_like(input_ids)
                 return self.model(input_ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
         finally:
-            self.modeling.apply_rotary_pos_emb = self.plain_apply
+            setattr(self.modeling, self.applied, self.plain_apply)
             if self.attention:
                 self.modeling.eager_attention_forward = eager
             for hook in hooks:
                 hook.remove()
 
-    def apply(self, q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, q: Any, k: Any, *args: Any, **kwargs: Any) -> Any:
         """In the place of the family's function: un-rotated states are kept, rotated ones returned."""
         import torch
 
         attention = self.current[0]
-        axis = kwargs.get("unsqueeze_dim", 1)
+        axis = 2 if self.is_complex else kwargs.get("unsqueeze_dim", 1)
         queries, keys = (q, k) if axis == 1 else (q.transpose(1, 2), k.transpose(1, 2))
         layer, scaling = attention.layer_idx, getattr(attention, "scaling", None) or q.shape[-1] ** -0.5
         chosen = [reference.choose(settings, layer, queries, keys, scaling) for settings, reference in self.heads]
         self.states[id(attention)] = queries, keys, chosen
         if all(one is None for one in chosen):
-            return self.plain_apply(q, k, cos, sin, *args, **kwargs)
+            return self.plain_apply(q, k, *args, **kwargs)
         rotated = []
         for states in (queries, keys):
             group, heads = states.shape[1] // keys.shape[1], []
@@ -140,6 +159,8 @@ class Expected:
         if module.layer_idx not in settings["layers"]:
             return eager(module, query, key, value, mask, **kwargs)
         queries, keys, chosen = self.states[id(module)]
+        if hasattr(module, "qk_norm"):  # Llama 4 norms what is rotated, which is the norm of what is not.
+            queries, keys = module.qk_norm(queries), module.qk_norm(keys)
         size, group, width = query.shape[2], query.shape[1] // key.shape[1], queries.shape[-1]
         scores = torch.full((1, query.shape[1], size, size), -math.inf)
         for head in range(query.shape[1]):
@@ -183,7 +204,7 @@ class Expected:
 def _applies(module: Any) -> bool:
     """Whether a module's own forward applies the rotary embedding."""
     code = getattr(getattr(type(module).forward, "__wrapped__", type(module).forward), "__code__", None)
-    return code is not None and "apply_rotary_pos_emb" in code.co_names
+    return code is not None and not {*APPLY}.isdisjoint(code.co_names)
 
 
 def stock_folder(out: Path, config: dict[str, Any], place: str) -> Path:
@@ -196,9 +217,8 @@ def stock_folder(out: Path, config: dict[str, Any], place: str) -> Path:
     return folder
 
 
-def main() -> None:
-    """Compare, and print what was found."""
-    task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+def compare(task: dict[str, Any]) -> dict[str, float]:
+    """Load a checkpoint and hold its logits against the references."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -219,11 +239,16 @@ def main() -> None:
     with torch.no_grad():
         unchanged = stock(input_ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
     wanted = Expected(stock, task).logits(input_ids, positions)
-    found = {
+    return {
         "difference": (got - wanted).abs().max().item(),
         "scale": wanted.abs().max().item(),
         "change": (unchanged - wanted).abs().max().item(),
     }
+
+
+def main() -> None:
+    """Compare, and print what was found."""
+    found = compare(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -1,10 +1,8 @@
 """The checks that load the model, each in a process of its own that cannot import ctxext."""
 
 from ctxext.errors import CtxextError
-from ctxext.recipes.frequencies import inverse_frequencies
-from ctxext.recipes.rotary import attention_scaling
+from ctxext.verify.carried import expected_rotation
 from ctxext.verify.logits import compare_logits
-from ctxext.verify.reference import expected_frequencies
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed
 
 _TOLERANCE = 2e-5
@@ -48,7 +46,9 @@ def check_frequencies(subject: Subject) -> Finding | None:
     if not modules:
         return Finding(name, SKIPPED, "this family keeps no inverse frequencies that could be compared")
     try:
-        wanted, scaling = _expected(subject)
+        wanted, scaling = expected_rotation(
+            subject.recipe, subject.plain, subject.expected, subject.plain.rotary.trained_length
+        )
     except CtxextError as error:
         return Finding(name, SKIPPED, error.message)
     for entry in modules:
@@ -60,14 +60,6 @@ def check_frequencies(subject: Subject) -> Finding | None:
             return Finding(name, FAILED, f"{entry['module']} differs from the recipe by up to {off:.1e}")
     factor = f", cosine and sine × {scaling:.4g}" if scaling != 1 else ""
     return Finding(name, PASSED, f"{len(wanted)} inverse frequencies as the recipe says{factor}")
-
-
-def _expected(subject: Subject) -> tuple[list[float], float]:
-    """By the methods' references; by the formulas of the stock types where the source's own schedule was kept."""
-    plain = subject.plain.rotary
-    if plain.is_scaled:
-        return inverse_frequencies(subject.rotary), attention_scaling(subject.rotary)
-    return expected_frequencies(subject.recipe.steps, plain, plain.trained_length)
 
 
 def check_logits(subject: Subject) -> Finding | None:

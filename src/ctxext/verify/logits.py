@@ -24,14 +24,17 @@ _BYTES_PER_PARAMETER = 4
 
 @dataclass(frozen=True)
 class Verification:
-    """What a check in a clean process found.
+    """What a check after converting found.
 
     Attributes:
+        of: What was compared: "logits" in a clean process, or "frequencies" in the installed transformers.
         skipped: Why nothing was checked; empty where it was.
-        difference: Largest difference from the logits that the method asks for, relative to the largest logit.
+        difference: Largest difference from what the method asks for: of a logit relative to the largest one, or of a
+            frequency relative to itself.
         change: Largest change of a logit against the source.
     """
 
+    of: str = "logits"
     skipped: str = ""
     difference: float = 0.0
     change: float = 0.0

@@ -40,11 +40,16 @@ def render_page(report: Report) -> str:
         title=escape(_title([names[model["name"]] for model in models])),
         subtitle=escape(
             f"{settings['samples']} samples per cell, seed {settings['seed']}, transformers"
-            f" {report['versions']['transformers']}, torch {report['versions']['torch']}"
+            f" {report['versions']['transformers']}, torch {report['versions']['torch']}{_engine(report)}"
         ),
         sections="\n".join(section for section in sections if section),
         version=escape(report["versions"]["ctxext"]),
     )
+
+
+def _engine(report: Report) -> str:
+    """The engine that ran the models, where it was not transformers."""
+    return f", vLLM {report['versions']['vllm']}" if report["versions"].get("vllm") else ""
 
 
 def _title(names: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ctxext.evaluate.scoring.prefix_cache import follows_length
+from ctxext.loading import quiet_transformers
 
 
 def run_as_written(model: Any, ids: torch.Tensor, num_answers: Sequence[int], num_kept: int) -> torch.Tensor:
@@ -28,7 +29,8 @@ def run_as_written(model: Any, ids: torch.Tensor, num_answers: Sequence[int], nu
     logits: torch.Tensor | None = None
     for size in sorted(set(num_answers)):
         rows = [row for row, own in enumerate(num_answers) if own == size]
-        found = _answer_logits(model, ids[rows], size, token_by_token=token_by_token)
+        with quiet_transformers():  # The prompt has ordered the heads before the answer comes, as it should.
+            found = _answer_logits(model, ids[rows], size, token_by_token=token_by_token)
         if logits is None:
             logits = found.new_zeros(len(num_answers), num_kept, found.shape[-1])
         logits[rows, -size - 1 : -1] = found

@@ -11,15 +11,14 @@ from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.as_written import forget_longer_prompts
 from ctxext.evaluate.scoring.exact_match import check_finite
 from ctxext.evaluate.scoring.subspan_match import best_subspan_match, share_contained
+from ctxext.evaluate.served import ServedModel
 
 
 def generate_exact(
     loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int]
 ) -> Iterator[tuple[int, list[bool]]]:
     """Whether greedy decoding writes exactly the answer's tokens; arguments as in `exact_match.score_depths`."""
-    for depth in wanted:
-        prompts = [question[depth] for question in questions]
-        written = _generate(loaded, prompts)
+    for depth, prompts, written in _written(loaded, questions, wanted):
         yield (
             depth,
             [ids == prompt.ids[-prompt.num_answer :] for ids, prompt in zip(written, prompts, strict=True)],
@@ -30,9 +29,8 @@ def generate_matching(
     loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int]
 ) -> Iterator[tuple[int, list[bool]]]:
     """Whether greedy decoding writes text that holds one of the answers."""
-    for depth in wanted:
-        prompts = [question[depth] for question in questions]
-        texts = [loaded.encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in _generate(loaded, prompts)]
+    for depth, prompts, written in _written(loaded, questions, wanted):
+        texts = [loaded.encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in written]
         yield (
             depth,
             [best_subspan_match(text, prompt.answers) for text, prompt in zip(texts, prompts, strict=True)],
@@ -43,10 +41,26 @@ def generate_lists(
     loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int]
 ) -> Iterator[tuple[int, list[float]]]:
     """Which share of what an answer must hold greedy decoding writes, in any order."""
+    for depth, prompts, written in _written(loaded, questions, wanted):
+        texts = [loaded.encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in written]
+        yield depth, [share_contained(text, prompt.wanted) for text, prompt in zip(texts, prompts, strict=True)]
+
+
+def _written(
+    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int]
+) -> Iterator[tuple[int, list[Prompt], list[list[int]]]]:
+    """The prompts of each depth and what the model writes after them.
+
+    An engine is given all of them at once, those that begin alike side by side, and shares what they begin with.
+    """
+    if isinstance(loaded, ServedModel):
+        rows = loaded.write([question[depth] for question in questions for depth in wanted])
+        for place, depth in enumerate(wanted):
+            yield depth, [question[depth] for question in questions], rows[place :: len(wanted)]
+        return
     for depth in wanted:
         prompts = [question[depth] for question in questions]
-        texts = [loaded.encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in _generate(loaded, prompts)]
-        yield depth, [share_contained(text, prompt.wanted) for text, prompt in zip(texts, prompts, strict=True)]
+        yield depth, prompts, _generate(loaded, prompts)
 
 
 @torch.inference_mode()

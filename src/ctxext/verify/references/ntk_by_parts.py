@@ -10,7 +10,10 @@ def schedule(numbers, model, at):
     def index(rotations):
         return d / 2 * math.log(length / (2 * math.pi * rotations)) / math.log(base)
 
-    start, end = max(0, math.floor(index(numbers["beta_fast"]))), min(d - 1, math.ceil(index(numbers["beta_slow"])))
+    start, end = index(numbers["beta_fast"]), index(numbers["beta_slow"])
+    if numbers.get("truncate", True):
+        start, end = math.floor(start), math.ceil(end)
+    start, end = max(0, start), min(d - 1, end)
     found = []
     for i in range(d // 2):
         theta = base ** (-2 * i / d)

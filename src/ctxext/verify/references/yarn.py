@@ -10,10 +10,17 @@ def schedule(numbers, model, at):
     def index(rotations):
         return d / 2 * math.log(length / (2 * math.pi * rotations)) / math.log(base)
 
-    start, end = max(0, math.floor(index(numbers["beta_fast"]))), min(d - 1, math.ceil(index(numbers["beta_slow"])))
+    start, end = index(numbers["beta_fast"]), index(numbers["beta_slow"])
+    if numbers.get("truncate", True):
+        start, end = math.floor(start), math.ceil(end)
+    start, end = max(0, start), min(d - 1, end)
     found = []
     for i in range(d // 2):
         theta = base ** (-2 * i / d)
         gone = 0.0 if i <= start else 1.0 if i >= end else (i - start) / (end - start)
         found.append((1 - gone) * theta + gone * theta / s)
-    return found, numbers.get("attention_factor") or (0.1 * math.log(s) + 1 if s > 1 else 1.0)
+    one, other = numbers.get("mscale"), numbers.get("mscale_all_dim")
+    sharper = 0.1 * math.log(s) + 1
+    if one and other:  # DeepSeek-V2, its released code.
+        sharper = (0.1 * one * math.log(s) + 1) / (0.1 * other * math.log(s) + 1)
+    return found, numbers.get("attention_factor") or (sharper if s > 1 else 1.0)

@@ -1,0 +1,56 @@
+"""Ctrl-C that is answered at once, whatever the process is doing."""
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
+
+_PATIENCE = 1.0
+"""Seconds in which the process may end by itself."""
+
+
+@contextlib.contextmanager
+def answered_at_once(tell: Callable[[], None]) -> Iterator[None]:
+    """Make Ctrl-C end the process within about a second, for work that may be cut off anywhere without loss.
+
+    Python raises KeyboardInterrupt between two operations of the main thread: one operation on a large model may take
+    long, and some libraries swallow what is raised inside a callback. So a thread waits for the signal too.
+
+    Args:
+        tell: Says how to go on; called once, by whoever is first.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    told = threading.Lock()
+
+    def tell_once() -> None:
+        if told.acquire(blocking=False):
+            tell()
+
+    theirs, ours = socket.socketpair()
+    ours.setblocking(False)
+    is_over = threading.Event()
+
+    def wait() -> None:
+        for number in iter(lambda: theirs.recv(1), b""):
+            if number[0] == signal.SIGINT and not is_over.wait(_PATIENCE):
+                tell_once()
+                os._exit(INTERRUPTED)
+
+    before = signal.set_wakeup_fd(ours.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=wait, daemon=True).start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        tell_once()
+        raise
+    finally:
+        is_over.set()
+        signal.set_wakeup_fd(before)
+        ours.close()

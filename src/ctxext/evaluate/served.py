@@ -1,0 +1,158 @@
+"""A checkpoint that an inference engine runs, ready to be asked: what can be asked of it, and of which checkpoints."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ctxext.checkpoint import Checkpoint
+from ctxext.converters.engines import EXACT, WRONG, Serving, carried, serving_of
+from ctxext.data.encoding import Encoder
+from ctxext.data.prompt import Prompt
+from ctxext.engine import Engine, engine_dtype, vllm_version
+from ctxext.errors import CtxextError
+from ctxext.evaluate.checkpoint_info import CheckpointInfo
+from ctxext.evaluate.model import LoadedModel, Loading, load_tokenizer, may_run_code
+from ctxext.families import family_of, text_config
+from ctxext.loading import choose_device
+from ctxext.recipes.rotary import ModelConfig, model_config
+
+NOT_WRITTEN = ("perplexity", "short")
+"""Tasks that read what a model thinks of a text, where an engine only writes."""
+
+_TOKENS_PER_CALL = 2**22
+_ENDLESS = ("default", "linear")
+"""Schedules whose table vLLM makes longer without changing it."""
+
+
+@dataclass(frozen=True)
+class ServedModel(LoadedModel):
+    """A model that an engine runs: it writes answers, and shows nothing else.
+
+    Attributes:
+        ends: Tokens that end an answer.
+        mind: What must be known of this checkpoint in this engine; empty where nothing.
+    """
+
+    model: Engine
+    ends: tuple[int, ...] = ()
+    mind: str = ""
+
+    def facts(self) -> dict[str, str]:
+        """How it was loaded, for the report."""
+        engine = f"vLLM {self.model.version}"
+        facts = {
+            "dtype": self.model.dtype,
+            "device": choose_device("auto").type,
+            "attention": engine,
+            "chat_template": "yes" if self.encoder.uses_chat else "no",
+            "engine": engine,
+        }
+        return {**facts, "mind": self.mind} if self.mind else facts
+
+    def write(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """What follows each prompt, as many tokens as its answer has room for."""
+        sizes = [prompt.num_answer for prompt in prompts]
+        ids = [prompt.ids[:-size] for prompt, size in zip(prompts, sizes, strict=True)]
+        return self.model.write(ids, sizes, self.ends)
+
+    def close(self) -> None:
+        """End the engine."""
+        self.model.close()
+
+
+def questions_per_call(length: int, num_depths: int) -> int:
+    """How many questions go to an engine at once: all, unless so many tokens would be lost where a run is killed."""
+    return max(1, _TOKENS_PER_CALL // (length * num_depths))
+
+
+def check_tasks(tasks: Sequence[str], harness: Sequence[str], loading: Loading, num_processes: int) -> None:
+    """Refuse what an engine cannot be asked, before anything is read.
+
+    Raises:
+        CtxextError: vLLM is not installed, or something asked for is not in its power.
+    """
+    vllm_version()
+    refused = [task for task in tasks if task in NOT_WRITTEN]
+    if refused:
+        raise CtxextError(
+            f"{' and '.join(refused)} cannot be measured through vLLM, which only writes answers here.",
+            hint="Leave it out, or measure it without --engine.",
+        )
+    if harness:
+        raise CtxextError("--harness does not go through --engine.", hint="lm_eval --model vllm runs its tasks there.")
+    if loading.attention or loading.device != "auto":
+        raise CtxextError("vLLM chooses device and attention itself.", hint="Leave out --device and --attn.")
+    if num_processes > 1:
+        raise CtxextError(
+            "vLLM starts its processes itself.", hint="""Use one, with --engine-args '{"tensor_parallel_size": 2}'."""
+        )
+
+
+def serving_by_vllm(checkpoint: Checkpoint) -> Serving | None:
+    """What the table of engines says of a checkpoint; None where its positions are no rotation."""
+    family = family_of(checkpoint.config)
+    if family.positions != "rotary" or family.reason:
+        return None
+    return next(row for row in serving_of(model_config(checkpoint.config)) if row.engine == "vLLM")
+
+
+def check_served(info: CheckpointInfo, lengths: Sequence[int]) -> None:
+    """Refuse a checkpoint that vLLM would run wrongly.
+
+    Raises:
+        CtxextError: the table of engines says so, or a length is beyond what vLLM has positions for.
+    """
+    row = serving_by_vllm(info.checkpoint)
+    if row is not None and row.status == WRONG:
+        raise CtxextError(f'vLLM does not serve "{info.name}": {row.remark}.', hint="Measure it without --engine.")
+    _overrides(info, max(lengths))
+
+
+def _overrides(info: CheckpointInfo, length: int) -> Mapping[str, Any]:
+    """What vLLM must read in config.json to have positions for a length.
+
+    Raises:
+        CtxextError: its table for this schedule ends before.
+    """
+    if info.context_length is None or length <= info.context_length:
+        return {}
+    model: ModelConfig | None = None if info.has_table else model_config(info.checkpoint.config)
+    if model is None or carried(model)[0] not in _ENDLESS:
+        raise CtxextError(
+            f'vLLM has positions for {info.context_length} tokens of "{info.name}" and none beyond.',
+            hint="Leave longer lengths out, or measure them without --engine.",
+        )
+    more, key = {"max_position_embeddings": length}, model.family.text_config
+    nested = key is not None and text_config(model.config, model.family) is not model.config
+    return {"hf_overrides": {key: more} if nested else more}
+
+
+def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) -> ServedModel:
+    """Start vLLM with a checkpoint.
+
+    Args:
+        info: The checkpoint.
+        loading: How models are loaded.
+        lengths: Prompt lengths in tokens, answers included.
+
+    Raises:
+        CtxextError: it cannot be loaded.
+    """
+    encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
+    engine = Engine(
+        info.checkpoint.folder,
+        length=max(lengths),
+        dtype=engine_dtype(info.checkpoint.config, loading.dtype),
+        trust=may_run_code(info, loading),
+        arguments={**_overrides(info, max(lengths)), **loading.engine_arguments},
+    )
+    row = serving_by_vllm(info.checkpoint)
+    mind = row.remark if row is not None and row.status != EXACT else ""
+    return ServedModel(info.name, engine, encoder, False, _ends(info.checkpoint), mind)
+
+
+def _ends(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The tokens at which transformers stops writing."""
+    found = (checkpoint.read_json("generation_config.json") or {}).get("eos_token_id")
+    found = checkpoint.config.get("eos_token_id") if found is None else found
+    return tuple(found) if isinstance(found, list) else () if found is None else (found,)

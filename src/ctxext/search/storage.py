@@ -1,0 +1,128 @@
+"""Where a study is kept: a SQLite file of its own, or a place that machines share, by optuna's own storages."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctxext.errors import CtxextError
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+_FILE_NAME = "ctxext"
+
+
+@dataclass(frozen=True)
+class StudyPlace:
+    """A study's place.
+
+    Attributes:
+        name: What the study is called there.
+        path: The SQLite file; None in a shared storage.
+        storage: The URL of a database (postgresql, mysql), or the path of a journal file on a disk that is shared.
+    """
+
+    name: str = _FILE_NAME
+    path: Path | None = None
+    storage: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.path) if self.path else f"{self.name} in {shown_storage(self.storage or '')}"
+
+    def open(self) -> "BaseStorage":
+        """The storage itself; made where it is not there yet."""
+        import optuna
+        from optuna.storages import JournalStorage, RDBStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        if self.path is not None:
+            return RDBStorage(f"sqlite:///{self.path}", engine_kwargs={"connect_args": {"timeout": 60}})
+        assert self.storage is not None, "a place has a path or a storage"
+        if "://" in self.storage:
+            return RDBStorage(self.storage, engine_kwargs={"pool_pre_ping": True})
+        return JournalStorage(JournalFileBackend(self.storage))
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Say in one line what is wrong with the place.
+
+        Raises:
+            CtxextError: it cannot be used.
+        """
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield
+        except ImportError as error:
+            raise CtxextError(
+                "The storage of the study needs a database driver that is not here.",
+                hint="pip install psycopg2-binary, and postgresql+psycopg2://...; or pymysql, and mysql+pymysql://...",
+            ) from error
+        except (SQLAlchemyError, OSError) as error:
+            hint = "Name another with --study." if self.path else "Check --storage and whether it answers."
+            raise CtxextError(f'The study "{self}" cannot be used: {str(error).splitlines()[0]}', hint=hint) from error
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is such a study."""
+        import optuna
+
+        if self.path is not None:
+            return self.path.exists()
+        if "://" not in (self.storage or "") and not Path(self.storage or "").exists():
+            return False
+        with self.told():
+            return self.name in optuna.get_all_study_names(self.open())
+
+    def clear(self) -> None:
+        """Forget the study, if there is one."""
+        import optuna
+
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+        elif self.is_there:
+            optuna.delete_study(study_name=self.name, storage=self.open())
+
+    def check(self, *, resume: bool, overwrite: bool) -> None:
+        """Refuse a study that is there unasked, or is not there where one is to be continued.
+
+        Raises:
+            CtxextError: it is refused.
+        """
+        folder = _folder_of(self)
+        if folder is not None and not folder.is_dir():
+            raise CtxextError(f'There is no folder "{folder}" for the study.', hint="Make it, or choose another place.")
+        is_there = self.is_there
+        if is_there and not (resume or overwrite):
+            raise CtxextError(
+                f'There is a study "{self}" already.', hint="Go on with it: --resume. Start again: --overwrite."
+            )
+        if resume and not is_there:
+            raise CtxextError(f'There is no study "{self}" to go on with.', hint="Leave --resume away.")
+
+
+def _folder_of(place: StudyPlace) -> Path | None:
+    """The folder that a study's file lies in; None for a database."""
+    file: Any = place.path or (place.storage if "://" not in (place.storage or "") else None)
+    return Path(file).resolve().parent if file else None
+
+
+def study_beside(out: Path) -> StudyPlace:
+    """Where the study of a recipe file is kept unless another place is named."""
+    return StudyPlace(path=out.with_suffix(".db"))
+
+
+def shown_storage(storage: str) -> str:
+    """A storage's URL without its password."""
+    if "://" not in storage:
+        return storage
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        return make_url(storage).render_as_string(hide_password=True)
+    except ArgumentError:
+        return storage.split("://", 1)[0] + "://..."

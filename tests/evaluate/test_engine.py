@@ -1,0 +1,182 @@
+"""Evaluation through an inference engine, over a stand-in; tests/engines asks the real one."""
+
+import importlib.metadata
+import importlib.util
+import json
+import sys
+
+import pytest
+
+import stub_vllm
+from ctxext.converters.convert import convert
+from ctxext.engine import Engine, engine_dtype
+from ctxext.errors import CtxextError
+from ctxext.evaluate import Settings, evaluate
+from ctxext.evaluate.model import Loading
+from ctxext.publish.results import measured
+from ctxext.recipes import DynamicNtk, LongRope, MsPoE, Recipe, Yarn
+
+ENGINE = Loading(dtype="fp32", engine="vllm")
+SMALL = {"tasks": ("needle",), "lengths": (256,), "depths": (0.0, 1.0), "samples": 2}
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch):
+    """The stand-in in the place of vLLM, under the version of a package that is installed."""
+    found = stub_vllm.module()
+    monkeypatch.setitem(sys.modules, "vllm", found)
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"vllm": ["pytest"]})
+    return found
+
+
+def told(result):
+    """What a command that was refused says, with its hint."""
+    assert isinstance(result.exception, CtxextError)
+    return f"{result.exception.message} {result.exception.hint}"
+
+
+def cells(report):
+    return [
+        {(cell["task"], cell["length"], cell["depth"]): cell["correct"] for cell in model["cells"]}
+        for model in report["models"]
+    ]
+
+
+def test_the_same_cells_as_transformers(tmp_path):
+    asked = Settings(
+        tasks=("needle", "kv", "documents", "variables"),
+        lengths=(256, 640),
+        depths=(0.0, 1.0),
+        samples=2,
+        kv_ids="number",
+        allow_beyond=True,
+    )
+    scored = evaluate(["demo"], asked, loading=Loading(dtype="fp32"))
+    served = evaluate(["demo"], asked, loading=ENGINE, out=tmp_path / "out")
+    assert cells(served) == cells(scored)
+    assert 0 < sum(cells(served)[0].values()) < len(cells(served)[0]) * 2, "all or nothing is no comparison"
+    (llm,) = stub_vllm.made
+    assert llm.options["enable_prefix_caching"]
+    assert llm.options["max_model_len"] == 640
+    assert llm.options["hf_overrides"] == {"max_position_embeddings": 640}
+    assert len(llm.calls) == 8, "one call per task and length"
+    # Prompts of one question stand side by side and begin alike.
+    first, second = llm.calls[0][:2]
+    assert first[:100] == second[:100]
+    assert llm.ended
+
+
+def test_engine_and_version_are_named(tmp_path):
+    report = evaluate(["demo"], Settings(**SMALL), loading=ENGINE, out=tmp_path / "out")
+    header = json.loads((tmp_path / "out" / "cells.jsonl").read_text().splitlines()[0])["header"]
+    assert header["loading"]["engine"] == "vllm"
+    assert header["versions"]["vllm"] == pytest.__version__
+    named = f"vLLM {pytest.__version__}"
+    assert report["models"][0]["engine"] == named
+    assert named in (tmp_path / "out" / "report.html").read_text()
+    card = measured(report, report["models"][0], [])
+    assert f"run by {named}" in card.body
+    assert "answers generated" in card.body
+    assert "--engine vllm" in card.command
+    assert "--generate" not in card.command
+    assert "engine" not in json.dumps(evaluate(["demo"], Settings(**SMALL))["loading"])
+
+
+def test_it_goes_on_where_it_was(tmp_path):
+    whole = evaluate(["demo"], Settings(**SMALL), loading=ENGINE, out=tmp_path / "out")
+    lines = tmp_path / "out" / "cells.jsonl"
+    kept = lines.read_text().splitlines()
+    assert len(kept) == 4
+    lines.write_text("\n".join(kept[:3]) + "\n")
+    stub_vllm.made.clear()
+    again = evaluate(["demo"], Settings(**SMALL), loading=ENGINE, out=tmp_path / "out", resume=True)
+    assert cells(again) == cells(whole)
+    assert [len(call) for call in stub_vllm.made[0].calls] == [2], "only the other depth was asked"
+    with pytest.raises(CtxextError, match="engine vllm, now None"):
+        evaluate(
+            ["demo"], Settings(**SMALL, generate=True), loading=Loading(dtype="fp32"), out=lines.parent, resume=True
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "loading", "told"),
+    [
+        ({"tasks": ("needle", "short", "perplexity")}, {}, "short and perplexity cannot be measured through vLLM"),
+        ({"harness": ("ruler-6",)}, {}, "--harness does not go through"),
+        ({}, {"device": "cpu"}, "chooses device"),
+        ({}, {"attention": "eager"}, "chooses device"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(changes, loading, told):
+    with pytest.raises(CtxextError, match=told):
+        evaluate(["demo"], Settings(**{**SMALL, **changes}), loading=Loading(engine="vllm", **loading))
+    assert not stub_vllm.made
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (DynamicNtk(factor=4), 'vLLM does not serve "out": log-probabilities differ'),
+        (MsPoE(head_order="prompt", first_layer=0), 'vLLM does not serve "out": needs --head-order calibrated'),
+    ],
+)
+def test_a_checkpoint_that_it_does_not_serve_is_refused(tmp_path, step, told):
+    convert("demo", tmp_path / "out", Recipe([step]), check=False)
+    with pytest.raises(CtxextError, match=told):
+        evaluate([str(tmp_path / "out")], Settings(**SMALL), loading=ENGINE)
+
+
+def test_beyond_its_table_is_refused(tmp_path):
+    convert("demo", tmp_path / "out", Recipe([Yarn(factor=2)]))
+    with pytest.raises(CtxextError, match="positions for 1024 tokens"):
+        evaluate([str(tmp_path / "out")], Settings(**{**SMALL, "lengths": (2048,)}, allow_beyond=True), loading=ENGINE)
+
+
+def test_what_must_be_minded_is_said(tmp_path):
+    factors = tuple([1.0] * 4 + [4.0] * 12)
+    convert("demo", tmp_path / "out", Recipe([LongRope(factor=4, short_factor=(1.0,) * 16, long_factor=factors)]))
+    report = evaluate([str(tmp_path / "out")], Settings(**SMALL), loading=ENGINE)
+    assert "long list is chosen once" in report["models"][0]["mind"]
+
+
+def test_numbers_that_are_not_finite_are_refused(monkeypatch):
+    monkeypatch.setattr(stub_vllm, "logprob", lambda number: stub_vllm.types.SimpleNamespace(logprob=float("nan")))
+    with pytest.raises(CtxextError, match="not finite"):
+        evaluate(["demo"], Settings(**SMALL), loading=ENGINE)
+
+
+def test_errors_of_the_engine_are_one_line(tmp_path, vllm):
+    def broken(**options):
+        raise RuntimeError(
+            "1 validation error for ModelConfig\n  Value error, no such backend\n    For further information see"
+        )
+
+    vllm.LLM = broken
+    with pytest.raises(CtxextError, match=r'vLLM .* cannot load "out": Value error, no such backend$'):
+        Engine(tmp_path / "out", length=8, dtype="float32")
+
+
+def test_command_line(run, tmp_path):
+    words = ["--engine-args", '{"tensor_parallel_size": 1}', "--lengths", "256", "--depths", "1", "--samples", "1"]
+    result = run("eval", "demo", "--engine", "vllm", *words, "--out", tmp_path / "out", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["settings"]["tasks"] == ["needle"]
+    assert stub_vllm.made[0].options["tensor_parallel_size"] == 1
+    assert "is no JSON object" in told(run("eval", "demo", "--engine", "vllm", "--engine-args", "[1]"))
+    assert 'There is no engine "sglang"' in told(run("eval", "demo", "--engine", "sglang"))
+    assert "Name it with --engine vllm" in told(run("eval", "demo", "--engine-args", '{"seed": 1}'))
+
+
+def test_without_it_one_line_and_a_hint(monkeypatch, run):
+    monkeypatch.delitem(sys.modules, "vllm")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = run("eval", "demo", "--engine", "vllm")
+    assert "vLLM is not installed." in told(result)
+    assert "ctxext[vllm]" in told(result)
+
+
+def test_auto_is_what_transformers_would_compute_in():
+    assert engine_dtype({"dtype": "float32"}, "auto") == "float32"
+    assert engine_dtype({}, "auto") == "float32"
+    assert engine_dtype({"torch_dtype": "torch.float16"}, "fp16") == "float16"
+    assert engine_dtype({"text_config": {"dtype": "float16"}}, "auto") in ("float16", "float32")

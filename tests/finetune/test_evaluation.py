@@ -1,0 +1,110 @@
+"""What is measured while a training runs, which save is taken, and what a resumed run may change."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ctxext.checkpoint import open_checkpoint
+from ctxext.errors import CtxextError
+from ctxext.evaluate.model import make_ready
+from ctxext.evaluate.scoring.exact_match import score_depths
+from ctxext.finetune.documents import Document
+from ctxext.finetune.evaluation import NUM_PARTS, NeedleProbe
+from ctxext.finetune.loss import use_chunked_loss
+from tiny_base import QUICK, documents, load, tune
+
+
+def change(**options):
+    return dataclasses.replace(QUICK, **options)
+
+
+def held_out(*_):
+    return map(Document, documents(count=3, seed=7))
+
+
+def evaluated(out):
+    lines = map(json.loads, (out / "steps.jsonl").read_text().splitlines())
+    return {line["step"]: line for line in lines if "eval_loss" in line}
+
+
+def losses_of(out) -> torch.Tensor:
+    """By plain transformers: the loss of every token of the held-out sequences, (sequences, 63)."""
+    model = load(out)
+    rows = torch.tensor([ids[start : start + 64] for ids in documents(count=3, seed=7) for start in (0, 64)])
+    with torch.no_grad():
+        scores = model(rows).logits[:, :-1].log_softmax(-1)
+    return -scores.gather(-1, rows[:, 1:, None])[..., 0]
+
+
+def test_the_loss_by_position_is_the_models(base, tmp_path):
+    tune(base, tmp_path / "out", change(steps=4, eval_every=1), read_held_out=held_out)
+    found = evaluated(tmp_path / "out")
+    assert list(found) == [1, 2, 3, 4]
+    losses = losses_of(tmp_path / "out")
+    assert found[4]["eval_loss"] == pytest.approx(float(losses.mean()), abs=1e-3)
+    # The hidden state at place p predicts token p + 1; the last of 64 places predicts nothing.
+    own = [float(losses[:, 16 * part : 16 * part + 16].mean()) for part in range(NUM_PARTS)]
+    assert found[4]["eval_loss_by_position"] == pytest.approx(own, abs=1e-3)
+    assert max(own) - min(own) > 0.01, "so that the parts can be told apart"
+
+
+def test_needles_are_asked_as_an_evaluation_asks_them(tmp_path):
+    folder = open_checkpoint("demo").folder
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    loaded = make_ready("demo", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), tokenizer)
+    own = use_chunked_loss(model)
+    for length in (512, 800):
+        probe = NeedleProbe(model, own, tokenizer, length, seed=0)
+        questions = [[prompt] for prompt in probe.prompts]
+        right = [is_right for question in questions for _, (is_right,) in score_depths(loaded, [question], [0])]
+        assert probe() == sum(right) / len(right)
+    assert 0 < sum(right) < len(right), "so that both answers occur"
+
+
+def test_the_best_save_is_taken(base, tmp_path):
+    lines = []
+    options = change(steps=5, save_every=1, keep_best=True, learning_rate=1.0, schedule="constant", warmup=0.0)
+    tune(base, tmp_path / "out", options, read_held_out=held_out, tell=lines.append)
+    found = {step: line["eval_loss"] for step, line in evaluated(tmp_path / "out").items()}
+    best = min(found, key=found.get)
+    assert best != max(found), "the last one is not the best, as it happens"
+    assert any(line.startswith(f"kept step {best}, the best") for line in lines)
+    assert float(losses_of(tmp_path / "out").mean()) == pytest.approx(found[best], abs=1e-3)
+
+
+def test_patience_stops_a_run_that_gets_no_better(base, tmp_path):
+    options = change(steps=9, save_every=1, patience=2, learning_rate=0.3, schedule="constant", warmup=0.0)
+    tune(base, tmp_path / "out", options, read_held_out=held_out)
+    found = {step: line["eval_loss"] for step, line in evaluated(tmp_path / "out").items()}
+    assert len(found) < 9
+    assert max(found) == min(found, key=found.get) + 2
+    with pytest.raises(CtxextError, match="measured on other data"):
+        tune(base, tmp_path / "other", options)
+    with pytest.raises(CtxextError, match="might not have been saved"):
+        change(save_every=3, eval_every=2, keep_best=True)
+
+
+def test_a_resumed_run_may_have_more_steps_and_other_batches(base, tmp_path):
+    steady = {"schedule": "constant", "warmup": 0.0, "save_every": 1}
+    tune(base, tmp_path / "whole", change(**steady))
+
+    def stop(text, done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(base, tmp_path / "out", change(**steady), progress=stop)
+    done = tune(base, tmp_path / "out", change(**steady, micro_batch=2, checkpointing=True), resume=True)
+    assert [step for step, _ in done.losses] == [1, 2, 3, 4, 5, 6]
+    for name, weight in load(tmp_path / "whole").state_dict().items():
+        assert torch.allclose(load(tmp_path / "out").state_dict()[name], weight, atol=1e-4), name
+    with pytest.raises(KeyboardInterrupt):
+        tune(base, tmp_path / "more", change(**steady), progress=stop)
+    more = tune(base, tmp_path / "more", change(**steady, steps=9), resume=True)
+    assert [step for step, _ in more.losses] == list(range(1, 10))
+    first, second = ([loss for _, loss in one.losses[:6]] for one in (done, more))
+    assert first == pytest.approx(second, abs=1e-3)

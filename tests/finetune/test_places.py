@@ -1,0 +1,121 @@
+"""Whose OUT it is while a run trains for hours, and what its leftovers do to the next run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctxext.converters.output_directory import beside, foreign_files
+from ctxext.errors import CtxextError
+from ctxext.finetune import run
+from ctxext.finetune.run import training_folder
+from tiny_base import tune
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from ctxext.locks import locked
+with locked(Path(sys.argv[1])):
+    print("in", flush=True)
+    time.sleep(60)
+"""
+
+
+class Stopped(Exception):
+    """Stands for a kill."""
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def quick(monkeypatch) -> None:
+    """No training: what is tested is before and after it."""
+    monkeypatch.setattr(run, "_train", lambda *_args, **_options: (_ for _ in ()).throw(Stopped))
+
+
+def test_a_second_run_is_refused_before_it_trains_and_named(base, tmp_path, monkeypatch):
+    quick(monkeypatch)
+    with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / "out"], stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"in\n"
+        with pytest.raises(CtxextError, match=rf"written by another run \(process {other.pid} on \w+\)\.$"):
+            tune(base, tmp_path / "out")
+        other.kill()
+    with pytest.raises(Stopped):
+        tune(base, tmp_path / "out")
+    assert names(tmp_path) == ["out.training"]
+
+
+@pytest.mark.parametrize("given", [{}, {"overwrite": True}, {"overwrite_anything": True}])
+def test_what_is_put_into_out_meanwhile_stays(given, base, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    if "overwrite_anything" in given:
+        (out / "before.txt").write_text("may go")
+
+    def put(_line: str) -> None:
+        (out / "thesis.txt").write_text("years")
+
+    with pytest.raises(CtxextError, match=r'was filled while this ran.*the result is ".*out-2"'):
+        tune(base, out, tell=put, **given)
+    assert (out / "thesis.txt").read_text() == "years"
+    assert foreign_files(tmp_path / "out-2") == []
+    assert (tmp_path / "out-2" / "model.safetensors").is_file()
+
+
+def test_only_what_is_said_may_go(base, tmp_path):
+    out = tmp_path / "out"
+    tune(base, out, merge=False)
+    tune(base, out, merge=False, overwrite=True)
+    (out / "adapter" / "mine.txt").write_text("")
+    with pytest.raises(CtxextError, match=r'did not make: "adapter/mine\.txt"'):
+        tune(base, out, overwrite=True)
+    tune(base, out, overwrite_anything=True)
+    assert names(tmp_path) == ["out"]
+    assert not (out / "adapter" / "mine.txt").exists()
+
+
+def test_what_a_kill_leaves_is_in_nobodys_way(base, tmp_path, monkeypatch):
+    quick(monkeypatch)
+    out = tmp_path / "out"
+    folder = training_folder(out)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    mine = beside(folder, "new").name.replace(str(os.getpid()), str(gone.pid))
+    theirs = f".out.training.ctxext-new-elsewhere-{gone.pid}"
+    for name in (mine, theirs, folder.name):
+        (tmp_path / name).mkdir()
+    (tmp_path / mine / "checkpoint-2").mkdir()
+    with pytest.raises(Stopped):
+        tune(base, out)
+    assert names(tmp_path) == [theirs, "out.training"]
+    assert names(folder) == ["settings.json"]
+
+
+def test_a_run_is_there_with_its_settings_or_not_at_all(base, tmp_path, monkeypatch):
+    """Killed while it makes or clears its folder, a run leaves what the next one begins anew with."""
+    quick(monkeypatch)
+    folder = training_folder(tmp_path / "out")
+    with pytest.raises(Stopped):
+        tune(base, tmp_path / "out")
+    (folder / "checkpoint-2").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(run.shutil, "rmtree", lambda *_args, **_options: (_ for _ in ()).throw(Stopped))
+        with pytest.raises(Stopped):
+            tune(base, tmp_path / "out", overwrite=True)
+    assert not folder.exists()
+    with pytest.raises(Stopped):
+        tune(base, tmp_path / "out")
+    assert names(tmp_path) == ["out.training"]
+    assert names(folder) == ["settings.json"]
+
+
+def test_files_of_others_in_the_folder_of_saves_stay(base, tmp_path):
+    folder = training_folder(tmp_path / "out")
+    folder.mkdir()
+    (folder / "mine.txt").write_text("")
+    with pytest.raises(CtxextError, match="is in the way"):
+        tune(base, tmp_path / "out", overwrite=True)
+    assert names(folder) == ["mine.txt"]

@@ -1,0 +1,136 @@
+"""What a model was trained on: read where it is said, known where it is not, and given where the user knows better."""
+
+import json
+
+import pytest
+
+from ctxext.cli.method_options import build_recipe
+from ctxext.converters import convert
+from ctxext.errors import CtxextError
+from ctxext.families import family_of
+from ctxext.recipes import Llama3, MsPoE, Ntk, Recipe, Yarn
+from ctxext.recipes.known_models import known_models
+from ctxext.recipes.recipe import load_recipe
+from ctxext.recipes.relation import SelfExtend
+from ctxext.recipes.rotary import model_config
+from ctxext.verify.run import failures, verify
+from published_models import published, write
+from small_llama import make_llama, read_json
+
+PLAIN_MSPOE = MsPoE(head_order="fixed", first_layer=0)
+
+
+def test_the_table_names_its_sources():
+    for known in known_models():
+        assert known.names
+        assert known.facts
+        assert len(known.source) > 20
+        for model_type in known.model_types:
+            assert family_of({"model_type": model_type}).positions == "rotary"
+
+
+@pytest.mark.parametrize("key", ["rope_theta", "max_position_embeddings", "sliding_window"])
+def test_a_model_with_other_facts_is_not_taken_for_a_known_one(key):
+    config = dict(published("mistral-7b-v0.1")["config"])
+    assert model_config(config).rotary.trained_length == 8192
+    config[key] = 1e6 if key == "rope_theta" else 16384
+    assert model_config(config).rotary.trained_length == config["max_position_embeddings"]
+
+
+def test_a_length_given_stands_above_all(tmp_path):
+    for name, given in (("mistral-7b-v0.1", 16384), ("llama-3.1-8b", 4096), ("qwen2.5-7b-instruct", 8192)):
+        rotary = model_config(published(name)["config"], given).rotary
+        assert (rotary.trained_length, rotary.length_origin) == (given, "--original-length")
+        # The schedule that is there goes on counting from its own.
+        assert rotary.schedule_length == (8192 if name == "llama-3.1-8b" else given)
+
+
+def test_the_shipped_recipes_give_what_they_cite():
+    qwen = model_config(published("qwen3-8b")["config"])
+    rotary = load_recipe("qwen-yarn-x4").resolved(qwen).edit(qwen).rotary
+    assert (rotary.parameters["original_max_position_embeddings"], rotary.context_length) == (32768, 131072)
+    assert rotary.parameters["factor"] == 4.0
+    llama = model_config(published("meta-llama-3-8b")["config"])
+    made = load_recipe("llama-3.1-128k").resolved(llama).edit(llama)
+    cited = published("llama-3.1-8b")["config"]
+    assert made.config["rope_scaling"] == cited["rope_scaling"]
+    assert made.config["max_position_embeddings"] == cited["max_position_embeddings"]
+
+
+def test_factor_and_length_may_be_said_apart(llama, tmp_path):
+    with pytest.raises(CtxextError, match="not both") as found:
+        build_recipe(["llama3"], None, {"factor": 8.0, "target_length": "2k"})
+    assert "recipe file" in found.value.hint
+    done = convert(str(llama), tmp_path / "out", Recipe([Llama3(factor=8, target_length=2048)]))
+    assert (done.plan.rotary.parameters["factor"], done.plan.rotary.context_length) == (8.0, 2048)
+    assert "because you said so; the factor of 8 makes 1024" in done.plan.cautions[0]
+    assert not failures(verify(str(tmp_path / "out")))
+    same = convert(str(llama), tmp_path / "same", Recipe([Llama3(factor=8, target_length=1024)]))
+    assert same.plan.recipe.steps[0].target_length is None
+    assert not same.plan.cautions
+    with pytest.raises(CtxextError, match="disagree"):
+        convert(str(llama), tmp_path / "never", Recipe([SelfExtend(factor=2, target_length=1024)]))
+
+
+@pytest.mark.parametrize(
+    ("step", "length", "declares"),
+    [
+        (PLAIN_MSPOE, 128, 128),
+        (SelfExtend(factor=4), 256, None),
+        (Yarn(factor=4), 256, None),
+        (Ntk(factor=4), 256, None),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_what_is_declared_and_what_was_trained_stay_apart(step, length, declares, llama, tmp_path):
+    """A model that declares 128 tokens and was trained on 64."""
+    done = convert(str(llama), tmp_path / "out", Recipe([step]), original_length=64, check=False)
+    config = read_json(tmp_path / "out" / "config.json")
+    assert config["max_position_embeddings"] == length
+    assert config["ctxext"]["trained_length"] == 64
+    again = model_config(config).rotary
+    assert (again.trained_length, again.declared_length) == (64, declares)
+    assert again.context_length == done.plan.rotary.context_length == (64 if declares else 256)
+    assert '"model_max_length": ' + str(length) in (tmp_path / "out" / "tokenizer_config.json").read_text()
+    assert not failures(verify(str(tmp_path / "out"), against=str(llama)))
+
+
+def test_less_than_it_declares_is_refused(llama, tmp_path):
+    with pytest.raises(CtxextError, match="declares 128 tokens, and this would leave 96"):
+        convert(str(llama), tmp_path / "out", Recipe([Yarn(factor=1.5)]), original_length=64)
+    convert(str(llama), tmp_path / "out", Recipe([Yarn(factor=1.5)]), original_length=64, allow_shorter=True)
+
+
+SAID = {
+    "qwen3-8b": ("40960 are declared", "32768 tokens (known of Qwen/Qwen3-8B: model card"),
+    "llama-3.1-8b": ("by a schedule of its own, llama3 ×8 from 8192", "8192 tokens (original_max_position_embeddings)"),
+    "gemma-3-4b-it": ("by a schedule of its own, linear ×8 from 32768", "known of google/gemma-3-4b-pt: Gemma 3"),
+    "c4ai-command-r-v01": ("131072 tokens, not extended", "131072 tokens (model_max_length)"),
+    "mistral-7b-v0.3": ("32768 tokens, not extended", "32768 tokens (max_position_embeddings)"),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_inspect_says_which_length_and_why(name, run, tmp_path):
+    result = run("inspect", write(name, tmp_path / name))
+    for words in SAID[name]:
+        assert words in " ".join(result.stdout.split())
+    told = json.loads(run("inspect", tmp_path / name, "--original-length", "2k", "--json").stdout)["rotary"]
+    assert (told["trained_length"], told["trained_length_from"]) == (2048, "--original-length")
+
+
+def test_every_command_takes_it(run, tmp_path):
+    for command in ("convert", "inspect", "eval", "search", "finetune"):
+        assert "--original-length" in run(command, "--help").stdout.replace("\n", " ")
+    out = tmp_path / "out"
+    words = ["--method", "yarn", "--target-length", "2k", "--original-length", "256", "-q"]
+    assert run("convert", "demo", out, *words).exit_code == 0
+    assert read_json(out / "config.json")["rope_scaling"]["factor"] == 8.0
+
+
+def test_a_dry_run_shows_cautions(run, tmp_path):
+    source = make_llama(tmp_path / "llama", rope_scaling={"rope_type": "linear", "factor": 2.0})
+    words = ["--method", "yarn", "--factor", "4", "--replace-scaling", "--original-length", "64", "--dry-run"]
+    result = run("convert", source, *words)
+    assert "took away linear ×2 from 64 tokens" in " ".join(result.stderr.split())
+    assert "from 128 tokens to 256" in " ".join(result.stderr.split())

@@ -1,0 +1,192 @@
+"""Models that came with a schedule: what stands on it leaves it alone; what replaces it says so and keeps the rest."""
+
+import json
+import math
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ctxext.checkpoint import open_checkpoint
+from ctxext.converters import convert, make_plan
+from ctxext.errors import CtxextError
+from ctxext.recipes import MsPoE, PositionInterpolation, Recipe, Yarn
+from ctxext.recipes.adaptive import Adaptive
+from ctxext.recipes.frequencies import inverse_frequencies
+from ctxext.recipes.relation import SelfExtend
+from ctxext.recipes.rotary import attention_scaling, model_config
+from tiny_models import build
+
+MSCALE = {"mscale": 1.0, "mscale_all_dim": 0.5}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 8.0, "beta_slow": 0.5}
+SHAPES = {
+    "llama-3.1": ("llama", {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 32),
+    "yarn-mscale": ("llama", {**YARN, **MSCALE}, 32),
+    "deepseek-v3": ("deepseek_v3", {**YARN, **MSCALE}, 32),
+    "gpt-oss": ("gpt_oss", {**YARN, "truncate": False}, 32),
+    "phi-3-128k": (
+        "phi3",
+        {"type": "longrope", "short_factor": [1.0, 1.1] * 4, "long_factor": [1.0 + i for i in range(8)]},
+        32,
+    ),
+    "gemma-3": ("gemma3_text", {"rope_type": "linear", "factor": 8.0}, None),
+}
+"""The schedule as the files of these models have it, and their original length in tokens; they read 128."""
+
+SHORT, LONG = 20, 100
+
+
+def published(name, folder):
+    """A tiny random checkpoint with a published schedule, its config.json written as the model's makers wrote it."""
+    model_type, schedule, original = SHAPES[name]
+    build(model_type).save_pretrained(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    theta = 1e6 if model_type == "gemma3_text" else 1e4
+    for key in ("rope_parameters", "rope_scaling", "original_max_position_embeddings"):
+        config.pop(key, None)
+    config |= {"max_position_embeddings": 128, "rope_theta": theta, "rope_scaling": dict(schedule)}
+    if model_type == "phi3":
+        config |= {"original_max_position_embeddings": original, "sliding_window": None}
+    elif original:
+        config["rope_scaling"]["original_max_position_embeddings"] = original
+    if model_type == "gemma3_text":
+        config["rope_local_base_freq"] = 1e4
+    path.write_text(json.dumps(config))
+    return folder
+
+
+def logits(folder, length):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
+    with torch.no_grad():
+        return model(torch.arange(3, 3 + length)[None]).logits
+
+
+NEUTRAL = {
+    "mspoe": MsPoE(ratio_min=1, ratio_max=1, head_order="fixed", first_layer=0),
+    "self-extend": SelfExtend(factor=1, group=1),
+    "adaptive": Adaptive(factor=1),
+}
+
+
+@pytest.mark.parametrize("step", NEUTRAL.values(), ids=NEUTRAL)
+@pytest.mark.parametrize("name", [name for name in SHAPES if name != "deepseek-v3"])
+def test_what_changes_nothing_is_bit_equal_on_a_trained_schedule(name, step, tmp_path):
+    source = published(name, tmp_path / "source")
+    convert(str(source), tmp_path / "out", Recipe([step]), check=False)
+    for length in (SHORT, LONG):
+        assert torch.equal(logits(tmp_path / "out", length), logits(source, length))
+
+
+def test_shared_keys_still_refuse_what_moves_them(tmp_path):
+    source = published("deepseek-v3", tmp_path / "source")
+    for step in NEUTRAL.values():
+        with pytest.raises(CtxextError, match="latent attention"):
+            convert(str(source), tmp_path / "out", Recipe([step]))
+
+
+@pytest.mark.parametrize("name", ["yarn-mscale", "deepseek-v3", "gpt-oss"])
+def test_the_same_yarn_again_keeps_what_it_does_not_name(name, tmp_path):
+    source = published(name, tmp_path / "source")
+    plain = convert(str(source), tmp_path / "out", Recipe([Yarn(factor=4)]), replace_scaling=True)
+    for length in (SHORT, LONG):
+        assert torch.equal(logits(tmp_path / "out", length), logits(source, length))
+    kept = "truncate False" if name == "gpt-oss" else "mscale 1.0, mscale_all_dim 0.5"
+    assert kept in plain.plan.cautions[0]
+    convert(str(source), tmp_path / "given", Recipe([Yarn(factor=4, beta_fast=16)]), replace_scaling=True)
+    assert json.loads((tmp_path / "given" / "config.json").read_text())["rope_scaling"]["beta_fast"] == 16
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_formulas_are_those_of_the_loaded_model(name, tmp_path):
+    source = published(name, tmp_path / "source")
+    rotary = model_config(json.loads((source / "config.json").read_text())).rotary
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    modules = dict(model.named_modules())
+    (module,) = [one for place, one in modules.items() if place.endswith("rotary_emb")][:1]
+    layer = "full_attention_" if hasattr(module, "full_attention_inv_freq") else ""
+    module(torch.zeros(1, 1, 1), torch.arange(LONG)[None], **({"layer_type": "full_attention"} if layer else {}))
+    found = getattr(module, f"{layer}inv_freq")
+    wanted = torch.tensor(inverse_frequencies(rotary, LONG))
+    torch.testing.assert_close(found.float(), wanted, rtol=1e-5, atol=0)
+    assert getattr(module, f"{layer}attention_scaling") == pytest.approx(attention_scaling(rotary))
+
+
+def test_adaptive_slows_what_the_schedule_left(tmp_path):
+    """Around pi every frequency of a rung is the schedule's own divided by the factor."""
+    source = published("llama-3.1", tmp_path / "source")
+    plan = make_plan(open_checkpoint(str(source)), Recipe([Adaptive(factor=4, around="pi")]))
+    (settings,) = plan.model.code["steps"]
+    assert settings["original_length"] == 128
+    assert settings["base"] == inverse_frequencies(model_config(open_checkpoint(str(source)).config).rotary)
+    for factor, row in zip(settings["factors"], settings["inverse_frequencies"], strict=True):
+        assert row == pytest.approx([one / factor for one in settings["base"]])
+    yarn = make_plan(open_checkpoint(str(source)), Recipe([Adaptive(factor=4)])).model.code["steps"][0]
+    shares = [new / old for new, old in zip(yarn["inverse_frequencies"][-1], yarn["base"], strict=True)]
+    turns = [128 * one / (2 * math.pi) for one in yarn["base"]]
+    assert shares == sorted(shares, reverse=True)
+    assert all(share == pytest.approx(0.25) for share, turn in zip(shares, turns, strict=True) if turn < 0.5)
+
+
+def test_replacing_says_what_is_lost_and_by_how_much(tmp_path):
+    source = published("llama-3.1", tmp_path / "source")
+    with pytest.raises(
+        CtxextError, match="reads 128 tokens by a schedule of its own: llama3 ×8 from 32 tokens"
+    ) as found:
+        convert(str(source), tmp_path / "out", Recipe([Yarn(factor=8)]))
+    assert "starts again from 32 tokens" in found.value.hint
+    done = convert(str(source), tmp_path / "out", Recipe([Yarn(factor=8)]), replace_scaling=True)
+    assert "took away llama3 ×8 from 32 tokens" in done.plan.cautions[0]
+    assert "from 128 tokens to 256" in done.plan.cautions[0]
+
+
+def test_a_model_is_not_shortened_in_silence(tmp_path):
+    source, step = published("llama-3.1", tmp_path / "source"), Recipe([Yarn(target_length=64)])
+    with pytest.raises(CtxextError, match="reads 128 tokens, and this would leave 64") as found:
+        convert(str(source), tmp_path / "out", step, replace_scaling=True)
+    assert "--allow-shorter" in found.value.hint
+    convert(str(source), tmp_path / "out", step, replace_scaling=True, allow_shorter=True)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["max_position_embeddings"] == 64
+
+
+def test_a_linear_schedule_must_say_from_where(tmp_path):
+    source = published("gemma-3", tmp_path / "source")
+    again, step = {"replace_scaling": True, "allow_shorter": True}, Recipe([PositionInterpolation(factor=4)])
+    with pytest.raises(CtxextError, match="does not say from which length") as found:
+        convert(str(source), tmp_path / "out", step, **again)
+    assert "--original-length 16" in found.value.hint
+    done = convert(str(source), tmp_path / "out", step, original_length=16, **again)
+    assert (done.plan.rotary.trained_length, done.plan.rotary.context_length) == (16, 64)
+
+
+def test_code_on_a_trained_schedule_is_taken_off_before_it_is_replaced(tmp_path):
+    source = published("llama-3.1", tmp_path / "source")
+    convert(str(source), tmp_path / "mspoe", Recipe([NEUTRAL["mspoe"]]))
+    done = convert(str(tmp_path / "mspoe"), tmp_path / "out", Recipe([Yarn(factor=8)]), replace_scaling=True)
+    assert (done.plan.rotary.rope_type, done.plan.rotary.context_length) == ("yarn", 256)
+    with pytest.raises(CtxextError, match="reads 128 tokens, and this would leave 64"):
+        convert(str(tmp_path / "mspoe"), tmp_path / "short", Recipe([Yarn(factor=2)]), replace_scaling=True)
+
+
+BESIDE = {
+    "flat default": ({"rope_type": "default", "rope_theta": 5e4}, {"rope_type": "linear", "factor": 8.0}),
+    "old type": ({"rope_type": "default", "rope_theta": 5e4}, {"type": "linear", "factor": 8.0}),
+    "other scaling": (
+        {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e4},
+        {"rope_type": "dynamic", "factor": 4.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_a_rope_scaling_stands_above_rope_parameters(case, llama):
+    parameters, scaling = BESIDE[case]
+    path = llama / "config.json"
+    config = json.loads(path.read_text()) | {"rope_parameters": parameters, "rope_scaling": scaling}
+    config.pop("rope_theta", None)
+    path.write_text(json.dumps(config))
+    rotary, loaded = model_config(config).rotary, AutoConfig.from_pretrained(llama)
+    theirs = loaded.rope_scaling if hasattr(loaded, "rope_theta") else loaded.rope_parameters
+    their_type = theirs.get("rope_type") or theirs["type"]
+    assert (rotary.rope_type, rotary.parameters["factor"]) == (their_type, theirs["factor"])
+    assert rotary.theta == (loaded.rope_theta if hasattr(loaded, "rope_theta") else theirs["rope_theta"])

@@ -1,0 +1,129 @@
+"""How a search ends: in its time, with everything worth knowing checked, and with a word on what finds more."""
+
+import math
+import time
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from ctxext.checkpoint import open_checkpoint
+from ctxext.cli.search import verdict
+from ctxext.errors import CtxextError
+from ctxext.evaluate.model import make_ready
+from ctxext.recipes import Ntk, Recipe, Yarn
+from ctxext.recipes.methods import method_named
+from ctxext.search import Found, SearchOptions, final_evaluation, loop, measurement, search
+from ctxext.search.eval_set import make_eval_sets
+from ctxext.search.final_evaluation import Check, check, finalists_of, run_off
+from ctxext.search.loop import Standing
+from ctxext.search.measurement import Measurement, measure
+from ctxext.search.pareto import Point
+from ctxext.search.study import Trial
+from ctxext.search.trial_model import Workbench
+from hand_made import make_tokenizer
+
+LENGTHS = (320, 640)
+OPTIONS = SearchOptions(target_length=640, samples=2, num_depths=2, checked=4, keep_short=0.01)
+
+
+def answers(share: float, loss: float, short: float) -> Measurement:
+    right = [place < share * 10 for place in range(10)]
+    losses = [-math.log1p(-loss)] * 10
+    return Measurement([short] * 8, dict.fromkeys(LENGTHS, losses), dict.fromkeys(LENGTHS, right), LENGTHS, 10)
+
+
+def point(number: int, step, share: float, loss: float, rise: float, published: str = "") -> Point:
+    trial = Trial(number, published, Recipe([step]), answers(share, loss, 1 + rise), "", 1.0)
+    return Point(trial, loss, rise, rise)
+
+
+STOCK = answers(0.1, 0.9, 1.0)
+KEPT = point(0, Ntk(factor=2), 0.9, 0.2, 0.005, "ntk")
+COSTLY = point(1, Yarn(factor=2), 1.0, 0.1, 0.015, "yarn")
+
+
+def found_with(*points: Point, winner: Point | None) -> Found:
+    measured = {one.trial.number: one.trial.measurement for one in points}
+    checked = Check(winner, None, STOCK, {one.trial.number: one for one in points}, measured, 0.01)
+    return Found(winner.trial.recipe if winner else None, Standing("", STOCK), checked, ())
+
+
+def test_the_sentence_names_what_finds_more_and_breaks_the_bound():
+    said = verdict(found_with(KEPT, COSTLY, winner=KEPT), OPTIONS)
+    assert "ntk ×2 lowers the loss" in said
+    assert "yarn ×2 answers more prompts, 100.0% (100.0% at 640 tokens) where the one taken answers 90.0%" in said
+    assert "+1.50 ± 0.00 %, beyond the bound of 1 %." in said
+    assert "more prompts" not in verdict(found_with(KEPT, winner=KEPT), OPTIONS)
+    inside = point(2, Yarn(factor=3), 1.0, 0.3, 0.0)
+    assert "and its loss of an answer is 0.3000." in verdict(found_with(KEPT, inside, winner=KEPT), OPTIONS)
+    assert "answers more prompts" in verdict(found_with(COSTLY, winner=None), OPTIONS)
+
+
+def test_finalists_are_the_best_and_every_published_one_that_keeps_the_bound():
+    many = [point(number, Ntk(factor=2), 0.9, 0.1 + number / 100, 0.001) for number in range(2, 9)]
+    late = point(9, Yarn(factor=4), 0.5, 0.8, 0.0, "yarn")
+    chosen = [one.trial.number for one in finalists_of([KEPT, COSTLY, *many, late], 0.01)]
+    assert chosen == [2, 3, 4, 5, 6, 0, 9]
+
+
+@pytest.fixture(scope="module")
+def bench(source, tmp_path_factory):
+    stock = make_ready("tiny", AutoModelForCausalLM.from_pretrained(source), make_tokenizer())
+    return Workbench(stock, open_checkpoint(str(source)), tmp_path_factory.mktemp("end") / "bench")
+
+
+@pytest.fixture(scope="module")
+def eval_set(bench):
+    return make_eval_sets(bench.stock.encoder, OPTIONS, 320)[1]
+
+
+def test_models_that_are_asked_in_turn_answer_as_if_alone(bench, eval_set):
+    """Codes of several recipes are in memory at once, written to one folder one after the other."""
+    recipes = [Recipe([Yarn(factor=2)]), Recipe([method_named("self-extend")(factor=4)]), Recipe([Ntk(factor=2)])]
+    points = [
+        Point(Trial(number, "yes", recipe, measure(bench.apply(recipe), eval_set), "", 1.0), 0.5, 0.0, 0.0)
+        for number, recipe in enumerate(recipes)
+    ]
+    checked = check(bench, eval_set, points, points, 5.0, math.inf)
+    assert list(checked.answers) == [0, 1, 2]
+    for number, own in checked.answers.items():
+        alone = points[number].trial.measurement
+        for length in own.answers:
+            assert sorted(own.answers[length]) == pytest.approx(sorted(alone.answers[length]), abs=1e-4)
+    assert len({own.loss for own in checked.answers.values()}) == 3
+    kept = run_off(bench, eval_set, points, 5.0, math.inf)
+    assert kept[0].trial.number == min(checked.answers, key=lambda number: checked.answers[number].loss)
+
+
+def test_whatever_the_time_every_recipe_is_asked_the_same(bench, eval_set, monkeypatch):
+    recipe = Recipe([Yarn(factor=2)])
+    trial = Trial(0, "yarn", recipe, measure(bench.apply(recipe), eval_set), "", 1.0)
+    checked = check(bench, eval_set, [Point(trial, 0.5, 0.0, 0.0)], [], 5.0, time.monotonic() - 1)
+    assert checked.stock.num_prompts == checked.answers[0].num_prompts == 4
+    assert eval_set.num_prompts == 8
+
+
+@pytest.mark.parametrize("minutes", [2, 5])
+def test_minutes_are_kept_with_everything_included(source, monkeypatch, minutes):
+    """By a clock that only asking moves: half a second for each prompt."""
+    now = [0.0]
+
+    def slow(loaded, questions, *more):
+        found = measure(loaded, questions, *more)
+        now[0] += 0.5 * sum(map(len, found.answers.values()))
+        return found
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for module in (measurement, loop, final_evaluation):
+        monkeypatch.setattr(module, "measure", slow)
+    options = SearchOptions(target_length=640, minutes=minutes, samples=4, checked=40, num_depths=1, keep_short=5.0)
+    found = search(str(source), options)
+    assert 0.7 * 60 * minutes < now[0] < 1.15 * 60 * minutes
+    assert found.check.answers
+    assert found.check.stock.num_prompts < 40, "as many as there was time for"
+    assert found.standing.points
+
+
+def test_too_little_time_is_said(source):
+    with pytest.raises(CtxextError, match="minutes were too short"):
+        search(str(source), SearchOptions(target_length=640, minutes=0.0005))

@@ -1,0 +1,104 @@
+"""Studies in places that machines share, by optuna's own storages."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import optuna
+import pytest
+
+from ctxext.checkpoint import open_checkpoint
+from ctxext.errors import CtxextError
+from ctxext.search import study as study_module
+from ctxext.search.space import space_of
+from ctxext.search.storage import StudyPlace, shown_storage
+from ctxext.search.study import Study
+
+WORDS = ("--target-length", 640, "--samples", 1, "--checked", 2, "--lengths", 640, "--keep-short", 5, "--seed", 3)
+WORDS = (*WORDS, "--methods", "ntk,yarn,longrope")
+
+
+def test_a_journal_is_gone_on_from_and_replaced(run, source, tmp_path):
+    place = ["--storage", tmp_path / "study.log", "--study", "mine"]
+    first = run("search", source, tmp_path / "best.yaml", *WORDS, "--trials", 3, *place, "--json")
+    assert json.loads(first.stdout)["trials"] == 3
+    again = run("search", source, tmp_path / "best.yaml", *WORDS, "--trials", 5, *place)
+    assert 'There is a study "mine in ' in again.exception.message
+    more = run("search", source, tmp_path / "best.yaml", *WORDS, "--trials", 5, *place, "--resume", "--json")
+    assert json.loads(more.stdout)["trials"] == 5
+    other = run("search", source, tmp_path / "best.yaml", *WORDS, "--trials", 3, *place, "--overwrite", "--json")
+    assert json.loads(other.stdout)["front"] == json.loads(first.stdout)["front"]
+    assert not (tmp_path / "best.db").exists()
+
+
+def test_a_password_is_not_shown():
+    assert shown_storage("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
+    assert shown_storage("/shared/study.log") == "/shared/study.log"
+    assert "secret" not in str(StudyPlace(name="x", storage="postgresql://me:secret@host/db"))
+
+
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        ("nosuchdb://host/name", "cannot be used"),
+        ("mysql+cymysql://host/name", "needs a database driver"),
+        ("absent/study.log", "There is no folder"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_one_clear_line(run, source, tmp_path, monkeypatch, storage, message):
+    monkeypatch.chdir(tmp_path)
+    result = run("search", source, "best.yaml", *WORDS, "--storage", storage)
+    assert isinstance(result.exception, CtxextError), result.exception
+    assert message in result.exception.message
+    assert "\n" not in result.exception.message
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_another_machine_is_trying_is_left_until_it_falls_silent(source, tmp_path, monkeypatch):
+    space = space_of(open_checkpoint(str(source)), 1280)
+    mine, theirs = (Study(StudyPlace("s", storage=str(tmp_path / "study.log")), space, 0, 0.01) for _ in range(2))
+    for study in (mine, theirs):
+        study.begin({"source": "tiny"})
+    trial, parameters = theirs.ask()
+    trial.set_user_attr("owner", ["elsewhere", 1, time.time() - study_module._SILENT + 60])
+    mine.rescue()
+    assert mine.ask()[1] != parameters
+    trial.set_user_attr("owner", ["elsewhere", 1, time.time() - study_module._SILENT - 60])
+    mine.rescue()
+    assert mine.ask()[1] == parameters
+
+
+@pytest.mark.slow
+def test_three_processes_share_a_study_and_one_is_killed(source, tmp_path):
+    """With CTXEXT_TEST_STORAGE in a database of that URL, otherwise in a journal file."""
+    storage = os.environ.get("CTXEXT_TEST_STORAGE") or str(tmp_path / "study.log")
+    name = f"three-{os.getpid()}"
+    place = StudyPlace(name, storage=storage)
+
+    def begin(out: str, *more: str) -> subprocess.Popen:
+        words = map(str, (*WORDS, "--trials", 40, "--storage", storage, "--study", name, *more))
+        command = [sys.executable, "-m", "ctxext", "search", str(source), str(tmp_path / out), *words, "-q"]
+        return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    def trials() -> list:
+        return optuna.load_study(study_name=name, storage=place.open()).get_trials(deepcopy=False)
+
+    first = begin("a.yaml")
+    while not place.is_there or sum(trial.state.is_finished() for trial in trials()) < 1:
+        assert first.poll() is None
+        time.sleep(0.2)
+    others = [begin("b.yaml", "--resume"), begin("c.yaml", "--resume")]
+    while len({(trial.user_attrs.get("owner") or [0, 0])[1] for trial in trials()} - {0}) < 3:
+        assert others[1].poll() is None
+        time.sleep(0.2)
+    others[0].send_signal(signal.SIGKILL)
+    assert first.wait() == 0
+    assert others[1].wait() == 0
+    done = trials()
+    place.clear()
+    assert all(trial.state == optuna.trial.TrialState.COMPLETE for trial in done), "what the dead one tried is tried"
+    assert 40 <= len(done) <= 42
+    assert [trial.number for trial in done] == list(range(len(done)))

@@ -1,0 +1,112 @@
+"""Relation maps in an engine that lays requests end to end, keeps keys in blocks and orders a block as it likes."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from ctxext.portable import modeling_family  # noqa: F401  # A checkpoint's stub imports it.
+from ctxext.portable.method import Part
+from ctxext.serving.row_wise import Layout, Rows, row_wise
+from relation_cases import BASE, LENGTH, METHODS, PAIRS, Call, made, states, stock
+
+TOKENS, BLOCKS, HEADS, GROUPS, SIZE = 16, 64, 4, 2, 2 * PAIRS
+
+
+class Implementation:
+    """An engine's attention: keys and values of a block are mixed by a permutation that only it knows."""
+
+    def __init__(self):
+        self.num_kv_heads, self.head_size, self.scale = GROUPS, SIZE, SIZE**-0.5
+        self.order = torch.randperm(2 * TOKENS * GROUPS * SIZE, generator=torch.Generator().manual_seed(3))
+
+    def do_kv_cache_update(self, layer, key, value, cache, slots):
+        inside = torch.stack([key, value], 1).flatten(1)
+        for slot, numbers in zip(slots.tolist(), inside, strict=True):
+            block, token = divmod(slot, TOKENS)
+            flat = cache[block].view(-1)
+            flat[self.order[token * len(numbers) : (token + 1) * len(numbers)]] = numbers
+
+    def forward(self, layer, query, key, value, cache, about, output):
+        output.fill_(7.0)
+        return output
+
+
+def rows_of(name):
+    """What the plugin makes of a case, with a layer as a converted model has it."""
+    attention = SimpleNamespace(layer_idx=0, scaling=None, config=SimpleNamespace(_attn_implementation="vllm"))
+    method = made(name)
+    part = Part([method], attention, (apply_rotary_pos_emb, True))
+    part.is_left_to_engine = True
+    rotary = SimpleNamespace(ctxext_layouts={None: ([*range(PAIRS)] * 2, None)}, inv_freq=torch.tensor(BASE))
+    return Rows(part, rotary, [method], 0)
+
+
+def served(name, lengths, chunk, seed=0):
+    """Queries, keys and values of requests, and the output of an engine that reads `chunk` tokens of each at a time."""
+    engine = Implementation()
+    engine.ctxext_rows = rows_of(name)
+    engine.__class__ = row_wise(Implementation)
+    cache = torch.zeros(BLOCKS, GROUPS, TOKENS, 2 * SIZE)
+    free = [*range(BLOCKS)]
+    random.Random(seed).shuffle(free)
+    table = torch.zeros(len(lengths), BLOCKS, dtype=torch.int32)
+    for row in table:
+        row[: -(-max(lengths) // TOKENS)] = torch.tensor([free.pop() for _ in range(-(-max(lengths) // TOKENS))])
+    own = [states(length, HEADS, GROUPS, SIZE, seed=number) for number, length in enumerate(lengths)]
+    found = [[] for _ in lengths]
+    done = [0] * len(lengths)
+    while any(a < b for a, b in zip(done, lengths, strict=True)):
+        counts = [min(chunk, length - start) for start, length in zip(done, lengths, strict=True)]
+        spans = [slice(start, start + count) for start, count in zip(done, counts, strict=True)]
+        query, key, value = (
+            torch.cat([one[i][0, :, span].transpose(0, 1) for one, span in zip(own, spans, strict=True)])
+            for i in range(3)
+        )
+        slots = [
+            int(table[number, place // TOKENS]) * TOKENS + place % TOKENS
+            for number, span in enumerate(spans)
+            for place in range(span.start, span.stop)
+        ]
+        engine.do_kv_cache_update(None, key, value, cache, torch.tensor(slots))
+        done = [start + count for start, count in zip(done, counts, strict=True)]
+        about = SimpleNamespace(
+            query_start_loc=torch.tensor([0, *counts]).cumsum(0), seq_lens=torch.tensor(done), block_table=table
+        )
+        output = torch.empty_like(query)
+        engine.forward(None, query, key, value, cache, about, output)
+        for number, piece in enumerate(output.split(counts)):
+            found[number].append(piece)
+    return own, [torch.cat(pieces).transpose(0, 1) for pieces in found], engine.ctxext_rows.first
+
+
+@pytest.mark.parametrize("chunk", [1000, 50])
+@pytest.mark.parametrize("name", METHODS)
+def test_requests_side_by_side_are_as_each_alone(name, chunk):
+    own, found, first = served(name, [40, 150, 201], chunk)
+    for (query, key, value), output in zip(own, found, strict=True):
+        positions = torch.arange(query.shape[2])[None]
+        wanted = made(name).attend(stock, Call(positions), query, key, value, None)[0][0].transpose(0, 1)
+        assert torch.equal(output[:, :first], torch.full_like(output[:, :first], 7.0)), "the engine's own rows"
+        assert (output[:, first:] - wanted[:, first:]).abs().amax() < 2e-5 if query.shape[2] > first else True
+
+
+@pytest.mark.parametrize("name", ["self-extend", "dca", "adaptive", "sinks", "bifocal-continuous"])
+def test_one_token_at_a_time(name):
+    (query, key, value), (output, *_), first = (x[0] if i == 0 else x for i, x in enumerate(served(name, [100], 1)))
+    wanted = made(name).attend(stock, Call(torch.arange(100)[None]), query, key, value, None)[0][0].transpose(0, 1)
+    assert (output[:, first:] - wanted[:, first:]).abs().amax() < 2e-5
+
+
+def test_a_cache_that_is_not_understood_is_refused():
+    engine = Implementation()
+    engine.do_kv_cache_update = lambda layer, key, value, cache, slots: cache.fill_(1.0)
+    with pytest.raises(ValueError, match="does not understand"):
+        Layout(engine, None, torch.zeros(BLOCKS, GROUPS, TOKENS, 2 * SIZE))
+
+
+def test_the_border_is_where_rows_begin_to_differ():
+    assert rows_of("self-extend").first == LENGTH
+    assert rows_of("string-all").first < LENGTH

@@ -1,0 +1,169 @@
+"""What `inspect` says a cache takes: by hand for models that are known, and against transformers' own caches."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import tiny_models
+from ctxext.families import family_of, full_attention_layers, sliding_layers
+from ctxext.geometry import cache_numbers
+
+IS_4 = transformers.__version__.startswith("4.")
+LENGTH = 40
+EXPANDED_BY_4 = {"deepseek_v2", "deepseek_v3", "longcat_flash"}
+# Families whose tiny model gives no cache of keys and values to compare with, and why.
+NOT_COMPARED = {
+    "blt": "four models in one",
+    "deepseek_v4": "it compresses keys over windows of tokens",
+    "recurrent_gemma": "it keeps its cache in its layers",
+    "roformer": "an encoder without a cache",
+}
+NOT_COMPARED_4 = {
+    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid"), "4.57 makes no cache of its own accord"),
+    "gemma3n_text": "4.57 keeps every token in its sliding layers",
+    "qwen3_next": "4.57 keeps nothing for its linear layers",
+}
+
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "max_position_embeddings": 163840,
+}
+DEEPSEEK_V2_LITE = {
+    "model_type": "deepseek_v2",
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "max_position_embeddings": 163840,
+}
+JAMBA = {
+    "model_type": "jamba",
+    "num_hidden_layers": 32,
+    "attn_layer_period": 8,
+    "attn_layer_offset": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+}
+ZAMBA = {
+    "model_type": "zamba",
+    "num_hidden_layers": 76,
+    "attn_layer_period": 6,
+    "attn_layer_offset": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "hidden_size": 3584,
+    "attention_head_dim": 448,
+}
+NEMOTRON_H = {
+    "model_type": "nemotron_h",
+    "num_hidden_layers": 52,
+    "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+    "head_dim": 128,
+}
+MLLAMA = {
+    "model_type": "mllama",
+    "text_config": {
+        "model_type": "mllama_text_model",
+        "num_hidden_layers": 40,
+        "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38],
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "hidden_size": 4096,
+        "max_position_embeddings": 131072,
+    },
+}
+FALCON_40B = {
+    "model_type": "falcon",
+    "new_decoder_architecture": True,
+    "num_attention_heads": 128,
+    "num_kv_heads": 8,
+    "hidden_size": 8192,
+    "num_hidden_layers": 60,
+}
+LLAMA_4_SCOUT = {
+    "model_type": "llama4",
+    "text_config": {
+        "model_type": "llama4_text",
+        "num_hidden_layers": 48,
+        "no_rope_layers": [],
+        "attention_chunk_size": 8192,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "hidden_size": 5120,
+        "head_dim": 128,
+        "max_position_embeddings": 10485760,
+    },
+}
+PHI_3_128K = {
+    "model_type": "phi3",
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "hidden_size": 3072,
+    "max_position_embeddings": 131072,
+    "original_max_position_embeddings": 4096,
+    "sliding_window": 262144,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "length", "numbers"),
+    [
+        (DEEPSEEK_V3, (61, 0), 131072, 61 * (512 + 64) * 131072),  # 8.6 GiB in 16 bits
+        (DEEPSEEK_V2_LITE, (27, 0), 8192, 27 * (512 + 64) * 8192),  # 243 MiB
+        (JAMBA, (4, 0), 32768, 4 * 2 * 8 * 128 * 32768),
+        (ZAMBA, (13, 0), 4096, 13 * 2 * 16 * 448 * 4096),
+        (NEMOTRON_H, (4, 0), 8192, 4 * 2 * 8 * 128 * 8192),
+        (MLLAMA, (32, 0), 8192, 32 * 2 * 8 * 128 * 8192),
+        (FALCON_40B, (60, 0), 2048, 60 * 2 * 8 * 64 * 2048),
+        (LLAMA_4_SCOUT, (12, 36), 131072, 2 * 8 * 128 * (12 * 131072 + 36 * 8192)),
+        (PHI_3_128K, (32, 0), 131072, 32 * 2 * 32 * 96 * 131072),
+    ],
+    ids=lambda value: value.get("model_type") if isinstance(value, dict) else None,
+)
+def test_known_models(config, layers, length, numbers):
+    family = family_of(config)
+    assert (len(full_attention_layers(config, family)), len(sliding_layers(config, family))) == layers
+    assert cache_numbers(config, family, length) == numbers
+
+
+def test_the_sizes_that_a_reader_expects():
+    for config, length, size in ((DEEPSEEK_V3, 131072, 8.6 * 2**30), (DEEPSEEK_V2_LITE, 8192, 243 * 2**20)):
+        assert 2 * cache_numbers(config, family_of(config), length) == pytest.approx(size, rel=5e-3)
+
+
+def kept(cache) -> int:
+    """The numbers in the keys and values of a cache of transformers."""
+    pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cache.layers]
+    return sum(math.prod(one.shape) for pair in pairs for one in pair if isinstance(one, torch.Tensor))
+
+
+@pytest.mark.parametrize("model_type", [name for name in tiny_models.FAMILIES if name not in NOT_COMPARED])
+def test_every_family_keeps_what_we_say(model_type, tmp_path):
+    if IS_4 and model_type in NOT_COMPARED_4:
+        pytest.skip(NOT_COMPARED_4[model_type])
+    tiny_models.tiny_config(model_type).save_pretrained(tmp_path)
+    config = json.loads((Path(tmp_path) / "config.json").read_text())
+    family, model = family_of(config), tiny_models.build(model_type)
+    with torch.no_grad():
+        found = kept(model(input_ids=torch.arange(LENGTH)[None] % 90 + 5, use_cache=True).past_key_values)
+    ours = cache_numbers(config, family, LENGTH)
+    # transformers keeps one token less than a window: the next one is about to come.
+    per_row = [cache_numbers(config, family, n) - cache_numbers(config, family, n - 1) for n in (2, LENGTH)]
+    less = per_row[0] - per_row[1]
+    if IS_4 and model_type in EXPANDED_BY_4:  # Full heads, which 5.x no longer keeps.
+        assert found > 2 * ours
+    else:
+        assert found == ours - less

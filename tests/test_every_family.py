@@ -1,0 +1,167 @@
+"""Every family with every method, under the installed transformers: right, or refused with a reason, never silent.
+
+A tiny random model of each family is converted as a user would, and what comes of it is loaded. What a configuration
+carries must rotate by the reference of its method in a real forward; what code carries must give the reference's
+logits, which converting itself holds it to, and must not load without its code. All of them must change logits beyond
+the original context length. What was found is kept in data/sweep, from which docs/families.md is made:
+
+    CTXEXT_UPDATE=1 python -m pytest tests/test_every_family.py -m slow
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+import tiny_models
+from ctxext.converters import convert
+from ctxext.errors import CtxextError
+from ctxext.families import family_of
+from ctxext.recipes import METHODS, Recipe, method_named
+from ctxext.recipes.rotary import model_config
+from ctxext.verify import clean_process, logits
+from ctxext.verify.reference import expected_frequencies
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+sys.path.insert(0, str(Path(__file__).parent / "portable"))
+from measure_rope_types import LENGTH, angles, close
+from test_families_mspoe import plain_source
+
+FOUND = Path(__file__).parent / "data" / "sweep" / f"transformers-{transformers.__version__.split('.')[0]}.json"
+QUICK = ("llama", "gemma3_text", "phi3", "nemotron", "llama4_text", "deepseek_v3")
+RIGHT = "right"
+# At a length of 64: numbers that every method takes.
+NUMBERS = {
+    "abf": {"factor": 4, "theta": 3e5},
+    "self-extend": {"factor": 4, "window": 8},
+    "string": {"factor": 1.2},
+    "mspoe": {"ratio_min": 1.5, "ratio_max": 4.0, "first_layer": 0, "head_order": "fixed", "schedule": "linear"},
+}
+
+
+def in_process(script, *words):
+    """In the place of a clean process: the same comparison here, where transformers is imported already."""
+    try:
+        found = clean_process.compare(json.loads(Path(words[0]).read_text()))
+    except Exception as error:
+        return subprocess.CompletedProcess(script, 1, "", " ".join(f"{type(error).__name__}: {error}".split()))
+    return subprocess.CompletedProcess(script, 0, json.dumps(found), "")
+
+
+def step_for(name, model):
+    if name == "longrope":
+        return method_named(name)(factor=4, long_factor=tuple(1.0 + i for i in range(model.rotary.dim // 2)))
+    return method_named(name)(**NUMBERS.get(name, {"factor": 4}))
+
+
+def load(folder, *, trust=False):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=trust).eval()
+
+
+@torch.no_grad()
+def logits_of(model, shift=0):
+    ids = torch.arange(LENGTH)[None] % 90 + 5
+    return model(input_ids=ids, position_ids=torch.arange(LENGTH)[None] + shift, use_cache=False).logits
+
+
+def outcome(source, out, step, before):
+    """What comes of one method on one checkpoint: RIGHT, why it is refused, or "silent: " and what is wrong."""
+    try:
+        convert(str(source), out, Recipe([step]))
+    except CtxextError as error:
+        return error.message
+    config = json.loads((out / "config.json").read_text())
+    model = load(out, trust=step.needs_code())
+    after = logits_of(model)
+    if not after.isfinite().all():
+        return "silent: logits that are no numbers"
+    if not (after - before).abs().max() > 1e-4:
+        return "silent: nothing changes"
+    if not step.needs_code():
+        return wrong_angles(model, json.loads((source / "config.json").read_text()), config, step) or RIGHT
+    try:
+        load(out)
+    except Exception:  # However it fails, it is not taken for the stock model.
+        if step.kind == "heads" and not torch.allclose(logits_of(model, 3), after, atol=1e-2 * after.abs().max()):
+            return "silent: logits depend on where a text begins"
+        return RIGHT
+    return "silent: it loads without its code"
+
+
+def wrong_angles(model, source, config, step):
+    """What a loaded model rotates by in a forward, against the reference; empty where they agree."""
+    family, plain = family_of(source), model_config(source).rotary
+    wanted, scaling = expected_frequencies([step.resolved(plain)], plain, LENGTH)
+    wanted = torch.tensor([*wanted, *([0.0] if plain.span > plain.dim else [])], dtype=torch.float64)
+    local = ("local", "embs.", *family.sliding_types)
+    seen = {name: one for name, one in angles(model).items() if not any(word in name for word in local)}
+    if not seen and not family.layer_theta_key:
+        return "silent: nothing was seen to rotate"
+    off = [
+        name
+        for name, (found, factor) in seen.items()
+        if not close(found, wanted.unique()) or abs(factor / scaling - 1) > 2e-5
+    ]
+    return f"silent: {off[0]} rotates by other angles" if off else ""
+
+
+def swept(model_type, place):
+    """Every method on one family."""
+    source, _ = plain_source(model_type, place / "source")
+    config = json.loads((source / "config.json").read_text())
+    family = family_of(config)
+    if family.reason:
+        with pytest.raises(CtxextError):
+            model_config(config)
+        return {method.name: family.reason for method in METHODS}
+    found, before, model = {}, logits_of(load(source)), model_config(config)
+    for method in METHODS:
+        out = place / f"{model_type}-{method.name}"
+        found[method.name] = outcome(source, out, step_for(method.name, model), before)
+        shutil.rmtree(out, ignore_errors=True)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch):
+    monkeypatch.setattr(logits, "run_isolated", in_process)
+    monkeypatch.setattr(logits, "_NUM_TOKENS", 16)
+
+
+def kept():
+    return json.loads(FOUND.read_text())["families"] if FOUND.exists() else {}
+
+
+@pytest.mark.parametrize("model_type", [name for name in QUICK if name in tiny_models.FAMILIES])
+def test_family(model_type, tmp_path):
+    assert swept(model_type, tmp_path) == kept()[model_type]
+
+
+@pytest.mark.slow
+def test_all_families(tmp_path):
+    found = {}
+    for model_type in tiny_models.FAMILIES:
+        found[model_type] = swept(model_type, tmp_path / model_type)
+        shutil.rmtree(tmp_path / model_type)
+    cells = [words for row in found.values() for words in row.values()]
+    silent = [
+        f"{name}: {method}: {words}"
+        for name, row in found.items()
+        for method, words in row.items()
+        if words.startswith("silent")
+    ]
+    right = cells.count(RIGHT)
+    print(f"{len(found)} families, {right} right, {len(cells) - right - len(silent)} refused, {len(silent)} silent")  # noqa: T201
+    print(*silent, sep="\n")  # noqa: T201
+    if os.environ.get("CTXEXT_UPDATE"):
+        FOUND.parent.mkdir(exist_ok=True)
+        FOUND.write_text(json.dumps({"version": transformers.__version__, "families": found}, indent=1) + "\n")
+    assert silent == []
+    assert found == kept()
