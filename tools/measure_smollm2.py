@@ -9,6 +9,7 @@ the work. It takes hours on one core: put it in the background, at low priority.
 """
 
 import argparse
+import itertools
 import json
 import time
 from pathlib import Path
@@ -48,6 +49,7 @@ GROUPS = {
     "inside": (INSIDE, ("needle", "documents"), (2048, 4096), 6),
     "inside-loss": (INSIDE, ("perplexity",), (4096,), 8),
 }
+ORIGINAL_LENGTH = 8192
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -108,26 +110,38 @@ def together(work: Path, group: str) -> dict | None:
     return make_report({**headers[0], "models": [header["models"][0] for header in headers]}, records)
 
 
-def loss_against_stock(work: Path, group: str) -> list[str]:
-    """Rows of a table: nats per token against stock at every length, paired by document."""
+def loss_table(work: Path, group: str) -> list[str]:
+    """A table of nats per token by stretch of the text, and paired by document: against stock and, beyond, yarn."""
     from ctxext.evaluate.report.intervals import mean_interval
 
-    losses: dict[str, dict[tuple[int, str], float]] = {}
+    sums: dict[str, dict[str, dict[int, tuple[float, int]]]] = {}  # Model, document, length: nats and tokens.
     for name in GROUPS[group][0]:
         log = work / group / name / "cells.jsonl"
         if (work / group / name / "report.json").exists():
             lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()[1:]]
             found = [line for line in lines if line.get("task") == "perplexity"]
-            losses[name] = {(line["samples"][0], n): a / b for line in found for n, (a, b) in line["lengths"].items()}
-    rows = []
-    for name, own in losses.items():
-        cells = []
-        for length in sorted({length for _, length in own}, key=int):
-            pairs = [
-                own[key] - losses["stock"][key] for key in own if key[1] == length and key in losses.get("stock", {})
-            ]
-            mean, half = mean_interval(pairs) if pairs else (float("nan"), 0.0)
-            cells.append(f"{mean:+.4f} ± {half:.4f}")
+            sums[name] = {line["samples"][0]: {int(n): tuple(v) for n, v in line["lengths"].items()} for line in found}
+    edges = [0, *sorted(GROUPS[group][2])]
+    stretches = list(itertools.pairwise(edges))
+    inside = (0, max(edge for edge in edges if edge <= ORIGINAL_LENGTH))
+    beyond = [edge for edge in edges if edge > ORIGINAL_LENGTH]
+
+    def loss(document: dict[int, tuple[float, int]], start: int, stop: int) -> float:
+        before = document.get(start, (0.0, 0))
+        return (document[stop][0] - before[0]) / (document[stop][1] - before[1])
+
+    def against(name: str, other: str, start: int, stop: int) -> str:
+        pairs = [loss(own, start, stop) - loss(sums[other][key], start, stop) for key, own in sums[name].items()]
+        return "{:+.4f} ± {:.4f}".format(*mean_interval(pairs))
+
+    heads = [f"tokens {start} to {stop}" for start, stop in stretches] + [f"first {inside[1]} against stock"]
+    heads += [f"from {ORIGINAL_LENGTH} on against yarn"] if beyond else []
+    rows = [f"| nats per token | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for name, documents in sums.items():
+        own = documents.values()
+        cells = [f"{sum(loss(one, *stretch) for one in own) / len(own):.3f}" for stretch in stretches]
+        cells.append(against(name, "stock", *inside))
+        cells += [against(name, "yarn", ORIGINAL_LENGTH, beyond[-1])] if beyond else []
         rows.append(f"| {name} | {' | '.join(cells)} |")
     return rows
 
@@ -175,9 +189,7 @@ def main() -> None:
             write_report(report, options.out / group)
             lines += [f"## {group}", "", *markdown(report)]
             if group.endswith("loss"):
-                heads = [f"first {length} tokens" for length in GROUPS[group][2]]
-                lines += [f"| nats per token against stock | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-                lines += [*loss_against_stock(options.work, group), ""]
+                lines += [*loss_table(options.work, group), ""]
     if lines:
         (options.out / "tables.md").write_text("\n".join(lines), encoding="utf-8")
 

@@ -5,7 +5,6 @@ imports torch or transformers, so every question is answered from config.json al
 """
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.errors import CtxextError
+from ctxext.unknown_types import unknown_type
 
 FULL_TYPES = frozenset(
     {"attention", "full_attention", "global", "hybrid", "indexed_attention"}
@@ -26,14 +26,10 @@ SLIDING_TYPES = frozenset({"chunked_attention", "hybrid_sliding", "local", "slid
 NOTHING_TO_EXTEND = "its full-attention layers have no position embedding, and its sliding layers keep their own"
 """The reason for families that leave long distances to layers without positions."""
 
-# Model types whose code transformers never had, for copies that lost their `auto_map`.
-_REMOTE_CODE = frozenset({"baichuan", "chatglm", "internlm", "internlm2", "minicpm", "orion", "qwen"})
-
 _NOT_CAUSAL: tuple[str, ...] = ("ForMaskedLM", "ForMultipleChoice", "ForNextSentencePrediction", "ForPreTraining")
 _NOT_CAUSAL += ("ForQuestionAnswering",)
 _NOT_CAUSAL += ("ForSequenceClassification", "ForTokenClassification", "EncoderModel")
-_CAUSAL_ONLY = ("rotary", "alibi", "none")
-"""Encodings whose methods were made for causal language models alone."""
+_CAUSAL_ONLY = ("rotary", "alibi", "none")  # Whose methods were made for causal language models alone.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,19 +146,9 @@ def family_of(config: Mapping[str, Any]) -> Family:
         raise CtxextError("config.json has no model_type.", hint="Is this the folder of a transformers checkpoint?")
     family = FAMILIES.get(model_type)
     if family is None:
-        if model_type in OTHERS:
-            raise CtxextError(f'"{model_type}" is not a causal language model but {OTHERS[model_type]}.')
-        if config.get("auto_map") or model_type in _REMOTE_CODE:
-            raise CtxextError(
-                f'"{model_type}" is no model type of transformers: its code comes with the checkpoint.',
-                hint="ctxext converts what transformers itself runs; such a version of it is often named -hf.",
-            )
-        near = difflib.get_close_matches(model_type, FAMILIES, n=3)
-        hint = "Did you mean " + " or ".join(f'"{name}"' for name in near) + "?" if near else ""
-        raise CtxextError(f'The model type "{model_type}" is not known.', hint=hint)
-    architectures = config.get("architectures") or ()
-    takes_all = family.positions not in _CAUSAL_ONLY
-    if architectures and not takes_all and all(str(name).endswith(_NOT_CAUSAL) for name in architectures):
+        raise unknown_type(config, FAMILIES, OTHERS)
+    architectures = (config.get("architectures") or ()) if family.positions in _CAUSAL_ONLY else ()
+    if architectures and all(str(name).endswith(_NOT_CAUSAL) for name in architectures):
         raise CtxextError(f'"{architectures[0]}" is not a causal language model.')
     nested = text_config(config, family)
     inner = FAMILIES.get(str(nested.get("model_type"))) if nested is not config else None

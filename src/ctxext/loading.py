@@ -82,6 +82,28 @@ def settle_dtype(model: Any, name: str, device: "torch.device") -> Any:
 
 
 @contextmanager
+def loading_told(what: str, hint: str = "") -> Iterator[None]:
+    """Load in silence, and say in one line why it failed: strangers' files break transformers in every way there is.
+
+    Args:
+        what: What is loaded, as errors begin.
+        hint: What to do about it.
+
+    Raises:
+        CtxextError: whatever transformers raises, in its first line.
+    """
+    try:
+        with quiet_transformers():
+            yield
+    except CtxextError:
+        raise
+    except Exception as error:  # The one place where any will do: none of them is of our making.
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        told = first if isinstance(error, (OSError, ValueError, ImportError)) else f"{type(error).__name__}: {first}"
+        raise CtxextError(f"{what}: {told}", hint=hint) from error
+
+
+@contextmanager
 def quiet_transformers() -> Iterator[None]:
     """No bars and warnings of transformers while it loads; we tell what matters ourselves."""
     from transformers.utils import logging

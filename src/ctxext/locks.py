@@ -25,7 +25,7 @@ def locked(out: Path) -> Iterator[None]:
     Raises:
         CtxextError: somebody else is writing it; the other process is named.
     """
-    out = out.resolve()
+    out = resolved(out)
     if _held.get(out) == threading.get_ident():
         yield
         return
@@ -48,6 +48,18 @@ def locked(out: Path) -> Iterator[None]:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         os.close(descriptor)
+
+
+def resolved(path: Path) -> Path:
+    """A path without links.
+
+    Raises:
+        CtxextError: a link leads to itself.
+    """
+    try:
+        return path.resolve()
+    except RuntimeError as error:  # Python before 3.13; later ones leave such a path as it is.
+        raise CtxextError(f'"{path}" is a link that leads to itself.', hint="Name the folder itself.") from error
 
 
 def _holder(path: Path) -> str:
@@ -73,7 +85,12 @@ def _taken(path: Path) -> int | None:
             return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
         return None
     while True:
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise CtxextError(
+                f'"{path.parent}" cannot be written to: {error.strerror}.', hint="Choose another place."
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

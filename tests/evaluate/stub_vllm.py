@@ -6,7 +6,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 made: list[Any] = []
 """The models that were loaded."""
@@ -27,8 +27,13 @@ class LLM:
         self.options = {"max_model_len": max_model_len, "hf_overrides": hf_overrides, "dtype": dtype, **options}
         self.calls: list[Any] = []
         self.ended = False
+        config = AutoConfig.from_pretrained(model)
+        for key, value in (hf_overrides or {}).items():
+            setattr(config, key, value)
+            if key == "rope_parameters":  # The dialect of transformers 4.
+                config.rope_theta, config.rope_scaling = value["rope_theta"], value
         self.model = AutoModelForCausalLM.from_pretrained(
-            model, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+            model, config=config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
         ).eval()
         self.llm_engine = types.SimpleNamespace(engine_core=types.SimpleNamespace(shutdown=self.end))
         made.append(self)

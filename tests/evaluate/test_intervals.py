@@ -27,5 +27,16 @@ def test_nothing_asked_is_nothing_known():
 def test_mean_interval():
     mean, half = mean_interval([1.0, 2.0, 3.0, 4.0])
     assert mean == 2.5
-    assert half == pytest.approx(1.959964 * math.sqrt(5 / 3 / 4))
+    assert half == pytest.approx(3.182446 * math.sqrt(5 / 3 / 4))
     assert mean_interval([1.0]) == (1.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("count", "quantile"), [(2, 12.7062), (8, 2.36462), (11, 2.22814), (31, 2.04227), (121, 1.97993)]
+)
+def test_few_values_have_a_wider_interval(count, quantile):
+    """Quantiles from the published tables of Student's t."""
+    values = [float(number % 2) for number in range(count)]
+    middle = sum(values) / count
+    spread = math.sqrt(sum((value - middle) ** 2 for value in values) / (count - 1) / count)
+    assert mean_interval(values)[1] == pytest.approx(quantile * spread, rel=2e-3)

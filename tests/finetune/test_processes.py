@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 
 from tiny_base import PARALLEL, load, logits, tune
 
 TESTS = Path(__file__).parents[1]
+EXAMPLES = TESTS.parent / "examples" / "accelerate"
 
 
 # accelerate shards on accelerators only; this lets it shard on a CPU, where torch can. For a save it
@@ -57,20 +60,31 @@ def run_two(base, out, **environment):
     assert bool(saves) == bool(environment), result.stdout
 
 
-FSDP = {
-    "ACCELERATE_USE_FSDP": "true",
-    "FSDP_VERSION": "2",
-    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-    "FSDP_TRANSFORMER_CLS_TO_WRAP": "LlamaDecoderLayer",
-    "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
-    "FSDP_RESHARD_AFTER_FORWARD": "true",
-}
+def launched(name):
+    """What `accelerate launch` makes of an example: its arguments, and what it sets in the environment."""
+    words = ["--config_file", str(EXAMPLES / name), "-m", "ctxext"]
+    arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+    return arguments, {key: value for key, value in prepare_multi_gpu_env(arguments).items() if "FSDP" in key}
+
+
+def test_examples_say_what_they_are_for():
+    fsdp, environment = launched("fsdp2.yaml")
+    assert fsdp.use_fsdp
+    assert environment["FSDP_VERSION"] == "2"
+    assert launched("context-parallel.yaml")[1] == environment
+    deepspeed, _ = launched("deepspeed-zero3.yaml")
+    assert deepspeed.use_deepspeed
+    assert deepspeed.zero_stage == 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("environment", [{}, FSDP], ids=["ddp", "fsdp2"])
-def test_two_processes_equal_one(base, tmp_path, environment):
-    """One step in two has fewer tokens to predict in one process than in the other, so that means would differ."""
+@pytest.mark.parametrize("example", ["", "fsdp2.yaml"], ids=["ddp", "fsdp2"])
+def test_two_processes_equal_one(base, tmp_path, example):
+    """Alone and by the shipped example.
+
+    One step in two has fewer tokens to predict in one process than in the other, so that means would differ.
+    """
+    environment = launched(example)[1] if example else {}
     alone = tune(base, tmp_path / "one", PARALLEL)
     run_two(base, tmp_path / "two", **environment)
     report = json.loads((tmp_path / "two" / "finetune.json").read_text())

@@ -4,11 +4,8 @@
 """
 
 import json
-import os
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from forks import Server
 from hand_made import make_tokenizer, tiny_llama
 from hub_server import hub
 from tiny_base import make_base, write_jsonl
@@ -27,20 +25,6 @@ TIMED = ("seconds", "duration", "tokens_per_second", "peak_memory", "memory", "s
 TRAINED = ("--length", "64", "--steps", "5", "--batch-size", "2", "--rank", "4", "--save-every", "2", "-q")
 ASKED = ("-t", "passkey", "--lengths", "200,300", "--samples", "2", "--depths", "2")
 TRIED = ("--target-length", "640", "--trials", "4", "--samples", "1", "--checked", "2", "-q")
-
-
-class Server:
-    """Runs command lines in forks of one process."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        words = [sys.executable, str(Path(__file__).with_name("fork_server.py"))]
-        piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(words, env={**os.environ, **environment}, **piped)
-
-    def __call__(self, words: list[object], **until: float) -> dict[str, Any]:
-        self.process.stdin.write(json.dumps({"words": [str(word) for word in words], **until}) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
 
 
 @dataclass(frozen=True)
@@ -105,8 +89,7 @@ def server(tmp_path_factory, sources) -> Iterator[Server]:
             done = started(words)
             assert done["code"] == 0, done["said"]
         yield started
-        started.process.stdin.close()
-        started.process.wait()
+        started.end()
 
 
 def plain(content: Any) -> Any:

@@ -149,31 +149,3 @@ def test_it_stands_alone(folders, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run(arguments, check=True, env=environment | {"HF_MODULES_CACHE": str(tmp_path / "modules")})
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), logits(load(folders["prompt"])))
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize("schedule", ["linear", "by-parts"])
-def test_vllm_serves_a_static_order(tmp_path, schedule):
-    vllm = pytest.importorskip("vllm", reason="vLLM is not installed")
-    # On a CPU vLLM takes heads of 32 dimensions, not of 8.
-    source = llama(tmp_path / "wide", hidden_size=256, num_attention_heads=8, num_key_value_heads=4)
-    folder = convert(source, tmp_path / "served", first_layer=1, head_order="fixed", schedule=schedule)
-    ids = tokens(40)[0].tolist()
-    engine = vllm.LLM(
-        str(folder), trust_remote_code=True, model_impl="transformers", dtype="float32", skip_tokenizer_init=True,
-        max_model_len=128, enforce_eager=True,
-    )  # fmt: skip
-    output = engine.generate(
-        {"prompt_token_ids": ids},
-        vllm.SamplingParams(max_tokens=8, temperature=0.0, prompt_logprobs=1, logprobs=1, detokenize=False),
-    )[0]
-    completion = output.outputs[0]
-    sequence = torch.tensor([ids + list(completion.token_ids)])
-    with torch.no_grad():
-        expected = load(folder)(sequence).logits.log_softmax(-1)
-    for position in range(1, len(ids)):
-        found = output.prompt_logprobs[position][ids[position]].logprob
-        assert found == pytest.approx(expected[0, position - 1, ids[position]].item(), abs=1e-3)
-    for step, token in enumerate(completion.token_ids):
-        found = completion.logprobs[step][token].logprob
-        assert found == pytest.approx(expected[0, len(ids) + step - 1, token].item(), abs=1e-3)

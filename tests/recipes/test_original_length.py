@@ -4,15 +4,19 @@ import json
 
 import pytest
 
+from ctxext.checkpoint import open_checkpoint
 from ctxext.cli.method_options import build_recipe
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
+from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.families import family_of
+from ctxext.finetune.base import open_base
 from ctxext.recipes import Llama3, MsPoE, Ntk, Recipe, Yarn
 from ctxext.recipes.known_models import known_models
 from ctxext.recipes.recipe import load_recipe
 from ctxext.recipes.relation import SelfExtend
 from ctxext.recipes.rotary import model_config
+from ctxext.search.space import space_of
 from ctxext.verify.run import failures, verify
 from published_models import published, write
 from small_llama import make_llama, read_json
@@ -126,6 +130,15 @@ def test_every_command_takes_it(run, tmp_path):
     words = ["--method", "yarn", "--target-length", "2k", "--original-length", "256", "-q"]
     assert run("convert", "demo", out, *words).exit_code == 0
     assert read_json(out / "config.json")["rope_scaling"]["factor"] == 8.0
+
+
+def test_what_measures_searches_and_trains_counts_from_it(tmp_path):
+    (info,) = open_infos(["demo"], original_length=256)
+    assert (info.trained_length, info.context_length) == (256, 512)
+    assert space_of(open_checkpoint("demo", original_length=256), 2048).factor == 8
+    convert("demo", tmp_path / "out", Recipe([Yarn(factor=4)]), check=False)
+    base = open_base(str(tmp_path / "out"), None, original_length=256)
+    assert (base.model.rotary.trained_length, base.model.rotary.context_length) == (256, 2048)
 
 
 def test_a_dry_run_shows_cautions(run, tmp_path):

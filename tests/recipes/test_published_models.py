@@ -34,11 +34,6 @@ STEPS = {
 ROTARY = [name for name in NAMES if "original" in published(name)]
 
 
-def pending(name, what, reason="until cache and windows are read as engines keep them"):
-    """A case that is known to be wrong still: strict, so that mending it without a word here fails."""
-    return pytest.param(*((name, what) if what else (name,)), marks=pytest.mark.xfail(strict=True, reason=reason))
-
-
 def test_there_are_enough():
     assert len(NAMES) >= 30
     for name in NAMES:
@@ -55,14 +50,8 @@ def test_lengths_and_encoding(name):
     assert (rotary.dim, rotary.theta) == (known["rotates"], known["theta"])
 
 
-CASES = [
-    pending(name, method) if method in published(name).get("pending", ()) else (name, method)
-    for name in NAMES
-    for method in STEPS
-]
-
-
-@pytest.mark.parametrize(("name", "method"), CASES)
+@pytest.mark.parametrize("method", STEPS)
+@pytest.mark.parametrize("name", NAMES)
 def test_what_a_method_makes_of_it(name, method, tmp_path):
     known, (step, replaces) = published(name), STEPS[method]
     wanted = known["expect"][method]
@@ -89,14 +78,7 @@ def test_what_a_method_makes_of_it(name, method, tmp_path):
         assert schedule[key] == value
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pending(name, "", published(name)["cache"]["pending"]) if "pending" in published(name)["cache"] else name
-        for name in NAMES
-        if published(name)["cache"]
-    ],
-)
+@pytest.mark.parametrize("name", [name for name in NAMES if published(name)["cache"]])
 def test_the_cache_is_what_engines_keep(name, tmp_path):
     sizes = published(name)["cache"]
     found = inspect_checkpoint(open_checkpoint(str(write(name, tmp_path / name)))).cache_bytes

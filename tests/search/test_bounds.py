@@ -1,7 +1,6 @@
 """The bound at the original context length is kept for sure: by the upper end of the interval of what was measured."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 
@@ -32,14 +31,7 @@ def test_nor_in_the_run_off(monkeypatch):
     """Both are finalists; the scattered one answers better and is given up for its documents."""
     recipe = Recipe([PositionInterpolation(factor=2)])
     trials = [Trial(n, "", recipe, one, "", 1.0) for n, one in enumerate((STEADY, SCATTERED))]
-    order = iter([STOCK, SCATTERED, STEADY])
-
-    def measure(model, eval_set, has_lost=lambda found: False):
-        found = next(order)
-        return Measurement(found.short, {}, {}, (160,), 2) if has_lost(found) else found
-
-    monkeypatch.setattr(final_evaluation, "measure", measure)
-    bench = SimpleNamespace(stock=None, apply=lambda recipe: None)
-    standing = SimpleNamespace(points=points_of(trials, STOCK))
-    options = SimpleNamespace(keep_short=0.01)
-    assert final_evaluation.run_off(bench, None, standing, options).trial.number == 0
+    asked = {final_evaluation._STOCK: STOCK, 0: STEADY, 1: SCATTERED}
+    monkeypatch.setattr(final_evaluation, "_asked", lambda bench, eval_set, trials, end, has_lost: asked)
+    kept = final_evaluation.run_off(None, None, points_of(trials, STOCK), 0.01, math.inf)
+    assert [point.trial.number for point in kept] == [0]

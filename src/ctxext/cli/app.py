@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from ctxext.cli.output import print_error
 from ctxext.cli.push import push
 from ctxext.cli.search import search_
 from ctxext.cli.verify import verify
+from ctxext.converters.output_directory import full_disk_told
 from ctxext.errors import CtxextError
 from ctxext.tokens import redacted
 from ctxext.version import __version__
@@ -66,7 +68,8 @@ def main() -> None:
     """Run the command line; a problem in the user's input becomes one line, a hint and exit code 1."""
     sys.excepthook = _print_traceback
     try:
-        app()
+        with full_disk_told(Path("OUT")):  # What a command has not told itself, with its place in it.
+            app()
     except CtxextError as error:
         print_error(error)
         sys.exit(1)

@@ -2,7 +2,7 @@
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -239,6 +239,7 @@ def plan_data(plan: Plan, out: str | None) -> dict[str, Any]:
             "copied": [path.as_posix() for path in plan.others],
         },
         "serving": [row.to_dict() for row in plan.serving],
+        "unconverted": dict(plan.unconverted),
         "cautions": list(plan.cautions),
     }
 
@@ -246,6 +247,12 @@ def plan_data(plan: Plan, out: str | None) -> dict[str, Any]:
 def serving_line(serving: tuple[Serving, ...]) -> str:
     """Which engines run it, in one line."""
     return "   ".join(f"{row.engine} {MARKS[row.status]}" + (f" ({row.note})" if row.note else "") for row in serving)
+
+
+def unconverted_text(lines: Mapping[str, str]) -> list[str]:
+    """The commands that serve the source itself, each on a line that can be copied."""
+    told = [f"  {line}" for line in lines.values()]
+    return ["the source itself can be served so, without converting it:", *told] if told else []
 
 
 def _plan_lines(plan: Plan) -> list[Any]:
@@ -262,7 +269,7 @@ def _plan_lines(plan: Plan) -> list[Any]:
     table.add_row(bold("weights"), f"{len(plan.weights)} file(s), {size / 1e6:,.1f} MB, {_what_changes(plan)}")
     table.add_row(bold("kept"), ", ".join(path.as_posix() for path in plan.others) or "-")
     table.add_row(bold("serves in"), serving_line(plan.serving))
-    return [table, "nothing written"]
+    return [table, *unconverted_text(plan.unconverted), "nothing written"]
 
 
 def _what_changes(plan: Plan) -> str:
@@ -281,8 +288,8 @@ def _change_text(change: Change) -> str:
 def _short(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} {_short(entry)}" for key, entry in value.items()) + "}"
-    if isinstance(value, list) and len(value) > 6:
-        return f"({len(value)} entries)"
+    if isinstance(value, list):
+        return f"({len(value)} entries)" if len(value) > 6 else "[" + ", ".join(map(_short, value)) + "]"
     return str(value)
 
 

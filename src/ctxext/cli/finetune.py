@@ -23,6 +23,7 @@ from ctxext.cli.options import (
 )
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
+from ctxext.locks import short_name
 from ctxext.recipes.length import parse_length
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def finetune(
             raise
     if done is None:
         return
-    out.with_name(f"{out.name}.run.yaml").write_text(used_options(context), encoding="utf-8")
+    out.with_name(f"{short_name(out.name)}.run.yaml").write_text(used_options(context), encoding="utf-8")
     report = _evaluate(model, out, names_in([evaluate]), done, output) if evaluate and merge else None
     tell_result(output, done, model, out, merge=merge, report=report)
 

@@ -5,7 +5,7 @@ from typing import Any
 from rich.table import Table
 
 from ctxext.checkpoint import open_checkpoint
-from ctxext.cli.convert import serving_line
+from ctxext.cli.convert import serving_line, unconverted_text
 from ctxext.cli.options import (
     JsonOption,
     OriginalLengthOption,
@@ -55,7 +55,7 @@ def inspect(
     table = Table.grid(padding=(0, 2))
     for label, text in _rows(found).items():
         table.add_row(bold(label), text)
-    output.result(inspection_data(source, found), table)
+    output.result(inspection_data(source, found), table, *unconverted_text(found.unconverted))
     able = [name for name, reason in found.methods.items() if not reason]
     if found.model and not found.model.is_extended and able:
         length = format_length(4 * found.model.encoding.trained_length)
@@ -100,6 +100,7 @@ def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
         "methods": {name: {"applies": not reason, "reason": reason} for name, reason in found.methods.items()},
         "recipe": found.recipe,
         "serving": [row.to_dict() for row in found.serving],
+        "unconverted": dict(found.unconverted),
     }
 
 

@@ -47,6 +47,7 @@ def search_(
     minutes: own.MinutesOption = None,
     methods: own.MethodsOption = None,
     original_length: OriginalLengthOption = None,
+    gradient: own.GradientOption = False,
     keep_short: own.KeepShortOption = SearchOptions.keep_short,
     samples: own.SamplesOption = SearchOptions.samples,
     lengths: own.LengthsOption = None,
@@ -87,13 +88,14 @@ def search_(
         data=data,
         seed=seed,
         checked=checked,
+        gradient=gradient,
         original_length=length_in(original_length),
     )
     loading = _loading(device, dtype, chat_template, revision, token)
     place = _place(out, study, storage)
 
     def tell_how_to_go_on() -> None:
-        if place.path is None or place.path.exists():
+        if not gradient and (place.path is None or place.path.exists()):
             given = {"--study": study, "--storage": storage and shown_storage(storage), "--data": data}
             given |= {"--lengths": lengths, "--revision": revision, "--original-length": original_length}
             output.next_step(_again(source, out, options, given), "Stopped; go on with")
@@ -160,7 +162,7 @@ def _tell(output: Output, found: Found, source: str, out: Path, study: StudyPlac
     output.result(found_data(found, options), *lines)
     if found.recipe is not None:
         output.note(done_line(out, found.recipe.summary()))
-    output.note(f"Pareto front: {out.with_suffix('.png')}   study: {study}")
+    output.note(f"Pareto front: {out.with_suffix('.png')}" + ("" if options.gradient else f"   study: {study}"))
     if found.recipe is not None:
         output.next_step(shlex.join(["ctxext", "convert", source, "OUT", "--recipe", str(out)]))
 

@@ -24,6 +24,14 @@ MethodsOption = Annotated[
     list[str] | None,
     typer.Option("--methods", help="Methods to try, as yarn,mspoe. Default: all that apply.", show_default=False),
 ]
+GradientOption = Annotated[
+    bool,
+    typer.Option(
+        "--gradient",
+        help="Learn ratio, ramp and temperature of every KV head by gradient, the weights frozen; --trials counts "
+        "steps.",
+    ),
+]
 KeepShortOption = Annotated[
     float, typer.Option("--keep-short", help="Share by which the loss at the original context length may rise.")
 ]

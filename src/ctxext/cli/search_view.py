@@ -52,10 +52,12 @@ class _Log:
     def show(self, standing: "Standing") -> None:
         best = standing.best.trial.number if standing.best else -1
         is_late = time.monotonic() - self.told > _QUIET_SECONDS
-        if standing.stage == self.stage and best == self.best and not is_late:
+        # What stands behind a colon changes all the time.
+        stage = standing.stage.split(":")[0]
+        if stage == self.stage and best == self.best and not is_late:
             return
         self.told = time.monotonic()
-        self.stage, self.best = standing.stage, best
+        self.stage, self.best = stage, best
         self.output.note(Text(state_line(standing) + (f"; best {point_line(standing.best)}" if standing.best else "")))
 
 

@@ -1,12 +1,22 @@
 """`ctxext verify`: prove that a checkpoint is what it says."""
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
+from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.cli.options import JsonOption, QuietOption, RevisionOption, TokenOption
 from ctxext.cli.output import Output
+from ctxext.errors import CtxextError
+from ctxext.recipes.rotary import provenance
+
+if TYPE_CHECKING:
+    from ctxext.verify.in_engine import Compared
 
 _MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "not checked": ("-", "yellow")}
 
@@ -28,6 +38,19 @@ def verify(
             help="Also run modeling code that is not this version's own; from the Hub with --revision COMMIT only.",
         ),
     ] = False,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            metavar="vllm",
+            help="Also compare log-probabilities in vLLM with those of transformers; with --against those of SOURCE "
+            "under the recipe on the command line too.",
+        ),
+    ] = None,
+    engine_args: Annotated[
+        str | None,
+        typer.Option("--engine-args", metavar="JSON", help="Arguments of vllm.LLM; max_model_len for shorter prompts."),
+    ] = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
     as_json: JsonOption = False,
@@ -41,11 +64,14 @@ def verify(
     ctxext verify demo-yarn-2k
 
     ctxext verify user/model --against the-source/model
+
+    ctxext verify demo-yarn-2k --engine vllm
     """
     from ctxext.verify.run import failures
     from ctxext.verify.run import verify as run
 
     output = Output(as_json=as_json, quiet=quiet)
+    arguments = _arguments(engine, engine_args)
     with output.progress("reading") as progress:
         findings = run(
             folder,
@@ -60,7 +86,61 @@ def verify(
     for finding in findings:
         mark, colour = _MARKS[finding.status]
         lines.append(Text.assemble((mark, colour), f"  {finding.check:<15}", finding.detail))
-    failed = failures(findings)
-    output.result({"passed": not failed, "checks": [vars(finding) for finding in findings]}, *lines)
+    failed = bool(failures(findings))
+    rows: list[Compared] = []
+    if engine and not failed:
+        rows = _in_engine(
+            open_checkpoint(folder, revision=revision, token=token),
+            None if against is None else open_checkpoint(against, token=token),
+            trust_remote_code=trust_remote_code,
+            arguments=arguments,
+        )
+        failed = not all(row.is_alike for row in rows)
+    content = {"passed": not failed, "checks": [vars(finding) for finding in findings]}
+    output.result({**content, **({"engine": [vars(row) for row in rows]} if engine else {})}, *lines, *_table(rows))
     if failed:
         raise typer.Exit(1)
+
+
+def _arguments(engine: str | None, text: str | None) -> dict[str, Any]:
+    """The engine's arguments, checked before anything is read."""
+    from ctxext.engine import vllm_version
+    from ctxext.reading.strict import parse_json
+
+    if engine not in (None, "vllm"):
+        raise CtxextError(f'There is no engine "{engine}" to compare with.', hint="Choose --engine vllm.")
+    if engine:
+        vllm_version()
+    arguments = parse_json(text, "--engine-args") if text else {}
+    if not isinstance(arguments, dict):
+        raise CtxextError("--engine-args is no JSON object.", hint="""Write '{"max_model_len": 4096}'.""")
+    return arguments
+
+
+def _in_engine(
+    out: Checkpoint, source: Checkpoint | None, *, trust_remote_code: bool, arguments: Mapping[str, Any]
+) -> "list[Compared]":
+    """The checkpoint in vLLM, and its source there with the recipe on the command line where that is all it takes."""
+    from ctxext.converters.unconverted import overrides
+    from ctxext.recipes.rotary import model_config
+    from ctxext.verify.in_engine import compare_in_engine
+
+    model = model_config(out.config)
+    served: dict[str, tuple[Path, Mapping[str, Any]]] = {"OUT": (out.folder, {})}
+    if source is not None and not model.code and not provenance(out.config).get("finetune"):
+        served["SOURCE with --hf-overrides"] = (source.folder, {"hf_overrides": overrides(model)})
+    return compare_in_engine(out, served, trust_remote_code=trust_remote_code, arguments=arguments)
+
+
+def _table(rows: "Sequence[Compared]") -> list[RenderableType]:
+    """The comparison, one row per prompt."""
+    if not rows:
+        return []
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("", "in vLLM", "tokens", "where", "largest difference", "at", "mean"):
+        table.add_column(heading, justify="left" if heading in ("", "in vLLM", "where") else "right")
+    for row in rows:
+        mark, colour = _MARKS["passed" if row.is_alike else "failed"]
+        numbers = (f"{row.difference:.1e}", str(row.position), f"{row.mean:.1e}")
+        table.add_row(Text(mark, colour), row.served, str(row.tokens), row.place, *numbers)
+    return [Text("\nlog-probabilities against transformers, float32, in nats"), table]

@@ -15,7 +15,7 @@ from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.errors import CtxextError
 from ctxext.files import Progress
-from ctxext.loading import choose_device, choose_dtype, quiet_transformers, settle_dtype
+from ctxext.loading import choose_device, choose_dtype, loading_told, settle_dtype
 from ctxext.recipes.base import Method
 from ctxext.recipes.mspoe import MsPoE, ranks_from_scores
 from ctxext.recipes.own_code import runs_only_own_code
@@ -149,15 +149,9 @@ def _load(folder: Path, calibration: Calibration) -> tuple[Any, Any]:
         raise CtxextError(
             "The source brings Python code of its own, which calibration would run.", hint="Use --head-order fixed."
         )
-    try:
-        with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(folder)
-            model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=dtype)
-    except (OSError, ValueError, KeyError) as error:
-        first = (str(error).splitlines() or ["no message"])[0]
-        raise CtxextError(
-            f"The model does not load for calibration: {first}", hint="Try --head-order fixed."
-        ) from error
+    with loading_told("The model does not load for calibration", "Try --head-order fixed."):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=dtype)
     return settle_dtype(model, calibration.dtype, device).to(device).eval(), tokenizer
 
 

@@ -12,6 +12,7 @@ import yaml
 from ctxext.checkpoint import Checkpoint
 from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file, recipe_yaml, wrapped
 from ctxext.converters.engines import EXACT, MARKS, Serving
+from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.reading.markdown import in_markdown
 from ctxext.reading.strict import parse_yaml, read_text
@@ -65,6 +66,7 @@ class CardFacts:
         cautions: What a user must know.
         config: The content of its config.json.
         rewritten: The tensors that a method wrote anew, by name.
+        unconverted: By engine the line that serves the source as it is, with the recipe on the command line.
         training: What is known of a fine-tuning; empty where the weights are the source's.
         training_command: The command that did it; empty where it is not known.
         curve: The picture of its loss, by file name; empty where there is none.
@@ -82,6 +84,7 @@ class CardFacts:
     cautions: Sequence[str]
     config: Mapping[str, Any] = field(default_factory=dict)
     rewritten: Sequence[str] = ()
+    unconverted: Mapping[str, str] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
     training_command: str = ""
     curve: str = ""
@@ -128,16 +131,16 @@ def render_card(
         cautions: What a user must know.
         rewritten: The tensors that are not the source's.
     """
-    known = source.revision or source.name == "demo"
     return render(
         CardFacts(
-            source=source.name if known else source.folder.resolve().name,
+            source=source.public_name,
             revision=source.revision,
             inherited=card_metadata(source),
             recipe=recipe,
             encoding=model.encoding,
             config=model.config,
             serving=serving,
+            unconverted=unconverted_lines(source.public_name, model, serving),
             cautions=cautions,
             rewritten=[tensor.name for tensor in rewritten],
         )
@@ -300,7 +303,12 @@ def _engines(facts: CardFacts) -> str:
     if facts.is_adapter:
         return ""
     rows = "\n".join(_engine_row(row) for row in facts.serving)
-    return f"\n## Serve it\n\n| engine | runs it | start it with | mind |\n|---|---|---|---|\n{rows}\n"
+    table = f"\n## Serve it\n\n| engine | runs it | start it with | mind |\n|---|---|---|---|\n{rows}\n"
+    if facts.training or not facts.unconverted:
+        return table
+    lines = "\n".join(f"$ {wrapped(command)}" for command in facts.unconverted.values())
+    named = ", ".join(facts.unconverted)
+    return f"{table}\nThe source itself can be served so, without this copy ({named}):\n\n```console\n{lines}\n```\n"
 
 
 def _reason(facts: CardFacts) -> str:

@@ -1,18 +1,25 @@
 """Which engines can run a converted checkpoint, and how they must be started.
 
-Only what was tried: transformers 4.57.6 and 5.23.0, vLLM 0.32 (with transformers 5.19), llama.cpp of October 2026;
-SGLang from its source. Of Ms-PoE in vLLM log-probabilities were within 4e-5 of transformers' (fixed order; by parts
-on yarn). Whatever was neither tried nor read is "not known".
+Only what was tried: transformers 4.57.6 and 5.23.0; by `make engines`, in float32 on a CPU, on prompts inside and past
+the original context length: vLLM 0.32.0 with transformers 5.19.0 (log-probabilities within 9e-5 of transformers',
+Ms-PoE included), and llama.cpp as xllamacpp 2026.10.11549 has it behind its own converter of October 2026 (within 4e-4;
+with flash attention, which rounds to 16 bits, within 3e-2). SGLang is read in its source. What was neither tried nor
+read is "not known".
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from ctxext.recipes.rotary import ModelConfig, native_type
+from ctxext.recipes.rotary import ModelConfig, attention_scaling, native_type
 
 EXACT, PARTLY, WRONG, UNKNOWN = "exact", "with care", "not", "not known"
 MARKS: Mapping[str, str] = {EXACT: "✓", PARTLY: "~", WRONG: "✗", UNKNOWN: "?"}
 ENGINES = ("transformers", "vLLM", "SGLang", "llama.cpp")
+
+_GGUF_NAMES: Mapping[str, str] = {"gpt_neox": "gptneox", "mistral": "llama", "phi": "phi2"}
+"""What llama.cpp's metadata calls families that it does not call by their model type."""
 
 # Families whose configurations every engine was shown, or whose layout was read in the engines' own sources.
 TRIED_FAMILIES = frozenset(
@@ -53,6 +60,13 @@ _CLAIMS_TOO_MUCH = "without, it claims factor times too much"
 _CLAIMS_TRAINED = "without, it stops at the original context length; the long list is chosen once"
 _TRUST = "--trust-remote-code"
 _REFUSED: _Row = (WRONG, "", "its converter refuses, rightly")
+_NOT_SERVE = "not transformers serve, which looks for its class in transformers itself"
+_LLAMA_CPP_LONGROPE: _Row = (
+    PARTLY,
+    "--override-kv {gguf}.rope.scaling.attn_factor=float:{scaling}",
+    "as converted its lists are silently left out; exact where the GGUF also holds a tensor rope_freqs.weight, the "
+    "long list, and no rope.scaling.type",
+)
 
 # What was tried or read, by what the checkpoint carries and by engine. Whatever is not here is not known.
 _TABLE: Mapping[str, Mapping[str, _Row]] = {
@@ -68,7 +82,11 @@ _TABLE: Mapping[str, Mapping[str, _Row]] = {
         "transformers": _EXACT,
         "vLLM": _EXACT,
         "SGLang": (WRONG, "", "ignores attention_factor"),
-        "llama.cpp": (WRONG, "", "its converter loses attention_factor"),
+        "llama.cpp": (
+            EXACT,
+            "--override-kv {gguf}.rope.scaling.attn_factor=float:{attn_factor}",
+            "without, its converter's attention_factor is overwritten",
+        ),
     },
     "llama3": {
         **dict.fromkeys(("transformers", "vLLM", "SGLang"), _EXACT),
@@ -78,7 +96,7 @@ _TABLE: Mapping[str, Mapping[str, _Row]] = {
         "transformers": _EXACT,
         "vLLM": (EXACT, "--max-model-len {length}", _CLAIMS_TRAINED),
         "SGLang": _EXACT,
-        "llama.cpp": (WRONG, "", "only phi3 and minicpm; others are silently left plain"),
+        "llama.cpp": _LLAMA_CPP_LONGROPE,
     },
     "longrope with two lists": {
         "transformers": (PARTLY, "", "not invariant under caching, as its two lists differ"),
@@ -92,26 +110,32 @@ _TABLE: Mapping[str, Mapping[str, _Row]] = {
     },
     "dynamic": {
         "transformers": (PARTLY, "", "one whole prompt at a time; not invariant under caching"),
-        "vLLM": (WRONG, "", "log-probabilities differ by up to 17.1"),
+        "vLLM": (WRONG, "", "log-probabilities differ by up to 11"),
         "SGLang": (WRONG, "", "treats it as static"),
         "llama.cpp": (WRONG, "", "its converter loses it"),
     },
     "table": {"transformers": _EXACT},
     "mspoe": {
-        "transformers": (EXACT, "trust_remote_code=True", ""),
-        "vLLM": (EXACT, _TRUST, "tensor parallel above 1 was not tried"),
+        "transformers": (EXACT, "trust_remote_code=True", _NOT_SERVE),
+        "vLLM": (EXACT, _TRUST, "past its context length only with VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"),
         "SGLang": (UNKNOWN, _TRUST, "by its source; not tried"),
         "llama.cpp": _REFUSED,
     },
     "mspoe by the prompt": {
-        "transformers": (PARTLY, "trust_remote_code=True", "one whole prompt at a time, with a cache"),
+        "transformers": (
+            PARTLY,
+            "trust_remote_code=True",
+            "one whole prompt at a time, with a cache, and with a mask where rows are padded: assistant_model, "
+            "prompt_lookup_num_tokens, prefill_chunk_size, use_cache=False and lm-eval's log-likelihoods in batches "
+            "answer otherwise, generate_batch refuses; --head-order calibrated suits all of them",
+        ),
         "vLLM": (WRONG, "", "needs --head-order calibrated or fixed"),
         "SGLang": (WRONG, "", "needs --head-order calibrated or fixed"),
         "llama.cpp": _REFUSED,
     },
 }
 _RELATION: Mapping[str, _Row] = {
-    "transformers": (EXACT, "trust_remote_code=True", "continuous batching refuses it"),
+    "transformers": (EXACT, "trust_remote_code=True", f"continuous batching (generate_batch) refuses it; {_NOT_SERVE}"),
     "vLLM": (EXACT, _TRUST, "with ctxext installed beside vLLM, whose attention it completes; refused without"),
 }
 _RELATIONS = ("self-extend", "bifocal", "dca", "rerope", "string", "adaptive", "sinks", "window")
@@ -161,8 +185,35 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
             remark = "; ".join(part for part in (remark, "by its source, not tried") if part)
         if status == WRONG:
             arguments = ""
-        served.append(Serving(engine, status, arguments.format(length=model.encoding.context_length), remark))
+        served.append(Serving(engine, status, arguments.format(**_numbers(model)), remark))
     return (_with_version(served[0], model), *served[1:])
+
+
+def gguf_name(model: ModelConfig) -> str:
+    """What llama.cpp's metadata calls the family."""
+    return _GGUF_NAMES.get(model.family.model_type, model.family.model_type)
+
+
+def attn_factor(model: ModelConfig) -> float | None:
+    """llama.cpp's `rope.scaling.attn_factor` for a `yarn` schedule with an attention factor of its own; else None.
+
+    It multiplies cos and sin by YaRN's own 0.1 · ln(factor) + 1 whatever the checkpoint says, and by this.
+    """
+    numbers = model.encoding.numbers
+    if model.encoding.carrier != "yarn" or numbers.get("attention_factor") is None:
+        return None
+    return float(numbers["attention_factor"] / (0.1 * math.log(numbers["factor"]) + 1))
+
+
+def _numbers(model: ModelConfig) -> dict[str, Any]:
+    """What arguments are made of."""
+    is_longrope = model.encoding.carrier == "longrope"
+    return {
+        "length": model.encoding.context_length,
+        "gguf": gguf_name(model),
+        "attn_factor": f"{attn_factor(model) or 1.0:.6g}",
+        "scaling": f"{attention_scaling(model.rotary) if is_longrope else 1.0:.6g}",
+    }
 
 
 def _row(thing: str, engine: str, family: str, *, has_code: bool) -> _Row:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ctxext.checkpoint import Checkpoint, claimed_lengths
 from ctxext.converters.engines import Serving, serving_of
+from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.families import Family, family_of, full_attention_layers, read, sliding_layers
 from ctxext.geometry import cache_numbers
@@ -36,6 +37,7 @@ class Inspection:
         methods: For every method the reason why it does not apply; empty where it does.
         recipe: What ctxext did to it before, as a recipe file says it; None where nothing.
         serving: Which engines run it, where ctxext made it.
+        unconverted: By engine the line that serves its source as it is, with the recipe on the command line.
     """
 
     family: Family
@@ -50,6 +52,7 @@ class Inspection:
     methods: Mapping[str, str]
     recipe: Mapping[str, Any] | None
     serving: tuple[Serving, ...]
+    unconverted: Mapping[str, str]
 
     @property
     def rotary(self) -> Rotary | None:
@@ -70,7 +73,10 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     can_be_read = is_readable(family) and not family.reason
     model = model_config(config, checkpoint.original_length) if can_be_read else None
     rotary = model.encoding if model and isinstance(model.encoding, Rotary) else None
-    recipe = provenance(config).get("recipe")
+    noted = provenance(config)
+    recipe = noted.get("recipe")
+    serving = serving_of(model) if recipe and model else ()
+    is_copy = recipe and model and not noted.get("finetune")
     return Inspection(
         family=family,
         positions=family.positions,
@@ -85,7 +91,8 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         num_parameters=checkpoint.num_parameters,
         methods=methods,
         recipe=recipe,
-        serving=serving_of(model) if recipe and model else (),
+        serving=serving,
+        unconverted=unconverted_lines(str(noted.get("source")), model, serving) if is_copy and model else {},
     )
 
 

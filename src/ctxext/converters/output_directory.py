@@ -8,9 +8,11 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from ctxext.converters.contents import foreign_files
 from ctxext.errors import CtxextError
-from ctxext.locks import host_name, locked, short_name
+from ctxext.locks import host_name, locked, resolved, short_name
 
 _TOLD: Mapping[int, tuple[str, str]] = {
     errno.ENOSPC: (
@@ -42,7 +44,7 @@ def check_out(out: Path, source: Path, *, overwrite: bool, overwrite_anything: b
         CtxextError: OUT is a file, not empty, inside SOURCE or around it, somebody else's, or cannot be created.
     """
     with full_disk_told(out):
-        place, origin = out.resolve(), source.resolve()
+        place, origin = resolved(out), resolved(source)
         if place == origin or origin in place.parents:
             raise CtxextError(f'OUT "{out}" lies inside SOURCE "{source}".', hint="Choose a folder beside it.")
         if place in origin.parents:
@@ -91,11 +93,23 @@ def full_disk_told(out: Path) -> Iterator[None]:
     """Tell a full disk, a limit or a missing permission as the user's problem that it is."""
     try:
         yield
-    except OSError as error:
-        message, hint = _TOLD.get(error.errno or 0, ("", ""))
+    except (OSError, RuntimeError, SafetensorError) as error:
+        number, file = _what_failed(error)
+        message, hint = _TOLD.get(number, ("", ""))
         if not message:
             raise
-        raise CtxextError(message.format(place=out, file=error.filename or out), hint=hint) from error
+        raise CtxextError(message.format(place=out, file=file or out), hint=hint) from error
+
+
+def _what_failed(error: Exception) -> tuple[int, str]:
+    """The system's number of an error and the file that it names; those that write weights tell it in words alone."""
+    if isinstance(error, OSError):
+        return error.errno or 0, str(error.filename or "")
+    if isinstance(error, SafetensorError):
+        found = re.search(r"os error ([0-9]+)", str(error))
+        return int(found[1]) if found else 0, ""
+    # torch.save notices that less was written than it gave, and not why.
+    return errno.ENOSPC if "inline_container" in str(error) and "unexpected pos" in str(error) else 0, ""
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from ctxext.checkpoint import Checkpoint
 from ctxext.converters.card import render_card
 from ctxext.converters.engines import Serving, serving_of
 from ctxext.converters.lengths import index_files, length_files
+from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.families import Family, text_config
 from ctxext.files import MANIFEST, as_json
@@ -79,6 +80,11 @@ class Plan:
     def rotary(self) -> Rotary:
         """The same where it is rotary."""
         return self.model.rotary
+
+    @property
+    def unconverted(self) -> Mapping[str, str]:
+        """By engine the line that serves the source as it is, with the recipe on the command line."""
+        return unconverted_lines(self.source.name, self.model, self.serving)
 
 
 def make_plan(
@@ -196,9 +202,10 @@ def _check_original(source: Checkpoint, before: Encoding, plain: Encoding) -> No
         CtxextError: a linear schedule has a factor, and neither its file nor the table of known models a length.
     """
     if before.lacks_original and not plain.is_scaled:
-        guess = round(before.claimed_length / float(before.numbers.get("factor") or 1))
+        factor = float(before.numbers.get("factor") or 1)
+        guess = max(round(before.claimed_length / factor), 1)
         raise CtxextError(
-            f'"{source.name}" was stretched by {before.numbers.get("factor"):g} and does not say from which length.',
+            f'"{source.name}" was stretched by {factor:g} and does not say from which length.',
             hint=f"Say what it was trained on first, for example --original-length {guess}.",
         )
 

@@ -167,6 +167,8 @@ def _parsed(text: str, place: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise CtxextError(f"{place} is not valid JSON: {error.msg}.") from error
+    except (RecursionError, ValueError) as error:  # Brackets without end, or a number of thousands of digits.
+        raise CtxextError(f"{place} is no record: {str(error).splitlines()[0]}.") from error
 
 
 def _read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[str, Record]]:

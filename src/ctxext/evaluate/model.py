@@ -11,7 +11,7 @@ from ctxext.engine import ENGINE_NAMES
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.scoring.prefix_cache import is_static, sharing_works
-from ctxext.loading import DTYPES, choose_device, choose_dtype, quiet_transformers, settle_dtype
+from ctxext.loading import DTYPES, choose_device, choose_dtype, loading_told, settle_dtype
 from ctxext.recipes.own_code import carries_code, check_pinned
 
 
@@ -100,14 +100,9 @@ def load_tokenizer(info: CheckpointInfo, loading: Loading) -> Any:
     """
     from transformers import AutoTokenizer
 
-    try:
-        with quiet_transformers():
-            return AutoTokenizer.from_pretrained(info.checkpoint.folder, trust_remote_code=may_run_code(info, loading))
-    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
-        raise CtxextError(
-            f'The tokenizer of "{info.name}" cannot be loaded: {_first_line(error)}',
-            hint="Copy the tokenizer files of its source into its folder.",
-        ) from error
+    hint = "Copy the tokenizer files of its source into its folder."
+    with loading_told(f'The tokenizer of "{info.name}" cannot be loaded', hint):
+        return AutoTokenizer.from_pretrained(info.checkpoint.folder, trust_remote_code=may_run_code(info, loading))
 
 
 def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
@@ -121,17 +116,15 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
     device = choose_device(loading.device)
     tokenizer = load_tokenizer(info, loading)
     extra = {"attn_implementation": loading.attention} if loading.attention else {}
-    try:
-        with quiet_transformers():
-            model, report = AutoModelForCausalLM.from_pretrained(
-                info.checkpoint.folder,
-                dtype=choose_dtype(loading.dtype),
-                trust_remote_code=may_run_code(info, loading),
-                output_loading_info=True,
-                **extra,
-            )
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise CtxextError(f'"{info.name}" cannot be loaded: {_first_line(error)}') from error
+    info.checkpoint.check_weights()
+    with loading_told(f'"{info.name}" cannot be loaded'):
+        model, report = AutoModelForCausalLM.from_pretrained(
+            info.checkpoint.folder,
+            dtype=choose_dtype(loading.dtype),
+            trust_remote_code=may_run_code(info, loading),
+            output_loading_info=True,
+            **extra,
+        )
     missing = sorted(report["missing_keys"])
     if missing:
         raise CtxextError(f'"{info.name}" lacks {len(missing)} weights, "{missing[0]}" among them.')

@@ -8,6 +8,7 @@ from typing import Any
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import Key, Record, keys_of
 from ctxext.files import open_regular
+from ctxext.reading.journal import is_line
 from ctxext.reading.strict import parse_json
 
 _NAME = "cells.jsonl"
@@ -101,19 +102,11 @@ def _read_lines(path: Path) -> tuple[list[Record], int]:
             record = parse_json(line.decode("utf-8"), f"{path}, line {number}") if line else None
         except (UnicodeDecodeError, CtxextError):
             record = line
-        if isinstance(record, dict) and _is_ours(record):
+        if is_line(record):
             records.append(record)
         else:
             num_skipped += record is not None
     return records, num_skipped
-
-
-def _is_ours(record: Record) -> bool:
-    """Whether a line is a header, or what one model was measured at."""
-    if isinstance(record.get("header"), dict):
-        return True
-    has_cells = "task" not in record or {"length", "depth", "samples", "seconds"} <= record.keys()
-    return isinstance(record.get("model"), str) and has_cells
 
 
 def _drop_torn_line(path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
-from ctxext.loading import choose_dtype, quiet_transformers
+from ctxext.loading import choose_dtype, loading_told
 from ctxext.recipes.code import CodeMethod
 from ctxext.recipes.code_layout import depends_on_prompt
 from ctxext.recipes.own_code import runs_only_own_code
@@ -110,20 +110,15 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
         extra["config"] = config
     if options.quantize == "4bit":
         extra["quantization_config"] = _four_bits(dtype)
-    try:
-        with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=base.is_own_code)
-            model, report = AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=dtype,
-                trust_remote_code=base.is_own_code and config is None,
-                output_loading_info=True,
-                **extra,
-            )
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise CtxextError(
-            f'"{name}" cannot be loaded: {(str(error).strip() or repr(error)).splitlines()[0]}'
-        ) from error
+    with loading_told(f'"{name}" cannot be loaded'):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=base.is_own_code)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            trust_remote_code=base.is_own_code and config is None,
+            output_loading_info=True,
+            **extra,
+        )
     missing = sorted(report["missing_keys"])
     if missing:
         raise CtxextError(f'"{name}" lacks {len(missing)} weights, "{missing[0]}" among them.')

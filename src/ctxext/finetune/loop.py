@@ -22,6 +22,7 @@ from ctxext.finetune.batches import Sequences, stacked
 from ctxext.finetune.evaluation import Evaluations, NeedleProbe, PositionLosses
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.watch import STEPS, LiveLine, StopAfterStep
+from ctxext.reading.journal import TrainerState, is_as
 
 STATE = "trainer_state.json"
 OPTIMIZERS = tuple(optimizer.value for optimizer in OptimizerNames)
@@ -180,8 +181,9 @@ def newest_save(folder: Path) -> Path | None:
     saves = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]), reverse=True)
     for save in saves:
         try:
-            read_json_object(save / STATE)
+            state = read_json_object(save / STATE)
         except CtxextError:
             continue
-        return save
+        if is_as(state, TrainerState):
+            return save
     return None

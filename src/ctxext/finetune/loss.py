@@ -97,15 +97,7 @@ def use_chunked_loss(
             return summed(hidden, ids, lambda rows: NextToken(wanted[rows]))
 
         kept = targets != IGNORED
-        if by_position is None or model.training:
-            total = told(kept)
-        else:
-            place = torch.arange(kept.shape[1], device=kept.device) * by_position.sums.shape[1] // kept.shape[1]
-            total = torch.zeros((), device=kept.device)
-            for part in range(by_position.sums.shape[1]):
-                own_total = told(kept & (place == part))
-                by_position.add(part, own_total, int((kept & (place == part)).sum()))
-                total = total + own_total
+        total = told(kept) if by_position is None or model.training else _told_by_part(kept, by_position, told)
         count = kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         loss = total / torch.as_tensor(count, device=total.device)
         if source is not None and model.training and source.knows(given["position_ids"]):
@@ -120,6 +112,19 @@ def use_chunked_loss(
 
     model.forward = forward
     return own
+
+
+def _told_by_part(kept: torch.Tensor, by_position: Parts, told: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """The loss of all kept positions (b, l), part of the sequence by part, each noted."""
+    parts = by_position.sums.shape[1]
+    place = torch.arange(kept.shape[1], device=kept.device) * parts // kept.shape[1]
+    total = torch.zeros((), device=kept.device)
+    for part in range(parts):
+        chosen = kept & (place == part)
+        own = told(chosen)
+        by_position.add(part, own, int(chosen.sum()))
+        total = total + own
+    return total
 
 
 def positions_at_once(model: Any, device: torch.device, piece: int | None) -> int:

@@ -75,10 +75,19 @@ def merge(
     with full_disk_told(out), staging_directory(out) as work:
         check_out(out, checkpoint.folder, **may_go)  # Another run may have finished meanwhile.
         doomed = doomed_files(out, overwrite_anything=overwrite_anything)
-        shutil.copytree(adapter, work / ADAPTER)
+        _copy_adapter(adapter, work / ADAPTER)
         write_merged(checkpoint, changes, work, notes={"adapter": adapter.resolve().name}, progress=progress)
         give_name(work, out, overwrite=overwrite or overwrite_anything, doomed=doomed)
     return Merged(out, len(changes.names), len(shapes))
+
+
+def _copy_adapter(adapter: Path, folder: Path) -> None:
+    """Its files; a stranger's folder may hold pipes and links to elsewhere, which are left."""
+    for path in sorted(adapter.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            target = folder / path.relative_to(adapter)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
 
 
 def tied_embeddings(checkpoint: Checkpoint) -> dict[str, str]:

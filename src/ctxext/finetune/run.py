@@ -129,7 +129,7 @@ def finetune(
         if is_first():
             _begin(folder, _settings(base, options, data), resume=resume, overwrite=overwrite)
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), full_disk_told(folder):
                 # Trainer and peft ask models in ways that transformers itself calls old.
                 warnings.filterwarnings("ignore", category=FutureWarning)
                 readers = (read_documents, read_held_out)
@@ -205,8 +205,11 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
     new = beside(folder, "new")
     with full_disk_told(folder):
         new.mkdir()
-        (new / SETTINGS).write_text(as_json(settings), encoding="utf-8")
-        new.rename(folder)
+        try:
+            (new / SETTINGS).write_text(as_json(settings), encoding="utf-8")
+            new.rename(folder)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
 
 
 def _short(value: Any) -> str:

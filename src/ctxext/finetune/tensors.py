@@ -50,8 +50,9 @@ class AdapterChanges:
         if not path.is_file():
             raise CtxextError(f'"{folder}" has no adapter_model.safetensors.')
         owners: dict[str, dict[str, torch.Tensor]] = {}
+        keys = read_safetensors_header(path)  # With an error of its own where the file is broken.
         with safe_open(path, "pt") as file:
-            for key in read_safetensors_header(path):
+            for key in keys:
                 owner, part = _split(key.removeprefix(_PREFIX))
                 owners.setdefault(owner, {})[part] = file.get_tensor(key)
         # Beside the matrices of an embedding peft saves the embedding itself, unchanged.

@@ -2,8 +2,9 @@
 
 Paper: "Found in the Middle", https://arxiv.org/abs/2403.04797. A step holds `ratios` (one per KV head, ascending),
 `layers` (those that take part), `ranks` (for each of these the number of each head's ratio; absent: each prompt
-chooses), `schedule`, `rescale` and `variant`. Shapes: b batch, g KV heads, n queries per KV head, l length, d rotary,
-r ratios, c columns of cos and sin.
+chooses), `schedule`, `rescale` and `variant`; or, in the place of ratios and ranks, `heads`: the `ratios`, `ramps` and
+`temperatures` of every KV head of each of these layers. Shapes: b batch, g KV heads, n queries per KV head, l length, d
+rotary, r ratios, c columns of cos and sin.
 """
 
 import math
@@ -25,10 +26,12 @@ class MsPoE(Method):
     def tables(self, inner, frame, turn):
         """What stands inside, for layers that take no part, and cos and sin of every ratio (r, b, l, 2 c)."""
         inverse = frame.inverse if turn.frequencies is None else turn.frequencies
-        frequencies = head_frequencies(self.settings, inverse)[:, frame.columns]
         positions = self.moved(turn.to)
         if turn.since is not None:
             positions = positions - self.moved(turn.since)
+        if "heads" in self.settings:  # Each layer has curves of its own, and makes its tables itself.
+            return inner(frame, turn), (positions, frame._replace(inverse=inverse))
+        frequencies = head_frequencies(self.settings, inverse)[:, frame.columns]
         angles = positions * frequencies[:, None, None]
         return inner(frame, turn), torch.cat(waves(frame, angles), -1)
 
@@ -46,18 +49,33 @@ class MsPoE(Method):
         plain, table = tables
         if not self.acts_on(call.layer):
             return inner(tensors, plain, axis, call)
-        total = len(self.settings["ratios"])
+        total = len(self.settings["heads"]["ratios"][0] if "heads" in self.settings else self.settings["ratios"])
         if len(tensors) == 2 and call.kv_heads is None:
             call.see_heads(tensors[1].shape[axis], total)
         heads = call.kv_heads or total
         tensors = [tensor.view(*tensor.shape[:axis], heads, -1, *tensor.shape[axis + 1 :]) for tensor in tensors]
-        ranks = self.ranks(call, tensors, axis)
-        if ranks.shape[1] != heads:  # Tensor parallelism: a rank holds a slice of the heads.
-            ranks = ranks[:, call.first_head : call.first_head + heads]
-        cos, sin = pick(table, ranks)
+        here = slice(call.first_head, call.first_head + heads)  # Tensor parallelism: a rank holds a slice of them.
+        if "heads" in self.settings:
+            cos, sin = self.made(call.layer, table, here)
+        else:
+            ranks = self.ranks(call, tensors, axis)
+            cos, sin = pick(table, ranks if ranks.shape[1] == heads else ranks[:, here])
         if axis == 2:
             cos, sin = cos.transpose(1, 2), sin.transpose(1, 2)
         return [tensor.flatten(axis, axis + 1) for tensor in inner(tensors, (cos, sin), axis + 1, call)]
+
+    def made(self, layer, table, here):
+        """Cos and sin (b, g, l, c) of a layer whose heads have curves of their own: see `own_frequencies`."""
+        positions, frame = table
+        at, heads = self.settings["layers"].index(layer), self.settings["heads"]
+        own = [
+            torch.as_tensor(heads[name][at], dtype=torch.float32, device=positions.device)[here, None]
+            for name in ("ratios", "ramps", "temperatures")
+        ]
+        frequencies = own_frequencies(self.settings, frame.inverse, *own[:2])
+        angles = positions * frequencies[:, frame.columns][:, None, None]
+        factor = frame.scaling * own[2][:, None, None]
+        return [(f(angles) * factor).to(frame.dtype).transpose(0, 1) for f in (torch.cos, torch.sin)]
 
     def ranks(self, call, tensors, axis):
         """The number of each head's ratio, (1 or b, g): the recipe's, the prompt's own, or chosen now."""
@@ -150,6 +168,17 @@ def head_frequencies(settings, inverse):
         steps = torch.arange(size, device=inverse.device) - first
         return inverse * (1 - (steps / max(last - first, 0.001)).clamp(0, 1) * (1 - 1 / ratios))
     return inverse / ratios
+
+
+def own_frequencies(settings, inverse, ratios, ramps):
+    """YaRN's ramp over inverse frequencies (d / 2) with a ratio and a place for each head, (g, 1): (g, d / 2).
+
+    A frequency stays where it makes `beta_fast` * ramp rotations in the trained length, and is divided by the ratio
+    where it makes `beta_slow` * ramp; in between the ramp is straight over the logarithm, without YaRN's rounding.
+    """
+    rotations = settings["trained_length"] * inverse / (2 * math.pi)
+    fast, width = settings["beta_fast"] * ramps, math.log(settings["beta_fast"] / settings["beta_slow"])
+    return inverse * (1 - ((fast / rotations).log() / width).clamp(0, 1) * (1 - 1 / ratios))
 
 
 def pick(table, ranks):

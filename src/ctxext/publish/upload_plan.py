@@ -11,6 +11,7 @@ from ctxext.converters.card import CardFacts, Measured, card_metadata, render
 from ctxext.converters.engines import serving_of
 from ctxext.converters.output_directory import full_disk_told, write_whole
 from ctxext.converters.plan import cautions_of
+from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
 from ctxext.files import MANIFEST, Progress, as_json, sha256_of
@@ -198,6 +199,7 @@ def _edited_card(subject: Subject) -> str | None:
 def _facts(subject: Subject, repository: str, results: Measured | None, *, is_adapter: bool = False) -> CardFacts:
     """What a checkpoint says of itself, for its card."""
     checkpoint, source = subject.checkpoint, subject.manifest.get("source") or {}
+    serving = serving_of(subject.model)
     return CardFacts(
         source=str(source.get("name")),
         revision=source.get("revision"),
@@ -206,7 +208,8 @@ def _facts(subject: Subject, repository: str, results: Measured | None, *, is_ad
         encoding=subject.model.encoding,
         config=subject.model.config,
         rewritten=[*(subject.manifest.get("rewritten") or {})],
-        serving=serving_of(subject.model),
+        serving=serving,
+        unconverted=unconverted_lines(str(source.get("name")), subject.model, serving),
         cautions=cautions_of(checkpoint, subject.recipe, subject.model),
         training=training_of(subject),
         training_command=training_command(checkpoint.folder),

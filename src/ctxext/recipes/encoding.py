@@ -108,8 +108,12 @@ class Encoding:
         """A copy of a configuration that says this context length; all else is left alone."""
         edited = copy.deepcopy(config)
         nested = edited.get(family.text_config) if family.text_config else None
-        (nested if isinstance(nested, dict) else edited)[family.length_key] = self.context_length
+        self.state_length(nested if isinstance(nested, dict) else edited, family)
         return edited
+
+    def state_length(self, text: Config, family: Family) -> None:
+        """Write this context length into the language model's part of a configuration."""
+        text[family.length_key] = self.context_length
 
     def cautions(self, config: Config, family: Family, *, is_changed: bool) -> tuple[str, ...]:
         """What a user must know of such an encoding.

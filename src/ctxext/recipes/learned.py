@@ -4,7 +4,6 @@ Most are learned. Computed ones hold sinusoids, which a longer table goes on wit
 weights.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,16 +105,12 @@ class LearnedTable(Encoding):
             "which ends where training ended"
         )
 
-    def with_length_written(self, config: Config, family: Family) -> Config:
-        """A copy of a configuration whose keys all state this length, each as it counts."""
-        edited = copy.deepcopy(config)
-        nested = edited.get(family.text_config) if family.text_config else None
-        text = nested if isinstance(nested, dict) else edited
+    def state_length(self, text: Config, family: Family) -> None:
+        """Write this length into all its keys, each as it counts."""
         length = self.context_length + self.num_special * self.layout.counts_special
         for number, key in enumerate(self.layout.length_keys):
             if number == 0 or key in text:
                 text[key] = length
-        return edited
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing_extensions import Self
 from ctxext.errors import CtxextError
 from ctxext.families import Family, rotated_layers
 from ctxext.recipes.code import PORTABLE, CodeMethod
+from ctxext.recipes.encoding import Encoding
 from ctxext.recipes.param import param
 from ctxext.recipes.rotary import Config, ModelConfig, Rotary
 
@@ -69,6 +70,16 @@ class MsPoE(CodeMethod):
     ranks: tuple[tuple[int, ...], ...] | None = param(
         None, help="Measured order: for each layer that takes part, each KV head's place.", measured=True
     )
+    ratios: tuple[tuple[float, ...], ...] | None = param(
+        None, help="Learned: the ratio of each KV head of each layer that takes part, by parts.", measured=True
+    )
+    ramps: tuple[tuple[float, ...], ...] | None = param(
+        None, help="Learned: what each head multiplies --ramp-fast and --ramp-slow with.", measured=True
+    )
+    temperatures: tuple[tuple[float, ...], ...] | None = param(
+        None, help="Learned: each head's factor on cos and sin.", measured=True
+    )
+    reaches: int | None = param(None, help="Learned: the context length that it was learned for.", measured=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,6 +94,16 @@ class MsPoE(CodeMethod):
                 hint="Give rescale_start and rescale_end, in order.",
             )
 
+        learned = (self.ratios, self.ramps, self.temperatures)
+        if any(learned) and (not all(learned) or self.schedule != "by-parts" or self.head_order != "fixed"):
+            raise CtxextError("mspoe: ratios, ramps and temperatures go together, by parts and in a fixed order.")
+        if self.ratios and min(number for rows in learned for row in rows or () for number in row) <= 0:
+            raise CtxextError("mspoe: ratios, ramps and temperatures must be above zero.")
+
+    def reach(self, encoding: Encoding) -> int:
+        """As before, or what was learned for."""
+        return max(super().reach(encoding), self.reaches or 0)
+
     @classmethod
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
         """The step with numbers from its search space; the smaller of its two ratios is the smallest."""
@@ -91,6 +112,9 @@ class MsPoE(CodeMethod):
 
     def summary(self) -> str:
         """The step with its ratios and its order of heads."""
+        if self.ratios:
+            numbers = [number for row in self.ratios for number in row]
+            return f"{self.name} {min(numbers):.3g}–{max(numbers):.3g} (learned heads)"
         return f"{self.name} {self.ratio_min:g}–{self.ratio_max:g} {self.schedule} ({self.head_order} order)"
 
     @property
@@ -129,7 +153,16 @@ class MsPoE(CodeMethod):
         if self.schedule == "by-parts":
             settings |= {"trained_length": model.rotary.trained_length, "theta": model.rotary.theta}
             settings |= {"beta_fast": self.ramp_fast, "beta_slow": self.ramp_slow}
-        if ranks := self._ranks(model, len(layers), heads):
+        if self.ratios:
+            learned = {"ratios": self.ratios, "ramps": self.ramps, "temperatures": self.temperatures}
+            if any(
+                len(rows or ()) != len(layers) or {len(row) for row in rows or ()} != {heads}
+                for rows in learned.values()
+            ):
+                raise CtxextError(f"Learned heads need {len(layers)} layers with {heads} numbers each.")
+            del settings["ratios"]
+            settings["heads"] = {name: [list(row) for row in rows or ()] for name, rows in learned.items()}
+        elif ranks := self._ranks(model, len(layers), heads):
             settings["ranks"] = ranks
         return settings
 

@@ -150,8 +150,10 @@ def checked(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any
         if not isinstance(value, wanted):
             raise CtxextError(f'{option} must be {"true or false" if wanted is bool else "a word"}, not "{value}".')
     elif typing.get_origin(wanted) is tuple:
-        rows = typing.get_origin(typing.get_args(wanted)[0]) is tuple
-        return tuple(_checked_numbers(option, row, int) for row in value) if rows else _checked_numbers(option, value)
+        inner = typing.get_args(wanted)[0]
+        if typing.get_origin(inner) is not tuple:
+            return _checked_numbers(option, value)
+        return tuple(_checked_numbers(option, row, typing.get_args(inner)[0]) for row in value)
     else:
         value = _checked_number(option, value, wanted)
     if limits.choices and value not in limits.choices:

@@ -22,8 +22,11 @@ from ctxext.families import (
     sliding_layers,
     text_config,
 )
-from ctxext.geometry import LENGTH_ABOVE, claimed_length
+from ctxext.geometry import claimed_length
 from ctxext.recipes import legacy
+from ctxext.recipes.dialects import native_type as native_type
+from ctxext.recipes.dialects import nested_by_type, rope_scaling, write_explicit, write_length
+from ctxext.recipes.dialects import unsupported as unsupported
 from ctxext.recipes.encoding import POSITIONS, Encoding
 from ctxext.recipes.encoding import Config as Config
 from ctxext.recipes.encoding import provenance as provenance
@@ -41,7 +44,6 @@ _FROM_ORIGINAL = ("llama3", "longrope", "yarn")
 """Rope types whose formula asks for the original length, which some files keep one level up (Phi-3)."""
 _LENGTH_KEYS_4X = ("longrope",)
 _KEPT = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
-_DTYPES = ("dtype", "torch_dtype")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,12 +149,9 @@ class Rotary(Encoding):
         """The same with another context length, which is then what it reads."""
         return dataclasses.replace(self, context_length=length, declared_length=None)
 
-    def with_length_written(self, config: Config, family: Family) -> Config:
-        """A copy of a configuration that says this context length wherever it is read."""
-        edited = copy.deepcopy(config)
-        nested = edited.get(family.text_config) if family.text_config else None
-        _write_length(nested if isinstance(nested, dict) else edited, family, self.context_length)
-        return edited
+    def state_length(self, text: Config, family: Family) -> None:
+        """Write this context length wherever it is read."""
+        write_length(text, family, self.context_length)
 
     def written(self, config: Config, family: Family) -> Config:
         """A copy of a configuration with this schedule, in both dialects."""
@@ -369,30 +368,25 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     parameters = {"rope_theta": rotary.theta, **_schedule(config, family, rotary)}
     partial = read(config, family, "partial_rotary_factor")
     usual = {partial, family.defaults.get("partial_rotary_factor", 1.0)} <= {1.0, None}
-    if not usual or "partial_rotary_factor" in _full_attention_parameters(text, family):
+    above = family.partial_key or "partial_rotary_factor"
+    if not usual or above in text or "partial_rotary_factor" in _full_attention_parameters(text, family):
         parameters["partial_rotary_factor"] = partial
-        text.setdefault(family.partial_key or "partial_rotary_factor", partial)
-    _write_length(text, family, rotary.claimed_length)
+        text.setdefault(above, partial)
+    write_length(text, family, rotary.claimed_length)
     if family.rope_scaling or family.local_theta_key:
         text[family.theta_key] = rotary.theta
     if thetas := text.get(family.layer_theta_key or ""):
         for index in rotated_layers(config, family):
             thetas[index] = rotary.theta
-    text["rope_parameters"] = _nested(config, family, parameters) if family.nested_rope else parameters
+    text["rope_parameters"] = nested_by_type(config, family, parameters) if family.nested_rope else parameters
     text.pop("rope_scaling", None)
     if family.rope_scaling and (rotary.rope_type != "default" or family.explicit_default):
-        text["rope_scaling"] = _rope_scaling(family, _schedule(config, family, rotary))
+        text["rope_scaling"] = rope_scaling(family, _schedule(config, family, rotary))
     text.pop(_ORIGINAL, None)
     if rotary.rope_type in _LENGTH_KEYS_4X:
         text[_ORIGINAL] = rotary.schedule_length
-    _write_explicit(config, edited, text, family)
+    write_explicit(config, edited, text, family)
     return edited
-
-
-def _write_length(text: Config, family: Family, length: int) -> None:
-    text[family.length_key] = length
-    if LENGTH_ABOVE in text:
-        text[LENGTH_ABOVE] = length
 
 
 def _schedule(config: Config, family: Family, rotary: Rotary) -> dict[str, Any]:
@@ -404,51 +398,3 @@ def _schedule(config: Config, family: Family, rotary: Rotary) -> dict[str, Any]:
         needed = rotary.schedule_length if key.startswith("original") else attention_scaling(rotary)
         schedule.setdefault(key, needed)
     return schedule
-
-
-def _rope_scaling(family: Family, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The schedule as transformers 4 reads it; some of its classes accept certain keys only (Phi-3)."""
-    keys = family.rope_scaling_keys.get(parameters["rope_type"])
-    if keys is None:
-        return dict(parameters)
-    named = {**parameters, "type": parameters["rope_type"]}
-    return {key: named[key] for key in keys if key in named}
-
-
-def _nested(config: Config, family: Family, full: Mapping[str, Any]) -> dict[str, Any]:
-    """The schedule by layer type; the sliding layers keep their own rotary embedding (docs/traps.md, trap 9)."""
-    source = text_config(config, family).get("rope_parameters") or {}
-    nested = {key: copy.deepcopy(value) for key, value in source.items() if isinstance(value, dict)}
-    local_theta = read(config, family, "local_rope_theta")
-    for name in family.sliding_types if local_theta else ():
-        nested.setdefault(name, {"rope_type": "default", "rope_theta": local_theta})
-    return {**nested, **{name: dict(full) for name in family.full_types}}
-
-
-def _write_explicit(config: Config, edited: Config, text: Config, family: Family) -> None:
-    """Say what some readers would otherwise guess: the head's size, the sliding base and the weights' type."""
-    head_dim = read(config, family, "head_dim")
-    if head_dim and family.explicit_head_dim and not family.shared_rotary_key:
-        text.setdefault("head_dim", int(head_dim))
-    if family.local_theta_key:
-        text[family.local_theta_key] = read(config, family, family.local_theta_key)
-    for place in (edited, text):
-        known = next((place[key] for key in _DTYPES if place.get(key)), None)
-        if known:
-            place.update(dict.fromkeys(_DTYPES, known))
-
-
-def native_type(family: Family, rope_type: str) -> str:
-    """The name under which a family carries a schedule: where a part of the head rotates, linear is `proportional`."""
-    is_plain = rope_type == "default" or (rope_type == "linear" and family.plain_type != "default")
-    return family.plain_type if is_plain else rope_type
-
-
-def unsupported(family: Family, rope_type: str) -> str:
-    """Why a family does not carry a schedule; empty where it does."""
-    if family.reason:
-        return family.reason
-    if rope_type == "default" or native_type(family, rope_type) in family.rope_types:
-        return ""
-    able = ", ".join(family.rope_types) or "none"
-    return f'its code does not carry the rope type "{rope_type}" (it takes: {able})'

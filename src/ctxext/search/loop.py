@@ -19,7 +19,7 @@ from ctxext.search.study import Study, Trial
 from ctxext.search.trial_model import Workbench
 
 _FAR = 10.0
-_MOST_FOR_CHECKS = 0.4
+MOST_FOR_CHECKS = 0.4
 """The largest share of the time that is kept for the last checks; they ask less where they would take longer."""
 _SPARE = 1.2
 WRITING = 3.0
@@ -114,7 +114,7 @@ class SearchLoop:
         """The seconds to keep for the last checks: what they take by what was measured, but no more than a share."""
         if math.isinf(self.end):
             return 0.0
-        most = _MOST_FOR_CHECKS * self.options.seconds
+        most = MOST_FOR_CHECKS * self.options.seconds
         return min(most, _SPARE * seconds_of_end(points, self.stock_seconds, self.options) + WRITING)
 
     def _standing(self, study: Study) -> Standing:

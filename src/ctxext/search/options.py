@@ -27,6 +27,7 @@ class SearchOptions:
         data: The user's own text: documents at the original context length, and where needles are hidden.
         seed: Decides the questions and which recipes are tried.
         checked: Questions at each depth and length for the last check.
+        gradient: Learn the heads' numbers by gradient in the place of trying recipes; `trials` then counts steps.
         original_length: What the model was trained on, in tokens, where its files do not say it.
     """
 
@@ -41,6 +42,7 @@ class SearchOptions:
     data: str | None = None
     seed: int = 0
     checked: int = 20
+    gradient: bool = False
     original_length: int | None = None
 
     def __post_init__(self) -> None:
@@ -95,4 +97,6 @@ class SearchOptions:
         """What must be the same for two runs to share a study."""
         names: Sequence[str] = ("target_length", "keep_short", "samples", "num_depths", "seed")
         asked = {name: getattr(self, name) for name in names}
+        if self.original_length is not None:
+            asked["original_length"] = self.original_length
         return {**asked, "lengths": list(self.lengths_from(trained_length)), "methods": list(self.methods)}

@@ -101,6 +101,7 @@ def search(
     from ctxext.evaluate.model import Loading, load_model
     from ctxext.search.eval_set import make_eval_sets
     from ctxext.search.final_evaluation import check, refuse_without_points, run_off
+    from ctxext.search.gradient import learned_standing
     from ctxext.search.loop import WRITING, SearchLoop, Standing
     from ctxext.search.measurement import measure
     from ctxext.search.trial_model import Workbench
@@ -108,7 +109,8 @@ def search(
     watch = watch or (lambda standing: None)
     end = started + options.seconds
     with tempfile.TemporaryDirectory() as folder:
-        place = study or (study_beside(out) if out else StudyPlace(path=Path(folder) / "study.db"))
+        beside = study_beside(out) if out and not options.gradient else None
+        place = study or beside or StudyPlace(path=Path(folder) / "study.db")
         place.check(resume=resume, overwrite=overwrite)
         watch(Standing("loading the model", end=end))
         stock = load_model(info, loading or Loading())
@@ -119,8 +121,12 @@ def search(
         watch(Standing("asking the plain model", end=end))
         began = time.monotonic()
         asked = measure(stock, trial_set, _in_time(end, options))
-        loop = SearchLoop(bench, space, options, trial_set, asked, time.monotonic() - began, watch, started)
-        standing = loop.run(place, _header(checkpoint, info.digest, options, trained_length, stock))
+        seconds = time.monotonic() - began
+        if options.gradient:
+            standing = learned_standing(bench, options, trial_set, asked, seconds, watch, end)
+        else:
+            loop = SearchLoop(bench, space, options, trial_set, asked, seconds, watch, started)
+            standing = loop.run(place, _header(checkpoint, info.digest, options, trained_length, stock))
         points = standing.points
         if not points:
             refuse_without_points(standing.trials, options.minutes)

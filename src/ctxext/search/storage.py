@@ -61,9 +61,12 @@ class StudyPlace:
                 "The storage of the study needs a database driver that is not here.",
                 hint="pip install psycopg2-binary, and postgresql+psycopg2://...; or pymysql, and mysql+pymysql://...",
             ) from error
-        except (SQLAlchemyError, OSError) as error:
+        except (SQLAlchemyError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            # The last ones are what a file brings about that no search wrote, or that was damaged.
             hint = "Name another with --study." if self.path else "Check --storage and whether it answers."
-            raise CtxextError(f'The study "{self}" cannot be used: {str(error).splitlines()[0]}', hint=hint) from error
+            first = (str(error).splitlines() or [""])[0]
+            told = first if isinstance(error, SQLAlchemyError | OSError) else f"{type(error).__name__}: {first}"
+            raise CtxextError(f'The study "{self}" cannot be used: {told}', hint=hint) from error
 
     @property
     def is_there(self) -> bool:

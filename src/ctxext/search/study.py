@@ -1,13 +1,14 @@
 """The study: which recipes were tried, what came of each, and which is next. Several processes may share it."""
 
 import contextlib
+import functools
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -19,6 +20,8 @@ from ctxext.search.measurement import Measurement, measurement_from
 from ctxext.search.sampler import SteadySampler
 from ctxext.search.space import Parameters, Space
 from ctxext.search.storage import StudyPlace
+
+_Found = TypeVar("_Found")
 
 _REFUSED_RISE = 10.0
 """What the sampler is told of recipes that cannot be measured: far more than may be lost."""
@@ -60,6 +63,17 @@ class Trial:
         return self.recipe.summary() if self.recipe else self.refusal
 
 
+def _told(method: Callable[..., _Found]) -> Callable[..., _Found]:
+    """A method that reads the study, whose file may be damaged or a stranger's."""
+
+    @functools.wraps(method)
+    def telling(self: "Study", *given: Any) -> _Found:
+        with self.place.told():
+            return method(self, *given)
+
+    return telling
+
+
 class Study:
     """A study in one of optuna's storages.
 
@@ -85,6 +99,7 @@ class Study:
                 load_if_exists=True,
             )
 
+    @_told
     def begin(self, header: Mapping[str, Any]) -> None:
         """Note what a new study is about and line up the published recipes, or check that an old one is the same.
 
@@ -107,6 +122,7 @@ class Study:
                 hint="Repeat the command it was made with, or start again with --overwrite.",
             )
 
+    @_told
     def rescue(self) -> None:
         """Line up again what processes were trying that are no more: the same trials, with what was drawn for them."""
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -125,16 +141,19 @@ class Study:
             self._storage.set_trial_user_attr(known, "owner", None)
             self._storage.set_trial_state_values(known, TrialState.WAITING)
 
+    @_told
     def is_due(self, limit: int | None) -> bool:
         """Whether fewer recipes than a limit were tried or are being tried."""
         begun = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING))
         return limit is None or len(begun) < limit
 
     @property
+    @_told
     def has_waiting(self) -> bool:
         """Whether published recipes, or some that a kill cut short, are lined up."""
         return bool(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
+    @_told
     def ask(self) -> tuple[optuna.trial.Trial, Parameters]:
         """The next recipe to try."""
         trial = self._study.ask()
@@ -171,6 +190,7 @@ class Study:
             values = [loss, max(rise, self.keep_short / 2)]
             self._study.tell(trial, values, skip_if_finished=True)
 
+    @_told
     def trials(self) -> list[Trial]:
         """Every recipe that was tried, in order."""
         finished = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))

@@ -71,10 +71,10 @@ class Rotation:
         finally:
             setattr(self.module, self.buffer, self.frequencies)
 
-    def rows(self, states: Any, angles: Any) -> Any:
-        """Rotate one head's rows (l, d) each by its own angles (l, pairs)."""
+    def rows(self, states: Any, angles: Any, loudness: float = 1.0) -> Any:
+        """Rotate one head's rows (l, d) each by its own angles (l, pairs), cos and sin times a factor."""
         angles = angles[:, self.columns][None].to(self.torch.float64)
-        cos, sin = (f(angles).to(states.dtype) * self.scaling for f in (self.torch.cos, self.torch.sin))
+        cos, sin = (f(angles).to(states.dtype) * self.scaling * loudness for f in (self.torch.cos, self.torch.sin))
         return self.apply(states[None, None], states[None, None], cos, sin)[0][0, 0]
 
 
@@ -138,7 +138,8 @@ class Expected:
             group, heads = states.shape[1] // keys.shape[1], []
             for head in range(states.shape[1]):
                 at, own = self.of_head(chosen, head // group)
-                heads.append(self.rotation.rows(states[0, head], at[:, None] * torch.tensor(own)))
+                loudness = self.loudness_of(chosen, head // group)
+                heads.append(self.rotation.rows(states[0, head], at[:, None] * torch.tensor(own), loudness))
             rotated.append(torch.stack(heads)[None])
         return tuple(one if axis == 1 else one.transpose(1, 2) for one in rotated)
 
@@ -150,6 +151,15 @@ class Expected:
         for (settings, reference), choice in zip(self.heads, chosen, strict=True):
             at, own = reference.rotation(settings, choice, head, at, own, self.theta)
         return at, own
+
+    def loudness_of(self, chosen: list[Any], head: int) -> float:
+        """The factor on a KV head's cos and sin, of methods that have one."""
+        factors: list[float] = [
+            reference.loudness(settings, choice, head)
+            for (settings, reference), choice in zip(self.heads, chosen, strict=True)
+            if hasattr(reference, "loudness")
+        ]
+        return math.prod(factors)
 
     def attend(self, eager: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
         """In the place of the family's attention: scores pair by pair, one softmax."""

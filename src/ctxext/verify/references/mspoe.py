@@ -13,6 +13,9 @@ def choose(settings, layer, queries, keys, scaling):
     """
     if layer not in settings["layers"]:
         return None
+    if "heads" in settings:
+        at = settings["layers"].index(layer)
+        return list(zip(*(settings["heads"][name][at] for name in ("ratios", "ramps", "temperatures")), strict=True))
     if settings.get("ranks") is not None:
         ranks = settings["ranks"][settings["layers"].index(layer)]
         return [settings["ratios"][rank] for rank in ranks]
@@ -29,6 +32,11 @@ def choose(settings, layer, queries, keys, scaling):
     return [settings["ratios"][rank] for rank in ranks]
 
 
+def loudness(settings, chosen, head):
+    """What a head's cos and sin are multiplied by."""
+    return chosen[head][2] if chosen is not None and "heads" in settings else 1.0
+
+
 def rotation(settings, chosen, head, positions, frequencies, theta):
     """A head's positions and its inverse frequencies, one by one from the formulas of the methods.
 
@@ -36,6 +44,15 @@ def rotation(settings, chosen, head, positions, frequencies, theta):
     """
     if chosen is None:
         return positions, frequencies
+    if "heads" in settings:
+        ratio, ramp, _ = chosen[head]
+        keeps, gives = ramp * settings["beta_fast"], ramp * settings["beta_slow"]
+        slowed = []
+        for frequency in frequencies:
+            turns = frequency * settings["trained_length"] / (2 * math.pi)
+            gone = min(max(math.log(keeps / turns) / math.log(keeps / gives), 0.0), 1.0)
+            slowed.append(frequency / ratio * gone + frequency * (1 - gone))
+        return positions, slowed
     ratio, pairs = chosen[head], len(frequencies)
     if settings["rescale"] != "uniform":
         start, end = settings["rescale"]

@@ -1,0 +1,251 @@
+"""Learned heads: ratio, ramp and temperature of every KV head of every layer by gradient, the weights frozen.
+
+A few hundred numbers are learned on the loss of needle answers up to the target, held to what the source says inside
+its own window. What comes of it is an ordinary static Ms-PoE recipe. Per-head schedules that are learned were proposed
+as AdaRoPE (ICML 2026); the ramp is YaRN's (arXiv 2309.00071, section 3.2).
+"""
+
+import itertools
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ctxext.data.encoding import Encoder
+from ctxext.data.prompt import Prompt
+from ctxext.data.texts import read_corpus
+from ctxext.errors import CtxextError
+from ctxext.evaluate.settings import Settings, even_depths
+from ctxext.evaluate.tasks.needle import Needle
+from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
+from ctxext.recipes.mspoe import MsPoE, num_kv_heads
+from ctxext.recipes.recipe import Recipe
+from ctxext.recipes.yarn import Yarn
+from ctxext.search.eval_set import EvalSet
+from ctxext.search.loop import MOST_FOR_CHECKS, WRITING, Standing, Watch
+from ctxext.search.measurement import Measurement, measure
+from ctxext.search.options import SearchOptions
+from ctxext.search.pareto import best_of, points_of
+from ctxext.search.study import Trial
+from ctxext.search.trial_model import Workbench
+
+_NEEDLES = 8
+"""Answers in one sequence: a single one would teach little for its length."""
+_RATE, _DIGITS = 0.03, 4
+_FAST, _SLOW = 32.0, 1.0
+_HELD, _BEYOND = 2.0, 30.0
+"""Weights of the divergence from the source: of all of it, and of what is beyond half of what may be lost."""
+_DOCUMENTS = 2
+_ALREADY = 77_000_000
+"""Added to the seed, so that no question of the search or of `ctxext eval` with a usual seed is learned from."""
+
+Numbers = dict[str, list[torch.Tensor]]
+
+
+class Learner:
+    """The numbers while they are learned.
+
+    Args:
+        bench: The model.
+        options: How far to reach, and what may be lost.
+
+    Raises:
+        CtxextError: the model cannot carry it.
+    """
+
+    def __init__(self, bench: Workbench, options: SearchOptions) -> None:
+        self.bench, self.options = bench, options
+        factor = options.target_length / bench.plain.rotary.trained_length
+        heads = num_kv_heads(bench.plain)
+        # As YaRN begins, with its temperature; every head alike.
+        self.starts = {"ratios": factor, "ramps": 1.0, "temperatures": 1 + 0.1 * math.log(factor)}
+        plain = MsPoE(schedule="by-parts", head_order="fixed", first_layer=0)
+        layers = len(plain.settings(bench.plain)["layers"])
+        self.logs = {name: torch.zeros(layers, heads, requires_grad=True) for name in self.starts}
+        self.model = bench.apply(self.recipe()).model
+        self.model.requires_grad_(False)
+        self._give()
+
+    def numbers(self) -> dict[str, torch.Tensor]:
+        """The numbers, (layers, heads) each; a ratio below one would speed a head up."""
+        found = {name: self.starts[name] * log.exp() for name, log in self.logs.items()}
+        return {**found, "ratios": found["ratios"].clamp(min=1.0)}
+
+    def recipe(self) -> Recipe:
+        """The numbers as they stand, as a recipe."""
+        rows = {
+            name: tuple(tuple(float(f"{number:.{_DIGITS}g}") for number in row) for row in found.tolist())
+            for name, found in self.numbers().items()
+        }
+        return Recipe([_step(rows, self.options.target_length)])
+
+    def _give(self) -> None:
+        """Let the model's own code read the numbers as tensors: what is learned on is what is shipped."""
+        found = {
+            id(method): method
+            for module in self.model.modules()
+            for method in getattr(module, "ctxext_methods", ())
+            if method.name == "mspoe"
+        }
+        if not found:
+            raise CtxextError(
+                f'The heads of "{self.bench.source.name}" cannot be learned.', hint="Leave --gradient out."
+            )
+        self.methods = list(found.values())
+
+    def refresh(self) -> None:
+        """Make the numbers anew from what the optimizer has changed."""
+        numbers = self.numbers()
+        for method in self.methods:
+            method.settings["heads"] = {name: list(found.unbind(0)) for name, found in numbers.items()}
+
+
+def _step(rows: dict[str, Any], target_length: int) -> MsPoE:
+    return MsPoE(
+        schedule="by-parts",
+        head_order="fixed",
+        first_layer=0,
+        ramp_fast=_FAST,
+        ramp_slow=_SLOW,
+        reaches=target_length,
+        **rows,
+    )
+
+
+def learn(bench: Workbench, options: SearchOptions, end: float, told: Callable[[float, float], None]) -> Recipe:
+    """Learn the heads' numbers until the time is up.
+
+    Args:
+        bench: The model.
+        options: How far to reach, and what may be lost.
+        end: When to stop, on the monotonic clock in seconds.
+        told: Called after each step with the loss of the answers and the divergence from the source, in nats.
+
+    Raises:
+        CtxextError: the model cannot carry it, or the data is too little.
+    """
+    learner = Learner(bench, options)
+    optimizer = torch.optim.Adam(learner.logs.values(), lr=_RATE)
+    trained, began = bench.plain.rotary.trained_length, time.monotonic()
+    lengths = itertools.cycle(sorted(options.lengths_from(trained), reverse=True))
+    questions = {length: _sequences(bench.stock.encoder, options, length) for length in options.lengths_from(trained)}
+    documents = _documents(bench.stock.encoder, options, trained)
+    step = 0
+    while step < (options.trials or math.inf) and time.monotonic() < end:
+        gone = step / options.trials if options.trials else (time.monotonic() - began) / max(end - began, 1e-9)
+        for group in optimizer.param_groups:
+            group["lr"] = _RATE * min(1.0, (step + 1) / 5) * max(0.05, 1 - gone)
+        learner.refresh()
+        answers = _answer_loss(learner.model, *next(questions[next(lengths)]))
+        held, source_loss = _divergence(learner.model, bench.stock.model, next(documents))
+        allowed = options.keep_short * source_loss / 2
+        optimizer.zero_grad()
+        (answers + _HELD * held + _BEYOND * torch.relu(held - allowed)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        step += 1
+        told(float(answers.detach()), float(held.detach()))
+    return learner.recipe()
+
+
+def _sequences(encoder: Encoder, options: SearchOptions, length: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Texts with all their questions and answers at the end: ids (1, length or more), and which are of an answer."""
+    settings = Settings(tasks=("needle",), samples=1, depths=even_depths(_NEEDLES), seed=options.seed + _ALREADY)
+    task = Needle(num_needles=_NEEDLES)
+    check_fits(task, encoder, [length], settings)
+    for sample in itertools.count():
+        (prompts,) = make_questions(task, encoder, length, [sample], settings)
+        random.Random(f"{options.seed} {length} {sample}").shuffle(prompts)
+        yield _joined(prompts)
+
+
+def _joined(prompts: list[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
+    """One prompt, then what the others do not share with it."""
+    first = prompts[0].ids
+    same = min(
+        next((place for place, (a, b) in enumerate(zip(first, prompt.ids, strict=False)) if a != b), len(first))
+        for prompt in prompts[1:]
+    )
+    ids, is_answer = list(first[:same]), [False] * same
+    for prompt in prompts:
+        tail = prompt.ids[same:]
+        ids += tail
+        is_answer += [False] * (len(tail) - prompt.num_answer) + [True] * prompt.num_answer
+    return torch.tensor([ids]), torch.tensor([is_answer])
+
+
+def _documents(encoder: Encoder, options: SearchOptions, length: int) -> Iterator[torch.Tensor]:
+    """Documents of the original context length, (documents, length), again and again."""
+    seed = options.seed + _ALREADY
+    found = read_corpus(options.data, encoder, count=64, length=length, most=length, seed=seed).documents
+    rows = torch.tensor(found)
+    while True:
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+        seed += 1
+        for start in range(0, len(rows), _DOCUMENTS):
+            yield rows[order[start : start + _DOCUMENTS]]
+
+
+def _answer_loss(model: Any, ids: torch.Tensor, is_answer: torch.Tensor) -> torch.Tensor:
+    """The mean loss of the answers' tokens."""
+    ids, is_answer = ids.to(model.device), is_answer.to(model.device)
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+    chosen = is_answer[:, 1:]
+    return torch.nn.functional.cross_entropy(logits[chosen].float(), ids[:, 1:][chosen])
+
+
+def _divergence(model: Any, source: Any, ids: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """The Kullback-Leibler divergence from the source in nats per token, and the source's own loss."""
+    ids = ids.to(model.device)
+    with torch.no_grad():
+        said = source(input_ids=ids, use_cache=False).logits[:, :-1].float().log_softmax(-1)
+    own = model(input_ids=ids, use_cache=False).logits[:, :-1].float().log_softmax(-1)
+    divergence = (said.exp() * (said - own)).sum(-1).mean()
+    return divergence, float(-said.gather(-1, ids[:, 1:, None]).mean())
+
+
+def learned_standing(
+    bench: Workbench,
+    options: SearchOptions,
+    eval_set: EvalSet,
+    stock: Measurement,
+    stock_seconds: float,
+    watch: Watch,
+    end: float,
+) -> Standing:
+    """What a search by trials would hand to the last checks: YaRN as published, and what was learned.
+
+    Args:
+        bench: The model.
+        options: How far to reach, what may be lost, how long to learn.
+        eval_set: What both are asked.
+        stock: The plain model's answers to that.
+        stock_seconds: How long they took.
+        watch: Called after each step.
+        end: When the whole run must be over, on the monotonic clock in seconds.
+    """
+    factor = options.target_length / bench.plain.rotary.trained_length
+    trials: list[Trial] = []
+
+    def add(recipe: Recipe, published: str) -> None:
+        began = time.monotonic()
+        found = measure(bench.apply(recipe), eval_set)
+        trials.append(Trial(len(trials), published, recipe, found, "", time.monotonic() - began))
+
+    add(bench.prepared(Recipe([Yarn(factor=factor)])), "yarn")
+    reserve = 0.0
+    if math.isfinite(end):
+        asked = trials[0].seconds + 2 * stock_seconds
+        checks = (1 + 2 + options.checked / options.samples) * asked + WRITING
+        reserve = min(MOST_FOR_CHECKS * options.seconds, checks)
+    steps = itertools.count(1)
+
+    def told(answers: float, held: float) -> None:
+        stage = f"learning: step {next(steps)}, answers {answers:.3f} nats, {held:.4f} from the source"
+        watch(Standing(stage, stock, end=end))
+
+    add(learn(bench, options, end - reserve, told), "")
+    points = points_of(trials, stock)
+    return Standing("learned", stock, trials, points, best_of(points, options.keep_short), end)

@@ -1,0 +1,142 @@
+"""A checkpoint in vLLM against itself in transformers: log-probabilities inside the window, past it, to its end."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctxext.checkpoint import Checkpoint
+from ctxext.engine import Engine
+from ctxext.errors import CtxextError
+from ctxext.loading import quiet_transformers
+from ctxext.recipes.own_code import runs_only_own_code
+from ctxext.recipes.rotary import model_config
+
+TOLERANCE = 1e-3
+"""Largest difference of a log-probability in nats, in float32, at which two runs count as one."""
+
+_MOST_LOGITS = 2**28
+_PIECE = 1024
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One prompt in the engine and in transformers.
+
+    Attributes:
+        served: What the engine ran.
+        place: Where its tokens stand.
+        tokens: How many there are.
+        difference: The largest difference of a log-probability, in nats.
+        mean: The mean difference, in nats.
+        position: The position at which the largest stands.
+    """
+
+    served: str
+    place: str
+    tokens: int
+    difference: float
+    mean: float
+    position: int
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether both say the same."""
+        return self.difference <= TOLERANCE  # NaN is not.
+
+
+def compare_in_engine(
+    checkpoint: Checkpoint,
+    served: Mapping[str, tuple[Path, Mapping[str, Any]]],
+    *,
+    trust_remote_code: bool = False,
+    arguments: Mapping[str, Any] | None = None,
+) -> list[Compared]:
+    """Read some prompts in vLLM and in transformers, both in float32.
+
+    The second half of each prompt repeats its first, so that what stands far away counts. The longest fills all
+    positions that a server of this length computes: tables that are too short fail there.
+
+    Args:
+        checkpoint: What transformers loads.
+        served: What the engine loads, by name: a folder, and more arguments of `vllm.LLM`.
+        trust_remote_code: Run the checkpoint's modeling code even where it is not this version's own.
+        arguments: Arguments of `vllm.LLM` for all of them; `max_model_len` shortens the longest prompt.
+
+    Raises:
+        CtxextError: vLLM is not installed, or something does not load.
+    """
+    arguments = dict(arguments or {})
+    rotary, trust = model_config(checkpoint.config).rotary, trust_remote_code or runs_only_own_code(checkpoint)
+    reach = min(rotary.context_length, arguments.pop("max_model_len", rotary.context_length))
+    lengths = _lengths(min(rotary.trained_length, reach), reach)
+    prompts = [_prompt(length, checkpoint.config) for length in lengths.values()]
+    found: dict[str, list[list[float]]] = {}
+    for name, (folder, own) in served.items():
+        engine = Engine(folder, length=reach, dtype="float32", trust=trust, arguments={**own, **arguments})
+        try:
+            found[name] = engine.log_probabilities(prompts)
+        finally:
+            engine.close()
+    wanted = _in_transformers(checkpoint, prompts, trust=trust)
+    return [
+        _compared(name, place, one, other)
+        for name, read in found.items()
+        for place, one, other in zip(lengths, read, wanted, strict=True)
+    ]
+
+
+def _lengths(trained: int, reach: int) -> dict[str, int]:
+    past = {"past the original context length": (trained + reach) // 2} if reach > trained else {}
+    # An engine writes a token after the last it reads, and its length holds both.
+    return {"inside the original context length": trained // 2, **past, "to the last position": reach - 1}
+
+
+def _prompt(length: int, config: Mapping[str, Any]) -> list[int]:
+    import torch
+
+    vocabulary = int(config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size") or 1000)
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randint(vocabulary // 8, vocabulary, ((length + 1) // 2,), generator=generator).tolist()
+    return (first + first)[:length]
+
+
+def _in_transformers(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], *, trust: bool) -> list[list[float]]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from ctxext.loading import choose_device
+
+    device = choose_device("auto")
+    try:
+        with quiet_transformers():
+            model = AutoModelForCausalLM.from_pretrained(
+                checkpoint.folder, dtype=torch.float32, trust_remote_code=trust
+            )
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        told = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CtxextError(f'"{checkpoint.name}" cannot be loaded: {told}') from error
+    model = model.eval().to(device)
+    with torch.inference_mode():
+        return [_read(model, torch.tensor([ids], device=device)) for ids in prompts]
+
+
+def _read(model: Any, ids: Any) -> list[float]:
+    """The log-probability of every token but the first; in pieces where all logits at once would not fit."""
+    length, vocabulary = ids.shape[1], model.get_output_embeddings().weight.shape[0]
+    size = length if length * vocabulary <= _MOST_LOGITS else _PIECE
+    found: list[float] = []
+    cache = None
+    for start in range(0, length, size):
+        output = model(ids[:, start : start + size], past_key_values=cache, use_cache=size < length)
+        cache = output.past_key_values
+        targets = ids[0, start + 1 : start + size + 1]
+        scores = output.logits[0, : len(targets)].float().log_softmax(-1)
+        found += scores.gather(1, targets[:, None])[:, 0].tolist()
+    return found
+
+
+def _compared(name: str, place: str, found: Sequence[float], wanted: Sequence[float]) -> Compared:
+    off = [abs(one - other) for one, other in zip(found, wanted, strict=True)]
+    at = max(range(len(off)), key=lambda number: float("inf") if off[number] != off[number] else off[number])
+    return Compared(name, place, len(off) + 1, off[at], sum(off) / len(off), at)

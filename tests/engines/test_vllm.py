@@ -1,0 +1,113 @@
+"""Checkpoints in vLLM against transformers: what `converters/engines.py` says of it was seen here."""
+
+from contextlib import closing
+
+import pytest
+
+from checkpoints_to_serve import LENGTHS, expected, largest, prompts
+from ctxext.checkpoint import open_checkpoint
+from ctxext.converters.calibration import Calibration
+from ctxext.converters.calibration import calibrated as calibrated_recipe
+from ctxext.converters.convert import convert
+from ctxext.converters.unconverted import overrides
+from ctxext.engine import Engine
+from ctxext.evaluate import Settings, evaluate
+from ctxext.evaluate.model import Loading
+from ctxext.recipes import MsPoE, Recipe
+from ctxext.recipes.rotary import model_config
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+pytestmark = pytest.mark.engine
+
+SMALL = {"gpu_memory_utilization": 0.3, "enforce_eager": True}
+CONFIG_ONLY = ["pi", "ntk", "yarn", "ntk-by-parts", "llama3", "longrope"]
+TOLERANCE = 1e-3
+
+
+def asked(folder, lengths=LENGTHS, **options):
+    """What vLLM makes of the prompts."""
+    arguments = {**SMALL, **options}
+    with closing(Engine(folder, length=2048, dtype="float32", trust=True, arguments=arguments)) as engine:
+        return engine.log_probabilities(prompts(lengths))
+
+
+@pytest.mark.parametrize("name", [*CONFIG_ONLY, "mspoe fixed", "mspoe by parts on yarn"])
+def test_log_probabilities_are_those_of_transformers(made, note, name):
+    folder = made(name)
+    lengths = (40, 400) if name == "mspoe fixed" else LENGTHS
+    extra = {"max_model_len": 512} if name == "mspoe fixed" else {}
+    differences = largest(asked(folder, lengths, **extra), expected(folder, prompts(lengths)))
+    note("vLLM", name, differences)
+    assert max(differences) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", CONFIG_ONLY)
+def test_the_unconverted_checkpoint_is_served_as_the_converted_one(made, note, name):
+    folder = made(name)
+    source = open_checkpoint("demo").folder
+    model = model_config(open_checkpoint(str(folder)).config)
+    found = asked(source, hf_overrides=overrides(model))
+    differences = largest(found, expected(folder, prompts()))
+    note("vLLM", f"{name}, unconverted", differences)
+    assert max(differences) < TOLERANCE
+
+
+def test_two_lists_of_longrope_are_one_in_vllm(made, note):
+    folder = made("longrope with two lists")
+    differences = short, _, long = largest(asked(folder), expected(folder, prompts()))
+    note("vLLM", "longrope with two lists", differences)
+    assert short > 1
+    assert long < TOLERANCE
+
+
+def test_dynamic_is_wrong(made, note):
+    folder = made("dynamic")
+    differences = largest(asked(folder), expected(folder, prompts()))
+    note("vLLM", "dynamic", differences)
+    assert max(differences) > 1
+
+
+def test_heads_of_a_rank_have_their_own_ratios(made, note, monkeypatch):
+    """Tensor parallelism: each of two processes holds half of the heads."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # It would want a memory node for each.
+    folder = made("mspoe by parts on yarn")
+    differences = largest(asked(folder, tensor_parallel_size=2), expected(folder, prompts()))
+    note("vLLM", "mspoe by parts on yarn, tensor parallel 2", differences)
+    assert max(differences) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "options", [{"enable_prefix_caching": False}, {"enable_chunked_prefill": True, "max_num_batched_tokens": 256}]
+)
+def test_chunks_and_shared_beginnings_change_nothing(made, note, options):
+    folder = made("mspoe by parts on yarn")
+    differences = largest(asked(folder, **options), expected(folder, prompts()))
+    note("vLLM", f"mspoe by parts on yarn, {next(iter(options))}", differences)
+    assert max(differences) < TOLERANCE
+
+
+def test_the_same_cells_as_transformers(made, note, tmp_path):
+    calibrated = tmp_path / "calibrated"
+    steps = MsPoE(schedule="by-parts", ratio_min=2, ratio_max=4, first_layer=0, head_order="calibrated")
+    recipe = calibrated_recipe(open_checkpoint("demo"), Recipe([steps]), Calibration())
+    convert("demo", calibrated, recipe, check=False)
+    models = [str(made("yarn")), str(calibrated)]
+    settings = Settings(
+        tasks=("needle", "kv", "variables"),
+        lengths=(512, 1024),
+        depths=(0.0, 0.5, 1.0),
+        samples=3,
+        kv_ids="number",
+        allow_beyond=True,
+    )
+    served = evaluate(models, settings, loading=Loading(dtype="fp32", engine="vllm", engine_arguments=SMALL))
+    scored = evaluate(models, settings, loading=Loading(dtype="fp32"))
+    for one, other in zip(served["models"], scored["models"], strict=True):
+        cells, wanted = (
+            {(cell["task"], cell["length"], cell["depth"]): cell["correct"] for cell in model["cells"]}
+            for model in (one, other)
+        )
+        right = sum(cells.values())
+        note("vLLM", f"{one['name']}: answers right, in transformers", [right, sum(wanted.values())])
+        assert cells == wanted
+        assert 0 < right < 3 * len(cells)

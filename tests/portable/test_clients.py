@@ -1,0 +1,146 @@
+"""Clients of transformers beyond plain generation: all must write what plain cached generation writes.
+
+Sixteen tokens, greedily, after a prompt past the original context length.
+"""
+
+import shutil
+import uuid
+
+import pytest
+import torch
+from transformers import GenerationConfig
+from transformers.utils import logging
+
+from ctxext.recipes import MsPoE
+from ctxext.recipes.methods import method_named
+from portable_checkpoints import MODERN, llama, load, tokens, write
+
+NEW = 16
+LENGTH = 150
+PER_ROW = ("self-extend", "bifocal", "dca", "rerope", "string", "adaptive", "sinks", "window")
+CALIBRATED = MsPoE(schedule="by-parts", ratio_min=1, ratio_max=2, first_layer=0, head_order="fixed")
+STEPS = {"calibrated": CALIBRATED, "prompt": MsPoE(schedule="linear", first_layer=0, head_order="prompt")}
+STEPS |= {name: method_named(name)(target_length=64 if name == "string" else 512) for name in PER_ROW}
+
+CLIENTS = {
+    "prefill_chunk_size": {"prefill_chunk_size": 64},
+    "assistant_model": {"assistant_model": True},
+    "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 4},
+    "use_cache=False": {"use_cache": False},
+    "beams": {"num_beams": 3, "use_cache": False},
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return llama(tmp_path_factory.mktemp("clients") / "source", max_position_embeddings=64, eos_token_id=63)
+
+
+@pytest.fixture(scope="module")
+def models(source, tmp_path_factory):
+    place, made = tmp_path_factory.mktemp("clients"), {}
+
+    def get(name):
+        if name not in made:
+            folder = place / f"served_{uuid.uuid4().hex[:8]}"
+            shutil.copytree(source, folder)
+            made[name] = load(write(folder, STEPS[name]), dtype=torch.float64)
+        return made[name]
+
+    return get
+
+
+def written(model, ids, **options):
+    """What greedy decoding writes; the end token is never chosen, so that all are as long."""
+    config = GenerationConfig(
+        max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=63, suppress_tokens=[63], **options
+    )
+    return model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)[:, ids.shape[1] :]
+
+
+def client_writes(model, client, ids):
+    options = dict(CLIENTS[client])
+    helper = {"assistant_model": model} if options.pop("assistant_model", False) else {}
+    config = GenerationConfig(
+        max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=63, suppress_tokens=[63], **options
+    )
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config, **helper)
+    return out[:, ids.shape[1] :]
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("name", ["calibrated", *PER_ROW])
+def test_every_client_writes_the_same(models, name, client):
+    model, ids = models(name), tokens(LENGTH)
+    plain = written(model, ids, **({"num_beams": 3} if client == "beams" else {}))
+    equal = client_writes(model, client, ids) == plain
+    assert equal.shape == (1, NEW)
+    assert equal.sum() == NEW
+
+
+@pytest.mark.parametrize("name", ["calibrated", *PER_ROW])
+@torch.no_grad()
+def test_right_padding_without_a_mask_moves_nothing(models, name):
+    """As lm-evaluation-harness asks for log-likelihoods: rows of a batch padded at their end, and no mask."""
+    model, long, short = models(name), tokens(LENGTH), tokens(LENGTH - 40, seed=1)
+    padded = torch.cat([short, torch.zeros(1, 40, dtype=torch.long)], 1)
+    together = model(torch.cat([long, padded])).logits
+    torch.testing.assert_close(together[1:, : LENGTH - 40], model(short).logits, rtol=0, atol=1e-8)
+    torch.testing.assert_close(together[:1], model(long).logits, rtol=0, atol=1e-8)
+
+
+@pytest.mark.skipif(not MODERN, reason="transformers 4.57 has no such call on a CPU")
+def test_continuous_batching(models):
+    rows = [tokens(length)[0].tolist() for length in (40, 90, LENGTH)]
+    model = models("calibrated")
+    config = GenerationConfig(max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=-1)
+    found = model.generate_batch(inputs=rows, generation_config=config)
+    for row, output in zip(rows, found.values(), strict=True):
+        plain = model.generate(
+            torch.tensor([row]), attention_mask=torch.ones(1, len(row), dtype=torch.long), generation_config=config
+        )
+        assert list(output.generated_tokens) == plain[0, len(row) :].tolist()
+
+
+def warnings_of(monkeypatch):
+    """What Ms-PoE has warned of, as it comes, without the limit of one each."""
+    said = []
+
+    def keep(self, text, *rest):
+        if "Ms-PoE" in text:
+            said.append(text)
+
+    monkeypatch.setattr(type(logging.get_logger("transformers.ctxext")), "warning_once", keep)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("client", "told"),
+    [
+        ("prefill_chunk_size", "a cache goes on with several tokens"),
+        ("prompt_lookup_num_tokens", "a cache goes on with several tokens"),
+        ("use_cache=False", "a text grows without a cache"),
+    ],
+)
+def test_prompt_order_warns_of_clients_that_do_not_suit_it(models, monkeypatch, client, told):
+    said = warnings_of(monkeypatch)
+    model, ids = models("prompt"), tokens(100)
+    plain = written(model, ids)
+    assert not said, "plain generation is what it is made for"
+    found = client_writes(model, client, ids)
+    assert any(told in text and "--head-order calibrated" in text for text in said)
+    if client != "prompt_lookup_num_tokens":
+        assert not torch.equal(found, plain), "nothing to warn of"
+
+
+@torch.no_grad()
+def test_prompt_order_warns_of_a_batch_without_a_mask(models, monkeypatch):
+    said = warnings_of(monkeypatch)
+    model, ids = models("prompt"), tokens(100, rows=2)
+    mask = torch.ones_like(ids)
+    mask[1, :5] = 0
+    model(ids, attention_mask=mask)
+    model(ids[:1])
+    assert not said
+    model(ids)
+    assert [text for text in said if "a batch has no mask" in text]

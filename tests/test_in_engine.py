@@ -1,0 +1,134 @@
+"""`ctxext verify --engine vllm`, and the lines that serve an unconverted source, over a stand-in for vLLM."""
+
+import json
+import shlex
+import sys
+
+import pytest
+import torch
+
+import stub_vllm
+from ctxext.checkpoint import open_checkpoint
+from ctxext.converters.convert import convert
+from ctxext.converters.engines import attn_factor, serving_of
+from ctxext.converters.unconverted import overrides, unconverted_lines
+from ctxext.recipes import DynamicNtk, Llama3, LongRope, MsPoE, Ntk, NtkByParts, PositionInterpolation, Recipe, Yarn
+from ctxext.recipes.rotary import model_config
+from ctxext.verify.in_engine import _read
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", stub_vllm.module())
+
+
+@pytest.fixture(scope="module")
+def yarn(tmp_path_factory):
+    out = tmp_path_factory.mktemp("engine") / "yarn"
+    convert("demo", out, Recipe([Yarn(factor=2)]))
+    return out
+
+
+def test_one_row_per_prompt_and_served_checkpoint(vllm, run, yarn):
+    result = run("verify", yarn, "--no-load", "--engine", "vllm", "--against", "demo", "--json")
+    assert result.exit_code == 0, result.stdout
+    rows = json.loads(result.stdout)["engine"]
+    assert [row["tokens"] for row in rows] == 2 * [256, 768, 1023]
+    assert {row["served"] for row in rows} == {"OUT", "SOURCE with --hf-overrides"}
+    assert max(row["difference"] for row in rows) < 1e-3
+    assert all(llm.options["dtype"] == "float32" for llm in stub_vllm.made)
+    assert all(llm.ended for llm in stub_vllm.made)
+
+
+def test_a_difference_fails_and_is_shown(vllm, run, yarn, monkeypatch):
+    monkeypatch.setattr(
+        stub_vllm, "logprob", lambda number: stub_vllm.types.SimpleNamespace(logprob=float(number) + 0.25)
+    )
+    result = run("verify", yarn, "--no-load", "--engine", "vllm", "--engine-args", '{"max_model_len": 300}')
+    assert result.exit_code == 1
+    assert "2.5e-01" in result.stdout
+    assert "to the last position" in result.stdout
+    assert stub_vllm.made[0].options["max_model_len"] == 300
+
+
+def test_an_unknown_engine_is_refused(run, yarn):
+    assert 'no engine "sglang"' in str(run("verify", yarn, "--engine", "sglang").exception)
+
+
+@torch.no_grad()
+def test_pieces_read_the_same(monkeypatch, yarn):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(yarn, dtype=torch.float32).eval()
+    ids = torch.randint(5, 3000, (1, 130), generator=torch.Generator().manual_seed(0))
+    whole = _read(model, ids)
+    assert len(whole) == 129
+    monkeypatch.setattr("ctxext.verify.in_engine._MOST_LOGITS", 1)
+    monkeypatch.setattr("ctxext.verify.in_engine._PIECE", 40)
+    assert _read(model, ids) == pytest.approx(whole, abs=1e-4)
+
+
+# The lines for an unconverted source
+
+
+def lines(*steps, source="demo"):
+    checkpoint = open_checkpoint("demo")
+    model = Recipe(steps).resolved(model_config(checkpoint.config)).edit(model_config(checkpoint.config))
+    return unconverted_lines(source, model, serving_of(model)), model
+
+
+def test_the_lines_say_what_config_json_would():
+    found, model = lines(Yarn(factor=4), source="me/model")
+    words = shlex.split(found["vLLM"])
+    assert words[:4] == ["vllm", "serve", "me/model", "--hf-overrides"]
+    assert json.loads(words[4]) == overrides(model)
+    assert overrides(model)["rope_parameters"] == model.config["rope_parameters"]
+    assert overrides(model)["max_position_embeddings"] == 2048
+    assert words[5:] == ["--max-model-len", "2048"]
+    assert json.loads(shlex.split(found["SGLang"])[6]) == overrides(model)
+    assert found["llama.cpp"] == (
+        "llama-server -m model.gguf --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 512 -c 2048"
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "flags"),
+    [
+        (
+            PositionInterpolation(factor=4),
+            "--rope-scaling linear --rope-scale 4 --override-kv llama.context_length=int:2048",
+        ),
+        (NtkByParts(factor=4), "--override-kv llama.rope.scaling.attn_factor=float:0.878249"),
+        (Yarn(factor=4, beta_fast=16), "--yarn-beta-fast 16"),
+        (Ntk(factor=4), "--rope-freq-base "),
+    ],
+)
+def test_flags_of_llama_cpp(step, flags):
+    assert flags in lines(step)[0]["llama.cpp"]
+
+
+def test_the_factor_that_llama_cpp_wants():
+    """attention_factor / (1 + 0.1 · ln factor): by parts has 1, and ×4 gives the number that was tried."""
+    assert attn_factor(lines(NtkByParts(factor=4))[1]) == pytest.approx(0.878249, abs=1e-6)
+    assert attn_factor(lines(Yarn(factor=4, attention_factor=1.2))[1]) == pytest.approx(1.053899, abs=1e-6)
+    assert attn_factor(lines(Yarn(factor=4))[1]) is None
+
+
+def test_no_line_for_what_an_engine_does_not_serve():
+    assert lines(MsPoE(head_order="fixed"))[0] == {}
+    assert lines(DynamicNtk(factor=4))[0] == {}
+    assert "SGLang" not in lines(NtkByParts(factor=4))[0]
+    assert set(lines(Llama3(factor=4))[0]) == {"vLLM", "SGLang"}
+    assert set(lines(LongRope(factor=4, long_factor=(2.0,) * 16))[0]) == {"vLLM", "SGLang"}
+
+
+def test_where_they_are_told(run, yarn):
+    told = run("convert", "demo", "--method", "yarn", "--factor", "2", "--dry-run").stdout
+    line = next(line.strip() for line in told.splitlines() if "vllm serve" in line)
+    assert shlex.split(line)[2] == "SOURCE"
+    assert line in run("inspect", yarn).stdout
+    card = (yarn / "README.md").read_text()
+    assert "vllm serve SOURCE" in card
+    assert "--hf-overrides" in card
+    data = json.loads(run("inspect", yarn, "--json").stdout)
+    assert data["unconverted"]["vLLM"] == line
