@@ -10,6 +10,7 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
+import tiny_encodings
 from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.converters import convert, make_plan
 from ctxext.converters.card import CardFacts, Measured, front_matter
@@ -33,6 +34,14 @@ def recipe_of(name: str) -> Recipe:
     return Recipe([method_named(name)(**reach, **numbers.get(name, {}))])
 
 
+def source_for(encoding: str, llama_source: Path, folder: Path) -> Path:
+    """A checkpoint with the encoding, and the small Llama's name and card."""
+    source = tiny_encodings.source_for(encoding, llama_source, folder / "other" / "llama")
+    if source != llama_source:
+        (source / "README.md").write_text((llama_source / "README.md").read_text())
+    return source
+
+
 def card_of(source: Path, recipe: Recipe) -> str:
     return make_plan(open_checkpoint(str(source)), recipe).texts["README.md"]
 
@@ -44,8 +53,8 @@ def parts(card: str) -> tuple[dict, str]:
 
 
 @pytest.mark.parametrize("name", [method.name for method in METHODS])
-def test_a_card_for_every_method(llama_source, name):
-    card = card_of(llama_source, recipe_of(name))
+def test_a_card_for_every_method(llama_source, name, tmp_path):
+    card = card_of(source_for(method_named(name).encoding, llama_source, tmp_path), recipe_of(name))
     front, page = parts(card)
     assert front["license"] == "mit"
     assert front["language"] == ["en"]
@@ -77,12 +86,13 @@ def test_a_card_for_every_method(llama_source, name):
 )
 def test_the_command_of_a_card_makes_the_same_checkpoint(run, llama_source, tmp_path, recipe, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    convert(str(llama_source), tmp_path / "first", recipe, check=False)
+    source = source_for(recipe.steps[0].encoding, llama_source, tmp_path)
+    convert(str(source), tmp_path / "first", recipe, check=False)
     card = (tmp_path / "first" / "README.md").read_text()
     if found := re.search(r"```yaml\n(.*?)```", card, re.DOTALL):
         Path("recipe.yaml").write_text(found[1])
     command = re.search(r"```console\n\$ ctxext (.*?)\n```", card, re.DOTALL)[1].replace("\\\n", "")
-    words = [str(llama_source) if word == "llama" else word for word in shlex.split(command)]
+    words = [str(source) if word == "llama" else word for word in shlex.split(command)]
     result = run(*words, "--no-verify")
     assert result.exit_code == 0, result.stderr
     assert (tmp_path / "OUT" / "config.json").read_bytes() == (tmp_path / "first" / "config.json").read_bytes()
@@ -231,7 +241,7 @@ def test_an_adapter_is_tagged_as_one(llama_source):
         revision="c" * 40,
         inherited={},
         recipe=plan.recipe,
-        rotary=plan.rotary,
+        encoding=plan.encoding,
         serving=plan.serving,
         cautions=(),
         training={"steps": 3},

@@ -140,7 +140,7 @@ def test_the_table_needs_neither_torch_nor_transformers():
     [
         ({}, "no model_type"),
         ({"model_type": "lama"}, '"lama" is not known'),
-        ({"model_type": "t5"}, '"t5" is not a causal language model but a sequence-to-sequence model'),
+        ({"model_type": "blip-2"}, '"blip-2" is not a causal language model but'),
         ({"model_type": "llama", "architectures": ["LlamaForTokenClassification"]}, "LlamaForTokenClassification"),
     ],
 )

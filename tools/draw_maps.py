@@ -19,7 +19,9 @@ NUMBERS = {"string": {"factor": 1.2}}
 def distances(method: type[Method]) -> list[list[float]]:
     """For each row its distance to each key; not a number where the key is not read."""
     step = method(**NUMBERS.get(method.name, {"factor": 3}))
-    plain = Rotary(1e4, 2, 2, LENGTH, LENGTH, {"rope_type": "default"})
+    plain = Rotary(
+        theta=1e4, dim=2, span=2, trained_length=LENGTH, context_length=LENGTH, parameters={"rope_type": "default"}
+    )
     settings = {**step.resolved(plain).to_dict(), "original_length": LENGTH}
     reference, found = reference_of(method), []
     for m in range(TOTAL):

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from ctxext.families import FAMILIES
 from ctxext.recipes.base import Method
+from ctxext.recipes.encoding import POSITIONS
 from ctxext.recipes.methods import METHODS
 from ctxext.recipes.mspoe import FIXED_ONLY
 
 SWEEP = Path(__file__).parents[1] / "tests" / "data" / "sweep"
-BY_CONFIG = [method.name for method in METHODS if not method.needs_code()]
+BY_CONFIG = [method.name for method in METHODS if not method.needs_code() and method.encoding == "rotary"]
 MAPS = [method.name for method in METHODS if method.kind == "attention"]
 RIGHT = "right"
 Found = Mapping[str, Mapping[str, str]]
@@ -28,12 +29,24 @@ def found_under(major: int) -> tuple[str, Found]:
 
 def families_line(method: type[Method]) -> str:
     """How many families carry a method."""
+    if method.encoding != "rotary":
+        return f"For models with {POSITIONS[method.encoding]}: {', '.join(f'`{name}`' for name in _able(method))}."
     counts = [(version, found) for version, found in map(found_under, (5, 4)) if found]
     told = [
         f"{sum(row.get(method.name) == RIGHT for row in found.values())} of {len(found)} under transformers {version}"
         for version, found in counts
     ]
     return f"Rotary [families](families.md) that carry it: {', '.join(told)}."
+
+
+def _elsewhere(method: type[Method]) -> str:
+    """For how many families a method of another encoding is."""
+    return f"[`{method.name}`](methods.md#{method.name}) for {len(_able(method))} with {POSITIONS[method.encoding]}"
+
+
+def _able(method: type[Method]) -> list[str]:
+    """The families of another encoding than rotary that a method does not refuse."""
+    return [name for name, one in sorted(FAMILIES.items()) if not method.refusal({"model_type": name}, one)]
 
 
 def families_page() -> str:
@@ -72,6 +85,8 @@ def families_page() -> str:
             "## Not rotary",
             "",
             *(f"- **{kind}**: {', '.join(names)}" for kind, names in others.items()),
+            "",
+            f"What is done to them: {'; '.join(_elsewhere(method) for method in METHODS if method.encoding != 'rotary')}.",
             "",
         ]
     )

@@ -73,6 +73,8 @@ def _searched(values: tuple[Any, ...]) -> str:
 
 def _by_keys(method: type[Method]) -> list[str]:
     """What a configuration says."""
+    if method.encoding != "rotary":
+        return [f"Kind: {method.kind}. Carried by {carried_by(method)}."]
     rope_type = getattr(method, "rope_type", "default")
     carried = "`rope_theta` alone" if rope_type == "default" else f"the rope type `{rope_type}`"
     return [f"Kind: {method.kind}. Carried by {carried}, in both dialects of config.json."]

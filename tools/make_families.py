@@ -172,6 +172,35 @@ BY_HAND: dict[str, dict[str, Any]] = {
 }
 
 
+T5_KEYS = {
+    "head_dim": "d_kv",
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+}
+# Encoders and encoder-decoders of which something can be done or said.
+NOT_CAUSAL: dict[str, dict[str, Any]] = {
+    "albert": {"positions": "learned"},
+    "clip": {"positions": "learned", "text_config": "text_config"},
+    "clip_text_model": {"positions": "learned"},
+    "distilbert": {
+        "positions": "learned",
+        "aliases": {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
+    },
+    "led": {
+        "positions": "learned",
+        "length_key": "max_encoder_position_embeddings",
+        "aliases": {"num_attention_heads": "encoder_attention_heads", "num_hidden_layers": "encoder_layers"},
+    },
+    "longformer": {"positions": "learned"},
+    "m2m_100": {"positions": "sinusoidal"},
+    "deberta": {"positions": "relative"},
+    "deberta-v2": {"positions": "relative"},
+    **{name: {"positions": "buckets", "aliases": T5_KEYS} for name in ("longt5", "mt5", "t5", "umt5")},
+    "switch_transformers": {"positions": "buckets", "aliases": T5_KEYS},
+}
+
+
 def mapping(name: str) -> dict[str, Any]:
     """One of transformers' tables from model type to class name."""
     return dict(getattr(modeling_auto, name, {}))
@@ -356,7 +385,7 @@ def others() -> dict[str, str]:
     """What the model types are that AutoModelForCausalLM does not load."""
     causal = set(mapping("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"))
     found = {}
-    for model_type in sorted(set(CONFIG_MAPPING_NAMES) - causal):
+    for model_type in sorted(set(CONFIG_MAPPING_NAMES) - causal - set(NOT_CAUSAL)):
         kind = next((words for table, words in KINDS if model_type in mapping(table)), "something else")
         found[model_type] = kind
     return found
@@ -366,7 +395,7 @@ def main() -> None:
     """Write the table, or what the older version has otherwise."""
     made = {model_type: family(model_type) for model_type in causal_types()}
     if NEW:
-        table = {"families": made, "others": others()}
+        table = {"families": {**made, **NOT_CAUSAL}, "others": others()}
     else:
         table = json.loads(TABLE.read_text(encoding="utf-8"))
         add_older(table["families"], made)

@@ -128,6 +128,11 @@ class Checkpoint:
             if path.suffix == ".safetensors" and path.as_posix() not in self.remote_sizes:
                 read_safetensors_header(self.folder / path)
 
+    @property
+    def loaded_safetensors(self) -> list[Path]:
+        """The safetensors files that transformers would load, relative to the folder."""
+        return [path for path in self.weight_files if path.suffix == ".safetensors" and _LOADABLE.match(str(path))]
+
     def headers(self) -> Iterator[dict[str, Any]]:
         """The headers of the safetensors files: tensor name to dtype, shape and offsets."""
         for path in self.weight_files:
@@ -289,12 +294,18 @@ def _remote_sizes(source: str, revision: str | None, token: str | None) -> dict[
     return {file.rfilename: file.size or 0 for file in weights}
 
 
-def claimed_lengths(checkpoint: Checkpoint, family: Family) -> dict[str, int]:
-    """The context length in tokens that each file claims, by file name."""
+def claimed_lengths(checkpoint: Checkpoint, family: Family, context_length: int | None = None) -> dict[str, int]:
+    """The context length in tokens that each file claims, by file name.
+
+    Args:
+        checkpoint: Its files.
+        family: Its family.
+        context_length: What config.json says, where another than the plain key says it.
+    """
     generation = checkpoint.read_json("generation_config.json") or {}
     tokenizer = checkpoint.read_json("tokenizer_config.json") or {}
     claims = {
-        "config.json": claimed_length(checkpoint.config, family),
+        "config.json": context_length or claimed_length(checkpoint.config, family),
         "tokenizer_config.json": tokenizer.get("model_max_length"),
         "generation_config.json": generation.get("max_length"),
     }

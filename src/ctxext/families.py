@@ -28,6 +28,7 @@ NOTHING_TO_EXTEND = "its full-attention layers have no position embedding, and i
 
 _NOT_CAUSAL: tuple[str, ...] = ("ForMaskedLM", "ForMultipleChoice", "ForNextSentencePrediction", "ForPreTraining")
 _NOT_CAUSAL += ("ForQuestionAnswering", "ForSequenceClassification", "ForTokenClassification", "EncoderModel")
+_CAUSAL_ONLY = ("rotary", "alibi", "none")  # Whose methods were made for causal language models alone.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +117,10 @@ def _load() -> tuple[dict[str, Family], dict[str, str]]:
 
 
 FAMILIES: Mapping[str, Family]
-"""Every causal language model family of transformers, rotary or not, by model type."""
+"""Every causal language model family of transformers, rotary or not, by model type, and some that are not causal."""
 
 OTHERS: Mapping[str, str]
-"""What the model types of transformers are that AutoModelForCausalLM does not load."""
+"""What the model types of transformers are that no method is for, as AutoModelForCausalLM does not load them."""
 
 FAMILIES, OTHERS = _load()
 
@@ -145,7 +146,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     family = FAMILIES.get(model_type)
     if family is None:
         raise unknown_type(config, FAMILIES, OTHERS)
-    architectures = config.get("architectures") or ()
+    architectures = (config.get("architectures") or ()) if family.positions in _CAUSAL_ONLY else ()
     if architectures and all(str(name).endswith(_NOT_CAUSAL) for name in architectures):
         raise CtxextError(f'"{architectures[0]}" is not a causal language model.')
     nested = text_config(config, family)

@@ -63,7 +63,9 @@ def tiny_models_rotary(folder) -> list[float]:
 def test_the_ramp_ends_at_the_last_dimension(method, dim):
     """A base so small that the ramp would end past the head: it ends at d - 1 (docs/traps.md, trap 6)."""
     base, length, factor = 100.0, 640, 4.0
-    rotary = Rotary(base, dim, dim, length, length, {"rope_type": "default"})
+    rotary = Rotary(
+        theta=base, dim=dim, span=dim, trained_length=length, context_length=length, parameters={"rope_type": "default"}
+    )
     stepped = rotary.with_parameters({"rope_type": "yarn", **method(factor=factor, beta_slow=0.01).schedule(rotary)})
     low = math.floor(dim * math.log(length / (32 * 2 * math.pi)) / (2 * math.log(base)))
     kept = [1 - max(i - low, 0) / (dim - 1 - low) for i in range(dim // 2)]

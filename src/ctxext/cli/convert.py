@@ -34,6 +34,7 @@ from ctxext.converters.engines import MARKS, Serving
 from ctxext.converters.links import check_link
 from ctxext.converters.output_directory import check_out
 from ctxext.converters.plan import Change, Plan, make_plan
+from ctxext.recipes.auto_class import is_causal
 from ctxext.recipes.length import format_length
 from ctxext.recipes.methods import METHODS
 
@@ -113,7 +114,7 @@ def convert(
     verbose: VerboseOption = False,
     **options: Any,
 ) -> None:
-    """Rewrite a checkpoint's rotary encoding and save it as a portable checkpoint. The weights are never changed.
+    """Rewrite a checkpoint's encoding of positions and save it as a portable one. Only table and range write weights.
 
     Examples:
     ctxext convert demo --method yarn --factor 4
@@ -182,7 +183,7 @@ def _tell(output: Output, done: Conversion, source: str, out: Path, seconds: flo
         "verification": vars(done.verification) if done.verification else None,
         "seconds": round(seconds, 3),
     }
-    trained, reach = plan.rotary.trained_length, plan.rotary.usable_length
+    trained, reach = plan.encoding.trained_length, plan.encoding.usable_length
     lengths = f"{trained} → {reach} tokens" if reach != trained else f"{trained} tokens as before"
     lines: list[RenderableType] = [
         done_line(out, f"{plan.recipe.summary()}   {lengths}   weights {written.how}   {seconds:.2f} s"),
@@ -192,7 +193,11 @@ def _tell(output: Output, done: Conversion, source: str, out: Path, seconds: flo
     output.result(data, *lines)
     for caution in (*plan.cautions, *written.notes):
         output.warning(caution)
-    output.next_step(f"ctxext eval {source} {out} --lengths {_lengths(plan)}", "Not measured yet")
+    if is_causal(plan.model.config):
+        models = out if plan.recipe.rewrites_weights else f"{source} {out}"  # The source's own table ends.
+        output.next_step(f"ctxext eval {models} --lengths {_lengths(plan)}", "Not measured yet")
+    else:
+        output.next_step(f"ctxext verify {out} --against {source}")
 
 
 def _verification_lines(done: Conversion) -> list[Text]:
@@ -209,11 +214,11 @@ def default_out(plan: Plan) -> Path:
     """The folder's name where none was given: the source's name, the methods and the new length."""
     name = Path(plan.source.name).name or "model"
     methods = "-".join(step.name for step in plan.recipe.steps)
-    return Path(f"{name}-{methods}-{format_length(plan.rotary.usable_length)}")
+    return Path(f"{name}-{methods}-{format_length(plan.encoding.usable_length)}")
 
 
 def _lengths(plan: Plan) -> str:
-    lengths = dict.fromkeys((plan.rotary.trained_length, plan.rotary.usable_length))
+    lengths = dict.fromkeys((plan.encoding.trained_length, plan.encoding.usable_length))
     return ",".join(map(format_length, lengths))
 
 
@@ -224,9 +229,10 @@ def plan_data(plan: Plan, out: str | None) -> dict[str, Any]:
         "revision": plan.source.revision,
         "out": out,
         "recipe": plan.recipe.to_dict(),
-        "trained_length": plan.rotary.trained_length,
-        "context_length": plan.rotary.context_length,
+        "trained_length": plan.encoding.trained_length,
+        "context_length": plan.encoding.context_length,
         "changes": [vars(change) for change in plan.changes],
+        "rewritten": {tensor.name: list(tensor.shape) for tensor in plan.rewritten},
         "files": {
             "written": sorted([*plan.texts, "ctxext.json"]),
             "weights": [path.as_posix() for path in plan.weights],
@@ -260,10 +266,18 @@ def _plan_lines(plan: Plan) -> list[Any]:
             table.add_row(bold(file))
         table.add_row(f"  {change.key}", _change_text(change))
     size = sum(plan.source.size_of(path) for path in plan.weights)
-    table.add_row(bold("weights"), f"{len(plan.weights)} file(s), {size / 1e6:,.1f} MB, unchanged")
+    table.add_row(bold("weights"), f"{len(plan.weights)} file(s), {size / 1e6:,.1f} MB, {_what_changes(plan)}")
     table.add_row(bold("kept"), ", ".join(path.as_posix() for path in plan.others) or "-")
     table.add_row(bold("serves in"), serving_line(plan.serving))
     return [table, *unconverted_text(plan.unconverted), "nothing written"]
+
+
+def _what_changes(plan: Plan) -> str:
+    """Which tensors the weights will have otherwise."""
+    told = ", ".join(map(str, plan.rewritten))
+    if plan.recipe.rewrites_weights:
+        return f"unchanged but for {told or 'the position table, which lies on the Hub'}"
+    return "unchanged"
 
 
 def _change_text(change: Change) -> str:

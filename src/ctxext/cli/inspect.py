@@ -24,10 +24,11 @@ from ctxext.recipes.recipe import describe_step
 from ctxext.recipes.rotary import Rotary
 
 _ENCODINGS = {
-    "learned": "learned position embeddings: a table with one row per position, which ends where training ended",
+    "learned": "learned position embeddings: a table with one row per position",
     "sinusoidal": "sinusoidal position embeddings",
     "alibi": "ALiBi: a penalty on distance, no rotation",
-    "relative": "relative position biases",
+    "buckets": "buckets of relative biases, as in T5",
+    "relative": "relative positions",
     "none": "no position encoding of its own",
 }
 
@@ -55,9 +56,11 @@ def inspect(
     for label, text in _rows(found).items():
         table.add_row(bold(label), text)
     output.result(inspection_data(source, found), table, *unconverted_text(found.unconverted))
-    if found.model and not found.model.is_extended:
-        length = format_length(4 * found.model.rotary.trained_length)
-        output.next_step(f"ctxext convert {source} --method yarn --target-length {length} --dry-run")
+    able = [name for name, reason in found.methods.items() if not reason]
+    if found.model and not found.model.is_extended and able:
+        length = format_length(4 * found.model.encoding.trained_length)
+        method = "yarn" if "yarn" in able else able[0]
+        output.next_step(f"ctxext convert {source} --method {method} --target-length {length} --dry-run")
 
 
 def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
@@ -82,6 +85,15 @@ def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
             "declared_length": rotary.claimed_length,
             "is_extended": found.model is not None and found.model.is_extended,
         },
+        "encoding": None
+        if found.model is None
+        else {
+            "description": found.model.encoding.describe(),
+            "trained_length": found.model.encoding.trained_length,
+            "context_length": found.model.encoding.context_length,
+            "is_extended": found.model.is_extended,
+        },
+        "bound": found.bound,
         "windows": dict(found.windows),
         "attention": dict(found.attention),
         "cache_bytes": {str(length): size for length, size in found.cache_bytes.items()},
@@ -94,8 +106,11 @@ def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
 
 def _rows(found: Inspection) -> dict[str, str]:
     rows = {"model": _model(found), "encoding": _encoding(found)}
-    if found.rotary is not None:
+    if found.bound:
+        rows["bounds"] = found.bound
+    if found.model is not None:
         rows["context length"] = _context_length(found)
+    if found.rotary is not None:
         rows["original"] = f"{found.rotary.trained_length} tokens ({_origin(found.rotary)})"
     rows["attention"] = _attention(found)
     if found.cache_bytes and any(found.cache_bytes.values()):
@@ -124,31 +139,30 @@ def _model(found: Inspection) -> str:
 
 
 def _encoding(found: Inspection) -> str:
-    rotary = found.rotary
-    if rotary is None:
+    if found.model is None:
         return _ENCODINGS.get(found.positions, "rotary, but not one that can be rescaled")
     unfinished = ""
-    if found.unfinished_pairs is not None:
-        pairs = f"{found.unfinished_pairs} of {rotary.dim // 2} pairs"
-        unfinished = f", {pairs} never complete a rotation in {rotary.trained_length} tokens"
-    return f"rotary, {rotary.rope_type} schedule, theta {rotary.theta:g} · {rotary.dim} dimensions{unfinished}"
+    if found.rotary is not None and found.unfinished_pairs is not None:
+        pairs = f"{found.unfinished_pairs} of {found.rotary.dim // 2} pairs"
+        unfinished = f", {pairs} never complete a rotation in {found.rotary.trained_length} tokens"
+    return found.model.encoding.describe() + unfinished
 
 
 def _context_length(found: Inspection) -> str:
     assert found.model is not None
     claims = set(found.windows.values())
     agree = "files agree" if len(claims) == 1 else ", ".join(f"{k} says {v}" for k, v in found.windows.items())
-    rotary = found.model.rotary
+    encoding = found.model.encoding
     if found.recipe and found.model.is_extended:
-        is_longer = rotary.context_length > rotary.trained_length
+        is_longer = encoding.context_length > encoding.trained_length
         state = "extended by ctxext" if is_longer else "not extended, heads scaled by its own code"
-    elif rotary.is_scaled:
-        state = f"by a schedule of its own, {rotary.schedule_summary}"
-    elif rotary.declared_length:
-        state = f"not extended; {rotary.declared_length} are declared, and nothing makes it read them"
+    elif encoding.is_scaled:
+        state = f"by a schedule of its own, {encoding.schedule_summary}"
+    elif encoding.declared_length:
+        state = f"not extended; {encoding.declared_length} are declared, and nothing makes it read them"
     else:
         state = "not extended"
-    return f"{rotary.context_length} tokens, {state} ({agree})"
+    return f"{encoding.context_length} tokens, {state} ({agree})"
 
 
 def _origin(rotary: Rotary) -> str:

@@ -36,6 +36,8 @@ def summary_of(method: type[Method]) -> str:
 
 def carried_by(method: type[Method]) -> str:
     """What a checkpoint needs to carry the method."""
+    if method.kind == "table":
+        return "config.json and the table in the weights"
     return "code in the checkpoint" if method.needs_code() else "config.json"
 
 

@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ctxext.converters.links import COPIED, HARD, SHARED, SYMBOLIC, bring, check_link
 from ctxext.converters.output_directory import check_out, doomed_files, full_disk_told, give_name, staging_directory
 from ctxext.converters.plan import Plan, manifest
+from ctxext.converters.rewrite import REWRITTEN, rewrite
 from ctxext.files import MANIFEST, Progress, as_json, sha256_of, stamp_of
 
 _MANY = 4
@@ -33,7 +35,7 @@ class Written:
 
     Attributes:
         folder: The new checkpoint.
-        ways: How each weight file came there, by name: "cloned", "hard-linked", "symlinked" or "copied".
+        ways: How each weight file came there, by name: "cloned", "hard-linked", "symlinked", "copied" or "rewritten".
         weight_bytes: Size of all weight files.
     """
 
@@ -44,7 +46,7 @@ class Written:
     @property
     def num_linked(self) -> int:
         """Weight files that took no space: clones and links."""
-        return len(self.ways) - self.num_copied
+        return sum(how not in (COPIED, REWRITTEN) for how in self.ways.values())
 
     @property
     def num_copied(self) -> int:
@@ -97,7 +99,7 @@ def apply_plan(
         doomed = doomed_files(out, overwrite_anything=overwrite_anything)
         ways = _bring_weights(plan, work, link, progress)
         files = _write_small(plan, work, ways)
-        weights = {name: _digest(plan, name, work, digest or link == "copy") for name in ways}
+        weights = {name: _digest(plan, name, work, how, digest or link == "copy") for name, how in ways.items()}
         record = {**manifest(plan, files, weights), **_stamps(work, ways)}
         (work / MANIFEST).write_text(as_json(record), encoding="utf-8")
         if before_publishing is not None:
@@ -140,7 +142,11 @@ def _bring_weights(plan: Plan, work: Path, link: str, progress: Progress | None)
             progress(name, done, total)
 
     with ThreadPoolExecutor(_MANY) as pool:
-        brought = {path: pool.submit(bring, origin, work / path, link, told) for path, origin in origins.items()}
+        brought = {}
+        for path, origin in origins.items():
+            tensors = [tensor for tensor in plan.rewritten if tensor.path == path]
+            way = partial(rewrite, tensors=tensors) if tensors else partial(bring, link=link)
+            brought[path] = pool.submit(way, origin, work / path, progress=told)
         try:
             return {path.as_posix(): future.result() for path, future in brought.items()}
         finally:  # Nobody waits for the rest of a large file where one has failed, or Ctrl-C was pressed.
@@ -148,9 +154,10 @@ def _bring_weights(plan: Plan, work: Path, link: str, progress: Progress | None)
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _digest(plan: Plan, name: str, work: Path, wanted: bool) -> str | None:
+def _digest(plan: Plan, name: str, work: Path, how: str, wanted: bool) -> str | None:
     """A weight file's digest: where it costs nothing, or where it was asked for."""
-    return plan.source.known_digest(Path(name)) or (sha256_of(work / name) if wanted else None)
+    known = None if how == REWRITTEN else plan.source.known_digest(Path(name))
+    return known or (sha256_of(work / name) if wanted else None)
 
 
 def _stamps(work: Path, ways: Mapping[str, str]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def calibrated(
     plan = make_plan(source, per_prompt, replace_scaling=replace_scaling, allow_shorter=allow_shorter)
     with tempfile.TemporaryDirectory() as place:
         model, tokenizer = _load(_linked_checkpoint(plan, Path(place)), calibration)
-        scores = head_scores(model, tokenizer, text, plan.rotary.trained_length, progress)
+        scores = head_scores(model, tokenizer, text, plan.encoding.trained_length, progress)
     return with_order(recipe, scores)
 
 

@@ -16,10 +16,13 @@ from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.reading.markdown import in_markdown
 from ctxext.reading.strict import parse_yaml, read_text
+from ctxext.recipes.auto_class import auto_class, pipeline_tag
 from ctxext.recipes.base import Method
+from ctxext.recipes.encoding import Encoding
+from ctxext.recipes.new_tensor import NewTensor
 from ctxext.recipes.param import limits_of
 from ctxext.recipes.recipe import Recipe
-from ctxext.recipes.rotary import ModelConfig, Rotary
+from ctxext.recipes.rotary import ModelConfig
 from ctxext.version import __version__
 
 ANY_ID = "PATH_OR_ID"
@@ -58,9 +61,11 @@ class CardFacts:
         revision: The source's commit on the Hub; None where it was a folder.
         inherited: Front matter of the source's card, or of the card that stands there now.
         recipe: What was applied, resolved; None where somebody else extended the model.
-        rotary: The encoding of the result.
+        encoding: The encoding of the result.
         serving: Which engines run it.
         cautions: What a user must know.
+        config: The content of its config.json.
+        rewritten: The tensors that a method wrote anew, by name.
         unconverted: By engine the line that serves the source as it is, with the recipe on the command line.
         training: What is known of a fine-tuning; empty where the weights are the source's.
         training_command: The command that did it; empty where it is not known.
@@ -74,9 +79,11 @@ class CardFacts:
     revision: str | None
     inherited: Mapping[str, Any]
     recipe: Recipe | None
-    rotary: Rotary
+    encoding: Encoding
     serving: Sequence[Serving]
     cautions: Sequence[str]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    rewritten: Sequence[str] = ()
     unconverted: Mapping[str, str] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
     training_command: str = ""
@@ -93,7 +100,7 @@ class CardFacts:
     @property
     def how(self) -> str:
         """What was done to its positions, in a few words."""
-        return self.recipe.summary() if self.recipe else self.rotary.rope_type
+        return self.recipe.summary() if self.recipe else self.encoding.carrier
 
     @property
     def needs_code(self) -> bool:
@@ -107,7 +114,12 @@ class CardFacts:
 
 
 def render_card(
-    source: Checkpoint, recipe: Recipe, model: ModelConfig, serving: Sequence[Serving], cautions: Sequence[str]
+    source: Checkpoint,
+    recipe: Recipe,
+    model: ModelConfig,
+    serving: Sequence[Serving],
+    cautions: Sequence[str],
+    rewritten: Sequence[NewTensor] = (),
 ) -> str:
     """The README.md of a checkpoint that was just converted.
 
@@ -117,6 +129,7 @@ def render_card(
         model: The configuration of the result.
         serving: Which engines can run it.
         cautions: What a user must know.
+        rewritten: The tensors that are not the source's.
     """
     return render(
         CardFacts(
@@ -124,10 +137,12 @@ def render_card(
             revision=source.revision,
             inherited=card_metadata(source),
             recipe=recipe,
-            rotary=model.rotary,
+            encoding=model.encoding,
+            config=model.config,
             serving=serving,
             unconverted=unconverted_lines(source.public_name, model, serving),
             cautions=cautions,
+            rewritten=[tensor.name for tensor in rewritten],
         )
     )
 
@@ -200,7 +215,7 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
     own = ["ctxext", "long-context", *(step.name for step in facts.steps)]
     if facts.needs_code:
         own.append("custom_code")
-    elif not facts.training:
+    elif not facts.training and not facts.rewritten:
         own.append("config-only")
     if facts.training:
         own.append("finetuned")
@@ -211,7 +226,7 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
         **{key: inherited[key] for key in _INHERITED if key in inherited},
         **({"base_model": facts.source, "base_model_relation": relation} if facts.has_public_source else {}),
         "library_name": "peft" if facts.is_adapter else "transformers",
-        "pipeline_tag": "text-generation",
+        "pipeline_tag": pipeline_tag(facts.config),
         "tags": list(dict.fromkeys([*tags, *own])),
     }
     return _with_results(front, facts) if facts.measured and facts.measured.results else front
@@ -238,7 +253,7 @@ def _summary(facts: CardFacts) -> str:
     """What was done, in one paragraph."""
     name = facts.source
     link = f"[{name}](https://huggingface.co/{name})" if facts.has_public_source else f"`{name}`"
-    trained, reach = facts.rotary.trained_length, facts.rotary.usable_length
+    trained, reach = facts.encoding.trained_length, facts.encoding.usable_length
     length = f"trained on {trained} tokens, the model now accepts {reach}"
     if reach == trained:
         length = f"its context length stays at {trained} tokens"
@@ -247,6 +262,12 @@ def _summary(facts: CardFacts) -> str:
     elif facts.training:
         grown = f"extended from {trained} to {reach} tokens" if reach != trained else f"kept at {trained} tokens"
         begun = f"Made from {link} in two steps: its context was {grown}, its weights were then trained on long text."
+    elif facts.rewritten:
+        named = ", ".join(f"`{name}`" for name in facts.rewritten)
+        begun = (
+            f"The weights are those of {link}, byte for byte, but for {named}: rows for more positions were made of "
+            f"those that were there. So {length}."
+        )
     else:
         begun = f"The weights are those of {link}, byte for byte. What changed is how positions are encoded: {length}."
     checked = "" if facts.is_adapter else "; `ctxext verify` checks that the files are what this card says"
@@ -270,10 +291,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained("{EXTENDED}")
 base = AutoModelForCausalLM.from_pretrained("{EXTENDED}"{flag})  # Made by the first command above.
 model = PeftModel.from_pretrained(base, "{facts.model_id}")"""
-    return f"""from transformers import AutoModelForCausalLM, AutoTokenizer
+    auto = auto_class(facts.config)
+    return f"""from transformers import {", ".join(sorted((auto, "AutoTokenizer")))}
 
 tokenizer = AutoTokenizer.from_pretrained("{facts.model_id}")
-model = AutoModelForCausalLM.from_pretrained("{facts.model_id}"{flag})"""
+model = {auto}.from_pretrained("{facts.model_id}"{flag})"""
 
 
 def _engines(facts: CardFacts) -> str:

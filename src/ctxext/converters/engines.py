@@ -114,6 +114,7 @@ _TABLE: Mapping[str, Mapping[str, _Row]] = {
         "SGLang": (WRONG, "", "treats it as static"),
         "llama.cpp": (WRONG, "", "its converter loses it"),
     },
+    "table": {"transformers": _EXACT},
     "mspoe": {
         "transformers": (EXACT, "trust_remote_code=True", _NOT_SERVE),
         "vLLM": (EXACT, _TRUST, "past its context length only with VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"),
@@ -161,10 +162,10 @@ _CODE: Mapping[str, _Row] = {
 
 def carried(model: ModelConfig) -> tuple[str, ...]:
     """What a checkpoint carries, as the engines see it: its schedule, and the methods of its code."""
-    numbers = model.rotary.parameters
-    schedule = native_type(model.family, model.rotary.rope_type)
+    numbers, carrier = model.encoding.numbers, model.encoding.carrier
+    schedule = native_type(model.family, carrier)
     if schedule == model.family.plain_type:
-        schedule = "linear" if model.rotary.rope_type == "linear" else "default"
+        schedule = "linear" if carrier == "linear" else "default"
     if schedule == "yarn" and numbers.get("attention_factor") is not None:
         schedule = "yarn with attention_factor"
     if schedule == "longrope" and numbers.get("short_factor") != numbers.get("long_factor"):
@@ -209,17 +210,17 @@ def attn_factor(model: ModelConfig) -> float | None:
 
     It multiplies cos and sin by YaRN's own 0.1 · ln(factor) + 1 whatever the checkpoint says, and by this.
     """
-    numbers = model.rotary.parameters
-    if model.rotary.rope_type != "yarn" or numbers.get("attention_factor") is None:
+    numbers = model.encoding.numbers
+    if model.encoding.carrier != "yarn" or numbers.get("attention_factor") is None:
         return None
     return float(numbers["attention_factor"] / (0.1 * math.log(numbers["factor"]) + 1))
 
 
 def _numbers(model: ModelConfig) -> dict[str, Any]:
     """What arguments are made of."""
-    is_longrope = model.rotary.rope_type == "longrope"
+    is_longrope = model.encoding.carrier == "longrope"
     return {
-        "length": model.rotary.context_length,
+        "length": model.encoding.context_length,
         "gguf": gguf_name(model),
         "attn_factor": f"{attn_factor(model) or 1.0:.6g}",
         "scaling": f"{attention_scaling(model.rotary) if is_longrope else 1.0:.6g}",
@@ -237,7 +238,7 @@ def _row(thing: str, engine: str, family: str, *, has_code: bool) -> _Row:
 def _with_version(row: Serving, model: ModelConfig) -> Serving:
     """What transformers 4.57 cannot do, where it is known to differ."""
     types = model.family.rope_types_4x
-    rope_type = native_type(model.family, model.rotary.rope_type)
+    rope_type = native_type(model.family, model.encoding.carrier)
     if types is None or rope_type in types:
         return row
     reads = "does not know the family" if not types else f'does not take the rope type "{rope_type}" here'

@@ -11,9 +11,11 @@ from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.families import Family, family_of, full_attention_layers, read, sliding_layers
 from ctxext.geometry import cache_numbers
+from ctxext.recipes.auto_class import is_causal
+from ctxext.recipes.bounds import bound_of
 from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.methods import METHODS
-from ctxext.recipes.rotary import ModelConfig, Rotary, model_config, provenance
+from ctxext.recipes.rotary import ModelConfig, Rotary, is_readable, model_config, provenance
 
 _CACHE_LENGTHS = (8192, 32768, 131072)
 _BYTES_PER_NUMBER = 2
@@ -25,7 +27,8 @@ class Inspection:
 
     Attributes:
         positions: "rotary", "learned", "sinusoidal", "alibi", "relative" or "none".
-        model: The resolved configuration of a rotary model; None for the others.
+        model: The resolved configuration; None where nothing can be done to its encoding.
+        bound: What bounds it where no method is for it; empty where one is.
         unfinished_pairs: Rotated pairs of dimensions that never complete a rotation in the original context length.
         windows: The length that each file claims, by file name.
         attention: Heads, KV heads, full and sliding layers.
@@ -40,6 +43,7 @@ class Inspection:
     family: Family
     positions: str
     model: ModelConfig | None
+    bound: str
     unfinished_pairs: int | None
     windows: Mapping[str, int]
     attention: Mapping[str, int | None]
@@ -52,8 +56,9 @@ class Inspection:
 
     @property
     def rotary(self) -> Rotary | None:
-        """The rotary encoding; None for the others."""
-        return self.model.rotary if self.model else None
+        """The encoding where it is rotary; None for the others."""
+        encoding = self.model.encoding if self.model else None
+        return encoding if isinstance(encoding, Rotary) else None
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
@@ -64,23 +69,27 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     """
     config = checkpoint.config
     family = family_of(config)
-    model = (
-        model_config(config, checkpoint.original_length) if family.positions == "rotary" and not family.reason else None
-    )
+    methods = {method.name: method.refusal(config, family) for method in METHODS}
+    can_be_read = is_readable(family) and not family.reason
+    model = model_config(config, checkpoint.original_length) if can_be_read else None
+    rotary = model.encoding if model and isinstance(model.encoding, Rotary) else None
     noted = provenance(config)
-    rotary, recipe = (model.rotary if model else None), noted.get("recipe")
+    recipe = noted.get("recipe")
     serving = serving_of(model) if recipe and model else ()
     is_copy = recipe and model and not noted.get("finetune")
     return Inspection(
         family=family,
         positions=family.positions,
         model=model,
+        bound="" if model or family.positions == "rotary" else bound_of(config, family),
         unfinished_pairs=_unfinished_pairs(rotary) if rotary else None,
-        windows=claimed_lengths(checkpoint, family),
+        windows=claimed_lengths(checkpoint, family, model.encoding.context_length if model and not rotary else None),
         attention=_attention(config, family),
-        cache_bytes={length: _BYTES_PER_NUMBER * cache_numbers(config, family, length) for length in _CACHE_LENGTHS},
+        cache_bytes={length: _BYTES_PER_NUMBER * cache_numbers(config, family, length) for length in _CACHE_LENGTHS}
+        if is_causal(config)
+        else {},
         num_parameters=checkpoint.num_parameters,
-        methods={method.name: method.refusal(config, family) for method in METHODS},
+        methods=methods,
         recipe=recipe,
         serving=serving,
         unconverted=unconverted_lines(str(noted.get("source")), model, serving) if is_copy and model else {},

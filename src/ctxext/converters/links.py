@@ -82,6 +82,24 @@ def _copy(origin: Path, target: Path, progress: Progress | None) -> str:
     return COPIED
 
 
+def copy_range(reading: int, writing: int, start: int, size: int, target: Path) -> None:
+    """Copy a part of a file to the place where another one is being written, by the kernel where it can.
+
+    Args:
+        reading: The descriptor of the file to read; its position moves.
+        writing: The descriptor of the file to write, at its position.
+        start: Where the part begins.
+        size: How many bytes it has.
+        target: The file that is written, for errors.
+
+    Raises:
+        CtxextError: the file has become shorter.
+    """
+    os.lseek(reading, start, os.SEEK_SET)
+    while size:
+        size -= _piece(reading, writing, min(_PIECE, size), target)
+
+
 def _piece(reading: int, writing: int, size: int, target: Path) -> int:
     """Copy a piece at the files' positions; gives how many bytes."""
     count = 0

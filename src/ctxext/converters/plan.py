@@ -11,18 +11,23 @@ from typing import Any
 from ctxext.checkpoint import Checkpoint
 from ctxext.converters.card import render_card
 from ctxext.converters.engines import Serving, serving_of
+from ctxext.converters.lengths import index_files, length_files
 from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
-from ctxext.families import Family, read, rotated_layers, sliding_layers, text_config
+from ctxext.families import Family, text_config
 from ctxext.files import MANIFEST, as_json
+from ctxext.recipes.encoding import Encoding
 from ctxext.recipes.length import format_length
+from ctxext.recipes.new_tensor import NewTensor
 from ctxext.recipes.own_code import CODE_FILES
-from ctxext.recipes.recipe import Recipe, describe_step, plain_config
+from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict
 from ctxext.recipes.rotary import ModelConfig, Rotary, model_config, native_type, provenance
 from ctxext.version import __version__
 
 _REPLACED = ("config.json", "README.md", MANIFEST)
-_UNLIMITED = 10**12
+_SAME_WEIGHTS = re.compile(
+    r"(model|pytorch_model|tf_model|flax_model|rust_model)\b.*\.(safetensors|bin|bin\.index\.json|h5|msgpack|ot|onnx|gguf)$"
+)
 _RECORDED_PACKAGES = ("transformers", "torch", "safetensors", "huggingface_hub")
 
 
@@ -45,7 +50,8 @@ class Plan:
         recipe: The steps with every number filled in.
         model: The configuration of the result.
         texts: Content of the files whose content is new, by name.
-        weights: Files to link or copy unchanged, relative to the source.
+        weights: Files to link or copy, relative to the source.
+        rewritten: The tensors among them that are written anew; all else of them is the source's.
         others: Files to copy unchanged, relative to the source.
         changes: What changes in the JSON files, for people.
         serving: Which engines can run the result.
@@ -58,6 +64,7 @@ class Plan:
     model: ModelConfig
     texts: Mapping[str, str]
     weights: tuple[Path, ...]
+    rewritten: tuple[NewTensor, ...]
     others: tuple[Path, ...]
     changes: tuple[Change, ...]
     serving: tuple[Serving, ...]
@@ -65,8 +72,13 @@ class Plan:
     stock: ModelConfig
 
     @property
-    def rotary(self) -> Rotary:
+    def encoding(self) -> Encoding:
         """The encoding of the result."""
+        return self.model.encoding
+
+    @property
+    def rotary(self) -> Rotary:
+        """The same where it is rotary."""
         return self.model.rotary
 
     @property
@@ -91,38 +103,45 @@ def make_plan(
     """
     before = model_config(source.config, source.original_length)
     own, model, kept, is_replaced = before, before, dict[str, Any](), False
-    if before.code or (before.rotary.is_scaled and recipe.changes_frequencies):
+    if before.code or (before.encoding.is_scaled and recipe.replaces_encoding):
         if not replace_scaling:
-            raise already_extended(source, before.rotary)
+            raise already_extended(source, before.encoding)
+        _check_undoable(source)
         is_replaced = True
         own = model = plain_config(before)
-        if model.rotary.is_scaled and recipe.changes_frequencies:
+        if model.encoding.is_scaled and recipe.replaces_encoding:
             model = plain_config(model)  # Below our own code the source had a schedule of its own.
-        _check_original(source, before.rotary, model.rotary)
+        _check_original(source, before.encoding, model.encoding)
         recipe, kept = recipe.taking_over(before)
     recipe = recipe.resolved(model)
     source.check_weights()
     edited = recipe.edit(model)
+    rewritten = recipe.new_tensors(source, model)
+    left_out = _stale(source) if recipe.rewrites_weights else ()
     # What ctxext put there may be taken back; what the model came with may not be lost in silence.
     came_with = own if provenance(source.config).get("recipe") else before
     if not allow_shorter:
-        _check_reach(source, came_with.rotary, edited.rotary)
-    config = {**edited.config, "ctxext": _provenance(source, recipe, model.rotary, edited.rotary)}
-    texts = {"config.json": as_json(config), **_length_files(source, before.rotary, edited.rotary)}
+        _check_reach(source, came_with.encoding, edited.encoding)
+    config = {**edited.config, "ctxext": _provenance(source, recipe, model.encoding, edited.encoding)}
+    texts = {"config.json": as_json(config), **length_files(source, before.encoding, edited.encoding)}
     texts.update(recipe.code_files(model.config))
-    gone = {*texts, *_REPLACED, *(CODE_FILES if before.code else ())}
+    texts.update(index_files(source, rewritten))
+    gone = {*texts, *_REPLACED, *(CODE_FILES if before.code else ()), *left_out}
     kept_files = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
     serving = serving_of(edited)
     cautions = cautions_of(source, recipe, edited)
     if is_replaced:
-        cautions = (_loss(source, before.rotary, edited.rotary, kept), *cautions)
-    texts["README.md"] = render_card(source, recipe, edited, serving, cautions)
+        cautions = (_loss(source, before.encoding, edited.encoding, kept), *cautions)
+    if left_out:
+        cautions += (f"left out, as they hold the old table: {', '.join(left_out)}.",)
+    texts["README.md"] = render_card(source, recipe, edited, serving, cautions, rewritten)
     return Plan(
         source=source,
         recipe=recipe,
         model=edited,
         texts=texts,
-        weights=tuple(source.weight_files) or tuple(Path(name) for name in source.remote_sizes),
+        weights=tuple(path for path in _weights(source) if path.as_posix() not in left_out),
+        rewritten=rewritten,
         others=tuple(kept_files),
         changes=tuple(_changes(source, edited.family, texts)),
         serving=serving,
@@ -131,7 +150,32 @@ def make_plan(
     )
 
 
-def already_extended(source: Checkpoint, rotary: Rotary) -> CtxextError:
+def _weights(source: Checkpoint) -> tuple[Path, ...]:
+    return tuple(source.weight_files) or tuple(Path(name) for name in source.remote_sizes)
+
+
+def _stale(source: Checkpoint) -> tuple[str, ...]:
+    """Files beside the safetensors that hold the same weights in another form, the old table among them."""
+    loaded = {path.as_posix() for path in source.loaded_safetensors or map(Path, source.remote_sizes)}
+    beside = [path.as_posix() for path in (*_weights(source), *source.files) if len(path.parts) == 1]
+    return tuple(dict.fromkeys(name for name in beside if _SAME_WEIGHTS.match(name) and name not in loaded))
+
+
+def _check_undoable(source: Checkpoint) -> None:
+    """Refuse to take back what was written into the weights.
+
+    Raises:
+        CtxextError: the recipe that was applied wrote weights.
+    """
+    noted = provenance(source.config)
+    if noted.get("recipe") and recipe_from_dict(noted["recipe"], "config.json").rewrites_weights:
+        raise CtxextError(
+            f'The position table of "{source.name}" was written anew; no configuration brings the old one back.',
+            hint=f'Start from its source "{noted.get("source")}".',
+        )
+
+
+def already_extended(source: Checkpoint, encoding: Encoding) -> CtxextError:
     """The refusal to scale twice (docs/traps.md, trap 10), which says what there is to lose."""
     noted = provenance(source.config)
     steps = (noted.get("recipe") or {}).get("steps", [])
@@ -140,25 +184,25 @@ def already_extended(source: Checkpoint, rotary: Rotary) -> CtxextError:
         replace = "replace the schedule with --replace-scaling."
         return CtxextError(
             f'"{source.name}" is already extended: {", ".join(map(describe_step, steps))} from '
-            f"{rotary.trained_length} tokens.",
+            f"{encoding.trained_length} tokens.",
             hint=f'Start from its source "{origin}", or {replace}' if origin else replace.capitalize(),
         )
-    start = "what it was before" if rotary.lacks_original else f"{rotary.trained_length} tokens"
+    start = "what it was before" if encoding.lacks_original else f"{encoding.trained_length} tokens"
     return CtxextError(
-        f'"{source.name}" reads {rotary.usable_length} tokens by a schedule of its own: {rotary.schedule_summary}.',
+        f'"{source.name}" reads {encoding.usable_length} tokens by a schedule of its own: {encoding.schedule_summary}.',
         hint=f"mspoe, self-extend, dca, adaptive … stand on it. --replace-scaling takes it away, and what the weights "
         f"learned with it, and starts again from {start}.",
     )
 
 
-def _check_original(source: Checkpoint, before: Rotary, plain: Rotary) -> None:
+def _check_original(source: Checkpoint, before: Encoding, plain: Encoding) -> None:
     """Refuse to start again from a length that nothing says.
 
     Raises:
         CtxextError: a linear schedule has a factor, and neither its file nor the table of known models a length.
     """
     if before.lacks_original and not plain.is_scaled:
-        factor = float(before.parameters.get("factor") or 1)
+        factor = float(before.numbers.get("factor") or 1)
         guess = max(round(before.claimed_length / factor), 1)
         raise CtxextError(
             f'"{source.name}" was stretched by {factor:g} and does not say from which length.',
@@ -166,7 +210,7 @@ def _check_original(source: Checkpoint, before: Rotary, plain: Rotary) -> None:
         )
 
 
-def _check_reach(source: Checkpoint, before: Rotary, after: Rotary) -> None:
+def _check_reach(source: Checkpoint, before: Encoding, after: Encoding) -> None:
     """Refuse to shorten a model in silence.
 
     Raises:
@@ -182,7 +226,7 @@ def _check_reach(source: Checkpoint, before: Rotary, after: Rotary) -> None:
     )
 
 
-def _loss(source: Checkpoint, before: Rotary, after: Rotary, kept: Mapping[str, Any]) -> str:
+def _loss(source: Checkpoint, before: Encoding, after: Encoding, kept: Mapping[str, Any]) -> str:
     """What --replace-scaling took away, by how much, and what it left."""
     noted = (provenance(source.config).get("recipe") or {}).get("steps", [])
     what = ", ".join(map(describe_step, noted)) or f"{before.schedule_summary}, with which the weights were trained"
@@ -190,15 +234,13 @@ def _loss(source: Checkpoint, before: Rotary, after: Rotary, kept: Mapping[str, 
     return f"--replace-scaling took away {what}: from {before.usable_length} tokens to {after.usable_length}{left}."
 
 
-def _provenance(source: Checkpoint, recipe: Recipe, plain: Rotary, edited: Rotary) -> dict[str, Any]:
+def _provenance(source: Checkpoint, recipe: Recipe, plain: Encoding, edited: Encoding) -> dict[str, Any]:
     """What config.json says of the conversion; a published file names no folder of its maker's machine."""
     return {
         "version": __version__,
         "source": source.public_name,
         "revision": source.revision,
-        "trained_length": plain.trained_length,
-        "source_theta": plain.theta,
-        "source_length": plain.context_length,
+        **plain.noted(),
         **({"declared_length": edited.declared_length} if edited.declared_length else {}),
         "recipe": recipe.to_dict(),
     }
@@ -219,6 +261,7 @@ def manifest(plan: Plan, files: Mapping[str, str], weights: Mapping[str, str | N
         "versions": {name: _version(name) for name in _RECORDED_PACKAGES},
         "files": dict(sorted(files.items())),
         "weights": dict(sorted(weights.items())),
+        **({"rewritten": {tensor.name: list(tensor.shape) for tensor in plan.rewritten}} if plan.rewritten else {}),
     }
 
 
@@ -229,38 +272,12 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _length_files(source: Checkpoint, before: Rotary, after: Rotary) -> dict[str, str]:
-    """The tokenizer's and the generation's own lengths, brought into agreement (docs/traps.md, trap 11)."""
-    texts = {}
-    tokenizer = source.read_json("tokenizer_config.json")
-    if tokenizer is not None and 0 < (tokenizer.get("model_max_length") or 0) < _UNLIMITED:
-        texts["tokenizer_config.json"] = _with_number(
-            source.folder / "tokenizer_config.json", tokenizer, "model_max_length", after.claimed_length
-        )
-    generation = source.read_json("generation_config.json")
-    if generation is not None and generation.get("max_length") == before.claimed_length:
-        texts["generation_config.json"] = _with_number(
-            source.folder / "generation_config.json", generation, "max_length", after.claimed_length
-        )
-    return texts
-
-
-def _with_number(path: Path, content: dict[str, Any], key: str, value: int) -> str:
-    """A JSON file's text with one number changed and every other byte as it was, where that is possible."""
-    text, count = re.subn(rf'("{key}"\s*:\s*)[0-9.eE+]+', rf"\g<1>{value}", path.read_text(encoding="utf-8"))
-    return text if count == 1 else as_json({**content, key: value})
-
-
 def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple[str, ...]:
     """What a user of a converted checkpoint must know; SOURCE may be the result as well."""
     family = model.family
     cautions = [f"{step.name}: {caution}" for step in recipe.steps if (caution := step.caution_for(model))]
     scales = any(step.kind == "schedule" for step in recipe.steps)
-    if family.sliding_follows and sliding_layers(source.config, family) and scales:
-        cautions.append("its sliding-window layers read the same schedule as the others, so they change too.")
-    if not rotated_layers(source.config, family):
-        window = read(source.config, family, "sliding_window")
-        cautions.append(f"all its layers see a window of {window} tokens only, which a longer schedule does not widen.")
+    cautions += model.encoding.cautions(source.config, family, is_changed=scales)
     if is_new_only(model):
         cautions.append(f"transformers 4.57 does not carry this schedule for {family.model_type}: load it with 5.x.")
     if family.note:
@@ -269,7 +286,7 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
         cautions.append("the result needs trust_remote_code=True; loading it without fails on purpose.")
     stale = [path.as_posix() for path in source.weight_files if path.suffix in (".gguf", ".onnx")]
     if stale:
-        cautions.append(f"{', '.join(stale)} were kept but still hold the source's own rotary settings.")
+        cautions.append(f"{', '.join(stale)} were kept but still hold the source's own position settings.")
     if any(path.suffix == ".py" and path.name not in CODE_FILES for path in source.files):
         cautions.append("the source carries its own Python code; it was copied and not run.")
     return tuple(cautions)
@@ -278,7 +295,7 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
 def is_new_only(model: ModelConfig) -> bool:
     """Whether transformers 4.57 does not know the family, or does not carry this schedule for it."""
     types = model.family.rope_types_4x
-    return types is not None and native_type(model.family, model.rotary.rope_type) not in types
+    return types is not None and native_type(model.family, model.encoding.carrier) not in types
 
 
 def _changes(source: Checkpoint, family: Family, texts: Mapping[str, str]) -> list[Change]:

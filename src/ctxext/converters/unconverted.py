@@ -24,7 +24,7 @@ def unconverted_lines(source: str, model: ModelConfig, serving: Sequence[Serving
         model: The configuration of the result.
         serving: Which engines run the result.
     """
-    if model.code:
+    if model.code or model.family.positions != "rotary":  # Neither code nor rows can be said in a line.
         return {}
     source = "SOURCE" if source == "demo" else source
     run = {row.engine for row in serving if row.status in (EXACT, PARTLY)}

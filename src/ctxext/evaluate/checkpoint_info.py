@@ -10,6 +10,7 @@ from typing import Any
 from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files import sha256_of
+from ctxext.recipes.auto_class import auto_class, is_causal
 from ctxext.recipes.own_code import runs_only_own_code
 from ctxext.recipes.recipe import describe_step
 
@@ -120,12 +121,17 @@ def info_of(name: str, checkpoint: Checkpoint) -> CheckpointInfo:
 def _lengths(checkpoint: Checkpoint) -> tuple[int | None, int | None, bool]:
     """Original context length, context length, and whether a table ends there."""
     from ctxext.families import family_of
-    from ctxext.recipes.rotary import model_config
+    from ctxext.recipes.rotary import is_readable, model_config
 
     config = checkpoint.config
     family = family_of(config)
-    if family.positions == "rotary":
-        rotary = model_config(config, checkpoint.original_length).rotary
-        return rotary.trained_length, rotary.usable_length, False
+    if not is_causal(config):
+        raise CtxextError(
+            f'"{checkpoint.name}" is not a causal language model: {auto_class(config)} loads it.',
+            hint="eval measures models that write on from a prompt.",
+        )
+    if is_readable(family):
+        encoding = model_config(config, checkpoint.original_length).encoding
+        return encoding.trained_length, encoding.usable_length, family.positions == "learned"
     found = next((int(config[key]) for key in _LENGTH_KEYS if config.get(key)), None)
     return found, found, family.positions == "learned"

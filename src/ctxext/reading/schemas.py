@@ -219,6 +219,7 @@ class Manifest(Schema):
     weights: dict[str, Digest | None] | None = None
     stamps: dict[str, Annotated[list[Offset], Field(min_length=2, max_length=2)]] | None = None
     links: dict[str, Word] | None = None
+    rewritten: dict[str, list[Offset]] | None = None
 
 
 class Header(BaseModel):

@@ -8,13 +8,17 @@ from typing import Any, ClassVar, Literal, get_args
 
 from typing_extensions import Self
 
+from ctxext.checkpoint import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.families import Family
+from ctxext.recipes.encoding import POSITIONS, Encoding
+from ctxext.recipes.new_tensor import NewTensor
 from ctxext.recipes.param import SearchRange, checked, param, search_ranges
-from ctxext.recipes.rotary import POSITIONS, Config, ModelConfig, Rotary, unsupported
+from ctxext.recipes.rotary import Config, ModelConfig, Rotary, unsupported
 
-Kind = Literal["base", "schedule", "heads", "attention"]
-"""The base of the frequencies; all frequencies by a factor; what each KV head makes of them; the attention itself."""
+Kind = Literal["table", "base", "schedule", "heads", "attention"]
+"""The rows of a learned table; the base of the frequencies; all frequencies by a factor; what each KV head makes of
+them; the attention itself."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 CARRIED_BY_CODE: frozenset[Kind] = frozenset({"heads", "attention"})
@@ -29,6 +33,8 @@ class Method:
     title: ClassVar[str]
     paper: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
+    encoding: ClassVar[str] = "rotary"
+    """The encoding that it is for, as families name theirs."""
     kind: ClassVar[Kind]
     """What it changes; the steps of a recipe stand in the order of their kinds."""
     is_published: ClassVar[bool] = True
@@ -47,13 +53,25 @@ class Method:
         """The same step with what this very configuration says of its numbers, where they were not given."""
         return self
 
-    def resolved(self, rotary: Rotary) -> Self:
+    def resolved(self, encoding: Encoding) -> Self:
         """The same step with everything filled in that depends on the model."""
         return self
 
-    def reach(self, rotary: Rotary) -> int:
+    def reach(self, encoding: Encoding) -> int:
         """The context length after this step, in tokens; as before unless a method reaches further."""
-        return rotary.context_length
+        return encoding.context_length
+
+    def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
+        """The tensors that the result has otherwise than its source; none, but for methods that say so.
+
+        Args:
+            source: The checkpoint to convert.
+            model: Its configuration before this step.
+
+        Raises:
+            CtxextError: the weights are not there in a form that can be rewritten.
+        """
+        return ()
 
     def caution_for(self, model: ModelConfig) -> str:
         """What a user of this very result must know; the method's own caution unless its numbers decide."""
@@ -74,8 +92,8 @@ class Method:
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
         """Why this method cannot apply to such a model whatever its numbers; empty where it can."""
-        if family.positions != "rotary":
-            return f"it has {POSITIONS[family.positions]}"
+        if family.positions != cls.encoding:
+            return f"it has {POSITIONS[family.positions]}, not {cls.encoding} ones"
         return family.reason
 
     @classmethod
@@ -117,15 +135,61 @@ _REACH = ("factor", "target_length")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaling(Method):
+class Reaching(Method):
     """A method that reaches a longer context; it is given as a factor or as a length."""
+
+    factor: float | None = param(None, help="How many times longer the new context is.", min=1.0)
+    target_length: int | None = param(None, help="The new context length in tokens, for example 32k.", min=1)
+
+    def resolved(self, encoding: Encoding) -> Self:
+        """The same step with its factor known, and with a target length only where that is not what the factor says.
+
+        Published models have both: Llama 3.1 was stretched 8 times from 8192 tokens and reads 131072.
+
+        Raises:
+            CtxextError: no length was given, or the target is not longer.
+        """
+        if self.target_length is None:
+            if self.factor is None:
+                raise CtxextError(
+                    f"{self.name} needs to know how far to reach.",
+                    hint=f"Add --factor 4 or --target-length {4 * encoding.trained_length}.",
+                )
+            return self
+        if self.target_length <= encoding.trained_length:
+            raise CtxextError(
+                f'The target length "{self.target_length}" is not above the original context length '
+                f"{encoding.trained_length}.",
+                hint=f"Choose a longer one, for example --target-length {4 * encoding.trained_length}.",
+            )
+        factor = self.target_length / encoding.trained_length
+        if self.factor not in (None, factor):
+            return self
+        return dataclasses.replace(self, factor=factor, target_length=None)
+
+    def summary(self) -> str:
+        """The step with how far it reaches."""
+        times = "" if self.factor is None else f" ×{self.factor:g}"
+        return self.name + times + ("" if self.target_length is None else f" to {self.target_length}")
+
+    @property
+    def stretch(self) -> float:
+        """The factor of a resolved step."""
+        assert self.factor is not None, "resolve the step first"
+        return self.factor
+
+    def reach(self, encoding: Encoding) -> int:
+        """The new context length in tokens."""
+        return self.target_length or round(self.stretch * encoding.trained_length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling(Reaching):
+    """A schedule of a rotary embedding's frequencies that configuration keys carry."""
 
     kind: ClassVar[Kind] = "schedule"
     rope_type: ClassVar[str] = "default"
     """The schedule's name in transformers."""
-
-    factor: float | None = param(None, help="How many times longer the new context is.", min=1.0)
-    target_length: int | None = param(None, help="The new context length in tokens, for example 32k.", min=1)
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
@@ -143,32 +207,6 @@ class Scaling(Method):
             return {}
         own = [field.name for field in dataclasses.fields(self) if getattr(self, field.name) is None]
         return {name: replaced[name] for name in own if name not in _REACH and replaced.get(name) is not None}
-
-    def resolved(self, rotary: Rotary) -> Self:
-        """The same step with its factor known, and with a target length only where that is not what the factor says.
-
-        Published models have both: Llama 3.1 was stretched 8 times from 8192 tokens and reads 131072.
-
-        Raises:
-            CtxextError: no length was given, or the target is not longer.
-        """
-        if self.target_length is None:
-            if self.factor is None:
-                raise CtxextError(
-                    f"{self.name} needs to know how far to reach.",
-                    hint=f"Add --factor 4 or --target-length {4 * rotary.trained_length}.",
-                )
-            return self
-        if self.target_length <= rotary.trained_length:
-            raise CtxextError(
-                f'The target length "{self.target_length}" is not above the original context length '
-                f"{rotary.trained_length}.",
-                hint=f"Choose a longer one, for example --target-length {4 * rotary.trained_length}.",
-            )
-        factor = self.target_length / rotary.trained_length
-        if self.factor not in (None, factor):
-            return self
-        return dataclasses.replace(self, factor=factor, target_length=None)
 
     def caution_for(self, model: ModelConfig) -> str:
         """That factor and context length were given apart, beside the method's own caution."""
@@ -188,7 +226,7 @@ class Scaling(Method):
         step = self.resolved(rotary)
         if rotary.rope_type != "default":
             raise CtxextError(f'{self.name} cannot be applied on top of the schedule "{rotary.rope_type}".')
-        return model.with_rotary(
+        return model.with_encoding(
             dataclasses.replace(
                 rotary,
                 theta=step.theta_after(rotary),
@@ -208,21 +246,6 @@ class Scaling(Method):
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
         """The step with numbers from its search space, and the wanted factor where that is not among them."""
         return cls(**{**numbers, "factor": max(factor, numbers.get("factor", factor))})
-
-    def summary(self) -> str:
-        """The step with how far it reaches."""
-        times = "" if self.factor is None else f" ×{self.factor:g}"
-        return self.name + times + ("" if self.target_length is None else f" to {self.target_length}")
-
-    @property
-    def stretch(self) -> float:
-        """The factor of a resolved step."""
-        assert self.factor is not None, "resolve the step first"
-        return self.factor
-
-    def reach(self, rotary: Rotary) -> int:
-        """The new context length in tokens."""
-        return self.target_length or round(self.stretch * rotary.trained_length)
 
     def theta_after(self, rotary: Rotary) -> float:
         """The base of the inverse frequencies after this step."""

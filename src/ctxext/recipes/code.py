@@ -63,8 +63,8 @@ class CodeMethod(Method):
             )
         settings = {**self.settings(model), **({"per_prompt": True} if self.depends_on_prompt else {})}
         edited = code_layout.with_step(model, self.name, settings)
-        reach = self.reach(model.rotary)
-        return edited if reach == model.rotary.context_length else edited.with_context_length(reach)
+        reach = self.reach(model.encoding)
+        return edited if reach == model.encoding.context_length else edited.with_context_length(reach)
 
 
 def code_files(steps: Iterable[Method], config: Config) -> Mapping[str, str]:

@@ -130,7 +130,7 @@ def with_step(model: ModelConfig, name: str, settings: Mapping[str, Any]) -> Mod
     text = _text(config, model.family)
     block = text[CODE_KEY]
     text[CODE_KEY] = {**block, "steps": [*block["steps"], {"method": name, **settings}]}
-    return ModelConfig(config, model.family, model.rotary)
+    return ModelConfig(config, model.family, model.encoding)
 
 
 def code_of(config: Mapping[str, Any]) -> Mapping[str, Any]:

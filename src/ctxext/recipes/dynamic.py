@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxext.recipes.base import Scaling
+from ctxext.recipes.encoding import Encoding
 from ctxext.recipes.rotary import Rotary
 
 
@@ -25,12 +26,12 @@ class DynamicNtk(Scaling):
         "adaptive does by the row what this means to do, and agrees with its cache."
     )
 
-    def reach(self, rotary: Rotary) -> int:
+    def reach(self, encoding: Encoding) -> int:
         """The trained length: transformers takes the maximum for it, and raising that switches the scaling off.
 
         See docs/traps.md, trap 5.
         """
-        return rotary.trained_length
+        return encoding.trained_length
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
         """The `dynamic` type of transformers."""

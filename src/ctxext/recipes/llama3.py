@@ -47,7 +47,7 @@ class Llama3(Scaling):
     def edit(self, model: ModelConfig) -> ModelConfig:
         """Leave the schedule plain at factor 1: a frequency blended with itself is not the same to the last bit."""
         if self.resolved(model.rotary).stretch == 1 and not model.rotary.is_scaled:
-            return model.with_rotary(model.rotary)
+            return model.with_encoding(model.rotary)
         return super().edit(model)
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from ctxext.recipes.mspoe import MsPoE
 from ctxext.recipes.ntk import Ntk
 from ctxext.recipes.pi import PositionInterpolation
 from ctxext.recipes.relation import Bifocal, ReRope, SelfExtend, Sinks, String, Window
+from ctxext.recipes.table import Range, Table
 from ctxext.recipes.yarn import NtkByParts, Yarn
 
 METHODS: tuple[type[Method], ...] = (
@@ -38,6 +39,8 @@ METHODS: tuple[type[Method], ...] = (
     Adaptive,
     Sinks,
     Window,
+    Table,
+    Range,
 )
 
 

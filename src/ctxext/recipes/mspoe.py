@@ -9,6 +9,7 @@ from typing_extensions import Self
 from ctxext.errors import CtxextError
 from ctxext.families import Family, rotated_layers
 from ctxext.recipes.code import PORTABLE, CodeMethod
+from ctxext.recipes.encoding import Encoding
 from ctxext.recipes.param import param
 from ctxext.recipes.rotary import Config, ModelConfig, Rotary
 
@@ -99,9 +100,9 @@ class MsPoE(CodeMethod):
         if self.ratios and min(number for rows in learned for row in rows or () for number in row) <= 0:
             raise CtxextError("mspoe: ratios, ramps and temperatures must be above zero.")
 
-    def reach(self, rotary: Rotary) -> int:
+    def reach(self, encoding: Encoding) -> int:
         """As before, or what was learned for."""
-        return max(super().reach(rotary), self.reaches or 0)
+        return max(super().reach(encoding), self.reaches or 0)
 
     @classmethod
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:

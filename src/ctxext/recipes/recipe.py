@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ctxext.checkpoint import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.reading.strict import parse_yaml, read_text
 from ctxext.recipes.base import Method, Scaling
@@ -16,6 +17,7 @@ from ctxext.recipes.code import code_files
 from ctxext.recipes.code_layout import without_code
 from ctxext.recipes.length import parse_length
 from ctxext.recipes.methods import method_named
+from ctxext.recipes.new_tensor import NewTensor
 from ctxext.recipes.param import value_type
 from ctxext.recipes.rotary import Config, ModelConfig, provenance
 
@@ -51,8 +53,18 @@ class Recipe:
 
     @property
     def changes_frequencies(self) -> bool:
-        """Whether some step replaces the schedule, so that it must start from a plain one."""
+        """Whether some step writes a schedule of a rotary embedding."""
         return any(step.kind in ("base", "schedule") for step in self.steps)
+
+    @property
+    def replaces_encoding(self) -> bool:
+        """Whether some step writes the encoding anew, so that it must start from a plain one."""
+        return any(not step.needs_code() for step in self.steps)
+
+    @property
+    def rewrites_weights(self) -> bool:
+        """Whether some step writes weights, which no configuration brings back."""
+        return any(step.kind == "table" for step in self.steps)
 
     def resolved(self, model: ModelConfig) -> "Recipe":
         """The same recipe with every number that depends on the model filled in.
@@ -60,10 +72,10 @@ class Recipe:
         Raises:
             CtxextError: a step does not fit the model.
         """
-        rotary, steps = model.rotary, []
+        encoding, steps = model.encoding, []
         for step in self.steps:
-            steps.append(step.adapted(model).resolved(rotary))
-            rotary = dataclasses.replace(rotary, context_length=steps[-1].reach(rotary), declared_length=None)
+            steps.append(step.adapted(model).resolved(encoding))
+            encoding = encoding.at_length(steps[-1].reach(encoding))
         return Recipe(steps, self.description, self.source)
 
     def taking_over(self, model: ModelConfig) -> tuple["Recipe", dict[str, Any]]:
@@ -99,6 +111,18 @@ class Recipe:
             if with_code or not step.needs_code():
                 model = step.edit(model)
         return model
+
+    def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
+        """The tensors that the result has otherwise than its source.
+
+        Args:
+            source: The checkpoint to convert.
+            model: Its configuration, on which the recipe was resolved.
+
+        Raises:
+            CtxextError: the weights are not there in a form that can be rewritten.
+        """
+        return tuple(tensor for step in self.steps for tensor in step.new_tensors(source, model))
 
     def code_files(self, config: Config) -> Mapping[str, str]:
         """The modeling code that the result must carry: file name and content."""
@@ -154,15 +178,9 @@ def plain_config(model: ModelConfig) -> ModelConfig:
         length, declared = noted.get("source_length") or model.rotary.trained_length, noted.get("declared_length")
         plain = ModelConfig(config, model.family, model.rotary).with_context_length(int(declared or length))
         rotary = dataclasses.replace(plain.rotary, context_length=int(length), declared_length=declared)
-        return dataclasses.replace(plain, rotary=rotary)
-    rotary = dataclasses.replace(
-        model.rotary,
-        theta=noted.get("source_theta") or model.rotary.theta,
-        context_length=model.rotary.trained_length,
-        declared_length=None,
-        parameters={"rope_type": "default"},
-    )
-    return ModelConfig(config, model.family, rotary).with_rotary(rotary)
+        return dataclasses.replace(plain, encoding=rotary)
+    encoding = model.encoding.plain(noted)
+    return ModelConfig(config, model.family, encoding).with_encoding(encoding)
 
 
 def step_from_dict(entry: Any, place: str) -> Method:

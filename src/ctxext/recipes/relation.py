@@ -17,6 +17,7 @@ from ctxext.errors import CtxextError
 from ctxext.families import Family, rotated_layers
 from ctxext.recipes.base import Kind
 from ctxext.recipes.code import PORTABLE, CodeMethod
+from ctxext.recipes.encoding import Encoding
 from ctxext.recipes.param import SearchRange, param
 from ctxext.recipes.rotary import Config, ModelConfig, Rotary
 
@@ -50,13 +51,13 @@ class Relation(CodeMethod):
             return "latent attention: its attention is computed from compressed keys, where positions cannot be moved"
         return super().refusal(config, family) or UNREACHED_ATTENTION.get(family.model_type, "")
 
-    def resolved(self, rotary: Rotary) -> Self:
+    def resolved(self, encoding: Encoding) -> Self:
         """The same step with its factor and everything else that follows from the context length filled in.
 
         Raises:
             CtxextError: no length was given, or the geometry cannot reach it.
         """
-        length = rotary.context_length
+        length = encoding.context_length
         if self.target_length is None and self.factor is None:
             raise CtxextError(
                 f"{self.name} needs to know how far to reach.",
@@ -102,10 +103,10 @@ class Relation(CodeMethod):
         """Why the numbers cannot reach the target from L, and the numbers that would; None where they can."""
         return None
 
-    def reach(self, rotary: Rotary) -> int:
+    def reach(self, encoding: Encoding) -> int:
         """The new context length in tokens."""
         assert self.factor is not None, "resolve the step first"
-        return round(self.factor * rotary.context_length)
+        return round(self.factor * encoding.context_length)
 
     def summary(self) -> str:
         """The step with how far it reaches."""

@@ -7,7 +7,7 @@ only one of them is misread by the other version in silence (docs/traps.md, trap
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,25 +19,22 @@ from ctxext.families import (
     rotary_dim,
     rotated_layers,
     schedule_keys,
+    sliding_layers,
     text_config,
 )
-from ctxext.geometry import LENGTH_ABOVE, claimed_length
+from ctxext.geometry import claimed_length
 from ctxext.recipes import legacy
+from ctxext.recipes.dialects import native_type as native_type
+from ctxext.recipes.dialects import nested_by_type, rope_scaling, write_explicit, write_length
+from ctxext.recipes.dialects import unsupported as unsupported
+from ctxext.recipes.encoding import POSITIONS, Encoding
+from ctxext.recipes.encoding import Config as Config
+from ctxext.recipes.encoding import provenance as provenance
 from ctxext.recipes.known_models import MAXIMUM, original_length_of
-
-Config = dict[str, Any]
+from ctxext.recipes.learned import COMPUTED, LAYOUTS, read_computed, read_learned
 
 SENTINEL = "ctxext_needs_trust_remote_code"
 """The rope type that only a checkpoint's own code knows, so that plain transformers refuses to load it without."""
-
-POSITIONS = {
-    "learned": "learned position embeddings, not rotary ones",
-    "sinusoidal": "sinusoidal position embeddings, not rotary ones",
-    "alibi": "ALiBi biases, not rotary embeddings",
-    "relative": "relative position biases, not rotary embeddings",
-    "none": "no position embeddings, so there is nothing to scale",
-}
-"""What models without a rotary embedding have instead."""
 
 CODE_KEY = "ctxext_code"
 """The block of config.json that such code reads; its `rope` holds the schedule that the sentinel hides."""
@@ -47,11 +44,10 @@ _FROM_ORIGINAL = ("llama3", "longrope", "yarn")
 """Rope types whose formula asks for the original length, which some files keep one level up (Phi-3)."""
 _LENGTH_KEYS_4X = ("longrope",)
 _KEPT = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
-_DTYPES = ("dtype", "torch_dtype")
 
 
-@dataclass(frozen=True)
-class Rotary:
+@dataclass(frozen=True, kw_only=True)
+class Rotary(Encoding):
     """The rotary encoding of a model's full-attention layers.
 
     Attributes:
@@ -69,8 +65,6 @@ class Rotary:
     theta: float
     dim: int
     span: int
-    trained_length: int
-    context_length: int
     parameters: Mapping[str, Any]
     declared_length: int | None = None
     length_origin: str = ""
@@ -114,9 +108,66 @@ class Rotary:
         """Whether the schedule stretches from a length that nothing says."""
         return self.rope_type == "linear" and self.length_origin == MAXIMUM
 
+    @property
+    def carrier(self) -> str:
+        """The rope type."""
+        return self.rope_type
+
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        """The schedule's numbers."""
+        return self.parameters
+
     def with_parameters(self, parameters: Mapping[str, Any]) -> "Rotary":
         """The same encoding with another schedule."""
         return dataclasses.replace(self, parameters=parameters)
+
+    def describe(self) -> str:
+        """The schedule, its base, and how much of a head rotates."""
+        return f"rotary, {self.rope_type} schedule, theta {self.theta:g} · {self.dim} dimensions"
+
+    def noted(self) -> dict[str, Any]:
+        """The base too."""
+        lengths = super().noted()
+        return {
+            "trained_length": lengths["trained_length"],
+            "source_theta": self.theta,
+            "source_length": lengths["source_length"],
+        }
+
+    def plain(self, noted: Mapping[str, Any]) -> "Rotary":
+        """The plain schedule at the source's base."""
+        return dataclasses.replace(
+            self,
+            theta=noted.get("source_theta") or self.theta,
+            context_length=self.trained_length,
+            declared_length=None,
+            parameters={"rope_type": "default"},
+        )
+
+    def at_length(self, length: int) -> "Rotary":
+        """The same with another context length, which is then what it reads."""
+        return dataclasses.replace(self, context_length=length, declared_length=None)
+
+    def state_length(self, text: Config, family: Family) -> None:
+        """Write this context length wherever it is read."""
+        write_length(text, family, self.context_length)
+
+    def written(self, config: Config, family: Family) -> Config:
+        """A copy of a configuration with this schedule, in both dialects."""
+        return write_rotary(config, family, self)
+
+    def cautions(self, config: Config, family: Family, *, is_changed: bool) -> tuple[str, ...]:
+        """What its sliding layers make of it."""
+        found = []
+        if family.sliding_follows and sliding_layers(config, family) and is_changed:
+            found.append("its sliding-window layers read the same schedule as the others, so they change too.")
+        if not rotated_layers(config, family):
+            window = read(config, family, "sliding_window")
+            found.append(
+                f"all its layers see a window of {window} tokens only, which a longer schedule does not widen."
+            )
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -126,12 +177,23 @@ class ModelConfig:
     Attributes:
         config: The content of config.json.
         family: What differs in its family.
-        rotary: The rotary encoding that it says.
+        encoding: The encoding of positions that it says.
     """
 
     config: Config
     family: Family
-    rotary: Rotary
+    encoding: Encoding
+
+    @property
+    def rotary(self) -> Rotary:
+        """The encoding where it is rotary.
+
+        Raises:
+            CtxextError: it is another.
+        """
+        if not isinstance(self.encoding, Rotary):
+            raise _not_rotary(self.family)
+        return self.encoding
 
     def read(self, key: str) -> Any:
         """A value as transformers would compute it (`families.read`)."""
@@ -146,23 +208,20 @@ class ModelConfig:
     @property
     def is_extended(self) -> bool:
         """Whether a schedule stretches its context, or code of ours changes how it uses it."""
-        return self.rotary.is_scaled or bool(self.code)
+        return self.encoding.is_scaled or bool(self.code)
 
-    def with_rotary(self, rotary: Rotary) -> "ModelConfig":
-        """The same model with another encoding, in both dialects.
+    def with_encoding(self, encoding: Encoding) -> "ModelConfig":
+        """The same model with another encoding, written wherever it is read from.
 
         Raises:
-            CtxextError: the family cannot carry such a schedule.
+            CtxextError: the family cannot carry it.
         """
-        return ModelConfig(write_rotary(self.config, self.family, rotary), self.family, rotary)
+        return ModelConfig(encoding.written(self.config, self.family), self.family, encoding)
 
     def with_context_length(self, length: int) -> "ModelConfig":
         """The same model with another context length in tokens; its schedule is left alone."""
-        config = copy.deepcopy(self.config)
-        nested = config.get(self.family.text_config) if self.family.text_config else None
-        _write_length(nested if isinstance(nested, dict) else config, self.family, length)
-        rotary = dataclasses.replace(self.rotary, context_length=length, declared_length=None)
-        return ModelConfig(config, self.family, rotary)
+        encoding = self.encoding.at_length(length)
+        return ModelConfig(encoding.with_length_written(self.config, self.family), self.family, encoding)
 
 
 def model_config(config: Config, original_length: int | None = None) -> ModelConfig:
@@ -173,11 +232,20 @@ def model_config(config: Config, original_length: int | None = None) -> ModelCon
         original_length: What the model was trained on, in tokens, where the user knows better than its files.
 
     Raises:
-        CtxextError: the family is unknown, not rotary or cannot be converted, or its context length is missing.
+        CtxextError: the family is unknown, has an encoding that nothing can be done to, cannot be converted, or its
+            context length is missing.
     """
     upgraded = legacy.upgraded(config)
     family = family_of(upgraded)
-    return ModelConfig(upgraded, family, read_rotary(upgraded, family, original_length))
+    reader = READERS.get(family.positions, read_rotary)
+    return ModelConfig(upgraded, family, reader(upgraded, family, original_length))
+
+
+def _not_rotary(family: Family) -> CtxextError:
+    return CtxextError(
+        f'"{family.model_type}" has {POSITIONS[family.positions]}, not rotary ones.',
+        hint="ctxext methods lists what each method needs.",
+    )
 
 
 def read_rotary(config: Config, family: Family, original_length: int | None = None) -> Rotary:
@@ -192,10 +260,7 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
         CtxextError: the family is not rotary or cannot be converted, or its context length is missing.
     """
     if family.positions != "rotary":
-        raise CtxextError(
-            f'"{family.model_type}" has {POSITIONS[family.positions]}.',
-            hint="ctxext methods lists what each method needs.",
-        )
+        raise _not_rotary(family)
     if family.reason:
         raise CtxextError(f'"{family.model_type}" cannot be converted: {family.reason}.')
     text = dict(text_config(config, family))
@@ -256,10 +321,17 @@ def attention_scaling(rotary: Rotary) -> float:
     return 0.1 * math.log(factor) + 1
 
 
-def provenance(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What ctxext noted in a configuration that it made; empty for others."""
-    noted = config.get("ctxext")
-    return noted if isinstance(noted, dict) else {}
+READERS: Mapping[str, Callable[[Config, Family, int | None], Encoding]] = {
+    "rotary": read_rotary,
+    "learned": read_learned,
+    "sinusoidal": read_computed,
+}
+"""How each encoding that a method exists for is read."""
+
+
+def is_readable(family: Family) -> bool:
+    """Whether `model_config` knows the family's encoding, though its very configuration may lack something."""
+    return family.positions == "rotary" or family.model_type in {**LAYOUTS, **COMPUTED}
 
 
 def _full_attention_parameters(text: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -300,27 +372,21 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     if not usual or above in text or "partial_rotary_factor" in _full_attention_parameters(text, family):
         parameters["partial_rotary_factor"] = partial
         text.setdefault(above, partial)
-    _write_length(text, family, rotary.claimed_length)
+    write_length(text, family, rotary.claimed_length)
     if family.rope_scaling or family.local_theta_key:
         text[family.theta_key] = rotary.theta
     if thetas := text.get(family.layer_theta_key or ""):
         for index in rotated_layers(config, family):
             thetas[index] = rotary.theta
-    text["rope_parameters"] = _nested(config, family, parameters) if family.nested_rope else parameters
+    text["rope_parameters"] = nested_by_type(config, family, parameters) if family.nested_rope else parameters
     text.pop("rope_scaling", None)
     if family.rope_scaling and (rotary.rope_type != "default" or family.explicit_default):
-        text["rope_scaling"] = _rope_scaling(family, _schedule(config, family, rotary))
+        text["rope_scaling"] = rope_scaling(family, _schedule(config, family, rotary))
     text.pop(_ORIGINAL, None)
     if rotary.rope_type in _LENGTH_KEYS_4X:
         text[_ORIGINAL] = rotary.schedule_length
-    _write_explicit(config, edited, text, family)
+    write_explicit(config, edited, text, family)
     return edited
-
-
-def _write_length(text: Config, family: Family, length: int) -> None:
-    text[family.length_key] = length
-    if LENGTH_ABOVE in text:
-        text[LENGTH_ABOVE] = length
 
 
 def _schedule(config: Config, family: Family, rotary: Rotary) -> dict[str, Any]:
@@ -332,51 +398,3 @@ def _schedule(config: Config, family: Family, rotary: Rotary) -> dict[str, Any]:
         needed = rotary.schedule_length if key.startswith("original") else attention_scaling(rotary)
         schedule.setdefault(key, needed)
     return schedule
-
-
-def _rope_scaling(family: Family, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The schedule as transformers 4 reads it; some of its classes accept certain keys only (Phi-3)."""
-    keys = family.rope_scaling_keys.get(parameters["rope_type"])
-    if keys is None:
-        return dict(parameters)
-    named = {**parameters, "type": parameters["rope_type"]}
-    return {key: named[key] for key in keys if key in named}
-
-
-def _nested(config: Config, family: Family, full: Mapping[str, Any]) -> dict[str, Any]:
-    """The schedule by layer type; the sliding layers keep their own rotary embedding (docs/traps.md, trap 9)."""
-    source = text_config(config, family).get("rope_parameters") or {}
-    nested = {key: copy.deepcopy(value) for key, value in source.items() if isinstance(value, dict)}
-    local_theta = read(config, family, "local_rope_theta")
-    for name in family.sliding_types if local_theta else ():
-        nested.setdefault(name, {"rope_type": "default", "rope_theta": local_theta})
-    return {**nested, **{name: dict(full) for name in family.full_types}}
-
-
-def _write_explicit(config: Config, edited: Config, text: Config, family: Family) -> None:
-    """Say what some readers would otherwise guess: the head's size, the sliding base and the weights' type."""
-    head_dim = read(config, family, "head_dim")
-    if head_dim and family.explicit_head_dim and not family.shared_rotary_key:
-        text.setdefault("head_dim", int(head_dim))
-    if family.local_theta_key:
-        text[family.local_theta_key] = read(config, family, family.local_theta_key)
-    for place in (edited, text):
-        known = next((place[key] for key in _DTYPES if place.get(key)), None)
-        if known:
-            place.update(dict.fromkeys(_DTYPES, known))
-
-
-def native_type(family: Family, rope_type: str) -> str:
-    """The name under which a family carries a schedule: where a part of the head rotates, linear is `proportional`."""
-    is_plain = rope_type == "default" or (rope_type == "linear" and family.plain_type != "default")
-    return family.plain_type if is_plain else rope_type
-
-
-def unsupported(family: Family, rope_type: str) -> str:
-    """Why a family does not carry a schedule; empty where it does."""
-    if family.reason:
-        return family.reason
-    if rope_type == "default" or native_type(family, rope_type) in family.rope_types:
-        return ""
-    able = ", ".join(family.rope_types) or "none"
-    return f'its code does not carry the rope type "{rope_type}" (it takes: {able})'

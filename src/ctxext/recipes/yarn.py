@@ -9,6 +9,7 @@ from typing_extensions import Self
 
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
+from ctxext.recipes.encoding import Encoding
 from ctxext.recipes.param import param
 from ctxext.recipes.rotary import Rotary
 
@@ -62,9 +63,9 @@ class NtkByParts(Scaling):
     def _beta_slow(self) -> float:
         return _BETA_SLOW if self.beta_slow is None else self.beta_slow
 
-    def resolved(self, rotary: Rotary) -> Self:
+    def resolved(self, encoding: Encoding) -> Self:
         """The same step with the ends of its ramp filled in."""
-        return dataclasses.replace(super().resolved(rotary), beta_fast=self._beta_fast, beta_slow=self._beta_slow)
+        return dataclasses.replace(super().resolved(encoding), beta_fast=self._beta_fast, beta_slow=self._beta_slow)
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
         """The `yarn` type of transformers with its temperature switched off."""

@@ -30,14 +30,15 @@ class LoadReport:
     rotary: Sequence[dict[str, Any]] = ()
 
 
-def load_in_clean_process(folder: Path, *, trust: bool) -> LoadReport:
+def load_in_clean_process(folder: Path, *, trust: bool, auto: str) -> LoadReport:
     """Load a model as its users do.
 
     Args:
         folder: The checkpoint.
         trust: Whether its modeling code may run.
+        auto: The Auto class of transformers that loads it.
     """
-    result = run_isolated(_SCRIPT, str(folder.resolve()), "trust" if trust else "plain")
+    result = run_isolated(_SCRIPT, str(folder.resolve()), "trust" if trust else "plain", auto)
     if result.returncode < 0:
         return LoadReport(f"loading was stopped by signal {-result.returncode}, perhaps for lack of memory")
     if result.returncode != 0:

@@ -8,7 +8,7 @@ from ctxext.checkpoint import claimed_lengths
 from ctxext.families import read, text_config
 from ctxext.files import MANIFEST, has_stamp, sha256_of
 from ctxext.recipes.legacy import is_legacy
-from ctxext.recipes.rotary import provenance
+from ctxext.recipes.rotary import is_readable, provenance
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, is_own_code, listed
 
 CARD = "README.md"
@@ -130,7 +130,7 @@ def _differences(config: Mapping[str, Any], expected: Mapping[str, Any], nested:
 
 def check_lengths(subject: Subject) -> Finding:
     """Whether the files agree on the context length."""
-    claimed = claimed_lengths(subject.checkpoint, subject.family)
+    claimed = claimed_lengths(subject.checkpoint, subject.family, _own_length(subject))
     config, tokenizer = claimed.get("config.json"), claimed.get("tokenizer_config.json")
     length = read(subject.checkpoint.config, subject.family, "max_position_embeddings")
     own = text_config(subject.checkpoint.config, subject.family).get(subject.family.length_key, length)
@@ -139,6 +139,13 @@ def check_lengths(subject: Subject) -> Finding:
     if own is not None and not isinstance(own, int):
         return Finding("lengths", FAILED, f'"config.json" says {own}, which is not a whole number')
     return Finding("lengths", PASSED, f"all files say {config} tokens")
+
+
+def _own_length(subject: Subject) -> int | None:
+    """What config.json says where no plain key does; None for rotary models, which have one."""
+    if subject.family.positions == "rotary" or not is_readable(subject.family):
+        return None
+    return subject.model.encoding.context_length
 
 
 def check_code(subject: Subject) -> Finding:

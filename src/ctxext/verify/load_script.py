@@ -1,6 +1,6 @@
 """Run as a script by `isolated.py`, never imported: loads a checkpoint and says what it uses.
 
-    python load_script.py FOLDER TRUST
+    python load_script.py FOLDER TRUST AUTO_CLASS
 
 Prints one JSON object: parameters, weights that were missing, and every rotary module's inverse frequencies with the
 factor on cosine and sine.
@@ -30,9 +30,9 @@ def rotary_modules(model: Any) -> list[dict[str, Any]]:
 def main() -> None:
     """Load, and print what was found."""
     folder, trust = Path(sys.argv[1]), sys.argv[2] == "trust"
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    model, report = AutoModelForCausalLM.from_pretrained(
+    model, report = getattr(transformers, sys.argv[3]).from_pretrained(
         folder, trust_remote_code=trust, dtype="auto", output_loading_info=True
     )
     found = {

@@ -30,9 +30,11 @@ def _unasked(subject: Subject) -> str:
     return "it does not load" if subject.loaded.error else ""
 
 
-def check_frequencies(subject: Subject) -> Finding:
+def check_frequencies(subject: Subject) -> Finding | None:
     """Whether the loaded model rotates by the recipe's inverse frequencies."""
     name = "frequencies"
+    if subject.family.positions != "rotary":
+        return None
     if reason := _unasked(subject):
         return Finding(name, SKIPPED, reason)
     types = ("", *subject.family.full_types)

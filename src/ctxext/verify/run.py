@@ -16,6 +16,7 @@ from ctxext.verify.file_checks import (
 )
 from ctxext.verify.loading_checks import check_frequencies, check_loading, check_logits
 from ctxext.verify.subject import FAILED, Finding, Subject
+from ctxext.verify.tables import check_tables
 from ctxext.verify.tensors import check_against
 
 Check = Callable[[Subject], Finding | None]
@@ -31,7 +32,7 @@ READING: tuple[Check, ...] = (
 )
 """The checks that read files only, in the order in which they are told."""
 
-LOADING: tuple[Check, ...] = (check_loading, check_frequencies, check_logits)
+LOADING: tuple[Check, ...] = (check_loading, check_frequencies, check_tables, check_logits)
 """Those that load the model."""
 
 

@@ -11,6 +11,7 @@ from ctxext.checkpoint import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.families import FAMILIES, Family, family_of
 from ctxext.files import MANIFEST, Progress, sha256_of
+from ctxext.recipes.auto_class import auto_class
 from ctxext.recipes.own_code import CODE_FILES, own_code, runs_only_own_code
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_from_dict
 from ctxext.recipes.rotary import ModelConfig, Rotary, model_config, provenance
@@ -111,6 +112,15 @@ class Subject:
         with _making_sense():
             return self.recipe.edit(self.plain)
 
+    @cached_property
+    def new_tensors(self) -> list[str]:
+        """The tensors that the recipe writes anew, by the names in the weights, sorted."""
+        if not self.has_recipe or not self.recipe.rewrites_weights:
+            return []
+        # The same question that convert asked of the source: the result has the same names, and more rows.
+        at_its_length = ModelConfig(self.model.config, self.family, self.model.encoding)
+        return sorted(tensor.name for tensor in self.recipe.new_tensors(self.checkpoint, at_its_length))
+
     @property
     def rotary(self) -> Rotary:
         """The encoding that the recipe asks for."""
@@ -133,7 +143,7 @@ class Subject:
     def loaded(self) -> LoadReport:
         """What the model uses once it is loaded, in a process that cannot import ctxext."""
         runs_code = self.trust_remote_code or runs_only_own_code(self.checkpoint)
-        return load_in_clean_process(self.checkpoint.folder, trust=runs_code)
+        return load_in_clean_process(self.checkpoint.folder, trust=runs_code, auto=auto_class(self.checkpoint.config))
 
     @cached_property
     def may_load(self) -> bool:

@@ -45,6 +45,10 @@ def check_against(subject: Subject) -> Finding | None:
     told = [f"{len(changed)} of {len(own)} tensors differ: {grouped(changed)}"] if changed else []
     told += [f"missing: {listed(gone)}"] if gone else []
     told += [f"added: {listed(added)}"] if added else []
+    planned = subject.new_tensors
+    if planned and changed == planned and not gone and not added:
+        kept = f'the other {len(own) - len(planned)} tensors are those of "{source.name}", bit for bit'
+        return Finding(name, PASSED, f"written anew, as the recipe says: {grouped(changed)}; {kept}")
     is_trained = bool(training_of(subject)) and not gone and not added
     return Finding(name, PASSED if is_trained else FAILED, ("trained; " if is_trained else "") + "; ".join(told))
 

@@ -1,0 +1,45 @@
+"""Which of transformers' Auto classes loads a checkpoint, by the class that its config.json names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+CAUSAL = "AutoModelForCausalLM"
+
+_ENDINGS: Mapping[str, tuple[str, str]] = {
+    "LMHeadModel": (CAUSAL, "text-generation"),
+    "ForCausalLM": (CAUSAL, "text-generation"),
+    "MTModel": ("AutoModelForSeq2SeqLM", "translation"),
+    "ForMaskedLM": ("AutoModelForMaskedLM", "fill-mask"),
+    "ForConditionalGeneration": ("AutoModelForSeq2SeqLM", "text2text-generation"),
+    "ForSequenceClassification": ("AutoModelForSequenceClassification", "text-classification"),
+    "ForTokenClassification": ("AutoModelForTokenClassification", "token-classification"),
+    "ForQuestionAnswering": ("AutoModelForQuestionAnswering", "question-answering"),
+    "ForMultipleChoice": ("AutoModelForMultipleChoice", "multiple-choice"),
+    "ForPreTraining": ("AutoModelForPreTraining", "fill-mask"),
+    "Model": ("AutoModel", "feature-extraction"),
+}
+_EITHER = "ForConditionalGeneration"
+
+
+def auto_class(config: Mapping[str, Any]) -> str:
+    """The Auto class; that of causal language models where config.json names no class or one unheard of."""
+    return _found(config)[0]
+
+
+def pipeline_tag(config: Mapping[str, Any]) -> str:
+    """What the Hub calls the task of such a model."""
+    return _found(config)[1]
+
+
+def is_causal(config: Mapping[str, Any]) -> bool:
+    """Whether it is loaded as a causal language model."""
+    return auto_class(config) == CAUSAL
+
+
+def _found(config: Mapping[str, Any]) -> tuple[str, str]:
+    named = config.get("architectures") or ("",)
+    name = str(named[0])
+    if name.endswith(_EITHER) and not config.get("is_encoder_decoder"):
+        name = ""  # A multimodal model, whose language model is a causal one.
+    # GPT2LMHeadModel ends with both.
+    return next((found for ending, found in _ENDINGS.items() if name.endswith(ending)), _ENDINGS["ForCausalLM"])

@@ -1,0 +1,140 @@
+"""How the rows of a longer position table are made of those of the old one: each is a sum of a few of them.
+
+A fill gives, for the new positions k, the old rows and their weights, both (positions, terms); L is the old number of
+positions and N the new one. Where one term has the weight 1 and stands alone, the row is the old row's very bytes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+    Terms = tuple[Array, Array]
+
+_ROWS_AT_ONCE = 1024
+_SHARPNESS = -0.5  # Keys's a, with which his cubic reproduces parabolas.
+
+
+def tile(k: "Array", old: int, new: int, alpha: float) -> "Terms":
+    """p'_k = p_(k mod L). Beltagy et al., Longformer, section 5."""
+    import numpy as np
+
+    return (k % old)[:, None], np.ones((len(k), 1))
+
+
+def hierarchical(k: "Array", old: int, new: int, alpha: float) -> "Terms":
+    """p'_(iL+j) = α u_i + (1 − α) u_j with u_i = (p_i − α p_0) / (1 − α). Su, 2020."""
+    import numpy as np
+
+    i, j = k // old, k % old
+    share = alpha / (1 - alpha)
+    rows = np.stack([j, i, np.zeros_like(k)], axis=1)
+    weights = np.broadcast_to([1.0, share, -share], rows.shape).copy()
+    weights[i == 0, 1:] = 0
+    return rows, weights
+
+
+def linear(k: "Array", old: int, new: int, alpha: float) -> "Terms":
+    """Position k · L / N of the old table, between its two neighbours; the last row stands for what lies beyond."""
+    import numpy as np
+
+    at = np.minimum(k * old / new, old - 1)
+    below = np.floor(at).astype(np.int64)
+    part = at - below
+    return np.stack([below, np.minimum(below + 1, old - 1)], axis=1), np.stack([1 - part, part], axis=1)
+
+
+def cubic(k: "Array", old: int, new: int, alpha: float) -> "Terms":
+    """The same position by cubic convolution of four rows (Keys 1981, a = −1/2); the ends are repeated."""
+    import numpy as np
+
+    at = np.minimum(k * old / new, old - 1)
+    below = np.floor(at).astype(np.int64)
+    rows = below[:, None] + np.arange(-1, 3)
+    x = np.abs(at[:, None] - rows)
+    a = _SHARPNESS
+    near = (a + 2) * x**3 - (a + 3) * x**2 + 1
+    far = a * (x**3 - 5 * x**2 + 8 * x - 4)
+    return np.clip(rows, 0, old - 1), np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+
+
+FILLS: Mapping[str, Callable[["Array", int, int, float], "Terms"]] = {
+    "tile": tile,
+    "hierarchical": hierarchical,
+    "linear": linear,
+    "cubic": cubic,
+}
+"""The words of `--fill`."""
+
+KEEPS_ROWS = ("tile", "hierarchical")
+"""Fills that leave the first L rows as they are, bit for bit."""
+
+DTYPES: Mapping[str, str] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+"""Number formats that rows can be made in, and how their bytes are read."""
+
+
+def filled(raw: memoryview, dtype: str, width: int, special: int, new: int, fill: str, alpha: float) -> Iterator[bytes]:
+    """The bytes of the longer table, some rows at a time.
+
+    Args:
+        raw: The bytes of the old table.
+        dtype: Its number format, one of `DTYPES`; sums are made in float64 and rounded once.
+        width: The size of a row.
+        special: How many rows stand before that of position 0; they are copied.
+        new: How many positions the new table has.
+        fill: One of `FILLS`.
+        alpha: The α of the hierarchical fill.
+    """
+    import numpy as np
+
+    table = np.frombuffer(raw, dtype=DTYPES[dtype]).reshape(-1, width)
+    yield table[:special].tobytes()
+    rows, old = table[special:], len(table) - special
+    for start in range(0, new, _ROWS_AT_ONCE):
+        which, weights = FILLS[fill](np.arange(start, min(start + _ROWS_AT_ONCE, new)), old, new, alpha)
+        found = rows[which[:, 0]].copy()
+        alone = (weights == 1).any(axis=1) & ((weights != 0).sum(axis=1) == 1)
+        copied = which[np.arange(len(which)), (weights == 1).argmax(axis=1)]
+        found[alone] = rows[copied[alone]]
+        for row in np.flatnonzero(~alone):
+            used = np.flatnonzero(weights[row])
+            found[row] = _rounded(weights[row, used] @ _as_float64(rows[which[row, used]], dtype), dtype)
+        yield found.tobytes()
+
+
+def continued(raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
+    """The bytes of a table of sinusoids that goes on: the old rows, then those of the next positions.
+
+    Row p is sin(p / 10000^(2i/d)) for i < d/2, then the cosines. Vaswani et al. 2017, section 3.5. The arguments are
+    those of `filled`.
+    """
+    import numpy as np
+
+    yield bytes(raw)
+    old = len(raw) // (width * np.dtype(DTYPES[dtype]).itemsize) - special
+    half = (width + 1) // 2
+    for start in range(old, new, _ROWS_AT_ONCE):
+        positions = np.arange(start, min(start + _ROWS_AT_ONCE, new))[:, None]
+        sines = np.sin(positions / 10000 ** (2 * np.arange(half) / width))
+        cosines = np.cos(positions / 10000 ** (2 * np.arange(width // 2) / width))
+        yield _rounded(np.concatenate([sines, cosines], axis=1), dtype).tobytes()
+
+
+def _as_float64(rows: "Array", dtype: str) -> "Array":
+    import numpy as np
+
+    if dtype == "BF16":
+        return (rows.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return rows.astype(np.float64)
+
+
+def _rounded(values: "Array", dtype: str) -> "Array":
+    """Float64 numbers in another format, to the nearest, ties to even."""
+    import numpy as np
+
+    if dtype != "BF16":
+        return values.astype(DTYPES[dtype])
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

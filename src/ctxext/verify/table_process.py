@@ -1,0 +1,74 @@
+"""Run as a script by `isolated.py`, never imported: compares the position tables of a loaded model with a reference.
+
+    python table_process.py TASK
+
+TASK is a JSON file with `folder`, `auto`, the Auto class that loads it, `tables`, for each its name in the weights and,
+where it is known, the file of the source that holds it; `endings`, `special`, `length` and `count`, the old and the new
+number of positions, `numbers`, the step, and `reference`, its file. Prints one JSON object.
+"""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def module_at(path: str) -> Any:
+    """The reference, as a module."""
+    spec = importlib.util.spec_from_file_location("reference", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def table_of(model: Any, name: str, endings: list[str]) -> Any:
+    """A loaded model's table; classes differ in what stands before the last parts of its name."""
+    ending = next(ending for ending in endings if name.endswith(ending))
+    return next(
+        weight for own, weight in model.named_parameters() if own == ending or own.endswith("." + ending)
+    ).detach()
+
+
+def compared(task: dict[str, Any], model: Any, name: str, origin: str | None) -> dict[str, Any]:
+    """How far a table is from what the reference makes of the original rows."""
+    import torch
+    from safetensors import safe_open
+
+    reference, special = module_at(task["reference"]), task["special"]
+    table = table_of(model, name, task["endings"])
+    rows = table[special:].double()
+    if len(rows) != task["count"]:
+        return {"name": name, "rows": len(rows)}
+    if origin is None:
+        where = reference.original(task["numbers"], rows, task["length"], task["count"])
+        if where is None:
+            return {"name": name, "rows": len(rows), "unknown": True}
+        old, same = rows[where], True
+    else:
+        with safe_open(origin, framework="pt") as file:
+            source = file.get_tensor(name)
+        old, same = source[special:].double(), torch.equal(source[:special].to(table.dtype), table[:special])
+    wanted = reference.rows(task["numbers"], old, task["count"])
+    difference = (rows - wanted.to(table.dtype).double()).abs().max().item()
+    kept = bool(torch.equal(rows[: len(old)], old))
+    scale = wanted.abs().max().item()
+    return {"name": name, "rows": len(rows), "difference": difference, "scale": scale, "same": same, "kept": kept}
+
+
+def main() -> None:
+    """Compare, and print what was found."""
+    task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    import torch
+    import transformers
+
+    model = getattr(transformers, task["auto"]).from_pretrained(task["folder"], dtype="auto")
+    found = [compared(task, model, name, origin) for name, origin in task["tables"].items()]
+    epsilon = torch.finfo(next(iter(model.parameters())).dtype).eps
+    sys.stdout.write(json.dumps({"tables": found, "epsilon": epsilon}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""`inspect` on models that no method is for: what bounds them, with their own numbers."""
+
+import json
+
+import pytest
+import torch
+from transformers import MptConfig, MptForCausalLM, T5Config, T5ForConditionalGeneration
+
+CASES = {
+    "t5": ({"relative_attention_max_distance": 77}, "distances of 77 tokens and more"),
+    "longt5": ({}, "distances of 128 tokens"),
+    "mt5": ({}, "32 buckets"),
+    "umt5": ({}, "any length runs"),
+    "switch_transformers": ({}, "any length runs"),
+    "deberta": ({"max_relative_positions": 300}, "clipped at max_relative_positions (300"),
+    "deberta-v2": ({"position_buckets": 256, "max_relative_positions": -1}, "256 logarithmic buckets"),
+    "xlnet": ({"mem_len": 40}, "mem_len (40)"),
+    "transfo-xl": ({"mem_len": 1600}, "mem_len (1600)"),
+    "bloom": ({}, "far tokens fade"),
+    "mpt": ({"max_seq_len": 99}, "max_seq_len (99)"),
+    "falcon": ({"alibi": True}, "far tokens fade"),
+    "mamba": ({}, "its state"),
+    "whisper": ({}, "was not tried"),
+}
+
+
+@pytest.mark.parametrize("model_type", CASES)
+def test_what_bounds_it(model_type, run, tmp_path):
+    numbers, words = CASES[model_type]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **numbers}))
+    told = run("inspect", tmp_path, "--json")
+    assert told.exit_code == 0
+    data = json.loads(told.stdout)
+    assert words in data["bound"]
+    assert not any(entry["applies"] for entry in data["methods"].values())
+    assert words.split()[0] in run("inspect", tmp_path).stdout
+    refused = run("convert", tmp_path, tmp_path / "out", "--method", "yarn", "--factor", 2, "--dry-run")
+    assert refused.exit_code == 1
+
+
+def test_relative_keys_are_no_table_of_positions(run, tmp_path):
+    config = {"model_type": "bert", "max_position_embeddings": 512, "position_embedding_type": "relative_key"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    data = json.loads(run("inspect", tmp_path, "--json").stdout)
+    assert data["methods"]["table"] == {"applies": False, "reason": "its table is one of distances, clipped at its end"}
+    assert run("convert", tmp_path, "--method", "table", "--factor", 2, "--dry-run").exit_code == 1
+
+
+def test_what_is_said_of_t5_and_mpt_is_so():
+    """Any length runs; MPT stops at max_seq_len, and with a larger one says the same of what it could read before."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 32, "d_model": 16, "decoder_start_token_id": 0}
+    ids = torch.randint(3, 32, (1, 300))
+    t5 = T5ForConditionalGeneration(T5Config(**sizes, d_kv=8, d_ff=16, num_layers=1, num_heads=2)).eval()
+    mpt = {n: MptForCausalLM(MptConfig(**sizes, n_heads=2, n_layers=2, max_seq_len=n)).eval() for n in (24, 300)}
+    mpt[300].load_state_dict(mpt[24].state_dict())
+    with torch.no_grad():
+        assert t5(ids, decoder_input_ids=ids).logits.isfinite().all()
+        with pytest.raises(RuntimeError):
+            mpt[24](ids)
+        assert torch.equal(mpt[24](ids[:, :24]).logits, mpt[300](ids[:, :24]).logits)
+        assert mpt[300](ids).logits.isfinite().all()
+        mpt[300].config.attn_config.alibi_bias_max = 16
+        assert torch.equal(mpt[24](ids[:, :24]).logits, mpt[300](ids[:, :24]).logits), "nobody reads alibi_bias_max"

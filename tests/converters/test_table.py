@@ -1,0 +1,245 @@
+"""Longer position tables: every family, read back from the loaded model and held against the reference."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ctxext.checkpoint import open_checkpoint
+from ctxext.converters import convert
+from ctxext.errors import CtxextError
+from ctxext.recipes import Recipe, Yarn
+from ctxext.recipes.fills import FILLS, KEEPS_ROWS
+from ctxext.recipes.learned import LAYOUTS
+from ctxext.recipes.table import Table
+from ctxext.verify import verify
+from ctxext.verify.reference import reference_of
+from ctxext.verify.subject import Subject
+from ctxext.verify.tables import check_tables
+from tiny_encodings import LEARNED, LENGTH, load, logits, save
+
+FACTOR = 3
+
+
+def table_of(model, ending):
+    return next(weight for name, weight in model.named_parameters() if name.endswith(ending)).detach()
+
+
+def findings(folder, **options):
+    return {found.check: found for found in verify(str(folder), **options)}
+
+
+def test_every_layout_has_a_model():
+    assert set(LEARNED) == set(LAYOUTS)
+
+
+@pytest.mark.parametrize("model_type", LEARNED)
+def test_a_family(model_type, tmp_path):
+    source = save(model_type, tmp_path / "source")
+    convert(str(source), tmp_path / "out", Recipe([Table(factor=FACTOR, fill="hierarchical")]))
+    before, after = load(source), load(tmp_path / "out")
+    layout = LAYOUTS[model_type]
+    special = layout.num_special({"pad_token_id": 1})
+    for ending in layout.tensors:
+        old, new = table_of(before, ending), table_of(after, ending)
+        assert torch.equal(new[: len(old)], old), "special rows and the first L are the source's"
+        numbers = {"fill": "hierarchical", "alpha": 0.4}
+        wanted = reference_of(Table).rows(numbers, old[special:].double(), FACTOR * LENGTH)
+        assert torch.allclose(new[special:].double(), wanted, atol=1e-6)
+    assert torch.equal(logits(before, LENGTH), logits(after, LENGTH)), "inputs within L give the very same"
+    assert logits(after, FACTOR * LENGTH).isfinite().all()
+    others = {name for name, weight in before.named_parameters() if not name.endswith(layout.tensors)}
+    assert all(torch.equal(before.get_parameter(name), after.get_parameter(name)) for name in others)
+    assert json.loads((tmp_path / "out/tokenizer_config.json").read_text())["model_max_length"] == FACTOR * LENGTH
+    found = findings(tmp_path / "out", against=str(source), load=False)
+    assert {name: one.status for name, one in found.items()} == {
+        "record": "passed", "files": "passed", "weights": "not checked", "configuration": "passed",
+        "lengths": "passed", "code": "passed", "against": "passed",
+    }  # fmt: skip
+    assert all(ending in found["against"].detail for ending in layout.tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("fill", FILLS)
+def test_a_fill_is_what_its_reference_says(fill, dtype, tmp_path):
+    source = save("opt", tmp_path / "source", dtype=dtype)
+    for factor, place in ((FACTOR, "whole"), (2.5, "half")):
+        convert(str(source), tmp_path / place, Recipe([Table(factor=factor, fill=fill)]))
+        old = load_file(source / "model.safetensors")["model.decoder.embed_positions.weight"]
+        new = load_file(tmp_path / place / "model.safetensors")["model.decoder.embed_positions.weight"]
+        count = round(factor * LENGTH)
+        wanted = reference_of(Table).rows({"fill": fill, "alpha": 0.4}, old[2:].double(), count)
+        assert new.shape == (2 + count, old.shape[1])
+        assert new.dtype == dtype
+        assert torch.equal(new[:2], old[:2])
+        # Rounded once: at most half a step of the format from the exact row.
+        assert ((new[2:].double() - wanted).abs() <= torch.finfo(dtype).eps * wanted.abs().clamp(min=1e-2)).all()
+        assert torch.equal(new[2 : 2 + LENGTH], old[2:]) == (fill in KEEPS_ROWS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model_type", "fill"), [("gpt2", "hierarchical"), ("roberta", "linear"), ("bart", "cubic")])
+def test_verify_loads_and_compares(model_type, fill, tmp_path):
+    source = save(model_type, tmp_path / "source")
+    convert(str(source), tmp_path / "out", Recipe([Table(factor=FACTOR, fill=fill)]))
+    found = findings(tmp_path / "out", against=str(source))
+    assert found["loading"].status == found["tables"].status == "passed", found
+    assert ("bit for bit" in found["tables"].detail) == (fill in KEEPS_ROWS)
+    assert findings(tmp_path / "out")["tables"].status == "passed", "a whole factor keeps every old row"
+
+
+def test_verify_finds_a_row_that_was_changed(tmp_path):
+    source = save("bert", tmp_path / "source")
+    convert(str(source), tmp_path / "out", Recipe([Table(factor=FACTOR, fill="tile")]))
+    file = tmp_path / "out/model.safetensors"
+    tensors = load_file(file)
+    tensors["bert.embeddings.position_embeddings.weight"][LENGTH + 3, 0] += 0.01
+    save_file(tensors, file, {"format": "pt"})
+    subject = Subject(open_checkpoint(str(tmp_path / "out")), open_checkpoint(str(source)))
+    assert check_tables(subject).status == "failed"
+
+
+def test_another_tensor_that_differs_is_found(tmp_path):
+    source = save("bert", tmp_path / "source")
+    convert(str(source), tmp_path / "out", Recipe([Table(factor=FACTOR)]))
+    file = tmp_path / "out/model.safetensors"
+    tensors = load_file(file)
+    tensors["bert.embeddings.LayerNorm.weight"][0] += 1
+    save_file(tensors, file, {"format": "pt"})
+    against = findings(tmp_path / "out", against=str(source), load=False)["against"]
+    assert against.status == "failed"
+    assert "LayerNorm" in against.detail
+
+
+def test_shards_without_the_table_are_linked_and_the_index_agrees(tmp_path):
+    source = save("gpt2", tmp_path / "source", max_shard_size="6KB")
+    shards = sorted(source.glob("*.safetensors"))
+    assert len(shards) > 2
+    done = convert(str(source), tmp_path / "out", Recipe([Table(factor=FACTOR)]), link="hard")
+    (rewritten,) = [name for name, how in done.written.ways.items() if how == "rewritten"]
+    for shard in shards:
+        assert (tmp_path / "out" / shard.name).samefile(shard) == (shard.name != rewritten)
+    index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+    sizes = [t.numel() * t.element_size() for s in shards for t in load_file(tmp_path / "out" / s.name).values()]
+    assert index["metadata"]["total_size"] == sum(sizes)
+    assert torch.equal(logits(load(source), LENGTH), logits(load(tmp_path / "out"), LENGTH))
+
+
+def test_models_without_a_head_and_old_buffers(tmp_path):
+    """Names without a prefix, and the buffers that checkpoints of transformers 2 and 3 keep among the weights."""
+    source = save("bert", tmp_path / "source", name="BertModel")
+    file = source / "model.safetensors"
+    tensors = load_file(file)
+    assert "embeddings.position_embeddings.weight" in tensors
+    tensors["embeddings.position_ids"] = torch.arange(LENGTH)[None]
+    tensors["embeddings.token_type_ids"] = torch.zeros(1, LENGTH, dtype=torch.long)
+    save_file(tensors, file, {"format": "pt"})
+    convert(str(source), tmp_path / "out", Recipe([Table(factor=FACTOR)]))
+    made = load_file(tmp_path / "out/model.safetensors")
+    assert torch.equal(made["embeddings.position_ids"], torch.arange(FACTOR * LENGTH)[None])
+    assert torch.equal(made["embeddings.token_type_ids"], torch.zeros(1, FACTOR * LENGTH, dtype=torch.long))
+    assert torch.equal(logits(load(source), LENGTH), logits(load(tmp_path / "out"), LENGTH))
+    record = json.loads((tmp_path / "out/ctxext.json").read_text())
+    assert set(record["rewritten"]) == {
+        "embeddings.position_embeddings.weight", "embeddings.position_ids", "embeddings.token_type_ids"
+    }  # fmt: skip
+    card = (tmp_path / "out/README.md").read_text()
+    assert "but for `embeddings.position_embeddings.weight`" in card
+    assert "AutoModel.from_pretrained" in card
+    assert "pipeline_tag: feature-extraction" in card
+    assert "config-only" not in card
+
+
+def test_gpt2_with_the_masks_of_the_first_releases(tmp_path):
+    source = save("gpt2", tmp_path / "source")
+    file = source / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}
+    tensors["h.0.attn.bias"] = torch.ones(LENGTH, LENGTH).tril().view(1, 1, LENGTH, LENGTH)
+    save_file(tensors, file, {"format": "pt"})
+    convert(str(source), tmp_path / "out", Recipe([Table(factor=FACTOR)]))
+    assert torch.equal(logits(load(source), LENGTH), logits(load(tmp_path / "out"), LENGTH))
+    assert logits(load(tmp_path / "out"), FACTOR * LENGTH).isfinite().all()
+
+
+def test_every_file_that_states_the_length_follows(tmp_path):
+    source = save("gpt2", tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "n_ctx": LENGTH}))
+    (source / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": LENGTH, "do_lower_case": False}))
+    cut = {"version": "1.0", "truncation": {"direction": "Right", "max_length": LENGTH}, "model": {"max_length": 5}}
+    (source / "tokenizer.json").write_text(json.dumps(cut))
+    convert(str(source), tmp_path / "out", Recipe([Table(target_length=LENGTH * FACTOR)]))
+    read = {path.name: json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")}
+    assert read["config.json"]["n_ctx"] == read["config.json"]["n_positions"] == FACTOR * LENGTH
+    assert read["sentence_bert_config.json"] == {"max_seq_length": FACTOR * LENGTH, "do_lower_case": False}
+    assert read["tokenizer.json"]["truncation"]["max_length"] == FACTOR * LENGTH
+    assert read["tokenizer.json"]["model"] == {"max_length": 5}
+
+
+def test_other_forms_of_the_weights_are_left_out_and_named(tmp_path):
+    source = save("bert", tmp_path / "source")
+    for name in ("pytorch_model.bin", "tf_model.h5", "rust_model.ot"):
+        (source / name).write_bytes(b"the old table")
+    (source / "2_Dense").mkdir()
+    (source / "2_Dense/model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
+    done = convert(str(source), tmp_path / "out", Recipe([Table(factor=FACTOR)]))
+    names = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert not names & {"pytorch_model.bin", "tf_model.h5", "rust_model.ot"}
+    assert "2_Dense/model.safetensors" in names
+    assert any("pytorch_model.bin" in caution for caution in done.plan.cautions)
+    assert findings(tmp_path / "out", load=False)["files"].status == "passed"
+
+
+def refused(source, step, out, **options) -> CtxextError:
+    with pytest.raises(CtxextError) as caught:
+        convert(str(source), out, Recipe([step]), **options)
+    assert not out.exists()
+    return caught.value
+
+
+def test_what_cannot_be_done_is_refused(tmp_path, llama_source):
+    source, out = save("gpt2", tmp_path / "source"), tmp_path / "out"
+    assert "not learned ones" in refused(llama_source, Table(factor=2), out).message
+    assert "not rotary" in refused(source, Yarn(factor=2), out).message
+    assert "144 positions" in refused(source, Table(factor=13, fill="hierarchical"), out).message
+    torch.save(load_file(source / "model.safetensors"), source / "pytorch_model.bin")
+    (source / "model.safetensors").unlink()
+    assert "save_pretrained" in refused(source, Table(factor=2), out).hint
+    bare = save("gpt2", tmp_path / "bare")
+    config = json.loads((bare / "config.json").read_text())
+    (bare / "config.json").write_text(json.dumps({**config, "n_positions": LENGTH + 1}))
+    assert "config.json says 13 rows" in refused(bare, Table(factor=2), out).message
+    (bare / "config.json").write_text(json.dumps({**config, "n_positions": None}))
+    assert "n_positions" in refused(bare, Table(factor=2), out).message
+
+
+def test_a_table_is_not_lengthened_twice_nor_taken_back(tmp_path):
+    source = save("gpt2", tmp_path / "source")
+    convert(str(source), tmp_path / "once", Recipe([Table(factor=2)]))
+    assert "already extended" in refused(tmp_path / "once", Table(factor=2), tmp_path / "out").message
+    again = refused(tmp_path / "once", Table(factor=2), tmp_path / "out", replace_scaling=True)
+    assert "source" in again.hint
+
+
+def test_inspect_and_convert_tell(tmp_path, run):
+    source = save("roberta", tmp_path / "source")
+    shown = run("inspect", source).output
+    assert "12 positions after 2 for others" in " ".join(shown.split())
+    assert "--method table" in run("inspect", source).stderr
+    dry = run("convert", source, "--method", "table", "--factor", 2, "--dry-run").output
+    assert "unchanged but for roberta.embeddings.position_embeddings.weight 14×16 → 26×16" in " ".join(dry.split())
+    done = run("convert", source, tmp_path / "out", "--method", "table", "--factor", 2)
+    assert done.exit_code == 0
+    assert f"ctxext verify {tmp_path / 'out'} --against" in " ".join(done.stderr.split()).replace("\n", "")
+    assert "not a causal language model" in run("eval", tmp_path / "out").exception.message
+    assert json.loads(run("inspect", tmp_path / "out", "--json").stdout)["encoding"]["is_extended"] is True
+
+
+def test_a_full_disk_or_a_broken_source_leaves_nothing(tmp_path):
+    source = save("gpt2", tmp_path / "source")
+    shutil.copy(source / "model.safetensors", tmp_path / "keep")
+    (source / "model.safetensors").write_bytes((tmp_path / "keep").read_bytes()[:-8])
+    refused(source, Table(factor=2), tmp_path / "out")
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

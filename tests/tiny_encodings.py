@@ -1,0 +1,148 @@
+"""Tiny random checkpoints of families whose encoding is not rotary, as their users' would lie on a disk."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig
+
+LENGTH, WIDTH, VOCABULARY = 12, 16, 40
+_SHARED = {"vocab_size": VOCABULARY, "initializer_range": 0.3, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
+_BERT = {
+    "hidden_size": WIDTH,
+    "embedding_size": WIDTH,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": LENGTH,
+}
+_GPT2 = {"n_embd": WIDTH, "n_layer": 2, "n_head": 2, "n_positions": LENGTH, "attn_pdrop": 0.0}
+_OPT = {**_BERT, "ffn_dim": 24, "word_embed_proj_dim": WIDTH, "init_std": 0.3}
+_SEQ2SEQ = {
+    "d_model": WIDTH,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": LENGTH,
+    "init_std": 0.3,
+    "decoder_start_token_id": 3,
+    "forced_eos_token_id": None,
+}
+_PADDED = {**_BERT, "max_position_embeddings": LENGTH + 2}
+_TEXT = {**_BERT, "projection_dim": WIDTH, **_SHARED}
+
+LEARNED: dict[str, tuple[str, dict[str, Any]]] = {
+    "albert": ("AlbertForMaskedLM", _BERT),
+    "bart": ("BartForConditionalGeneration", _SEQ2SEQ),
+    "bert": ("BertForMaskedLM", _BERT),
+    "biogpt": ("BioGptForCausalLM", _BERT),
+    "camembert": ("CamembertForMaskedLM", _PADDED),
+    "clip": ("CLIPModel", {"text_config": _TEXT, "projection_dim": WIDTH}),
+    "clip_text_model": ("CLIPTextModel", _BERT),
+    "distilbert": ("DistilBertForMaskedLM", {"dim": WIDTH, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, **_BERT}),
+    "electra": ("ElectraForMaskedLM", _BERT),
+    "gpt2": ("GPT2LMHeadModel", _GPT2),
+    "gpt_bigcode": ("GPTBigCodeForCausalLM", _GPT2),
+    "gpt_neo": (
+        "GPTNeoForCausalLM",
+        {
+            "hidden_size": WIDTH,
+            "num_layers": 2,
+            "num_heads": 2,
+            "attention_types": [[["global", "local"], 1]],
+            "max_position_embeddings": LENGTH,
+            "window_size": 256,
+        },
+    ),
+    "led": (
+        "LEDForConditionalGeneration",
+        {
+            **_SEQ2SEQ,
+            "max_encoder_position_embeddings": LENGTH,
+            "max_decoder_position_embeddings": 64,
+            "attention_window": 4,
+        },
+    ),
+    "longformer": ("LongformerForMaskedLM", {**_PADDED, "attention_window": 4}),
+    "mbart": ("MBartForConditionalGeneration", _SEQ2SEQ),
+    "opt": ("OPTForCausalLM", _OPT),
+    "roberta": ("RobertaForMaskedLM", _PADDED),
+    "xlm-roberta": ("XLMRobertaForMaskedLM", _PADDED),
+}
+"""Model types with a learned table: the class, and what makes it small."""
+
+COMPUTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "m2m_100": ("M2M100ForConditionalGeneration", _SEQ2SEQ),
+    "marian": ("MarianMTModel", _SEQ2SEQ),
+    "pegasus": ("PegasusForConditionalGeneration", _SEQ2SEQ),
+    "xglm": (
+        "XGLMForCausalLM",
+        {
+            "d_model": WIDTH,
+            "ffn_dim": 24,
+            "num_layers": 2,
+            "attention_heads": 2,
+            "max_position_embeddings": LENGTH,
+            "init_std": 0.3,
+        },
+    ),
+}
+"""Model types with a computed table."""
+
+CAUSAL = {
+    "learned": ("gpt2", {"n_positions": 128}),
+    "sinusoidal": ("xglm", {"max_position_embeddings": 128}),
+}
+"""A causal language model with each encoding that a method is for, at the length of the small Llama."""
+
+
+def save(
+    model_type: str,
+    folder: Path,
+    *,
+    name: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    more: Any = (),
+    **options: Any,
+) -> Path:
+    """Save a tiny model with its tokenizer's idea of its length; gives the folder."""
+    torch.manual_seed(0)
+    cls, sizes = {**LEARNED, **COMPUTED}[model_type]
+    config = AutoConfig.for_model(model_type, **{**_SHARED, **sizes, **dict(more)})
+    model = getattr(transformers, name or cls)(config).to(dtype)
+    for key, weight in model.named_parameters():
+        if model_type in LEARNED and any(part in key for part in ("position_embedding", "embed_positions", "wpe")):
+            torch.nn.init.normal_(weight)  # Some are saved as zeros, of which every fill makes zeros.
+    model.save_pretrained(folder, **options)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": LENGTH}))
+    return folder
+
+
+def source_for(encoding: str, rotary: Path, folder: Path) -> Path:
+    """A small causal model with an encoding; of rotary ones there is one already."""
+    if encoding == "rotary":
+        return rotary
+    model_type, more = CAUSAL[encoding]
+    return folder if folder.exists() else save(model_type, folder, more=more)
+
+
+def load(folder: Path) -> Any:
+    """The model as its class loads it, in eval mode."""
+    config = json.loads((folder / "config.json").read_text())
+    return getattr(transformers, config["architectures"][0]).from_pretrained(folder).eval()
+
+
+def logits(model: Any, length: int, seed: int = 0) -> torch.Tensor:
+    """What a model says to random tokens; the token to be padded with is not among them."""
+    ids = torch.randint(4, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        if type(model).__name__ == "CLIPModel":
+            found = model.get_text_features(ids)
+            return found if isinstance(found, torch.Tensor) else found.pooler_output
+        found = model(ids, decoder_input_ids=ids) if model.config.is_encoder_decoder else model(ids)
+    return found.logits if hasattr(found, "logits") else found.last_hidden_state
