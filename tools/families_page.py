@@ -12,6 +12,7 @@ from ctxext.recipes.mspoe import FIXED_ONLY
 
 SWEEP = Path(__file__).parents[1] / "tests" / "data" / "sweep"
 BY_CONFIG = [method.name for method in METHODS if not method.needs_code() and method.encoding == "rotary"]
+OTHERS = [method for method in METHODS if method.encoding != "rotary"]
 MAPS = [method.name for method in METHODS if method.kind == "attention"]
 RIGHT = "right"
 Found = Mapping[str, Mapping[str, str]]
@@ -86,7 +87,7 @@ def families_page() -> str:
             "",
             *(f"- **{kind}**: {', '.join(names)}" for kind, names in others.items()),
             "",
-            f"What is done to them: {'; '.join(_elsewhere(method) for method in METHODS if method.encoding != 'rotary')}.",
+            f"What is done to them: {'; '.join(map(_elsewhere, OTHERS))}.",
             "",
         ]
     )
