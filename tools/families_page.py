@@ -1,6 +1,7 @@
 """docs/families.md: what the tests found every method to do on every family, and nothing else."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -104,8 +105,8 @@ def _row(name: str, now: Mapping[str, str] | None, before: Mapping[str, str] | N
     for place in (2, 3):
         if cells[place] == "yes" and name in FIXED_ONLY:
             cells[place] = "in fixed order"
-    words = dict.fromkeys(word for word in (now or before or {}).values() if word != RIGHT)
-    return f"| `{name}` | {' | '.join(cells)} | {'; '.join(_plain(word, name) for word in words)} |"
+    words = dict.fromkeys(_plain(word, name) for word in (now or before or {}).values() if word != RIGHT)
+    return f"| `{name}` | {' | '.join(cells)} | {'; '.join(words)} |"
 
 
 def _cell(row: Mapping[str, str] | None, names: Sequence[str]) -> str:
@@ -118,6 +119,6 @@ def _cell(row: Mapping[str, str] | None, names: Sequence[str]) -> str:
 
 
 def _plain(words: str, name: str) -> str:
-    """A refusal without the family's name and without what a table row would break on."""
+    """A refusal without the names of family and method, and without what a table row would break on."""
     told = words.replace("|", "/").replace("\n", " ").removeprefix(f'"{name}": ').removeprefix(f'"{name}" ')
-    return told.rstrip(".")
+    return re.sub(r"^cannot carry [a-z-]+: ", "", told).rstrip(".")
