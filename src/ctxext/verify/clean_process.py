@@ -193,11 +193,12 @@ class Expected:
         ]
         return math.prod(factors)
 
-    def attend(self, eager: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+    def attend(self, eager: Any, module: Any, query: Any, key: Any, value: Any, *masks: Any, **kwargs: Any) -> Any:
         """In the place of the family's attention: scores pair by pair, one softmax."""
         import torch
 
         (settings, reference) = self.attention[0]
+        mask = masks[0] if masks else kwargs.pop("attention_mask")  # Some families name it.
         if self.layer not in settings["layers"]:
             return eager(module, query, key, value, mask, **kwargs)
         queries, keys, chosen = self.states[id(module)]
@@ -220,6 +221,8 @@ class Expected:
         if kwargs.get("softcap"):
             scores = kwargs["softcap"] * torch.tanh(scores / kwargs["softcap"])
             scores = scores.masked_fill(torch.ones(size, size).triu(1).bool(), -math.inf)
+        if mask is not None:  # Doge adds what it thinks of each key.
+            scores = scores + mask[..., :size]
         sinks = getattr(module, "sinks", None)
         if sinks is not None:
             scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
@@ -267,8 +270,9 @@ def compare(task: dict[str, Any]) -> dict[str, float]:
     torch.manual_seed(0)
     out, positions = Path(task["folder"]), torch.tensor([task["positions"]])
     text = AutoConfig.from_pretrained(out, trust_remote_code=True).get_text_config()
-    # The sdpa of transformers 4 leaves the cap on scores out (Gemma 2).
-    exact = {"attn_implementation": "eager"} if getattr(text, "attn_logit_softcapping", None) else {}
+    # The sdpa of transformers 4 leaves the cap on scores out (Gemma 2), and without padding Doge's looks ahead.
+    is_inexact = getattr(text, "attn_logit_softcapping", None) or text.model_type == "doge"
+    exact = {"attn_implementation": "eager"} if is_inexact else {}
     loaded = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True, dtype=torch.float32, **exact).eval()
     input_ids = torch.randint(0, loaded.config.get_text_config().vocab_size, positions.shape)
     mask = torch.ones_like(input_ids)
