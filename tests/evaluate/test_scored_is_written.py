@@ -27,7 +27,7 @@ RECIPES = {
     **{
         method.name: [step_from_dict({"method": method.name, **NUMBERS.get(method.name, {"factor": 2.0})}, "")]
         for method in METHODS
-        if "factor" in {field.name for field in dataclasses.fields(method)}
+        if method.encoding == "rotary" and "factor" in {field.name for field in dataclasses.fields(method)}
     },
     **{
         f"mspoe {schedule} {order}": [MsPoE(schedule=schedule, head_order=order, first_layer=0)]
