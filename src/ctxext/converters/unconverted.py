@@ -20,13 +20,14 @@ def unconverted_lines(source: str, model: ModelConfig, serving: Sequence[Serving
     """By engine the command that serves a source as it would be once converted.
 
     Args:
-        source: A Hub id or a folder; `demo` is neither, and called SOURCE.
+        source: A Hub id or a folder; `demo` is neither, and called SOURCE, as are names that would not stay one word
+            of a command on a page.
         model: The configuration of the result.
         serving: Which engines run the result.
     """
     if model.code or model.family.positions != "rotary":  # Neither code nor rows can be said in a line.
         return {}
-    source = "SOURCE" if source == "demo" else source
+    source = source if source != "demo" and source.isprintable() and not set(source) & set("<>`") else "SOURCE"
     run = {row.engine for row in serving if row.status in (EXACT, PARTLY)}
     flags = {"vLLM": _vllm(model), "SGLang": _sglang(model), "llama.cpp": _llama_cpp(model)}
     programs = {
