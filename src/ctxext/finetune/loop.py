@@ -34,6 +34,10 @@ class OrderedTrainer(Trainer):  # type: ignore[misc]
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
 
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self.state.train_batch_size = None  # transformers 4 takes it for that of the run which goes on from here.
+        super()._save_checkpoint(*args, **kwargs)
+
 
 def training_arguments(options: TrainingOptions, folder: Path, num_processes: int) -> TrainingArguments:
     """The Trainer's arguments. Making them starts the process group where there are several processes.
