@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from ctxext.checkpoint import read_json_object
 from ctxext.errors import CtxextError
-from ctxext.files import Progress
+from ctxext.files import Progress, as_json
 from ctxext.finetune.batches import Sequences, stacked
 from ctxext.finetune.evaluation import Evaluations, NeedleProbe, PositionLosses
 from ctxext.finetune.options import TrainingOptions
@@ -33,10 +33,6 @@ class OrderedTrainer(Trainer):  # type: ignore[misc]
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
-
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        self.state.train_batch_size = None  # transformers 4 takes it for that of the run which goes on from here.
-        super()._save_checkpoint(*args, **kwargs)
 
 
 def training_arguments(options: TrainingOptions, folder: Path, num_processes: int) -> TrainingArguments:
@@ -170,6 +166,8 @@ def train(
         trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=options.patience))
     stop = StopAfterStep()
     trainer.add_callback(stop)
+    if last_save:
+        _take_over(last_save / STATE, arguments)
     with stop:
         trainer.train(resume_from_checkpoint=str(last_save) if last_save else None)
     if stop.is_asked and trainer.state.global_step < trainer.state.max_steps:
@@ -178,6 +176,16 @@ def train(
     if options.keeps_best and best and tell is not None:
         tell(f"kept step {Path(best).name.rsplit('-', 1)[1]}, the best: {trainer.state.best_metric:.3f}")
     return trainer
+
+
+def _take_over(state: Path, arguments: TrainingArguments) -> None:
+    """Note this run's micro-batch in the save it goes on from: transformers 4 would take the old one."""
+    with arguments.main_process_first():
+        content = read_json_object(state)
+        if content.get("train_batch_size") != arguments.train_batch_size:
+            new = state.with_name(f"{state.name}.new")
+            new.write_text(as_json({**content, "train_batch_size": arguments.train_batch_size}), encoding="utf-8")
+            new.replace(state)
 
 
 def newest_save(folder: Path) -> Path | None:
