@@ -147,6 +147,8 @@ def test_the_sizes_that_a_reader_expects():
 
 def kept(cache) -> int:
     """The numbers in the keys and values of a cache of transformers."""
+    if not hasattr(cache, "layers"):  # Under 4.57 hybrids have classes of their own.
+        return sum(one.numel() for one in (*cache.key_cache, *cache.value_cache))
     pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cache.layers]
     return sum(math.prod(one.shape) for pair in pairs for one in pair if isinstance(one, torch.Tensor))
 
