@@ -3,8 +3,8 @@
 Only what was tried: transformers 4.57.6 and 5.23.0; by `make engines`, in float32 on a CPU, on prompts inside and past
 the original context length: vLLM 0.32.0 with transformers 5.19.0 (log-probabilities within 9e-5 of transformers',
 Ms-PoE included), and llama.cpp as xllamacpp 2026.10.11549 has it behind its own converter of October 2026 (within 5e-4;
-with flash attention, which rounds to 16 bits, within 3e-2). SGLang is read in its source. What was neither tried nor
-read is "not known".
+with flash attention, which rounds to 16 bits, within 3e-2). SGLang was read in its source and not tried: what would be
+right there is "not known", and says so. So is whatever was neither tried nor read.
 """
 
 import math
@@ -16,6 +16,8 @@ from ctxext.recipes.rotary import ModelConfig, attention_scaling, native_type
 
 EXACT, PARTLY, WRONG, UNKNOWN = "exact", "with care", "not", "not known"
 MARKS: Mapping[str, str] = {EXACT: "✓", PARTLY: "~", WRONG: "✗", UNKNOWN: "?"}
+BY_SOURCE = "right by its source, not tried"
+"""The remark of what was read and not run."""
 ENGINES = ("transformers", "vLLM", "SGLang", "llama.cpp")
 
 _GGUF_NAMES: Mapping[str, str] = {"gpt_neox": "gptneox", "mistral": "llama", "phi": "phi2"}
@@ -193,7 +195,7 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
         if engine != "transformers" and status not in (WRONG, UNKNOWN) and family not in TRIED_FAMILIES:
             status, remark = UNKNOWN, f"not tried with {family}"
         if engine == "SGLang" and status == EXACT:
-            remark = "; ".join(part for part in (remark, "by its source, not tried") if part)
+            status, remark = UNKNOWN, "; ".join(part for part in (remark, BY_SOURCE) if part)
         if status == WRONG:
             arguments = ""
         served.append(Serving(engine, status, arguments.format(**_numbers(model)), remark))

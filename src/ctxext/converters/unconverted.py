@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from ctxext.converters.engines import EXACT, PARTLY, Serving, attn_factor, gguf_name
+from ctxext.converters.engines import BY_SOURCE, EXACT, PARTLY, Serving, attn_factor, gguf_name
 from ctxext.families import text_config
 from ctxext.recipes.rotary import ModelConfig, native_type
 
@@ -28,7 +28,7 @@ def unconverted_lines(source: str, model: ModelConfig, serving: Sequence[Serving
     if model.code or model.family.positions != "rotary":  # Neither code nor rows can be said in a line.
         return {}
     source = source if source != "demo" and source.isprintable() and not set(source) & set("<>`") else "SOURCE"
-    run = {row.engine for row in serving if row.status in (EXACT, PARTLY)}
+    run = {row.engine for row in serving if row.status in (EXACT, PARTLY) or BY_SOURCE in row.remark}
     flags = {"vLLM": _vllm(model), "SGLang": _sglang(model), "llama.cpp": _llama_cpp(model)}
     programs = {
         "vLLM": ["vllm", "serve", source],
