@@ -18,6 +18,7 @@ from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Prompt
 from ctxext.data.texts import read_corpus
 from ctxext.errors import CtxextError
+from ctxext.evaluate.scoring.exact_match import run
 from ctxext.evaluate.settings import Settings, even_depths
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
@@ -200,11 +201,12 @@ def _documents(encoder: Encoder, options: SearchOptions, length: int) -> Iterato
 
 
 def _answer_loss(model: Any, ids: torch.Tensor, is_answer: torch.Tensor) -> torch.Tensor:
-    """The mean loss of the answers' tokens."""
+    """The mean loss of the answers' tokens; logits are made from the first answer on only."""
     ids, is_answer = ids.to(model.device), is_answer.to(model.device)
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-    chosen = is_answer[:, 1:]
-    return torch.nn.functional.cross_entropy(logits[chosen].float(), ids[:, 1:][chosen])
+    first = int(is_answer[0].long().argmax())
+    logits = run(model, ids, ids.shape[1] - first + 1)[:, :-1]
+    chosen = is_answer[:, first:]
+    return torch.nn.functional.cross_entropy(logits[chosen].float(), ids[:, first:][chosen])
 
 
 def _divergence(model: Any, source: Any, ids: torch.Tensor) -> tuple[torch.Tensor, float]:

@@ -7,8 +7,7 @@ from typing import Any
 
 from ctxext.checkpoint import Checkpoint
 from ctxext.engine import Engine
-from ctxext.errors import CtxextError
-from ctxext.loading import quiet_transformers
+from ctxext.loading import choose_device, loading_told
 from ctxext.recipes.own_code import runs_only_own_code
 from ctxext.recipes.rotary import model_config
 
@@ -105,17 +104,9 @@ def _in_transformers(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], *
     import torch
     from transformers import AutoModelForCausalLM
 
-    from ctxext.loading import choose_device
-
     device = choose_device("auto")
-    try:
-        with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(
-                checkpoint.folder, dtype=torch.float32, trust_remote_code=trust
-            )
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        told = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CtxextError(f'"{checkpoint.name}" cannot be loaded: {told}') from error
+    with loading_told(f'"{checkpoint.name}" cannot be loaded'):
+        model = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32, trust_remote_code=trust)
     model = model.eval().to(device)
     with torch.inference_mode():
         return [_read(model, torch.tensor([ids], device=device)) for ids in prompts]
