@@ -1,14 +1,45 @@
 """Strategies: checkpoints, recipes and cards as nobody should write them, each a mutation of a whole one."""
 
+import contextlib
 import copy
 import json
+import os
+import shutil
 import struct
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from ctxext.recipes.rotary import SENTINEL
+
+EXAMPLES = int(os.environ.get("CTXEXT_FUZZ", "0"))
+
+
+def fuzzing(few: int) -> settings:
+    """So many examples of a test, always the same, unless CTXEXT_FUZZ asks for others."""
+    return settings(
+        max_examples=EXAMPLES or few,
+        derandomize=not EXAMPLES,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate,),  # What is found is read, not shrunk: that takes longer than finding it.
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@contextlib.contextmanager
+def a_folder() -> Iterator[Path]:
+    """A folder for one example."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
 
 LLAMA = {
     "model_type": "llama",

@@ -6,11 +6,9 @@ A short seeded run by default; `make fuzz` sets CTXEXT_FUZZ to the number of exa
 import contextlib
 import io
 import json
-import os
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -19,24 +17,16 @@ import pytest
 import torch  # noqa: F401  An import that an alarm stops in the middle would take the process down.
 import transformers  # noqa: F401
 import yaml
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxext.cli.app import main
 from ctxext.converters import convert
 from ctxext.recipes import METHODS, MsPoE, Recipe, Yarn
-from hostile import FILES, LLAMA, RECIPE, TENSORS, TEXTS, checkpoints, mutated, weights, write
+from hostile import FILES, LLAMA, RECIPE, TENSORS, TEXTS, a_folder, checkpoints, fuzzing, mutated, weights, write
 
-EXAMPLES = int(os.environ.get("CTXEXT_FUZZ", "0"))
 SECONDS = 10
-fuzz = settings(
-    max_examples=EXAMPLES or 15,
-    derandomize=not EXAMPLES,
-    deadline=None,
-    database=None,
-    phases=(Phase.generate,),  # What is found is read, not shrunk: that takes longer than finding it.
-    suppress_health_check=list(HealthCheck),
-)
+fuzz = fuzzing(15)
 METHOD = st.sampled_from([method.name for method in METHODS if method.name not in ("longrope", "abf")])
 
 
@@ -56,15 +46,6 @@ def limited() -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-@contextlib.contextmanager
-def a_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp())
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
 
 
 def check(place: Path, *words: object, may_write: tuple[str, ...] = ()) -> str:

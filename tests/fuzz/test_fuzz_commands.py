@@ -5,36 +5,25 @@ memory are its own: below ten seconds, and below a gigabyte beyond what is loade
 a process without, with a limit of a gigabyte in all.
 """
 
-import contextlib
 import json
-import os
 import shutil
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forks import Server
 from hand_made import make_tokenizer, tiny_llama
-from hostile import ODD, TENSORS, TEXTS, checkpoints, mutated, weights, write
+from hostile import ODD, TENSORS, TEXTS, a_folder, checkpoints, fuzzing, mutated, weights, write
 from tiny_base import make_base, write_jsonl
 
 pytestmark = pytest.mark.slow
-EXAMPLES = int(os.environ.get("CTXEXT_FUZZ", "0"))
 SECONDS, BYTES = 10, 1 << 30
-fuzz = settings(
-    max_examples=EXAMPLES or 3,
-    derandomize=not EXAMPLES,
-    deadline=None,
-    database=None,
-    phases=(Phase.generate,),
-    suppress_health_check=list(HealthCheck),
-)
+fuzz = fuzzing(3)
 TRAINED = ("--length", "64", "--steps", "1", "--batch-size", "2", "--rank", "2", "--save-every", "1", "-q")
 ASKED = ("-t", "passkey", "--lengths", "200", "--samples", "1", "--depths", "1", "-q")
 TALK = [{"role": "user", "content": "w2"}, {"role": "assistant", "content": "w3"}]
@@ -78,15 +67,6 @@ def made(server, tmp_path_factory) -> Path:
     assert stopped["code"] == -9, whole
     assert (place / "stopped.training" / "settings.json").is_file()
     return place
-
-
-@contextlib.contextmanager
-def a_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp())
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
 
 
 def check(server: Server, place: Path, *words: object, may_write: tuple[str, ...] = (), **given: object) -> None:
