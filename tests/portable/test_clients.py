@@ -102,6 +102,14 @@ def test_continuous_batching(models):
         assert list(output.generated_tokens) == plain[0, len(row) :].tolist()
 
 
+@pytest.mark.parametrize("name", ["prompt", *PER_ROW])
+def test_continuous_batching_is_refused_where_it_would_be_wrong(models, name):
+    """It keeps the name of the backend and hands its paged cache to every layer (a whole engine takes all memory)."""
+    ids = tokens(40)
+    with pytest.raises(ValueError, match="needs whole sequences"):
+        models(name)(ids, read_index=[torch.arange(40)], write_index=[torch.arange(40)], use_cache=False)
+
+
 def warnings_of(monkeypatch):
     """What Ms-PoE has warned of, as it comes, without the limit of one each."""
     said = []

@@ -97,6 +97,7 @@ class Call:
         self.cache = next((inputs[name] for name in names if name in inputs), None)
         self.mask, self.scaling = inputs.get("attention_mask"), part.scaling
         self.is_left_to_engine = part.is_left_to_engine
+        self.is_paged = "read_index" in inputs  # Continuous batching, which keeps the name of any backend.
         self.kv_heads, self.first_head = None, 0
 
     def see_tables(self, tables):
@@ -118,8 +119,9 @@ class Call:
         Raises:
             ValueError: the attention belongs to such an engine.
         """
-        if self.backend == "vllm" or "paged" in self.backend:
-            raise ValueError(f'{what} needs whole sequences; "{self.backend}" attention lays them end to end.')
+        if self.backend == "vllm" or "paged" in self.backend or self.is_paged:
+            name = "paged" if self.is_paged else self.backend
+            raise ValueError(f'{what} needs whole sequences; "{name}" attention lays them end to end.')
 
     @property
     def is_plain(self):
