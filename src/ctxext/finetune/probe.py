@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
-from ctxext.finetune.batches import Tensors, stacked
+from ctxext.finetune.batches import Tensors
 from ctxext.finetune.loop import OrderedTrainer, training_arguments
 from ctxext.finetune.loss import IGNORED, positions_at_once
 from ctxext.finetune.options import TrainingOptions
@@ -136,7 +136,7 @@ def measure(model: Any, options: TrainingOptions, lengths: tuple[int, int], cost
     arguments = training_arguments(short, folder, world)
     arguments.save_strategy = "no"
     clock = _Clock()
-    trainer = OrderedTrainer(model, arguments, train_dataset=_Rows(lengths, short, cost), data_collator=stacked)
+    trainer = OrderedTrainer(options, model=model, args=arguments, train_dataset=_Rows(lengths, short, cost))
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(clock)
     trainer.train()
