@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import SequentialSampler
 from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 from transformers.training_args import OptimizerNames
@@ -45,6 +46,9 @@ class OrderedTrainer(Trainer):  # type: ignore[misc]
             self.optimizer = MuonAndAdamW(self.model, of.learning_rate, of.weight_decay, betas)
         made: torch.optim.Optimizer = super().create_optimizer(*args)
         return made
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> SequentialSampler:
+        return SequentialSampler(self.train_dataset)
 
 
 def training_arguments(options: TrainingOptions, folder: Path, num_processes: int) -> TrainingArguments:
