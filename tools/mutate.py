@@ -5,8 +5,8 @@
     python tools/mutate.py --planted          # the faults that somebody planted once and no test saw
 
 Each mutant is one change in one file of a copy in a temporary folder; the work tree is only read. Tests run in a fork
-of a process that has loaded torch already, and only those of the quick tests that call the function that was changed,
-the quickest first (`test_map.py`). What is not changed, and why, stands in `mutations.py` and `mutants.py`.
+of a process that has loaded torch already, and only those of the quick tests that call the function that was changed
+(`test_map.py`). What is not changed, and why, stands in `mutations.py` and `mutants.py`.
 """
 
 import argparse
@@ -33,7 +33,7 @@ MAP = ROOT / ".mutate.json"
 SECONDS = 120
 """A mutant that takes more of a processor's time hangs, which its user would notice too; one that waits, ten times."""
 
-Trial = tuple[Mutant, Sequence[str]]
+Trial = tuple[Mutant, Sequence[Sequence[str]]]
 
 
 def planted(only: str) -> list[Trial]:
@@ -48,7 +48,7 @@ def planted(only: str) -> list[Trial]:
                 f"{path} holds {before!r} {source.count(before)} times, not once: mend the list of planted faults."
             )
         line = source[: source.index(before)].count("\n") + 1
-        found.append((Mutant(path, line, "", before, after, source.replace(before, after)), tests))
+        found.append((Mutant(path, line, "", before, after, source.replace(before, after)), [tests]))
     return found
 
 
@@ -142,7 +142,7 @@ def main() -> None:
             __import__(name)
         if chosen.planted:
             trials = planted(chosen.only)
-            if run_tests(place, sorted({test for _, tests in trials for test in tests})):
+            if run_tests(place, sorted({test for _, (tests,) in trials for test in tests})):
                 sys.exit(f"The tests fail without any mutant:\n{(place / 'log.txt').read_text()[-3000:]}")
         else:
             known, found = test_map(place), population(chosen.only)
@@ -162,14 +162,17 @@ def is_asked(number: int, asked: str) -> bool:
 def try_all(place: Path, trials: Sequence[Trial], asked: str) -> list[Mutant]:
     """Run each mutant's tests and tell what nobody noticed; gives those."""
     survived, count = [], 0
-    for number, (mutant, tests) in enumerate(trials, 1):
+    for number, (mutant, parts) in enumerate(trials, 1):
         if not is_asked(number, asked):
             continue
         count += 1
         target, started = place / PACKAGE / mutant.path, time.monotonic()
         content, then = target.read_bytes(), target.stat()
         target.write_text(mutant.text, encoding="utf-8")
-        code = run_tests(place, tests) if tests else 0
+        code, run = 0, 0
+        for part in parts:
+            if part and not code:
+                code, run = run_tests(place, part), run + len(part)
         target.write_bytes(content)
         os.utime(target, ns=(then.st_atime_ns, then.st_mtime_ns))  # So that its compiled form is good again.
         if code == 0:
@@ -178,7 +181,7 @@ def try_all(place: Path, trials: Sequence[Trial], asked: str) -> list[Mutant]:
             code, f"caught (exit {code})"
         )
         took = time.monotonic() - started
-        sys.stdout.write(f"{number}/{len(trials)} {took:.1f} s of {len(tests)} tests {what}: {mutant}\n")
+        sys.stdout.write(f"{number}/{len(trials)} {took:.1f} s with {run} tests {what}: {mutant}\n")
         sys.stdout.flush()
     low, high = interval(count - len(survived), count)
     sys.stdout.write(f"{count - len(survived)} of {count} caught: 95 % interval {low:.1%} to {high:.1%}\n")

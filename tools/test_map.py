@@ -8,6 +8,7 @@ run in this one.
 import hashlib
 import json
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ import pytest
 
 WORDS = ("-q", "--tb=line", "-p", "no:xdist", "-p", "no:cacheprovider", "-m", "not slow and not engine")
 """Short tracebacks: writing long ones takes longer than the tests."""
+
+
+_FIRST, _SHORT = 30, 0.3
 
 
 class Recorder:
@@ -43,8 +47,10 @@ class Recorder:
     def _during(self, item: pytest.Item) -> Iterator[None]:
         self.calls, started = set(), time.monotonic()
         sys.settrace(self.trace)
+        threading.settrace(self.trace)
         yield
         sys.settrace(None)
+        threading.settrace(None)
         self.seconds[item.nodeid] += time.monotonic() - started
 
     @pytest.hookimpl(hookwrapper=True)
@@ -86,24 +92,29 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def tests_for(known: dict[str, Any], path: str, function: str, limit: float) -> list[str]:
-    """The tests that call a function, the quickest first; of what runs on import those that call anything of the file.
+def tests_for(known: dict[str, Any], path: str, function: str, limit: float) -> list[list[str]]:
+    """The tests that call a function; of what runs on import those that call anything of the file.
 
     Args:
         known: The map, by test file.
         path: The file, relative to the package.
         function: The function; empty for what runs on import.
         limit: So many seconds of tests at most.
+
+    Returns:
+        First some short ones that call little else, as they see most; then the others, the quickest first.
     """
     wanted, found = f"{path}::{function}", []
     for entry in known.values():
         for test, (seconds, calls) in entry["tests"].items():
             if wanted in calls if function else any(call.startswith(f"{path}::") for call in calls):
-                found.append((seconds, test))
-    tests, total = [], 0.0
-    for seconds, test in sorted(found):
-        total += seconds
+                found.append((seconds, len(calls), test))
+    found.sort()
+    total, within = 0.0, []
+    for row in found:
+        total += row[0]
         if total > limit:
             break
-        tests.append(test)
-    return tests
+        within.append(row)
+    first = [test for _, _, test in sorted((row for row in within if row[0] < _SHORT), key=lambda row: row[1])[:_FIRST]]
+    return [first, [test for _, _, test in within if test not in first]]
