@@ -20,6 +20,7 @@ TESTS = (
     "tests/test_schemas.py",
     "tests/test_families.py",
     "tests/test_cache_sizes.py",
+    "tests/test_hub.py",
     "tests/test_older_versions.py",
     "tests/recipes/*.py",
     "tests/converters/test_c*.py",
@@ -33,11 +34,14 @@ TESTS = (
     "tests/cli/test_inspect_bounds.py",
     "tests/evaluate/test_scor*.py",
     "tests/evaluate/test_loss.py",
+    "tests/evaluate/test_new_tasks.py",
+    "tests/evaluate/test_tasks_text.py",
     "tests/evaluate/test_prompt.py",
     "tests/evaluate/test_trust.py",
     "tests/finetune/test_chunked_loss.py",
     "tests/finetune/test_keep_short.py",
     "tests/finetune/test_merge*.py",
+    "tests/finetune/test_places.py",
 )
 """Files of quick tests that may see a mutant; of each only the tests that call what was changed are run."""
 

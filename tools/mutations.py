@@ -120,7 +120,7 @@ def _is_left(child: ast.AST, parent: ast.AST) -> bool:
             return True
         case ast.IfExp(body=body, orelse=other) if ast.JoinedStr in (type(body), type(other)):
             return True  # A choice between texts is a text.
-        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.Raise(exc=ast.Name(id="NotImplementedError")):
             return True
         case ast.Call(func=ast.Name(id="CtxextError" | "TypeVar" | "cast")):
             return True
