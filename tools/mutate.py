@@ -30,7 +30,7 @@ from test_map import WORDS, digest, record, tests_for
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("src/ctxext")
 MAP = ROOT / ".mutate.json"
-SECONDS = 120
+SECONDS = 60
 """A mutant that takes more of a processor's time hangs, which its user would notice too; one that waits, ten times."""
 
 Trial = tuple[Mutant, Sequence[Sequence[str]]]
