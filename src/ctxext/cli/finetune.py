@@ -76,6 +76,7 @@ def finetune(
     train_norms: own.TrainNormsOption = False,
     train_embeddings: own.TrainEmbeddingsOption = False,
     full: own.FullOption = False,
+    mlm_probability: own.MlmProbabilityOption = 0.15,
     micro_batch: own.MicroBatchOption = 1,
     learning_rate: own.LearningRateOption = None,
     schedule: own.ScheduleOption = "cosine",
