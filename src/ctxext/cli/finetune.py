@@ -1,6 +1,7 @@
 """`ctxext finetune`: a short training that makes a longer context work."""
 
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -187,4 +188,6 @@ def _evaluate(model: str, out: Path, tasks: tuple[str, ...], done: "Finetuned", 
 def _plan(model: str, chosen: DataChoice, options: "TrainingOptions", *, output: Output, **given: Any) -> "Plan":
     from ctxext.finetune.dry_run import dry_run
 
-    return dry_run(model, chosen.reader(options), options, tell=output.note, **given)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)  # As while training: transformers' own business.
+        return dry_run(model, chosen.reader(options), options, tell=output.note, **given)

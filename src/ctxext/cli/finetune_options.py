@@ -197,7 +197,9 @@ WarmupOption = Annotated[
 OptimizerOption = Annotated[
     str,
     typer.Option(
-        "--optimizer", help="By the Trainer's own name, as adamw_torch, adamw_8bit or adafactor.", rich_help_panel=_LOOP
+        "--optimizer",
+        help="By the Trainer's own name, as adamw_torch, adamw_8bit or adafactor; or muon.",
+        rich_help_panel=_LOOP,
     ),
 ]
 WeightDecayOption = Annotated[

@@ -47,7 +47,8 @@ class TrainingOptions:
         learning_rate: Its peak; by default 2e-4 with LoRA and 2e-5 without.
         schedule: How the learning rate falls: cosine, linear or constant.
         warmup: Share of the steps in which it rises.
-        optimizer: An optimizer by the Trainer's own name, as adamw_torch, adamw_8bit, paged_adamw_8bit or adafactor.
+        optimizer: An optimizer by the Trainer's own name, as adamw_torch, adamw_8bit, paged_adamw_8bit or adafactor;
+            or muon, for matrices, with AdamW for the rest.
         weight_decay: How much of itself a weight loses, times the learning rate.
         beta1: How long AdamW remembers gradients, 0 to 1.
         beta2: How long it remembers their squares, 0 to 1.

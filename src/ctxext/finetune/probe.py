@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
-from ctxext.finetune.batches import Tensors, stacked
+from ctxext.finetune.batches import Tensors
 from ctxext.finetune.loop import OrderedTrainer, training_arguments
 from ctxext.finetune.loss import IGNORED, positions_at_once
 from ctxext.finetune.options import TrainingOptions
@@ -147,9 +147,8 @@ def measure(
     arguments = training_arguments(short, folder, world)
     arguments.save_strategy = "no"
     clock = _Clock()
-    trainer = OrderedTrainer(
-        model, arguments, train_dataset=_Rows(lengths, short, cost, first_index), data_collator=stacked
-    )
+    rows = _Rows(lengths, short, cost, first_index)
+    trainer = OrderedTrainer(options, model=model, args=arguments, train_dataset=rows)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(clock)
     trainer.train()
