@@ -19,7 +19,7 @@ from transformers.utils import logging
 from ctxext.checkpoint import read_json_object
 from ctxext.errors import CtxextError
 from ctxext.files import Progress, as_json
-from ctxext.finetune.batches import Sequences, stacked
+from ctxext.finetune.batches import Reading, Sequences, stacked
 from ctxext.finetune.evaluation import Evaluations, NeedleProbe, PositionLosses
 from ctxext.finetune.muon import MuonAndAdamW
 from ctxext.finetune.options import TrainingOptions
@@ -123,10 +123,10 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
     )
 
 
-def held_out_sequences(folder: Path, options: TrainingOptions, count: int) -> Sequences:
+def held_out_sequences(folder: Path, options: TrainingOptions, count: int, reading: Reading) -> Sequences:
     """Sequences of the full length, each once and in order, to measure on."""
     once: dict[str, Any] = {"steps": count, "batch_size": 1, "micro_batch": 1, "short_share": 0.0, "start_length": None}
-    return Sequences(folder, dataclasses.replace(options, **once))
+    return Sequences(folder, dataclasses.replace(options, **once), reading)
 
 
 def warmup_steps(options: TrainingOptions) -> int:
