@@ -37,6 +37,7 @@ from ctxext.converters.plan import Change, Plan, make_plan
 from ctxext.recipes.auto_class import is_causal
 from ctxext.recipes.length import format_length
 from ctxext.recipes.methods import METHODS
+from ctxext.recipes.new_tensor import grouped
 
 _CALIBRATION = "Calibration of the head order"
 
@@ -274,9 +275,11 @@ def _plan_lines(plan: Plan) -> list[Any]:
 
 def _what_changes(plan: Plan) -> str:
     """Which tensors the weights will have otherwise."""
-    told = ", ".join(map(str, plan.rewritten))
+    added = [tensor.name for tensor in plan.rewritten if tensor.old_shape is None]
+    told = [str(tensor) for tensor in plan.rewritten if tensor.old_shape is not None]
+    told += [f"{grouped(added)}, which are new"] if added else []
     if plan.recipe.rewrites_weights:
-        return f"unchanged but for {told or 'the position table, which lies on the Hub'}"
+        return f"unchanged but for {', '.join(told) or 'what the method writes, once they are fetched'}"
     return "unchanged"
 
 

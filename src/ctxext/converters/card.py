@@ -19,7 +19,7 @@ from ctxext.reading.strict import parse_yaml, read_text
 from ctxext.recipes.auto_class import auto_class, pipeline_tag
 from ctxext.recipes.base import Method
 from ctxext.recipes.encoding import Encoding
-from ctxext.recipes.new_tensor import NewTensor
+from ctxext.recipes.new_tensor import NewTensor, grouped
 from ctxext.recipes.param import limits_of
 from ctxext.recipes.recipe import Recipe
 from ctxext.recipes.rotary import ModelConfig
@@ -263,11 +263,11 @@ def _summary(facts: CardFacts) -> str:
         grown = f"extended from {trained} to {reach} tokens" if reach != trained else f"kept at {trained} tokens"
         begun = f"Made from {link} in two steps: its context was {grown}, its weights were then trained on long text."
     elif facts.rewritten:
-        named = ", ".join(f"`{name}`" for name in facts.rewritten)
-        begun = (
-            f"The weights are those of {link}, byte for byte, but for {named}: rows for more positions were made of "
-            f"those that were there. So {length}."
-        )
+        named = ", ".join(f"`{name}`" for name in grouped(facts.rewritten).split(", "))
+        steps = facts.recipe.steps if facts.recipe else ()
+        is_table = any(step.kind == "table" for step in steps)
+        made = "rows for more positions were made of those that were there" if is_table else "zeros, yet to be trained"
+        begun = f"The weights are those of {link}, byte for byte, but for {named}: {made}. So {length}."
     else:
         begun = f"The weights are those of {link}, byte for byte. What changed is how positions are encoded: {length}."
     checked = "" if facts.is_adapter else "; `ctxext verify` checks that the files are what this card says"

@@ -154,8 +154,8 @@ _SLOPES: Mapping[str, _Row] = {
     **dict.fromkeys(("vLLM", "SGLang"), (WRONG, "", _ONE_SLOPE)),
     "llama.cpp": _REFUSED,
 }
-_RELATIONS = ("self-extend", "bifocal", "dca", "rerope", "string", "adaptive", "sinks", "window")
-"""Methods of `portable/relation.py`, which tests/portable/test_relation*.py run in transformers."""
+_RELATIONS = ("self-extend", "bifocal", "dca", "rerope", "string", "adaptive", "sinks", "window", "distance-aware")
+"""Methods with an attention of their own, which tests/portable/test_relation*.py and test_distance.py run there."""
 
 _ALIKE: Mapping[tuple[str, ...], Mapping[str, _Row]] = {
     _RELATIONS: _RELATION,

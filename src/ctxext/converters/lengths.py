@@ -1,6 +1,7 @@
 """The files beside config.json that state a length, brought into agreement with it (docs/traps.md, trap 11)."""
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from ctxext.checkpoint import Checkpoint
 from ctxext.files import as_json
 from ctxext.recipes.encoding import Encoding
-from ctxext.recipes.new_tensor import NewTensor
+from ctxext.recipes.new_tensor import SIZES, NewTensor
 
 _UNLIMITED = 10**12
 _INDEX = "model.safetensors.index.json"
@@ -51,28 +52,25 @@ def _truncation(source: Checkpoint, old: int, new: int) -> dict[str, str]:
 
 
 def index_files(source: Checkpoint, rewritten: Sequence[NewTensor]) -> dict[str, str]:
-    """The index of sharded weights with the sizes that rewritten tensors leave; nothing where there is none."""
+    """The index of sharded weights with the sizes and names that new tensors leave; nothing where there is none."""
     index = source.read_json(_INDEX)
-    metadata = (index or {}).get("metadata")
-    if not rewritten or not isinstance(metadata, dict):
+    if not rewritten or not isinstance(index, dict):
         return {}
-    more = sum(_count(tensor.shape) - _count(tensor.old_shape) for tensor in rewritten)
-    size = sum((_count(new.shape) - _count(new.old_shape)) * _SIZES.get(new.dtype, 4) for new in rewritten)
     texts: dict[str, str] = {}
-    for key, added in (("total_size", size), ("total_parameters", more)):
-        if isinstance(metadata.get(key), int | float):
-            _set(source, texts, _INDEX, key, int(metadata[key]) + added, inside="metadata")
+    added = {tensor.name: tensor.path.as_posix() for tensor in rewritten if tensor.old_shape is None}
+    if added:
+        texts[_INDEX] = as_json({**index, "weight_map": {**index["weight_map"], **added}})
+    more = {tensor.name: math.prod(tensor.shape) - _old_count(tensor) for tensor in rewritten}
+    size = sum(more[tensor.name] * SIZES.get(tensor.dtype, 4) for tensor in rewritten)
+    metadata = index.get("metadata")
+    for key, count in (("total_size", size), ("total_parameters", sum(more.values()))):
+        if isinstance(metadata, dict) and isinstance(metadata.get(key), int | float):
+            _set(source, texts, _INDEX, key, int(metadata[key]) + count, inside="metadata")
     return texts
 
 
-_SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+def _old_count(tensor: NewTensor) -> int:
+    return 0 if tensor.old_shape is None else math.prod(tensor.old_shape)
 
 
 def _set(

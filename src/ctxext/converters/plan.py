@@ -170,7 +170,7 @@ def _check_undoable(source: Checkpoint) -> None:
     noted = provenance(source.config)
     if noted.get("recipe") and recipe_from_dict(noted["recipe"], "config.json").rewrites_weights:
         raise CtxextError(
-            f'The position table of "{source.name}" was written anew; no configuration brings the old one back.',
+            f'The recipe of "{source.name}" wrote weights, which no configuration brings back.',
             hint=f'Start from its source "{noted.get("source")}".',
         )
 

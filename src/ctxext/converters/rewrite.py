@@ -4,6 +4,7 @@ The tensors keep the source's order, so the data stays aligned as it was: rows h
 """
 
 import json
+import math
 import mmap
 import struct
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from ctxext.checkpoint import read_safetensors_header
 from ctxext.converters.links import copy_range
 from ctxext.errors import CtxextError
 from ctxext.files import Progress, open_regular
-from ctxext.recipes.new_tensor import NewTensor
+from ctxext.recipes.new_tensor import SIZES, NewTensor
 
 REWRITTEN = "rewritten"
 """How a file came to its place that holds such a tensor."""
@@ -38,10 +39,12 @@ def rewrite(origin: Path, target: Path, tensors: Sequence[NewTensor], progress: 
     new = {tensor.name: tensor for tensor in tensors}
     header = read_safetensors_header(origin)
     ordered = sorted(header, key=lambda name: header[name]["data_offsets"])
+    added = [name for name in new if name not in header]
     sizes = {name: _size(header[name], new.get(name)) for name in ordered}
+    sizes |= {name: _bytes(new[name].shape, new[name].dtype) for name in added}
     with open_regular(origin) as reading, target.open("wb", buffering=0) as writing:
         length = struct.unpack("<Q", reading.read(8))[0]
-        text = _header(json.loads(reading.read(length)), ordered, sizes, new)
+        text = _header(json.loads(reading.read(length)), [*ordered, *added], sizes, new)
         _write(writing, text)
         base, total = 8 + length, len(text) + sum(sizes.values())
         for start, end, name in _runs(ordered, header, new):
@@ -51,11 +54,13 @@ def rewrite(origin: Path, target: Path, tensors: Sequence[NewTensor], progress: 
                 copy_range(reading.fileno(), writing.fileno(), base + start, end - start, target)
             if progress is not None:
                 progress(target.name, writing.tell(), total)
+        for name in added:
+            _write_pieces(writing, memoryview(b""), new[name], sizes[name])
     return REWRITTEN
 
 
 def _runs(ordered: Sequence[str], header: dict[str, Any], new: dict[str, NewTensor]) -> Iterator[tuple[int, int, str]]:
-    """Where to write what: begin and end in the source's data, and the name of a new tensor or none."""
+    """Where to write what: begin and end in the source's data, and the name of a tensor that changes, or none."""
     begin = end = 0
     for name in ordered:
         start, end = header[name]["data_offsets"]
@@ -71,18 +76,22 @@ def _size(entry: dict[str, Any], tensor: NewTensor | None) -> int:
     start, end = entry["data_offsets"]
     if tensor is None:
         return int(end - start)
-    old, new = 1, 1
-    for one, other in zip(tensor.old_shape, tensor.shape, strict=True):
-        old, new = old * one, new * other
-    return int((end - start) // old * new)
+    assert tensor.old_shape is not None, "the source has it"
+    return int((end - start) // math.prod(tensor.old_shape) * math.prod(tensor.shape))
+
+
+def _bytes(shape: Sequence[int], dtype: str) -> int:
+    """The size of a tensor that the source does not have."""
+    return math.prod(shape) * SIZES[dtype]
 
 
 def _header(content: dict[str, Any], ordered: Sequence[str], sizes: dict[str, int], new: dict[str, NewTensor]) -> bytes:
     """The length and the text of the header, with the shapes and the places of the result."""
     at = 0
     for name in ordered:
-        entry = content[name]
+        entry = content.get(name, {})
         shape = list(new[name].shape) if name in new else entry["shape"]
+        entry = {"dtype": new[name].dtype} if name not in content else entry
         content[name] = {**entry, "shape": shape, "data_offsets": [at, at + sizes[name]]}
         at += sizes[name]
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
@@ -92,12 +101,16 @@ def _header(content: dict[str, Any], ordered: Sequence[str], sizes: dict[str, in
 
 def _write_new(reading: BinaryIO, writing: RawIOBase, place: tuple[int, int], tensor: NewTensor, size: int) -> None:
     """Write one tensor from the source's bytes of it, which stay on the disk."""
-    written = 0
     whole = mmap.mmap(reading.fileno(), 0, access=mmap.ACCESS_READ)
     with whole, memoryview(whole) as view, view[slice(*place)] as raw:
-        for piece in tensor.pieces(raw):
-            _write(writing, piece)
-            written += len(piece)
+        _write_pieces(writing, raw, tensor, size)
+
+
+def _write_pieces(writing: RawIOBase, raw: memoryview, tensor: NewTensor, size: int) -> None:
+    written = 0
+    for piece in tensor.pieces(raw):
+        _write(writing, piece)
+        written += len(piece)
     if written != size:
         raise CtxextError(f'"{tensor.name}" came out as {written} bytes, not {size}.')
 

@@ -10,6 +10,7 @@ from ctxext.loading import choose_dtype, loading_told
 from ctxext.recipes.auto_class import CAUSAL, MASKED, auto_class
 from ctxext.recipes.code import CodeMethod
 from ctxext.recipes.code_layout import depends_on_prompt
+from ctxext.recipes.methods import method_named
 from ctxext.recipes.own_code import runs_only_own_code
 from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.recipes.rotary import ModelConfig, model_config, provenance
@@ -31,6 +32,13 @@ class Base:
     def is_own_code(self) -> bool:
         """Whether it carries modeling code, all of it this version's own, byte for byte."""
         return runs_only_own_code(self.checkpoint)
+
+    @property
+    def learned_tensors(self) -> tuple[str, ...]:
+        """The last parts of the names of weights that are trained themselves: of tables, and of methods' own."""
+        methods = [method_named(step["method"]) for step in self.model.code.get("steps", ())]
+        own = [name for method in methods if issubclass(method, CodeMethod) for name in method.learned_tensors]
+        return (*self.model.encoding.learned_tensors, *own)
 
     @property
     def is_masked(self) -> bool:

@@ -127,7 +127,7 @@ def _adapted(base: Base, model: Any, options: TrainingOptions) -> Any:
     from ctxext.finetune.lora import with_adapter
 
     task = None if base.is_masked else "CAUSAL_LM"
-    return with_adapter(model, options, whole=base.model.encoding.learned_tensors, task=task)
+    return with_adapter(model, options, whole=base.learned_tensors, task=task)
 
 
 def _reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -> "Reading":

@@ -1,4 +1,4 @@
-"""What a method of a checkpoint may change, and what it sees: five hooks, one call per layer, one state per sequence.
+"""What a method of a checkpoint may change, and what it sees: six hooks, one call per layer, one state per sequence.
 
 This file travels inside checkpoints, beside one file for each of their methods. Every method wraps what stands inside
 it, in the order of the recipe, so any number of them compose. config.json holds their numbers, one entry of `steps`
@@ -33,6 +33,9 @@ class Method:
     def acts_on(self, layer):
         """Whether a layer takes part."""
         return layer in self.settings["layers"]
+
+    def equip(self, attention):
+        """Give the attention of a layer that takes part weights of the method's own, while the model is built."""
 
     def positions(self, inner, sets):
         """Pairs of (query positions, key positions), each (b or 1, l), at which this model rotates."""

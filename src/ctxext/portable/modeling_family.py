@@ -232,10 +232,13 @@ def model_init(methods, rotation, original, model, config, *args, **kwargs):
         attention = next((c for c, code in codes if code and not {*APPLY}.isdisjoint(code.co_names)), None)
         if attention is not None:
             own = next((child for child in attention.children() if hasattr(child, "ctxext_layouts")), None)
-            layer.ctxext_part = Part(methods(settings), attention, rotation, own)
+            layer.ctxext_part = part = Part(methods(settings), attention, rotation, own)
+            for method in part.methods:
+                if part.layer is None or method.acts_on(part.layer):
+                    method.equip(attention)
             replace(type(layer), "forward", layer_forward)
-    for part in ("ctxext_layouts", "ctxext_part") if settings else ():
-        if not any(hasattr(module, part) for module in model.modules()):
+    for name in ("ctxext_layouts", "ctxext_part") if settings else ():
+        if not any(hasattr(module, name) for module in model.modules()):
             raise ValueError(f"{type(model).__name__} does not have the parts that the methods replace.")
     find_renamed_weights(model)
 

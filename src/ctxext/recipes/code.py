@@ -26,6 +26,8 @@ class CodeMethod(Method):
     """The files that travel: the one with the class first, then what it imports beside `method.py`."""
     code_class: ClassVar[str]
     """The name of the class, a `Method` of `portable/method.py` with the same `name` as this one."""
+    learned_tensors: ClassVar[tuple[str, ...]] = ()
+    """The last parts of the names of weights that are the method's own, and are trained whole."""
 
     @property
     def depends_on_prompt(self) -> bool:

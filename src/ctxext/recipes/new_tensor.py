@@ -1,8 +1,13 @@
 """A tensor that a conversion writes anew, in the place of the source's of the same name."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
+"""Bytes of a number of each type that tensors are made in, by the names of safetensors."""
 
 
 @dataclass(frozen=True)
@@ -11,24 +16,31 @@ class NewTensor:
 
     Attributes:
         name: Its name, in the source and in the result.
-        path: The safetensors file that holds it, relative to the checkpoint.
+        path: The safetensors file that holds it, or shall, relative to the checkpoint.
         dtype: Its type as safetensors names it, which stays the source's.
-        old_shape: The source's shape.
+        old_shape: The source's shape; None where the source has no such tensor.
         shape: Its shape from now on.
-        pieces: Given the source's bytes, its own, a piece at a time.
+        pieces: Given the source's bytes, none where it has none, its own, a piece at a time.
     """
 
     name: str
     path: Path
     dtype: str
-    old_shape: tuple[int, ...]
+    old_shape: tuple[int, ...] | None
     shape: tuple[int, ...]
     pieces: Callable[[memoryview], Iterator[bytes]]
 
     def __str__(self) -> str:
         """What happens to it, in a few words."""
-        return f"{self.name} {_sizes(self.old_shape)} → {_sizes(self.shape)}"
+        before = "new," if self.old_shape is None else f"{_sizes(self.old_shape)} →"
+        return f"{self.name} {before} {_sizes(self.shape)}"
 
 
 def _sizes(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape))
+
+
+def grouped(names: Sequence[str]) -> str:
+    """Tensor names with the layers' numbers counted instead of listed."""
+    counts = Counter(re.sub(r"\.\d+\.", ".*.", name) for name in names)
+    return ", ".join(f"{name} × {count}" if count > 1 else name for name, count in counts.items())

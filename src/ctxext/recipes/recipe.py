@@ -64,7 +64,7 @@ class Recipe:
     @property
     def rewrites_weights(self) -> bool:
         """Whether some step writes weights, which no configuration brings back."""
-        return any(step.kind == "table" for step in self.steps)
+        return any(type(step).new_tensors is not Method.new_tensors for step in self.steps)
 
     def resolved(self, model: ModelConfig) -> "Recipe":
         """The same recipe with every number that depends on the model filled in.

@@ -28,6 +28,7 @@ def module_at(path: str) -> Any:
     return module
 
 
+LEARNED = ".distance.weight"
 APPLY = ("apply_rotary_pos_emb", "apply_rotary_emb")
 
 
@@ -101,6 +102,8 @@ class Expected:
         steps = [(step["settings"], module_at(step["reference"])) for step in task["steps"]]
         self.heads = [step for step in steps if hasattr(step[1], "rotation")]
         self.attention = [step for step in steps if hasattr(step[1], "relation")]
+        names = dict(model.named_modules())
+        self.numbers = {id(names[name]): numbers for name, numbers in task.get("numbers", {}).items()}
 
     def logits(self, input_ids: Any, positions: Any) -> Any:
         """Run the stock model with its rotation, and where a method asks for it its attention, worked out here."""
@@ -218,6 +221,13 @@ class Expected:
             scores[0, head, i, j] = found
         scores = scores * kwargs["scaling"]
         scores = scores * torch.tensor([reference.temperature(settings, m) for m in self.positions]).view(1, 1, -1, 1)
+        if id(module) in self.numbers:
+            own_factors = torch.ones_like(scores[0])
+            for head in range(query.shape[1]):
+                for i, m in enumerate(self.positions):
+                    for j, n in enumerate(self.positions[: i + 1]):
+                        own_factors[head, i, j] = reference.factor(settings, self.numbers[id(module)], head, m, n)
+            scores = torch.where(scores > 0, scores * own_factors, scores)
         if kwargs.get("softcap"):
             scores = kwargs["softcap"] * torch.tanh(scores / kwargs["softcap"])
             scores = scores.masked_fill(torch.ones(size, size).triu(1).bool(), -math.inf)
@@ -262,6 +272,26 @@ def stock_folder(out: Path, config: dict[str, Any], place: str) -> Path:
     return folder
 
 
+def learned_numbers(model: Any, info: dict[str, Any]) -> dict[str, Any]:
+    """Weights of the methods' own, by the attention that holds them; where they are zeros, others are put there.
+
+    Raises:
+        ValueError: the weights in the files have other names than the model's.
+    """
+    import torch
+
+    lost = [name for key in ("missing_keys", "unexpected_keys") for name in info[key] if name.endswith(LEARNED)]
+    if lost:
+        raise ValueError(f"{lost[0]} is not where the model looks for it.")
+    found = {}
+    for name, weight in model.named_parameters():
+        if name.endswith(LEARNED):
+            with torch.no_grad():
+                weight.copy_(weight if weight.any() else torch.randn_like(weight) * 3)
+            found[name.removesuffix(LEARNED)] = weight.detach().tolist()
+    return found
+
+
 def compare(task: dict[str, Any]) -> dict[str, float]:
     """Load a checkpoint and hold its logits against the references."""
     import torch
@@ -273,7 +303,10 @@ def compare(task: dict[str, Any]) -> dict[str, float]:
     # The sdpa of transformers 4 leaves the cap on scores out (Gemma 2), and without padding Doge's looks ahead.
     is_inexact = getattr(text, "attn_logit_softcapping", None) or text.model_type == "doge"
     exact = {"attn_implementation": "eager"} if is_inexact else {}
-    loaded = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True, dtype=torch.float32, **exact).eval()
+    options = {"trust_remote_code": True, "dtype": torch.float32, "output_loading_info": True, **exact}
+    loaded, info = AutoModelForCausalLM.from_pretrained(out, **options)
+    loaded.eval()
+    task["numbers"] = learned_numbers(loaded, info)
     input_ids = torch.randint(0, loaded.config.get_text_config().vocab_size, positions.shape)
     mask = torch.ones_like(input_ids)
     with torch.no_grad():

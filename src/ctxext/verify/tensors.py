@@ -4,7 +4,6 @@ import hashlib
 import pickle
 import re
 import struct
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from ctxext.checkpoint import Checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.files import Progress
+from ctxext.recipes.new_tensor import grouped
 from ctxext.verify.subject import FAILED, PASSED, Finding, Subject, listed, training_of
 
 _CHUNK = 1 << 22
@@ -46,17 +46,11 @@ def check_against(subject: Subject) -> Finding | None:
     told += [f"missing: {listed(gone)}"] if gone else []
     told += [f"added: {listed(added)}"] if added else []
     planned = subject.new_tensors
-    if planned and changed == planned and not gone and not added:
+    if planned and sorted(changed + added) == planned and not gone:
         kept = f'the other {len(own) - len(planned)} tensors are those of "{source.name}", bit for bit'
-        return Finding(name, PASSED, f"written anew, as the recipe says: {grouped(changed)}; {kept}")
+        return Finding(name, PASSED, f"written anew, as the recipe says: {grouped(planned)}; {kept}")
     is_trained = bool(training_of(subject)) and not gone and not added
     return Finding(name, PASSED if is_trained else FAILED, ("trained; " if is_trained else "") + "; ".join(told))
-
-
-def grouped(names: list[str]) -> str:
-    """Tensor names with the layers' numbers counted instead of listed."""
-    counts = Counter(re.sub(r"\.\d+\.", ".*.", name) for name in names)
-    return ", ".join(f"{name} × {count}" if count > 1 else name for name, count in counts.items())
 
 
 def _weight_files(checkpoint: Checkpoint) -> dict[str, Path]:
