@@ -93,7 +93,7 @@ class Method:
     def refusal(cls, config: Config, family: Family) -> str:
         """Why this method cannot apply to such a model whatever its numbers; empty where it can."""
         if family.positions != cls.encoding:
-            return f"it has {POSITIONS[family.positions]}, not {cls.encoding} ones"
+            return f"it has {POSITIONS[family.positions]}, not {POSITIONS[cls.encoding]}"
         return family.reason
 
     @classmethod
