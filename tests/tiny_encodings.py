@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
 LENGTH, WIDTH, VOCABULARY = 12, 16, 40
 _SHARED = {"vocab_size": VOCABULARY, "initializer_range": 0.3, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
@@ -164,6 +165,20 @@ def save(
             torch.nn.init.normal_(weight)  # Some are saved as zeros, of which every fill makes zeros.
     model.save_pretrained(folder, **options)
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": LENGTH}))
+    return folder
+
+
+def save_tokenizer(folder: Path) -> Path:
+    """Give a model a tokenizer of numbered words, with a token for what is masked; gives the folder."""
+    named = {"cls_token": "<s>", "bos_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "eos_token": "</s>"}
+    words = {"<unk>": 0, "<pad>": 1, "<s>": 2, "</s>": 3, "<mask>": 4} | {f"w{n}": n for n in range(5, VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 3)]
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, mask_token="<mask>", model_max_length=LENGTH, **named)
+    fast.save_pretrained(folder)
     return folder
 
 
