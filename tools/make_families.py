@@ -93,7 +93,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
             "num_attention_heads": "n_head",
             "num_hidden_layers": "n_layer",
         },
-        # BLOOM (2211.05100), table 3; the class has no length.
+        # BLOOM (2211.05100); the class has no length.
         "defaults": {
             "hidden_size": 64,
             "max_position_embeddings": 2048,
@@ -211,7 +211,7 @@ T5_KEYS = {
     "num_hidden_layers": "num_layers",
 }
 # What they were trained on where config.json has no n_positions: T5 (1910.10683, 3.1.2), mT5 (2010.11934, 3.2), LongT5
-# (2112.07916, 4.1.1).
+# (2112.07916).
 T5_LENGTHS = {"longt5": 4096, "mt5": 1024, "switch_transformers": 512, "t5": 512, "umt5": 512}
 # Encoders and encoder-decoders of which something can be done or said.
 NOT_CAUSAL: dict[str, dict[str, Any]] = {
