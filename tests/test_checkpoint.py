@@ -232,6 +232,13 @@ def test_places_that_hold_none(tmp_path):
     assert (source.config, source.revision, source.remote_sizes, source.original_length) == (LLAMA, None, {}, 64)
 
 
+def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
+    made(tmp_path / "in")
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK | os.X_OK)
+    with pytest.raises(CtxextError, match=r"in\" cannot be read"):
+        open_checkpoint(str(tmp_path / "in"))
+
+
 def test_a_folder_named_demo_stands_before_the_one_in_the_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert open_checkpoint("demo").folder.parent.name == "demo"

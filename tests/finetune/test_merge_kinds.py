@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 
 from ctxext.checkpoint import read_safetensors_header
 from ctxext.errors import CtxextError
@@ -85,6 +86,21 @@ def test_what_cannot_be_merged_is_refused_with_its_reason(model, tmp_path, kind)
         merge(str(model), adapter, tmp_path / "out")
     assert "merge_and_unload" in caught.value.hint
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["plain", "embedding tied"])
+def test_a_tied_head_that_is_stored_all_the_same_stays_the_embedding(tmp_path, kind):
+    base = make_base(tmp_path, tie_word_embeddings=True)
+    tensors = load_file(base / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file({**tensors, "lm_head.weight": embedding.clone()}, base / "model.safetensors", {"format": "pt"})
+    adapter = save_adapter(base, tmp_path / "adapter", MERGED[kind])
+    merge(str(base), adapter, tmp_path / "out")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(found["lm_head.weight"], found["model.embed_tokens.weight"])
+    assert torch.equal(found["lm_head.weight"], embedding) == (kind == "plain")
+    assert (logits(load(tmp_path / "out")) - expected(base, adapter)).abs().max() < 1e-4
 
 
 @pytest.mark.filterwarnings("ignore")
