@@ -5,8 +5,10 @@ import math
 import pytest
 
 from ctxext.errors import CtxextError
+from ctxext.recipes import METHODS
 from ctxext.recipes.frequencies import inverse_frequencies
-from ctxext.recipes.rotary import Rotary, attention_scaling
+from ctxext.recipes.recipe import step_from_dict
+from ctxext.recipes.rotary import Rotary, attention_scaling, model_config
 
 THETA, DIM, LENGTH = 1e4, 16, 128
 PLAIN = [THETA ** (-2 * pair / DIM) for pair in range(DIM // 2)]
@@ -147,3 +149,49 @@ def test_what_an_encoding_says_of_its_lengths():
     declares = Rotary(**{**vars(plain), "declared_length": 4096})
     assert (declares.claimed_length, plain.claimed_length) == (4096, LENGTH)
     assert (declares.at_length(256).claimed_length, declares.usable_length) == (256, 4096)
+
+
+def rows_of(**numbers):
+    llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "head_dim": 8}
+    step = step_from_dict({"method": "adaptive", "factor": 8, **numbers}, "here")
+    return step.settings(model_config({**llama, "max_position_embeddings": LENGTH, "rope_theta": THETA}))
+
+
+def test_each_row_s_schedule_is_that_of_its_own_factor():
+    found = rows_of(around="pi")
+    plain = [THETA ** (-2 * pair / 8) for pair in range(4)]
+    assert found["factors"] == [2, 4, 8]
+    assert found["base"] == pytest.approx(plain)
+    for factor, row in zip(found["factors"], found["inverse_frequencies"], strict=True):
+        assert row == pytest.approx([one / factor for one in plain])
+    assert found["attention_factors"] == [1, 1, 1]
+    assert rows_of(around="yarn")["attention_factors"] == pytest.approx([0.1 * math.log(f) + 1 for f in (2, 4, 8)])
+
+
+def test_longrope_s_divisors_rise_with_the_factor():
+    """d at the full factor F, and d^(ln f / ln F) at f, so that 8 at eight times is 2 at twice the length."""
+    divisors = [1.0, 2.0, 4.0, 8.0]
+    found = rows_of(around="longrope", long_factor=divisors)
+    for factor, row in zip(found["factors"], found["inverse_frequencies"], strict=True):
+        slowed = [THETA ** (-2 * pair / 8) / by ** (math.log(factor) / math.log(8)) for pair, by in enumerate(divisors)]
+        assert row == pytest.approx(slowed)
+
+
+def test_a_schedule_is_searched_for_up_to_twice_the_wanted_factor():
+    for method in METHODS:
+        space = method.search_space(rotary("default", context_length=LENGTH), 4.0)
+        if method.kind == "schedule" and method.name not in ("longrope",):
+            assert (space["factor"].values, space["factor"].start) == ((4.0, 8.0), 4.0), method.name
+        else:
+            assert "factor" not in space, method.name
+
+
+def test_a_base_is_searched_for_between_the_model_s_own_and_four_times_ntk_s():
+    (abf,) = (method for method in METHODS if method.name == "abf")
+
+    def space(theta, factor):
+        return abf.search_space(Rotary(**{**vars(rotary("default")), "theta": theta}), factor)["theta"]
+
+    assert space(1e4, 4.0).values == (1e4, 4 * 1e4 * 16)
+    assert (space(1e4, 4.0).start, space(1e4, 3.0).start, space(1e6, 4.0).start) == (5e5, None, None)
+    assert (space(5e5, 4.0).start, space(125000.0, 1.0).start) == (None, None), "a start lies inside"

@@ -191,6 +191,13 @@ def test_whose_numbers_a_paper_gives_for_any_model():
     assert {method.name for method in METHODS if method.is_published} == published
 
 
+def test_only_mspoe_may_choose_by_the_prompt():
+    for method in METHODS:
+        if method.needs_code() and method.name not in ("mspoe",):
+            step = step_from_dict({"method": method.name, "factor": 2}, "here")
+            assert (step.depends_on_prompt, step.is_trainable) == (False, True)
+
+
 def test_every_method_has_a_place():
     assert {method.kind for method in METHODS} == {"table", "base", "schedule", "heads", "attention"}
 

@@ -5,10 +5,12 @@ import json
 import pytest
 
 from ctxext.converters import convert
+from ctxext.errors import CtxextError
 from ctxext.recipes import AdjustedBase, DynamicNtk, MsPoE, Ntk, Recipe, Yarn
+from ctxext.recipes.code_layout import without_code
 from ctxext.recipes.recipe import plain_config
 from ctxext.recipes.relation import ReRope, Window
-from ctxext.recipes.rotary import model_config
+from ctxext.recipes.rotary import SENTINEL, model_config
 from small_llama import read_json
 
 HEADS = MsPoE(first_layer=0, head_order="fixed")
@@ -57,3 +59,30 @@ def test_taken_back(name, schedule, llama, tmp_path):
             assert getattr(found.rotary, key) == getattr(before.rotary, key), key
         for key in ("rope_parameters", "max_position_embeddings", "hidden_act"):
             assert found.config[key] == source[key]
+
+
+def test_a_hidden_activation_comes_back_or_is_missed():
+    hidden = {"model_type": "phi3", "hidden_act": SENTINEL, "architectures": ["CtxextPhi3ForCausalLM"]}
+    block = {"rope": {"rope_type": "default"}, "steps": [{"method": "mspoe"}]}
+    assert without_code({**hidden, "ctxext_code": {**block, "hidden_act": "silu"}}) == {
+        "model_type": "phi3",
+        "hidden_act": "silu",
+        "architectures": ["Phi3ForCausalLM"],
+    }
+    with pytest.raises(CtxextError, match='lacks "hidden_act"'):
+        without_code({**hidden, "ctxext_code": block})
+    shown = {**hidden, "hidden_act": "gelu"}
+    assert without_code({**shown, "ctxext_code": block})["hidden_act"] == "gelu"
+    assert without_code({"model_type": "llama"}) == {"model_type": "llama"}
+
+
+def test_classes_of_others_stay():
+    own = {"AutoModelForCausalLM": "modeling_ctxext.CtxextLlamaForCausalLM", "AutoTokenizer": "theirs.Tokenizer"}
+    block = {"rope": {"rope_type": "yarn", "factor": 2.0}, "steps": [{"method": "mspoe"}]}
+    schedule = {"rope_type": SENTINEL, "rope_theta": 1e4}
+    config = {"auto_map": own, "ctxext_code": block, "rope_parameters": schedule, "rope_scaling": dict(schedule)}
+    found = without_code(config)
+    assert found["auto_map"] == {"AutoTokenizer": "theirs.Tokenizer"}
+    assert found["rope_parameters"] == {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}
+    assert found["rope_scaling"] == {"rope_type": "yarn", "factor": 2.0}
+    assert config["auto_map"] == own
