@@ -55,7 +55,7 @@ LEFT: Mapping[str, Mapping[str, str]] = {
         ("_WORTH", "_PIECE", "_LARGE_PIECE"), "In which pieces a cache is filled: the same numbers come of any."
     ),
     "evaluate/scoring/prefix_cache.py": {
-        "_PROBE_LENGTH": "Of how many made-up tokens a trial is made: any number does."
+        "(_PROBE_LENGTH, _PROBE_KEPT, _PROBE_EXTRA)": "Of how many made-up tokens a trial is made: any number does."
     },
     "evaluate/scoring/token_losses.py": dict.fromkeys(
         ("_MIN_BYTES", "_piece_size"), "How many positions at once: the same losses come of any."
@@ -64,7 +64,8 @@ LEFT: Mapping[str, Mapping[str, str]] = {
     "finetune/loss.py": dict.fromkeys(
         ("_PIECE_BYTES", "_ACCELERATOR_BYTES", "positions_at_once"),
         "How many positions at once: the same loss comes of any.",
-    ),
+    )
+    | {"(_PROBE_LENGTH, _PROBE_PIECE)": "Of how many made-up tokens a trial is made: any number does."},
     "finetune/rewrite.py": {"_CHUNK": "How many bytes at once."},
     "recipes/fills.py": {"_ROWS_AT_ONCE": "How many rows at once."},
 }

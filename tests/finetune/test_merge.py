@@ -141,6 +141,8 @@ def test_manifest_has_the_digests_of_what_lies_there(tuned):
     for name, digest in {**manifest["files"], **manifest["weights"]}.items():
         assert hashlib.sha256((tuned / name).read_bytes()).hexdigest() == digest, name
     assert set(manifest["weights"]) == {"model.safetensors"}
+    lying = {path.relative_to(tuned).as_posix() for path in tuned.rglob("*") if path.is_file()}
+    assert set(manifest["files"]) == lying - {"model.safetensors", "ctxext.json"}
     assert manifest["recipe"]["steps"][0]["method"] == "yarn"
 
 

@@ -12,6 +12,7 @@ from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Ntk, NtkByParts, Recipe, Yarn
 from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.mspoe import num_kv_heads
+from ctxext.recipes.param import Limits, SearchRange
 from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.rotary import Rotary, model_config
 from small_llama import read_json
@@ -212,3 +213,15 @@ def test_the_ramp_of_a_base_near_one_is_still_one():
                           "hidden_size": 8, "max_position_embeddings": 64})  # fmt: skip
     found = inverse_frequencies(Yarn(factor=2).edit(model).rotary)
     assert all(math.isfinite(value) and value > 0 for value in found)
+
+
+def test_help_says_the_limits():
+    said = Limits(help="It counts.", min=1.0, max=8, choices=("a", "b")).describe()
+    assert said == "It counts. (a or b, at least 1, at most 8)"
+    assert Limits(help="It counts.", min=0).describe() == "It counts. (at least 0)"
+    assert Limits(help="It counts.").describe() == "It counts."
+
+
+def test_words_are_chosen_among_and_numbers_drawn():
+    assert SearchRange(("only",)).is_choice
+    assert not SearchRange((0.5, 2)).is_choice
