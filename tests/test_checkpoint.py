@@ -64,6 +64,23 @@ def test_json_files(tmp_path):
         source.read_json("b.json")
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("generation_config.json", {"max_length": "20"}),
+        ("tokenizer_config.json", {"model_max_length": "x"}),
+        ("model.safetensors.index.json", {"weight_map": {"w": 1}}),
+        ("ctxext.json", {"weights": {"w": "x"}}),
+        ("config.json", {"hidden_size": 0}),
+    ],
+)
+def test_files_whose_content_is_known_are_checked(name, content, tmp_path):
+    source = made(tmp_path / "in", **{name: content, "others.json": content})
+    assert source.read_json("others.json") == content
+    with pytest.raises(CtxextError, match="expected"):
+        source.read_json(name)
+
+
 def in_cache(tmp_path, repository="models--a--b") -> tuple[Path, Path]:
     """A snapshot and the blobs beside it, as the Hub's client keeps them."""
     blobs, snapshot = tmp_path / repository / "blobs", tmp_path / repository / "snapshots" / COMMIT

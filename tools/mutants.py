@@ -72,6 +72,11 @@ LEFT: Mapping[str, Mapping[str, str]] = {
 """Functions and constants that are not changed, by file, and why."""
 
 EQUIVALENT: Mapping[tuple[str, str, str], str] = {
+    (
+        "reading/strict.py",
+        'text.count("[") + text.count("{") > _MAX_DEPTH',
+        "(text.count('[') + text.count('{') >= _MAX_DEPTH)",
+    ): "The walk that finds depth is only taken where there may be some.",
     ("recipes/fills.py", "x <= 1", "(x < 1)"): "Both pieces of Keys's cubic are 0 at 1 ...",
     ("recipes/fills.py", "x < 2", "(x <= 2)"): "... and the outer one at 2.",
     ("evaluate/scoring/prefix_cache.py", "7", "(8)"): "Made-up tokens of a trial.",
