@@ -195,3 +195,13 @@ def test_a_base_is_searched_for_between_the_model_s_own_and_four_times_ntk_s():
     assert space(1e4, 4.0).values == (1e4, 4 * 1e4 * 16)
     assert (space(1e4, 4.0).start, space(1e4, 3.0).start, space(1e6, 4.0).start) == (5e5, None, None)
     assert (space(5e5, 4.0).start, space(125000.0, 1.0).start) == (None, None), "a start lies inside"
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "values", "start"),
+    [("self-extend", 1024, (32, 512), 128), ("rerope", 1024, (32, 512), 256), ("bifocal", 3, (1, 2), 1)],
+)
+def test_windows_are_searched_for_up_to_a_half_of_the_length(name, length, values, start):
+    (method,) = (method for method in METHODS if method.name == name)
+    space = method.search_space(rotary("default", context_length=length, trained_length=length), 4.0)["window"]
+    assert (space.values, space.start) == (values, start)

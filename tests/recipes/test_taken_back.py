@@ -6,8 +6,8 @@ import pytest
 
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
-from ctxext.recipes import AdjustedBase, DynamicNtk, MsPoE, Ntk, Recipe, Yarn
-from ctxext.recipes.code_layout import without_code
+from ctxext.recipes import AdjustedBase, DynamicNtk, MsPoE, Ntk, Recipe, Yarn, code_layout
+from ctxext.recipes.code_layout import family_classes, without_code
 from ctxext.recipes.recipe import plain_config
 from ctxext.recipes.relation import ReRope, Window
 from ctxext.recipes.rotary import SENTINEL, model_config
@@ -86,3 +86,39 @@ def test_classes_of_others_stay():
     assert found["rope_parameters"] == {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}
     assert found["rope_scaling"] == {"rope_type": "yarn", "factor": 2.0}
     assert config["auto_map"] == own
+
+
+def test_the_schedule_that_is_hidden_is_written_beside_the_methods(llama):
+    model = model_config(read_json(llama / "config.json"))
+    code = Recipe([Yarn(factor=4, beta_fast=24), HEADS]).resolved(model).edit(model).code
+    assert code["rope"] == {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "beta_fast": 24.0,
+        "beta_slow": 1.0,
+    }
+    assert [step["method"] for step in code["steps"]] == ["mspoe"]
+    assert Recipe([HEADS]).edit(model).code["rope"] == {"rope_type": "default"}
+
+
+def test_classes_of_a_family():
+    classes = family_classes({"model_type": "llama"})
+    assert classes.modeling == "transformers.models.llama.modeling_llama"
+    assert classes.by_auto_class == {"AutoModel": "LlamaModel", "AutoModelForCausalLM": "LlamaForCausalLM"}
+    whole = family_classes({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}})
+    assert whole.modeling == "transformers.models.gemma3.modeling_gemma3"
+    assert whole.by_auto_class["AutoModelForImageTextToText"] == "Gemma3ForConditionalGeneration"
+    assert "AutoModelForImageTextToText" not in family_classes({"model_type": "gemma3_text"}).by_auto_class
+
+
+@pytest.mark.parametrize("name", ["t5", "of tomorrow"])
+def test_a_family_without_a_causal_language_model(name):
+    with pytest.raises(CtxextError, match=f'no causal language model of type "{name}"'):
+        family_classes({"model_type": name})
+
+
+def test_a_family_whose_code_is_not_installed(monkeypatch):
+    monkeypatch.setattr(code_layout, "_origin", lambda module: None)
+    with pytest.raises(CtxextError, match='no modeling code for "llama"'):
+        family_classes({"model_type": "llama"})
