@@ -186,6 +186,13 @@ def test_weights(files, told, tmp_path):
         source.check_weights()
 
 
+def test_weights_are_not_looked_at_where_a_file_is_none(tmp_path):
+    source = made(tmp_path / "in", **{"model.safetensors": safetensors()})
+    (tmp_path / "in" / "notes.txt").symlink_to("/etc/hostname")
+    with pytest.raises(CtxextError, match="link out of the folder"):
+        source.check_weights()
+
+
 def test_weights_that_stayed_on_the_hub_count(tmp_path):
     source = made(tmp_path / "in", **{INDEX: SHARDS})
     sizes = dict.fromkeys(SHARDS["weight_map"].values(), 28)

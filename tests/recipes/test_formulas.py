@@ -7,6 +7,7 @@ import pytest
 from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS
 from ctxext.recipes.frequencies import inverse_frequencies
+from ctxext.recipes.longrope import _between
 from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.rotary import Rotary, attention_scaling, model_config
 
@@ -205,3 +206,27 @@ def test_windows_are_searched_for_up_to_a_half_of_the_length(name, length, value
     (method,) = (method for method in METHODS if method.name == name)
     space = method.search_space(rotary("default", context_length=length, trained_length=length), 4.0)["window"]
     assert (space.values, space.start) == (values, start)
+
+
+def test_a_line_through_knots():
+    assert [_between([0.0, 4.0, 6.0], place) for place in (0, 0.25, 0.5, 0.75, 1)] == [0, 2, 4, 5, 6]
+    assert [_between([3.0], place) for place in (0, 0.5, 1)] == [3, 3, 3]
+    assert _between([1.0, 2.0], 1) == 2
+
+
+def test_a_schedule_is_not_put_on_another():
+    llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": LENGTH}
+    yarn, pi = (step_from_dict({"method": name, "factor": 2}, "here") for name in ("yarn", "pi"))
+    made = yarn.edit(model_config(llama))
+    with pytest.raises(CtxextError, match='pi cannot be applied on top of the schedule "yarn"'):
+        pi.edit(made)
+
+
+def test_that_factor_and_length_were_given_apart_is_said():
+    model = model_config({"model_type": "llama", "hidden_size": 32, "max_position_embeddings": LENGTH})
+    apart = step_from_dict({"method": "yarn", "factor": 2, "target_length": 300}, "here").caution_for(model)
+    assert apart == "the context length is 300 tokens because you said so; the factor of 2 makes 256."
+    for numbers in ({"factor": 2}, {"target_length": 300}):
+        assert step_from_dict({"method": "yarn", **numbers}, "here").caution_for(model) == ""
+    dynamic = step_from_dict({"method": "dynamic", "factor": 2, "target_length": 300}, "here")
+    assert dynamic.caution_for(model).endswith(f"makes 256. {dynamic.caution}")
