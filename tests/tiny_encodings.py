@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
 LENGTH, WIDTH, VOCABULARY = 12, 16, 40
 _SHARED = {"vocab_size": VOCABULARY, "initializer_range": 0.3, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
@@ -94,9 +95,27 @@ COMPUTED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Model types with a computed table."""
 
+ALIBI: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("BloomForCausalLM", {"hidden_size": 24, "n_layer": 2, "n_head": 6, "seq_length": LENGTH}),
+    "falcon": (
+        "FalconForCausalLM",
+        {
+            "hidden_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 6,
+            "alibi": True,
+            "multi_query": False,
+            "max_position_embeddings": LENGTH,
+        },
+    ),
+    "mpt": ("MptForCausalLM", {"d_model": 24, "n_layers": 2, "n_heads": 6, "max_seq_len": LENGTH}),
+}
+"""Model types with ALiBi: six heads, which are no power of two."""
+
 CAUSAL = {
     "learned": ("gpt2", {"n_positions": 128}),
     "sinusoidal": ("xglm", {"max_position_embeddings": 128}),
+    "alibi": ("bloom", {"seq_length": 128}),
 }
 """A causal language model with each encoding that a method is for, at the length of the small Llama."""
 
@@ -112,7 +131,7 @@ def save(
 ) -> Path:
     """Save a tiny model with its tokenizer's idea of its length; gives the folder."""
     torch.manual_seed(0)
-    cls, sizes = {**LEARNED, **COMPUTED}[model_type]
+    cls, sizes = {**LEARNED, **COMPUTED, **ALIBI}[model_type]
     config = AutoConfig.for_model(model_type, **{**_SHARED, **sizes, **dict(more)})
     model = getattr(transformers, name or cls)(config).to(dtype)
     for key, weight in model.named_parameters():
@@ -120,6 +139,20 @@ def save(
             torch.nn.init.normal_(weight)  # Some are saved as zeros, of which every fill makes zeros.
     model.save_pretrained(folder, **options)
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": LENGTH}))
+    return folder
+
+
+def save_tokenizer(folder: Path) -> Path:
+    """Give a model a tokenizer of numbered words, with a token for what is masked; gives the folder."""
+    named = {"cls_token": "<s>", "bos_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "eos_token": "</s>"}
+    words = {"<unk>": 0, "<pad>": 1, "<s>": 2, "</s>": 3, "<mask>": 4} | {f"w{n}": n for n in range(5, VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 3)]
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, mask_token="<mask>", model_max_length=LENGTH, **named)
+    fast.save_pretrained(folder)
     return folder
 
 

@@ -15,6 +15,7 @@ from ctxext.errors import CtxextError
 from ctxext.finetune import TrainingOptions, finetune
 from ctxext.finetune.documents import Document
 from ctxext.finetune.loop import newest_save
+from ctxext.finetune.muon import MuonAndAdamW
 from ctxext.finetune.run import training_folder
 from ctxext.recipes import MsPoE, PositionInterpolation
 from tiny_base import QUICK, documents, load, logits, make_base, save_llama, tune
@@ -286,3 +287,51 @@ def test_optimizers_are_the_trainers_own(base, tmp_path):
     with pytest.raises(CtxextError, match='--optimizer "adamw_torh"') as caught:
         tune(base, tmp_path / "out", change(optimizer="adamw_torh"))
     assert "adamw_torch" in caught.value.hint
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9 brought it")
+def test_muon_is_torchs_own_with_adamw_beside_it(base):
+    """Against the two optimizers by themselves, and a schedule that changes both rates."""
+    models = [load(base) for _ in range(2)]
+    pair = MuonAndAdamW(models[0], 0.02, 0.1, (0.9, 0.95))
+    named = dict(models[1].named_parameters())
+    others = {name for name, parameter in named.items() if "embed" in name or "head" in name or parameter.dim() != 2}
+    muon = torch.optim.Muon(
+        [p for n, p in named.items() if n not in others], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
+    vectors = [named[name] for name in others if named[name].dim() < 2]
+    tables = [named[name] for name in others if named[name].dim() > 1]
+    assert len(tables) == 2
+    groups = [{"params": tables, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, lr=0.02, betas=(0.9, 0.95))
+    schedules = [torch.optim.lr_scheduler.LambdaLR(own, lambda step: 0.5**step) for own in (pair, muon, adamw)]
+    ids = torch.arange(24).view(2, 12)
+    for _ in range(3):
+        for model, optimizers in zip(models, ([pair], [muon, adamw]), strict=True):
+            model(input_ids=ids, labels=ids).loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        for schedule in schedules:
+            schedule.step()
+    for one, two in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9 brought it")
+@pytest.mark.parametrize("full", [False, True])
+def test_muon_learns_and_goes_on_where_it_was(base, tmp_path, full):
+    options = change(steps=20, learning_rate=2e-2, optimizer="muon", full=full, save_every=10, batch_size=4)
+    done = tune(base, tmp_path / "whole", options)
+    assert sum(loss for _, loss in done.losses[-4:]) < sum(loss for _, loss in done.losses[:4]) - 0.5
+    with pytest.raises(Stopped):
+        tune(base, tmp_path / "part", options, progress=stop_after(12))
+    tune(base, tmp_path / "part", options, resume=True)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "part"))
+    assert furthest(one, two) == 0.0
+
+
+def test_muon_needs_whole_matrices(base, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(CtxextError, match="whole matrices"):
+        tune(base, tmp_path / "out", change(optimizer="muon"))

@@ -150,6 +150,8 @@ def test_epochs_see_all_of_the_data(base, data, tmp_path):
     assert "each sequence is seen 2.0 times" in result.stderr
     with pytest.raises(CtxextError, match="demo has no end"):
         run("finetune", base, tmp_path / "other", "--data", "demo", *words)
+    with pytest.raises(CtxextError, match="no records to mix"):
+        run("finetune", base, tmp_path / "other", "--data", f"{data}:0.5", "--data", "demo:0.5")
 
 
 def test_the_loss_on_other_data_is_measured_at_every_save(base, data, tmp_path):

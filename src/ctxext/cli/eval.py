@@ -70,14 +70,20 @@ def eval_(
     ctxext eval my-model --engine vllm --task needle,kv --lengths 4k,32k
     """
     from ctxext.evaluate.model import Loading
+    from ctxext.evaluate.plan import default_tasks
     from ctxext.evaluate.run import evaluate
     from ctxext.evaluate.settings import Settings, parse_depths
     from ctxext.reading.strict import parse_json
     from ctxext.recipes.length import parse_length
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
+    arguments = parse_json(engine_args, "--engine-args") if engine_args else {}
+    if not isinstance(arguments, dict):
+        raise CtxextError("--engine-args is no JSON object.", hint="""Write '{"tensor_parallel_size": 2}'.""")
+    loading = Loading(device, dtype, attention, chat_template, trust_remote_code, revision, token, engine, arguments)
+    usual = own.WRITTEN_TASKS if engine == "vllm" else ()
     settings = Settings(
-        tasks=names_in(task) or (Settings.tasks if engine == "transformers" else own.WRITTEN_TASKS),
+        tasks=names_in(task) or usual or default_tasks(models, loading),
         lengths=tuple(sorted({parse_length(word) for word in names_in([lengths or ""])})),
         depths=parse_depths(depths),
         samples=samples,
@@ -94,10 +100,6 @@ def eval_(
         harness=names_in([harness or ""]),
         original_length=length_in(original_length),
     )
-    arguments = parse_json(engine_args, "--engine-args") if engine_args else {}
-    if not isinstance(arguments, dict):
-        raise CtxextError("--engine-args is no JSON object.", hint="""Write '{"tensor_parallel_size": 2}'.""")
-    loading = Loading(device, dtype, attention, chat_template, trust_remote_code, revision, token, engine, arguments)
     out = out or _free_folder(resume=resume)
     with full_disk_told(out), output.progress("evaluating") as progress:
         report = evaluate(
@@ -137,7 +139,8 @@ def _tell(report: "Report", out: Path, models: Sequence[str], output: Output) ->
     computed = {f"{model.get('dtype')} on {model.get('device')}" for model in report["models"] if model.get("dtype")}
     output.note(Text(f"Computed in {', '.join(sorted(computed))}. Pictures and tables: {out / 'report.html'}"))
     if not any(model["recipe"] for model in report["models"]):
-        output.next_step(f"ctxext convert {models[0]} --method yarn --factor 4", "Extend it")
+        method = "yarn" if report["models"][0]["kind"] == "causal" else "table"
+        output.next_step(f"ctxext convert {models[0]} --method {method} --factor 4", "Extend it")
         return
     lost = [model["name"] for model in report["models"] if model["recipe"]]
     output.next_step(f"ctxext finetune {lost[0]} OUT", "A short fine-tune helps most methods")

@@ -18,7 +18,8 @@ TaskOption = Annotated[
     typer.Option(
         "--task",
         "-t",
-        help=f"{', '.join(TASKS)}; several with commas. Default: needle,short; with --engine vllm needle.",
+        help=f"{', '.join(TASKS)}; several with commas. Default: needle,short; with --engine vllm needle; of encoders "
+        "passages,short.",
         show_default=False,
     ),
 ]
@@ -51,7 +52,7 @@ DataOption = Annotated[
     str | None,
     typer.Option(
         "--data",
-        help="perplexity, short: a text, JSON lines or parquet file, or the id of a data set.",
+        help="perplexity, pseudo-perplexity, short: a text, JSON lines or parquet file, or the id of a data set.",
         rich_help_panel=_ASKED,
     ),
 ]

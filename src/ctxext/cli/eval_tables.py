@@ -104,7 +104,9 @@ def _effective(models: Sequence[dict[str, Any]]) -> Table:
 def _perplexity(report: Report) -> Table:
     measured, stride = [model for model in report["models"] if model["perplexity"]], report["settings"]["stride"]
     lengths = sorted({int(length) for model in measured for length in model["perplexity"]["lengths"]})
-    table = _table("perplexity", "documents", *(f"{length} tokens" for length in lengths))
+    table = _table(
+        measured[0]["perplexity"].get("task", "perplexity"), "documents", *(f"{length} tokens" for length in lengths)
+    )
     kinds = [("lengths", "")] + ([("sliding", f" (sliding, stride {stride})")] if stride else [])
     for model in measured:
         for kind, note in kinds:

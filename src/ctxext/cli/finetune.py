@@ -1,6 +1,7 @@
 """`ctxext finetune`: a short training that makes a longer context work."""
 
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,6 @@ from ctxext.cli.options import (
     names_in,
 )
 from ctxext.cli.output import Output
-from ctxext.errors import CtxextError
 from ctxext.locks import short_name
 from ctxext.recipes.length import parse_length
 
@@ -76,6 +76,7 @@ def finetune(
     train_norms: own.TrainNormsOption = False,
     train_embeddings: own.TrainEmbeddingsOption = False,
     full: own.FullOption = False,
+    mlm_probability: own.MlmProbabilityOption = 0.15,
     micro_batch: own.MicroBatchOption = 1,
     learning_rate: own.LearningRateOption = None,
     schedule: own.ScheduleOption = "cosine",
@@ -116,7 +117,7 @@ def finetune(
 
     given = {field.name: words[field.name] for field in dataclasses.fields(TrainingOptions) if field.name in words}
     lengths = {name: parse_length(value) if value else None for name, value in _lengths(given).items()}
-    _check_tasks(evaluate)
+    _check_tasks(evaluate, model, revision, token)
     output = Output(as_json=as_json, quiet=quiet or not is_first(), verbose=verbose)
     options = TrainingOptions(**{**given, **lengths, "targets": names_in([targets or ""])})
     chosen = DataChoice(tuple(data or ()), record_format, text_field, split, skip_bad_rows, long_share)
@@ -156,13 +157,18 @@ def _lengths(given: dict[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name in ("length", "start_length", "original_length", "window", "group")}
 
 
-def _check_tasks(tasks: str | None) -> None:
-    """Refuse unknown tasks before hours of training."""
-    from ctxext.evaluate.tasks.registry import TASKS
+def _check_tasks(tasks: str | None, model: str, revision: str | None, token: str | None) -> None:
+    """Refuse unknown tasks, and those for another kind of model, before hours of training."""
+    if not tasks:
+        return
+    from ctxext.evaluate.checkpoint_info import open_infos
+    from ctxext.evaluate.model import Loading
+    from ctxext.evaluate.plan import check_kind
+    from ctxext.evaluate.settings import Settings
 
-    for task in names_in([tasks or ""]):
-        if task not in TASKS:
-            raise CtxextError(f'There is no task "{task}".', hint=f"Tasks: {', '.join(TASKS)}.")
+    settings = Settings(tasks=names_in([tasks]))
+    for info in open_infos([model], revision=revision, token=token):
+        check_kind(info, settings, Loading())
 
 
 def _evaluate(model: str, out: Path, tasks: tuple[str, ...], done: "Finetuned", output: Output) -> Any:
@@ -182,4 +188,6 @@ def _evaluate(model: str, out: Path, tasks: tuple[str, ...], done: "Finetuned", 
 def _plan(model: str, chosen: DataChoice, options: "TrainingOptions", *, output: Output, **given: Any) -> "Plan":
     from ctxext.finetune.dry_run import dry_run
 
-    return dry_run(model, chosen.reader(options), options, tell=output.note, **given)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)  # As while training: transformers' own business.
+        return dry_run(model, chosen.reader(options), options, tell=output.note, **given)

@@ -59,6 +59,10 @@ class DataChoice:
         if self.long_share is not None and not 0 < self.long_share <= 1:
             raise CtxextError(f'--long-share is a share from 0 to 1, not "{self.long_share}".')
         sources = [] if self.is_demo else [parse_source(word) for word in self.words]
+        if any(source.data == DEMO and not source.is_local for source in sources):
+            raise CtxextError(
+                f"--data {DEMO} has no records to mix with other data.", hint="Train on one, then on the other."
+            )
         if self.is_demo and options.epochs:
             raise CtxextError("--data demo has no end, so --epochs means nothing.", hint="Give --steps.")
         if any(not source.is_local for source in sources) and options.epochs:

@@ -171,6 +171,12 @@ TrainNormsOption = Annotated[bool, typer.Option("--train-norms", help="Train the
 TrainEmbeddingsOption = Annotated[
     bool, typer.Option("--train-embeddings", help="Train the input embeddings too.", rich_help_panel=_LORA)
 ]
+MlmProbabilityOption = Annotated[
+    float,
+    typer.Option(
+        "--mlm-probability", help="Encoders: share of the tokens that they must guess.", rich_help_panel=_LOOP
+    ),
+]
 FullOption = Annotated[bool, typer.Option("--full", help="Train every weight, without LoRA.", rich_help_panel=_LORA)]
 
 LearningRateOption = Annotated[
@@ -191,7 +197,9 @@ WarmupOption = Annotated[
 OptimizerOption = Annotated[
     str,
     typer.Option(
-        "--optimizer", help="By the Trainer's own name, as adamw_torch, adamw_8bit or adafactor.", rich_help_panel=_LOOP
+        "--optimizer",
+        help="By the Trainer's own name, as adamw_torch, adamw_8bit or adafactor; or muon.",
+        rich_help_panel=_LOOP,
     ),
 ]
 WeightDecayOption = Annotated[

@@ -62,7 +62,7 @@ def tell_result(output: Output, done: "Finetuned", model: str, out: Path, *, mer
         output.next_step(f"ctxext merge {model} {out}/adapter MERGED", "A full checkpoint")
     elif report is None:
         length = done.options.length
-        output.next_step(f"ctxext eval {model} {out} --task needle,short --lengths {length}", "Not measured yet")
+        output.next_step(f"ctxext eval {model} {out} --lengths {length}", "Not measured yet")
 
 
 def same_command(*more: str) -> str:

@@ -41,6 +41,12 @@ class Encoder:
         at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
         return full[:at]
 
+    def end(self) -> list[int]:
+        """What the tokenizer puts behind every text: nothing, or the end token of encoders."""
+        bare = self._plain("a")
+        full = list(self.tokenizer("a")["input_ids"])
+        return full[len(self.start()) + len(bare) :]
+
     def piece(self, text: str) -> list[int]:
         """A piece that stands in the middle of a text."""
         if text in self._known:

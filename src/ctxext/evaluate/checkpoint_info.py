@@ -10,7 +10,7 @@ from typing import Any
 from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files import sha256_of
-from ctxext.recipes.auto_class import auto_class, is_causal
+from ctxext.recipes.auto_class import CAUSAL, MASKED, auto_class
 from ctxext.recipes.own_code import runs_only_own_code
 from ctxext.recipes.recipe import describe_step
 
@@ -18,6 +18,9 @@ _MEASURED = (".json", ".model", ".py", ".txt", ".jinja", ".tiktoken", ".safetens
 _NOT_MEASURED = ("ctxext.json", "generation_config.json", "report.json")
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+
+KINDS = {CAUSAL: "causal", MASKED: "masked", "AutoModel": "encoder"}
+"""Kinds of models by the Auto class that loads them: they write on, fill in masked tokens, or only represent."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class CheckpointInfo:
         """What `ctxext convert` noted about it; empty where it made no note."""
         noted = self.checkpoint.config.get("ctxext")
         return noted if isinstance(noted, dict) else {}
+
+    @property
+    def kind(self) -> str:
+        """Which of `KINDS` it is."""
+        return KINDS[auto_class(self.checkpoint.config)]
 
     @property
     def recipe_summary(self) -> str:
@@ -72,6 +80,7 @@ class CheckpointInfo:
         return {
             "name": self.name,
             "revision": self.checkpoint.revision,
+            "kind": self.kind,
             "model_type": self.checkpoint.config.get("model_type"),
             "recipe": self.provenance.get("recipe"),
             "summary": self.recipe_summary,
@@ -125,10 +134,10 @@ def _lengths(checkpoint: Checkpoint) -> tuple[int | None, int | None, bool]:
 
     config = checkpoint.config
     family = family_of(config)
-    if not is_causal(config):
+    if auto_class(config) not in KINDS:
         raise CtxextError(
-            f'"{checkpoint.name}" is not a causal language model: {auto_class(config)} loads it.',
-            hint="eval measures models that write on from a prompt.",
+            f'"{checkpoint.name}" is neither a causal nor a masked language model: {auto_class(config)} loads it.',
+            hint="eval measures models that write on from a prompt, and encoders without a head for a task.",
         )
     if is_readable(family):
         encoding = model_config(config, checkpoint.original_length).encoding

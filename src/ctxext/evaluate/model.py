@@ -12,6 +12,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.scoring.prefix_cache import is_static, sharing_works
 from ctxext.loading import DTYPES, choose_device, choose_dtype, loading_told, settle_dtype
+from ctxext.recipes.auto_class import auto_class
 from ctxext.recipes.own_code import carries_code, check_pinned
 
 
@@ -57,15 +58,17 @@ class LoadedModel:
 
     Attributes:
         name: What reports call it.
-        model: A transformers causal language model in eval mode.
+        model: A transformers model in eval mode.
         encoder: Its tokenizer.
         can_share: Whether prompts that begin alike may share one cache.
+        kind: Which of `checkpoint_info.KINDS` it is.
     """
 
     name: str
     model: Any
     encoder: Encoder
     can_share: bool
+    kind: str = "causal"
 
     @property
     def device(self) -> torch.device:
@@ -85,11 +88,13 @@ class LoadedModel:
         """Give back what it holds besides memory: nothing."""
 
 
-def make_ready(name: str, model: Any, tokenizer: Any, *, chat_template: bool = True) -> LoadedModel:
+def make_ready(
+    name: str, model: Any, tokenizer: Any, *, chat_template: bool = True, kind: str = "causal"
+) -> LoadedModel:
     """Wrap a model and a tokenizer that are already in memory."""
     model.eval()
-    can_share = is_static(model.config.to_dict()) and sharing_works(model)
-    return LoadedModel(name, model, Encoder(tokenizer, chat_template=chat_template), can_share)
+    can_share = kind == "causal" and is_static(model.config.to_dict()) and sharing_works(model)
+    return LoadedModel(name, model, Encoder(tokenizer, chat_template=chat_template), can_share, kind)
 
 
 def load_tokenizer(info: CheckpointInfo, loading: Loading) -> Any:
@@ -111,13 +116,13 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
     Raises:
         CtxextError: it cannot be loaded, its weights are incomplete, or it brings code that is not ours.
     """
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     device = choose_device(loading.device)
     tokenizer = load_tokenizer(info, loading)
     extra = {"attn_implementation": loading.attention} if loading.attention else {}
     with loading_told(f'"{info.name}" cannot be loaded'):
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = getattr(transformers, auto_class(info.checkpoint.config)).from_pretrained(
             info.checkpoint.folder,
             dtype=choose_dtype(loading.dtype),
             trust_remote_code=may_run_code(info, loading),
@@ -128,7 +133,7 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
     if missing:
         raise CtxextError(f'"{info.name}" lacks {len(missing)} weights, "{missing[0]}" among them.')
     model = settle_dtype(model, loading.dtype, device)
-    return make_ready(info.name, model.to(device), tokenizer, chat_template=loading.chat_template)
+    return make_ready(info.name, model.to(device), tokenizer, chat_template=loading.chat_template, kind=info.kind)
 
 
 def may_run_code(info: CheckpointInfo, loading: Loading) -> bool:

@@ -11,13 +11,20 @@ from ctxext.evaluate import processes
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, info_of, open_infos
 from ctxext.evaluate.settings import Settings, lengths_of
 from ctxext.evaluate.tasks.base import RetrievalTask
+from ctxext.evaluate.tasks.registry import DEFAULTS, TASKS
 
 if TYPE_CHECKING:
     from ctxext.data.encoding import Encoder
     from ctxext.evaluate.model import LoadedModel, Loading
     from ctxext.evaluate.tasks.base import Work
     from ctxext.evaluate.tasks.perplexity import PerplexityWork
+    from ctxext.evaluate.tasks.pseudo_perplexity import PseudoPerplexityWork
     from ctxext.evaluate.tasks.short import ShortWork
+
+    DocumentWork = PerplexityWork | PseudoPerplexityWork | ShortWork
+
+WORDS = {"causal": "causal language model", "masked": "masked language model", "encoder": "model without a head"}
+"""What errors call each kind of model."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class ModelPlan:
     info: CheckpointInfo
     lengths: tuple[int, ...]
     tasks: tuple[RetrievalTask, ...]
-    documents: "tuple[PerplexityWork | ShortWork, ...]"
+    documents: "tuple[DocumentWork, ...]"
     settings: Settings
 
     @property
@@ -81,6 +88,8 @@ def plan_questions(models: Sequence[str], settings: Settings, loading: "Loading"
     from ctxext.evaluate.tasks.retrieval import check_fits
 
     infos = open_infos(models, revision=loading.revision, token=loading.token, original_length=settings.original_length)
+    for info in infos:
+        check_kind(info, settings, loading)
     known = [length for info in infos for length in (info.trained_length, info.context_length)]
     tasks = tuple(settings.retrieval_tasks())
     lengths = {}
@@ -104,6 +113,34 @@ def plan_questions(models: Sequence[str], settings: Settings, loading: "Loading"
     return plans
 
 
+def default_tasks(models: Sequence[str], loading: "Loading") -> tuple[str, ...]:
+    """What is asked where nothing is named: what every one of the models can be asked.
+
+    Raises:
+        CtxextError: a checkpoint is refused.
+    """
+    infos = open_infos(models, revision=loading.revision, token=loading.token)
+    first = DEFAULTS[infos[0].kind] if infos else DEFAULTS["causal"]
+    return tuple(task for task in first if all(info.kind in TASKS[task].kinds for info in infos)) or first
+
+
+def check_kind(info: CheckpointInfo, settings: Settings, loading: "Loading") -> None:
+    """Refuse tasks, and engines, that are for another kind of model.
+
+    Raises:
+        CtxextError: one is.
+    """
+    for task in settings.tasks:
+        if info.kind not in TASKS[task].kinds:
+            able = ", ".join(name for name, other in TASKS.items() if info.kind in other.kinds)
+            raise CtxextError(
+                f'The task "{task}" cannot be asked of "{info.name}", a {WORDS[info.kind]}.', hint=f"Ask it {able}."
+            )
+    other = "--harness" if settings.harness else "--engine vllm" if loading.engine == "vllm" else ""
+    if other and info.kind != "causal":
+        raise CtxextError(f'{other} is for causal language models; "{info.name}" is a {WORDS[info.kind]}.')
+
+
 def check_context_length(info: CheckpointInfo, lengths: Sequence[int], *, allow_beyond: bool) -> None:
     """Refuse lengths that the model does not claim to read.
 
@@ -122,12 +159,14 @@ def check_context_length(info: CheckpointInfo, lengths: Sequence[int], *, allow_
 
 def _documents(
     info: CheckpointInfo, encoder: "Encoder", lengths: tuple[int, ...], longest: int, settings: Settings
-) -> "tuple[PerplexityWork | ShortWork, ...]":
+) -> "tuple[DocumentWork, ...]":
     """The same documents for every model; each reads as much of them as its lengths allow."""
-    found: list[PerplexityWork | ShortWork] = []
+    found: list[DocumentWork] = []
     for task in settings.tasks:
         if task == "short":
             found += _short_documents(info, encoder, settings)
+        elif task == "pseudo-perplexity":
+            found += _masked_documents(encoder, lengths, longest, settings)
         elif task == "perplexity":
             found += _long_documents(encoder, lengths, longest, settings)
     return tuple(found)
@@ -145,13 +184,26 @@ def _long_documents(
     return tuple(PerplexityWork(ids, number, lengths, start, stride) for number, ids in enumerate(corpus.documents))
 
 
+def _masked_documents(
+    encoder: "Encoder", lengths: tuple[int, ...], longest: int, settings: Settings
+) -> "tuple[PseudoPerplexityWork, ...]":
+    from ctxext.data.texts import read_corpus
+    from ctxext.evaluate.tasks.pseudo_perplexity import PseudoPerplexityWork
+
+    count, seed, end = settings.samples, settings.seed, tuple(encoder.end())
+    corpus = read_corpus(settings.data, encoder, count=count, length=longest, most=longest, seed=seed)
+    return tuple(PseudoPerplexityWork(ids, number, lengths, end) for number, ids in enumerate(corpus.documents))
+
+
 def _short_documents(info: CheckpointInfo, encoder: "Encoder", settings: Settings) -> "tuple[ShortWork, ...]":
     from ctxext.data.texts import read_corpus
+    from ctxext.evaluate.tasks.pseudo_perplexity import closed
     from ctxext.evaluate.tasks.short import ShortWork
 
     length = info.trained_length or max(settings.lengths)
     corpus = read_corpus(settings.data, encoder, count=settings.samples, length=length, most=length, seed=settings.seed)
-    return tuple(ShortWork(ids, sample) for sample, ids in enumerate(corpus.documents))
+    end = tuple(encoder.end()) if info.kind == "masked" else ()
+    return tuple(ShortWork(closed(ids, length, end), sample) for sample, ids in enumerate(corpus.documents))
 
 
 def _sources(infos: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:

@@ -11,7 +11,7 @@ from ctxext.engine import vllm_version
 from ctxext.errors import CtxextError
 from ctxext.evaluate import processes
 from ctxext.evaluate.meter import Meter
-from ctxext.evaluate.plan import ModelPlan, plan_questions
+from ctxext.evaluate.plan import ModelPlan, default_tasks, plan_questions
 from ctxext.evaluate.report.report import Report, make_report, versions
 from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.settings import Settings
@@ -54,7 +54,8 @@ def evaluate(
     """
     from ctxext.evaluate.model import Loading
 
-    settings, loading = settings or Settings(), loading or Loading()
+    loading = loading or Loading()
+    settings = settings or Settings(tasks=default_tasks(models, loading))
     if out is None and processes.num_processes() > 1:
         raise CtxextError("Several processes need a folder to meet in.", hint="Add --out report.")
     if loading.engine == "vllm":

@@ -148,7 +148,7 @@ def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) 
     )
     row = serving_by_vllm(info.checkpoint)
     mind = row.remark if row is not None and row.status != EXACT else ""
-    return ServedModel(info.name, engine, encoder, False, _ends(info.checkpoint), mind)
+    return ServedModel(info.name, engine, encoder, False, ends=_ends(info.checkpoint), mind=mind)
 
 
 def _ends(checkpoint: Checkpoint) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ _CANNOT = {
     "target_parameters": "it changes parameters of fused experts",
     "layer_replication": "it repeats layers",
     "use_qalora": "QALoRA pools the inputs of its layers",
-    "fan_in_fan_out": "its layers keep their weights transposed",
     "lora_bias": "its matrices have biases",
     "trainable_token_indices": "it trains single rows of the embeddings",
     "alora_invocation_tokens": "it is active only after certain tokens",
@@ -29,6 +28,7 @@ class AdapterFile(Schema):
     """What a merge uses of adapter_config.json."""
 
     lora_alpha: Number
+    fan_in_fan_out: bool | None = None
     alpha_pattern: dict[Word, Number] | None = None
     use_rslora: bool | None = None
     ensure_weight_tying: bool | None = None
@@ -52,6 +52,7 @@ class AdapterConfig:
             raise CtxextError(f'"{folder}" cannot be merged: {reason}.', hint=_BY_PEFT)
         checked(self.content, AdapterFile, "adapter_config.json")
         self.is_tied = bool(self.content.get("ensure_weight_tying"))
+        self.is_transposed = bool(self.content.get("fan_in_fan_out"))
 
     def scale(self, module: str, rank: int) -> float:
         """The factor on a module's product, alpha / rank; patterns name modules by the ends of their names."""

@@ -7,6 +7,7 @@ from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
 from ctxext.loading import choose_dtype, loading_told
+from ctxext.recipes.auto_class import CAUSAL, MASKED, auto_class
 from ctxext.recipes.code import CodeMethod
 from ctxext.recipes.code_layout import depends_on_prompt
 from ctxext.recipes.own_code import runs_only_own_code
@@ -30,6 +31,11 @@ class Base:
     def is_own_code(self) -> bool:
         """Whether it carries modeling code, all of it this version's own, byte for byte."""
         return runs_only_own_code(self.checkpoint)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether it guesses masked tokens, as encoders do; otherwise the next one."""
+        return auto_class(self.checkpoint.config) == MASKED
 
 
 def open_base(
@@ -60,16 +66,24 @@ def open_base(
 
 
 def _check(base: Base, source: str, length: int | None) -> None:
-    rotary, config = base.model.rotary, base.checkpoint.config
-    if not base.model.is_extended:
+    encoding, config = base.model.encoding, base.checkpoint.config
+    if auto_class(config) not in (CAUSAL, MASKED):
         raise CtxextError(
-            f'"{source}" was never extended: its context length is the {rotary.context_length} tokens of its training.',
-            hint=f"ctxext convert {source} OUT --method yarn --factor 4, then fine-tune OUT.",
+            f'"{source}" is a {(config.get("architectures") or ["model"])[0]}; what is trained here guesses the next '
+            "token, or masked ones.",
+            hint="Save it once as its ...ForCausalLM or ...ForMaskedLM class, if it has one.",
         )
-    if length is not None and length > rotary.context_length:
-        factor = -(-length // rotary.trained_length)
+    if not base.model.is_extended:
+        method = "table" if encoding.learned_tensors else "yarn"
         raise CtxextError(
-            f'--length {length} is above the context length of "{source}": {rotary.context_length} tokens.',
+            f'"{source}" was never extended: its context length is the {encoding.context_length} tokens of its '
+            "training.",
+            hint=f"ctxext convert {source} OUT --method {method} --factor 4, then fine-tune OUT.",
+        )
+    if length is not None and length > encoding.context_length:
+        factor = -(-length // encoding.trained_length)
+        raise CtxextError(
+            f'--length {length} is above the context length of "{source}": {encoding.context_length} tokens.',
             hint=f"Convert its source with --factor {factor} first.",
         )
     noted = provenance(config).get("recipe")
@@ -99,7 +113,8 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
         CtxextError: one of them cannot be loaded, or weights are missing.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    import transformers
+    from transformers import AutoTokenizer
 
     on_cpu = options.device == "cpu" or not torch.cuda.is_available()
     name, folder = base.checkpoint.name, base.checkpoint.folder
@@ -112,7 +127,7 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
         extra["quantization_config"] = _four_bits(dtype)
     with loading_told(f'"{name}" cannot be loaded'):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=base.is_own_code)
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = getattr(transformers, auto_class(base.checkpoint.config)).from_pretrained(
             folder,
             dtype=dtype,
             trust_remote_code=base.is_own_code and config is None,

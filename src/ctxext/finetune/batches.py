@@ -1,6 +1,7 @@
 """What each step is trained on: which sequences, at which length, with which positions."""
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,24 @@ from torch.utils.data import Dataset
 
 from ctxext.finetune.data import IGNORE, START, sequence_file
 from ctxext.finetune.loss import IGNORED
+from ctxext.finetune.masking import Masker
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.positions import pose_positions, restarting_positions
 
 Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a model takes its sequences.
+
+    Attributes:
+        first_index: What `position_ids` call the first position; None where the model takes none.
+        mask: What masks tokens that are to be guessed; None where the next one is.
+    """
+
+    first_index: int | None = 0
+    mask: Masker | None = None
 
 
 class Sequences(Dataset[Tensors]):
@@ -25,10 +40,11 @@ class Sequences(Dataset[Tensors]):
     Args:
         folder: Where `write_sequences` wrote them.
         options: The options, settled.
+        reading: How the model takes them.
     """
 
-    def __init__(self, folder: Path, options: TrainingOptions) -> None:
-        self.options = options
+    def __init__(self, folder: Path, options: TrainingOptions, reading: Reading = Reading()) -> None:
+        self.options, self.reading = options, reading
         full, read = options.sequence_length, {}
         for length in sorted(options.sequences_wanted()):
             path = sequence_file(folder, length)
@@ -61,9 +77,13 @@ class Sequences(Dataset[Tensors]):
         # Nothing is learned from the end of one document about the beginning of the next.
         labels = ids.masked_fill(starts | ((rows & IGNORE) != 0), IGNORED)
         labels[:, 0] = IGNORED
-        numbered = enumerate(starts.tolist(), start=first)
-        positions = torch.tensor([self._positions(piece, step, number) for number, piece in numbered])
-        tensors = {"input_ids": ids, "labels": labels, "position_ids": positions}
+        if self.reading.mask is not None:
+            ids, labels = self.reading.mask(ids, labels, f"{self.options.seed} masks {step} {first}")
+        tensors = {"input_ids": ids, "labels": labels}
+        if self.reading.first_index is not None:
+            numbered = enumerate(starts.tolist(), start=first)
+            positions = torch.tensor([self._positions(piece, step, number) for number, piece in numbered])
+            tensors["position_ids"] = positions + self.reading.first_index
         if self.options.pack == "restart":
             return tensors  # Without a mask transformers sees from the positions where documents begin.
         return {**tensors, "attention_mask": torch.ones_like(ids)}

@@ -46,7 +46,7 @@ def adapter_card(base: Checkpoint) -> str:
     """
     name, noted = base.public_name, provenance(base.config)
     lines = ["---", "library_name: peft", "tags: [lora, ctxext]", f'base_model: "{name}"', "---", ""]
-    lines += [f"A LoRA adapter of `{name}`. It does not carry the change of the rotary embedding: load it on that very"]
+    lines += [f"A LoRA adapter of `{name}`. It does not carry what was changed to extend it: load it on that very"]
     lines += ["checkpoint, or merge the two with `ctxext merge`."]
     if noted.get("recipe") and noted.get("source"):
         recipe = recipe_from_dict(noted["recipe"], "config.json")

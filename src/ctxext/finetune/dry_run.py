@@ -12,6 +12,7 @@ from ctxext.finetune.base import open_base
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.data_summary import num_tokens_of
 from ctxext.finetune.documents import DocumentReader
+from ctxext.finetune.fits import check_fits
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.prepare import prepare
 
@@ -98,15 +99,19 @@ def dry_run(
     from ctxext.finetune.probe import Cost, measure
 
     base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
-    options = options.settled(window=base.model.rotary.context_length, trained_length=base.model.rotary.trained_length)
+    check_fits(base, options)
+    encoding = base.model.encoding
+    options = options.settled(window=encoding.context_length, trained_length=encoding.trained_length)
     with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as folder:
         ready = prepare(base, Path(folder), read_documents, options, merge=merge, tell=tell)
         options = ready.options
         num_tokens = num_tokens_of(ready.report, options)
         full = options.sequence_length
         longer = max(2, min(full // _SHARE_MEASURED, _MOST_MEASURED))
-        cost = Cost(ready.model, options, learned_share=ready.report.num_learned / num_tokens)
-        found = measure(ready.model, options, (longer // 2, longer), cost, Path(folder))
+        guessed = options.mlm_probability if base.is_masked else 1.0
+        cost = Cost(ready.model, options, learned_share=guessed * ready.report.num_learned / num_tokens)
+        first = ready.reading.first_index
+        found = measure(ready.model, options, (longer // 2, longer), cost, Path(folder), first_index=first)
     at_once = ready.arguments.world_size * options.micro_batch // options.context_parallel
     rounds = math.ceil(options.batch_size / at_once)
     per_step = {

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import math
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,18 +19,33 @@ from transformers.utils import logging
 from ctxext.checkpoint import read_json_object
 from ctxext.errors import CtxextError
 from ctxext.files import Progress, as_json
-from ctxext.finetune.batches import Sequences, stacked
+from ctxext.finetune.batches import Reading, Sequences, stacked
 from ctxext.finetune.evaluation import Evaluations, NeedleProbe, PositionLosses
+from ctxext.finetune.muon import MuonAndAdamW
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.watch import STEPS, LiveLine, StopAfterStep
 from ctxext.reading.journal import TrainerState, is_as
 
 STATE = "trainer_state.json"
-OPTIMIZERS = tuple(optimizer.value for optimizer in OptimizerNames)
+MUON = "muon"
+OPTIMIZERS = (MUON, *(optimizer.value for optimizer in OptimizerNames))
 
 
 class OrderedTrainer(Trainer):  # type: ignore[misc]
-    """A Trainer that takes the sequences in the order in which the data set has them."""
+    """A Trainer that takes the sequences in the order in which the data set has them, and knows Muon."""
+
+    def __init__(self, options: TrainingOptions, **kwargs: Any) -> None:
+        self.uses_muon = options.optimizer == MUON
+        super().__init__(data_collator=stacked, **kwargs)
+
+    def create_optimizer(self, *args: Any) -> torch.optim.Optimizer:
+        """As the Trainer does it, but for Muon."""
+        if self.uses_muon:
+            of = self.args
+            betas = (of.adam_beta1, of.adam_beta2)
+            self.optimizer = MuonAndAdamW(self.model, of.learning_rate, of.weight_decay, betas)
+        made: torch.optim.Optimizer = super().create_optimizer(*args)
+        return made
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
@@ -46,12 +62,7 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
             f"--report-to {options.report_to} needs a package that is not here.",
             hint=f"pip install {options.report_to}",
         )
-    if options.optimizer not in OPTIMIZERS:
-        near = ", ".join(difflib.get_close_matches(options.optimizer, OPTIMIZERS, n=3, cutoff=0.3))
-        raise CtxextError(
-            f'--optimizer "{options.optimizer}" is not known.',
-            hint=f"Did you mean {near}?" if near else f"Choose {', '.join(OPTIMIZERS)}.",
-        )
+    _check_optimizer(options.optimizer)
     sharing = options.context_parallel
     if num_processes % sharing or (sharing > 1 and not torch.cuda.is_available()):
         raise CtxextError(
@@ -76,7 +87,7 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
         learning_rate=options.learning_rate,
         lr_scheduler_type="constant_with_warmup" if options.schedule == "constant" else options.schedule,
         warmup_steps=warmup_steps(options),
-        optim=options.optimizer,
+        **({} if options.optimizer == MUON else {"optim": options.optimizer}),
         weight_decay=options.weight_decay,
         adam_beta1=options.beta1,
         adam_beta2=options.beta2,
@@ -98,10 +109,29 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
     )
 
 
-def held_out_sequences(folder: Path, options: TrainingOptions, count: int) -> Sequences:
+def _check_optimizer(name: str) -> None:
+    """Refuse an optimizer that is not known, or not here, or not for weights in shards."""
+    if name not in OPTIMIZERS:
+        near = ", ".join(difflib.get_close_matches(name, OPTIMIZERS, n=3, cutoff=0.3))
+        raise CtxextError(
+            f'--optimizer "{name}" is not known.',
+            hint=f"Did you mean {near}?" if near else f"Choose {', '.join(OPTIMIZERS)}.",
+        )
+    if name == MUON:
+        if not hasattr(torch.optim, "Muon"):
+            raise CtxextError(
+                f"--optimizer {MUON} needs torch 2.9; this is {torch.__version__}.", hint="pip install -U torch"
+            )
+        if any(os.environ.get(f"ACCELERATE_USE_{way}") == "true" for way in ("FSDP", "DEEPSPEED")):
+            raise CtxextError(
+                f"--optimizer {MUON} needs whole matrices, not shards of them.", hint="Take adamw_torch_fused there."
+            )
+
+
+def held_out_sequences(folder: Path, options: TrainingOptions, count: int, reading: Reading) -> Sequences:
     """Sequences of the full length, each once and in order, to measure on."""
     once: dict[str, Any] = {"steps": count, "batch_size": 1, "micro_batch": 1, "short_share": 0.0, "start_length": None}
-    return Sequences(folder, dataclasses.replace(options, **once))
+    return Sequences(folder, dataclasses.replace(options, **once), reading)
 
 
 def warmup_steps(options: TrainingOptions) -> int:
@@ -154,9 +184,7 @@ def train(
             arguments.load_best_model_at_end = True
             arguments.metric_for_best_model, arguments.greater_is_better = "eval_loss", False
         arguments.per_device_eval_batch_size, arguments.prediction_loss_only = 1, True
-    trainer = OrderedTrainer(
-        model=model, args=arguments, train_dataset=data, eval_dataset=held_out, data_collator=stacked
-    )
+    trainer = OrderedTrainer(options, model=model, args=arguments, train_dataset=data, eval_dataset=held_out)
     trainer.remove_callback(PrinterCallback)
     steps_file = Path(arguments.output_dir) / STEPS
     trainer.add_callback(LiveLine(progress, options.batch_size * options.sequence_length, steps_file))

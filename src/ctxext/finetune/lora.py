@@ -6,10 +6,20 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
+from ctxext.recipes.learned import tensors_named
 
 
-def with_adapter(model: Any, options: TrainingOptions) -> Any:
+def with_adapter(
+    model: Any, options: TrainingOptions, whole: Sequence[str] = (), task: str | None = "CAUSAL_LM"
+) -> Any:
     """The model with a LoRA adapter around its linear layers; everything else is frozen.
+
+    Args:
+        model: A language model of transformers.
+        options: The options.
+        whole: The last parts of the names of weights that are trained themselves, as a table of positions is.
+        task: What peft calls the model's task. Without it an adapter of a base with code of its own cannot be loaded
+            again; it has no word for masked language models.
 
     Raises:
         CtxextError: the targets match nothing.
@@ -17,9 +27,11 @@ def with_adapter(model: Any, options: TrainingOptions) -> Any:
     from peft import LoraConfig, get_peft_model
 
     kept = [*(_norms(model) if options.train_norms else []), *(_embedding(model) if options.train_embeddings else [])]
+    weights = [name for name, _ in model.named_parameters()]
+    kept += [name.removesuffix(".weight") for ending in whole for name in tensors_named(weights, ending)]
     is_tied = bool(getattr(model.config.get_text_config(decoder=True), "tie_word_embeddings", False))
     config = LoraConfig(
-        task_type="CAUSAL_LM",  # Without it an adapter of a base with code of its own cannot be loaded again.
+        task_type=task,
         r=options.rank,
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,
@@ -33,12 +45,13 @@ def with_adapter(model: Any, options: TrainingOptions) -> Any:
 
 
 def _linear_names(model: Any) -> list[str]:
-    """Full names of the linear layers, without the one that makes the logits."""
+    """Full names of the linear layers, without the one that makes the logits; GPT-2 calls its own convolutions."""
     import torch
+    from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()
     modules = model.named_modules()
-    return [name for name, module in modules if isinstance(module, torch.nn.Linear) and module is not head]
+    return [name for name, module in modules if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not head]
 
 
 def _targets(model: Any, wanted: Sequence[str]) -> list[str]:

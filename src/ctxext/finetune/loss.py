@@ -8,7 +8,7 @@ once, while its logits are there; otherwise each piece is checkpointed.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.comparison import Comparison, Divergence, Head, NextToken, Source
 
 IGNORED = -100
+NO_CACHE: Mapping[str, Any] = {"use_cache": False}
 # On a CPU small enough that memory is reused instead of asked for again; on an accelerator large enough to fill it.
 _PIECE_BYTES = {"cpu": 24 << 20}
 _ACCELERATOR_BYTES = 256 << 20
@@ -36,18 +37,24 @@ class Parts(Protocol):
 
 
 def use_chunked_loss(
-    model: Any, piece: int | None = None, source: Source | None = None, by_position: Parts | None = None
+    model: Any,
+    piece: int | None = None,
+    source: Source | None = None,
+    by_position: Parts | None = None,
+    *,
+    is_masked: bool = False,
 ) -> Any:
-    """Replace a causal language model's forward by one that returns the loss alone, computed piece by piece.
+    """Replace a language model's forward by one that returns the loss alone, computed piece by piece.
 
     It stays inside the model's call, so that whatever wraps the model (data parallel, FSDP, autocast) works unchanged.
 
     Args:
-        model: A causal language model of transformers; adapters may be inside already or come later.
+        model: A causal or masked language model of transformers; adapters may be inside already or come later.
         piece: Learned positions at once, over all rows; by default as many as make 24 MiB of float32 logits, or 256
             MiB on an accelerator.
         source: A model to stay close to where it knows the positions.
         by_position: Told, while the model is not in training, how much of the loss lies in each part of the sequences.
+        is_masked: Whether labels say what stands at their own position, not at the next.
 
     Returns:
         The model's own forward.
@@ -55,7 +62,8 @@ def use_chunked_loss(
     Raises:
         CtxextError: the model's forward cannot be taken apart like this.
     """
-    if not _can_replay(model):
+    plainly: Mapping[str, Any] = {} if is_masked else NO_CACHE
+    if not _can_replay(model, plainly):
         raise CtxextError(
             f'The loss of "{type(model).__name__}" cannot be computed in pieces: its logits depend on more than the '
             "last hidden states."
@@ -68,10 +76,10 @@ def use_chunked_loss(
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
         given = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
-        output = model.base_model(input_ids=input_ids, use_cache=False, **given)
+        output = model.base_model(input_ids=input_ids, **plainly, **given)
         # The hidden state at a position predicts the next token; the last one predicts nothing. Where a sequence is
         # spread over devices its neighbour is elsewhere, and the Trainer gives labels that are shifted already.
-        targets = shift_labels
+        targets = labels if is_masked else shift_labels
         if targets is None:
             targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
         size = positions_at_once(model, labels.device, piece)
@@ -81,7 +89,7 @@ def use_chunked_loss(
             total = hidden[:, :0].sum()  # Nothing yet, but with a gradient, for a batch that learns nothing.
             for begin in range(0, hidden.shape[1], size):
                 rows = slice(begin, begin + size)
-                head = functools.partial(logits_of, model, own, type(output), ids[:, rows])
+                head = functools.partial(logits_of, model, own, type(output), ids[:, rows], plainly=plainly)
                 if is_frozen:
                     total = total + _EagerLoss.apply(hidden[:, rows], compare(rows), head)  # type: ignore[no-untyped-call]
                 else:
@@ -140,10 +148,12 @@ def _head_parameters(model: Any) -> Iterator[torch.nn.Parameter]:
     yield from model.get_output_embeddings().parameters()
 
 
-def logits_of(model: Any, own: Any, kind: type, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """The logits of some hidden states, by the model's own forward."""
-    with _standing_in(model.base_model, kind(last_hidden_state=hidden)):
-        logits: torch.Tensor = own(input_ids=ids, use_cache=False).logits
+def logits_of(
+    model: Any, own: Any, kind: type, ids: torch.Tensor, hidden: torch.Tensor, plainly: Mapping[str, Any] = NO_CACHE
+) -> torch.Tensor:
+    """The logits of some hidden states, by the model's own forward; encoders know no cache."""
+    with _standing_in(model, kind(last_hidden_state=hidden)):
+        logits: torch.Tensor = own(input_ids=ids, **plainly).logits
     return logits
 
 
@@ -174,21 +184,26 @@ class _EagerLoss(torch.autograd.Function):
 
 
 @contextlib.contextmanager
-def _standing_in(base: Any, output: Any) -> Iterator[None]:
-    """While this lasts, the base model returns what it is told instead of computing."""
-    own = base.__dict__.get("forward")
-    base.forward = lambda *args, **kwargs: output
+def _standing_in(model: Any, output: Any) -> Iterator[None]:
+    """While this lasts, the base model returns what it is told instead of computing; OPT calls the decoder in it."""
+    inner = [model.base_model]
+    if (decoder := model.get_decoder()) is not None and decoder not in (model, model.base_model):
+        inner.append(decoder)
+    own = [module.__dict__.get("forward") for module in inner]
+    for module in inner:
+        module.forward = lambda *args, **kwargs: output
     try:
         yield
     finally:
-        if own is None:
-            del base.forward
-        else:
-            base.forward = own
+        for module, forward in zip(inner, own, strict=True):
+            if forward is None:
+                del module.forward
+            else:
+                module.forward = forward
 
 
 @torch.no_grad()
-def _can_replay(model: Any) -> bool:
+def _can_replay(model: Any, plainly: Mapping[str, Any]) -> bool:
     """Try it on a few tokens: the pieces must give the logits of the plain forward."""
     base = getattr(model, "base_model", None)
     if base is None or base is model:
@@ -198,8 +213,8 @@ def _can_replay(model: Any) -> bool:
     was_training, own = model.training, model.forward
     model.eval()
     try:
-        plain = own(input_ids=ids, use_cache=False).logits.float()
-        replayed = _replayed(own, base, ids)
+        plain = own(input_ids=ids, **plainly).logits.float()
+        replayed = _replayed(model, own, ids, plainly)
     finally:
         model.train(was_training)
     if replayed is None or replayed.shape != plain.shape or not plain.isfinite().any():
@@ -208,14 +223,14 @@ def _can_replay(model: Any) -> bool:
     return bool((close | (plain == replayed)).all())
 
 
-def _replayed(own: Any, base: Any, ids: torch.Tensor) -> torch.Tensor | None:
+def _replayed(model: Any, own: Any, ids: torch.Tensor, plainly: Mapping[str, Any]) -> torch.Tensor | None:
     """The logits in pieces; None where the forward stops for lack of what it did not get."""
-    output, pieces = base(input_ids=ids, use_cache=False), []
+    output, pieces = model.base_model(input_ids=ids, **plainly), []
     try:
         for begin in range(0, _PROBE_LENGTH, _PROBE_PIECE):
             rows = slice(begin, begin + _PROBE_PIECE)
-            with _standing_in(base, type(output)(last_hidden_state=output.last_hidden_state[:, rows])):
-                pieces.append(own(input_ids=ids[:, rows], use_cache=False).logits.float())
+            with _standing_in(model, type(output)(last_hidden_state=output.last_hidden_state[:, rows])):
+                pieces.append(own(input_ids=ids[:, rows], **plainly).logits.float())
     except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError, IndexError, KeyError):
         return None
     return torch.cat(pieces, dim=1)

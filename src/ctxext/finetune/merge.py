@@ -16,6 +16,7 @@ from ctxext.files import MANIFEST, Progress, as_json
 from ctxext.finetune.card import adapter_card, render_card
 from ctxext.finetune.rewrite import rewrite, stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, Changes, stored_name
+from ctxext.recipes.auto_class import MASKED, auto_class
 from ctxext.recipes.rotary import provenance
 from ctxext.version import __version__
 
@@ -93,7 +94,7 @@ def _copy_adapter(adapter: Path, folder: Path) -> None:
 def tied_embeddings(checkpoint: Checkpoint) -> dict[str, str]:
     """The stored name of an output embedding that is the input embedding, with that one's; empty where they are two."""
     from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.models.auto import modeling_auto
 
     config = checkpoint.config
     text = text_config(config, family_of(config))
@@ -104,13 +105,17 @@ def tied_embeddings(checkpoint: Checkpoint) -> dict[str, str]:
     if not stated:
         return {}
     stored = stored_shapes(checkpoint)
-    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(stock), None)
+    kind = "MASKED_LM" if auto_class(config) == MASKED else "CAUSAL_LM"
+    known = getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING").get(type(stock), None)
     keys = getattr(known, "_tied_weights_keys", None)
     if isinstance(keys, dict):
         return {head: name for head, embedding in keys.items() if (name := stored_name(embedding, stored)) is not None}
     # transformers 4 names the output embedding alone.
-    embedding = next((name for name in stored if "embed" in name and not name.startswith("lm_head")), None)
-    return {str((keys or ["lm_head.weight"])[0]): embedding} if embedding else {}
+    head = next((str(key) for key in keys or () if str(key).endswith(".weight")), "lm_head.weight")
+    rows = int(text["vocab_size"])
+    tables = (name for name, shape in stored.items() if len(shape) == 2 and shape[0] == rows and name != head)
+    embedding = next(tables, None)
+    return {head: embedding} if embedding else {}
 
 
 def write_merged(

@@ -22,7 +22,7 @@ _AT_LEAST_ONE = (
     *("rank", "steps", "batch_size", "micro_batch", "save_every", "length", "start_length", "window", "group"),
     *("short_length", "original_length", "piece", "context_parallel", "eval_every", "patience"),
 )
-_SHARES = ("short_share", "warmup", "dropout", "weight_decay", "beta1", "beta2")
+_SHARES = ("short_share", "warmup", "dropout", "weight_decay", "beta1", "beta2", "mlm_probability")
 _MANY = 1000
 CHANGEABLE = (
     *("device", "save_every", "report_to", "steps", "micro_batch", "checkpointing", "piece", "context_parallel"),
@@ -47,7 +47,8 @@ class TrainingOptions:
         learning_rate: Its peak; by default 2e-4 with LoRA and 2e-5 without.
         schedule: How the learning rate falls: cosine, linear or constant.
         warmup: Share of the steps in which it rises.
-        optimizer: An optimizer by the Trainer's own name, as adamw_torch, adamw_8bit, paged_adamw_8bit or adafactor.
+        optimizer: An optimizer by the Trainer's own name, as adamw_torch, adamw_8bit, paged_adamw_8bit or adafactor;
+            or muon, for matrices, with AdamW for the rest.
         weight_decay: How much of itself a weight loses, times the learning rate.
         beta1: How long AdamW remembers gradients, 0 to 1.
         beta2: How long it remembers their squares, 0 to 1.
@@ -80,6 +81,7 @@ class TrainingOptions:
         eval_every: Steps between two evaluations, where there is data for them; by default at every save.
         keep_best: Take the save that was best on the evaluation data.
         patience: Stop after so many evaluations without a better one, and take the best.
+        mlm_probability: Share of the tokens that an encoder must guess, 0 to 1.
         quantize: "4bit" to keep the frozen weights in 4 bits while training, as QLoRA (arXiv 2305.14314); needs
             bitsandbytes. What is merged are the checkpoint's own weights.
         context_parallel: Accelerators that share one sequence.
@@ -128,6 +130,7 @@ class TrainingOptions:
     eval_every: int | None = None
     keep_best: bool = False
     patience: int | None = None
+    mlm_probability: float = 0.15
     quantize: str = "none"
     context_parallel: int = 1
     dtype: str = "auto"
@@ -145,7 +148,7 @@ class TrainingOptions:
         for name in _SHARES:
             if not 0 <= (value := getattr(self, name)) < 1:
                 raise CtxextError(f'{_option(name)} is a share from 0 to 1, not "{value}".')
-        for name in ("learning_rate", "alpha", "neftune", "epochs"):
+        for name in ("learning_rate", "alpha", "neftune", "epochs", "mlm_probability"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise CtxextError(f'{_option(name)} must be above 0, not "{value}".')
         if self.device not in ("auto", "cpu"):

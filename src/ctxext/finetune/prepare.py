@@ -1,5 +1,6 @@
 """Everything before the first step: the model with its adapter, the Trainer's arguments, the sequences."""
 
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from ctxext.finetune.rewrite import stored_shapes
 from ctxext.finetune.tensors import stored_name
 
 if TYPE_CHECKING:
+    from ctxext.finetune.batches import Reading
     from ctxext.finetune.evaluation import NeedleProbe, PositionLosses
 
 HELD_OUT, _NUM_HELD_OUT = "held-out", 32
@@ -33,6 +35,7 @@ class Prepared:
         report: What was read.
         held_out: What was read to measure the loss on while training.
         measures: What adds up its loss by position, and what asks for needles.
+        reading: How it takes its sequences.
         num_trained: Parameters that are trained.
         num_parameters: Parameters in all.
     """
@@ -43,6 +46,7 @@ class Prepared:
     report: DataReport
     held_out: DataReport | None
     measures: "tuple[PositionLosses, NeedleProbe | None]"
+    reading: "Reading"
     num_trained: int
     num_parameters: int
 
@@ -79,7 +83,7 @@ def prepare(
     from ctxext.finetune.attention import register_shifted
     from ctxext.finetune.evaluation import PositionLosses, needle_probe
     from ctxext.finetune.loop import training_arguments, warmup_steps
-    from ctxext.finetune.lora import count_parameters, with_adapter
+    from ctxext.finetune.lora import count_parameters
     from ctxext.finetune.loss import use_chunked_loss
     from ctxext.finetune.source_model import load_source
 
@@ -89,9 +93,10 @@ def prepare(
     model, tokenizer = load_base(base, options, attention)
     by_position = PositionLosses()
     source = load_source(base, model, options) if options.keep_short else None
-    own = use_chunked_loss(model, options.piece, source, by_position)
+    reading = _reading(base, model, tokenizer, options)
+    own = use_chunked_loss(model, options.piece, source, by_position, is_masked=base.is_masked)
     torch_seed(options.seed)
-    trained = model if options.full else with_adapter(model, options)
+    trained = model if options.full else _adapted(base, model, options)
     counts = count_parameters(trained)
     if merge and is_first():
         _check_mergeable(base, trained)
@@ -113,8 +118,35 @@ def prepare(
         every = options.eval_every or options.save_every
         tell(f"evaluated on {held_out.num_sequences:,} sequences every {every:,} steps")
     assert options.length is not None, "the options are settled"
-    needle = needle_probe(model, own, tokenizer, options.length, options.seed, num_processes) if held_out else None
-    return Prepared(trained, arguments, options, report, held_out, (by_position, needle), *counts)
+    can_answer = held_out is not None and not base.is_masked
+    needle = needle_probe(model, own, tokenizer, options.length, options.seed, num_processes) if can_answer else None
+    return Prepared(trained, arguments, options, report, held_out, (by_position, needle), reading, *counts)
+
+
+def _adapted(base: Base, model: Any, options: TrainingOptions) -> Any:
+    from ctxext.finetune.lora import with_adapter
+
+    task = None if base.is_masked else "CAUSAL_LM"
+    return with_adapter(model, options, whole=base.model.encoding.learned_tensors, task=task)
+
+
+def _reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -> "Reading":
+    """How the model takes its sequences; some families count positions by themselves.
+
+    Raises:
+        CtxextError: positions shall be skipped, and the model is told none.
+    """
+    from ctxext.finetune.batches import Reading
+    from ctxext.finetune.masking import make_masker
+
+    is_told = "position_ids" in inspect.signature(model.base_model.forward).parameters
+    if not is_told and options.positions == "pose":
+        raise CtxextError(
+            f'"{base.model.family.model_type}" counts positions by itself, so that none can be skipped.',
+            hint="Leave --positions pose out.",
+        )
+    mask = make_masker(tokenizer, options.mlm_probability) if base.is_masked else None
+    return Reading(base.model.encoding.first_index if is_told else None, mask)
 
 
 def torch_seed(seed: int) -> None:

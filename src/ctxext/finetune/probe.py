@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
-from ctxext.finetune.batches import Tensors, stacked
+from ctxext.finetune.batches import Tensors
 from ctxext.finetune.loop import OrderedTrainer, training_arguments
 from ctxext.finetune.loss import IGNORED, positions_at_once
 from ctxext.finetune.options import TrainingOptions
@@ -80,9 +80,9 @@ class Measured:
 class _Rows(Dataset[Tensors]):
     """Random sequences, a few of each length."""
 
-    def __init__(self, lengths: Sequence[int], options: TrainingOptions, cost: Cost) -> None:
+    def __init__(self, lengths: Sequence[int], options: TrainingOptions, cost: Cost, first_index: int | None) -> None:
         self.lengths = [length for length in lengths for _ in range(_STEPS * options.micro_batch)]
-        self.options, self.cost = options, cost
+        self.options, self.cost, self.first_index = options, cost, first_index
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -91,10 +91,12 @@ class _Rows(Dataset[Tensors]):
         length = self.lengths[index]
         ids = torch.randint(0, self.cost.vocabulary, (1, length))
         labels = ids.masked_fill(torch.rand(1, length) >= self.cost.learned_share, IGNORED)
+        tensors = {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
+        if self.first_index is None:
+            return tensors
         # The last positions of a full sequence: what only short ones do is not measured.
-        positions = torch.arange(length)[None] + (self.options.sequence_length - length)
-        mask = torch.ones_like(ids)
-        return {"input_ids": ids, "labels": labels, "position_ids": positions, "attention_mask": mask}
+        first = self.first_index + self.options.sequence_length - length
+        return {**tensors, "position_ids": torch.arange(first, first + length)[None]}
 
 
 class _Clock(TrainerCallback):  # type: ignore[misc]
@@ -116,7 +118,15 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
         self.peaks.append(peak_memory())
 
 
-def measure(model: Any, options: TrainingOptions, lengths: tuple[int, int], cost: Cost, folder: Path) -> Measured:
+def measure(
+    model: Any,
+    options: TrainingOptions,
+    lengths: tuple[int, int],
+    cost: Cost,
+    folder: Path,
+    *,
+    first_index: int | None = 0,
+) -> Measured:
     """Train a few steps on random sequences; the model is not what it was afterwards.
 
     Args:
@@ -125,6 +135,7 @@ def measure(model: Any, options: TrainingOptions, lengths: tuple[int, int], cost
         lengths: Two lengths in tokens, the shorter first.
         cost: What its shapes say.
         folder: Where the Trainer may write.
+        first_index: What `position_ids` call the first position; None where the model takes none.
     """
     before = memory_in_use()
     world = training_arguments(options, folder, 1).world_size
@@ -136,7 +147,8 @@ def measure(model: Any, options: TrainingOptions, lengths: tuple[int, int], cost
     arguments = training_arguments(short, folder, world)
     arguments.save_strategy = "no"
     clock = _Clock()
-    trainer = OrderedTrainer(model, arguments, train_dataset=_Rows(lengths, short, cost), data_collator=stacked)
+    rows = _Rows(lengths, short, cost, first_index)
+    trainer = OrderedTrainer(options, model=model, args=arguments, train_dataset=rows)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(clock)
     trainer.train()

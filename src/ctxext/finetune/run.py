@@ -28,6 +28,7 @@ from ctxext.files import Progress, as_json
 from ctxext.finetune.base import Base, open_base
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
+from ctxext.finetune.fits import check_fits
 from ctxext.finetune.merge import ADAPTER, save_adapter, tied_embeddings, write_merged
 from ctxext.finetune.options import CHANGEABLE, TrainingOptions
 from ctxext.finetune.prepare import HELD_OUT, is_first, prepare
@@ -115,7 +116,9 @@ def finetune(
         CtxextError: the model, the data, an option or the place is refused; nothing is written then.
     """
     base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
-    options = options.settled(window=base.model.rotary.context_length, trained_length=base.model.rotary.trained_length)
+    check_fits(base, options)
+    encoding = base.model.encoding
+    options = options.settled(window=encoding.context_length, trained_length=encoding.trained_length)
     if options.full and not merge:
         raise CtxextError("--full has no adapter to keep apart.", hint="Leave --no-merge out.")
     if options.keeps_best and read_held_out is None:
@@ -238,9 +241,11 @@ def _train(
     last_save = newest_save(folder, options.steps) if resume else None
     if resume and tell is not None:
         tell(f"going on after step {last_save.name.rsplit('-', 1)[1]}" if last_save else "nothing was saved yet")
-    sequences = Sequences(folder, options)
+    sequences = Sequences(folder, options, ready.reading)
     started = time.perf_counter()
-    held_out = held_out_sequences(folder / HELD_OUT, options, ready.held_out.num_sequences) if ready.held_out else None
+    held_out = None
+    if ready.held_out:
+        held_out = held_out_sequences(folder / HELD_OUT, options, ready.held_out.num_sequences, ready.reading)
     trainer = train(
         ready.model,
         ready.arguments,
@@ -290,26 +295,28 @@ def _write(
             checkpoint,
             WholeChanges(folder / FINAL, shapes, tied=tied),
             work,
-            notes=_notes(result, data),
+            notes=_notes(base, result, data),
             progress=progress,
         )
     else:
         changes = AdapterChanges(work / ADAPTER, shapes, tied=tied)
-        write_merged(checkpoint, changes, work, notes=_notes(result, data), progress=progress)
+        write_merged(checkpoint, changes, work, notes=_notes(base, result, data), progress=progress)
 
 
-def _notes(result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:
+def _notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:
     """What a published file says of the training."""
     options = result.options
     how = "all weights" if options.full else f"LoRA rank {options.rank}, alpha {options.alpha:g}"
     how += f", base in {options.quantize} while training" if options.quantize != "none" else ""
-    extras = {"rslora": options.rslora, "dora": options.dora, "norms": options.train_norms}
+    has_table = bool(base.model.encoding.learned_tensors) and not options.full
+    extras = {"rslora": options.rslora, "dora": options.dora, "position table": has_table, "norms": options.train_norms}
     extras |= {"embeddings": options.train_embeddings}
     how += "".join(f", {name}" for name, is_on in extras.items() if is_on)
     return {
         "trained": how,
         "data": str(data["name"]),
-        "learned": "answers, where the data marks them" if options.learn == "answers" else "every token",
+        "learned": ("answers, where the data marks them" if options.learn == "answers" else "every token")
+        + (f"; {100 * options.mlm_probability:g} % of them masked" if base.is_masked else ""),
         "length": f"{options.start_length} doubling to {options.length}" if options.start_length else options.length,
         "steps": options.steps,
         "batch_size": options.batch_size,

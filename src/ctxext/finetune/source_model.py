@@ -98,7 +98,7 @@ def load_source(base: Base, model: Any, options: TrainingOptions) -> SourceModel
     return SourceModel(
         source,
         shared,
-        trained_length=base.model.rotary.trained_length,
+        trained_length=base.model.encoding.trained_length,
         tokens_per_step=options.batch_size * options.sequence_length,
     )
 

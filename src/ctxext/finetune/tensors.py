@@ -61,7 +61,7 @@ class AdapterChanges:
             raise CtxextError(f'"{path}" cannot be read: {str(error).splitlines()[0]}.') from error
         # Beside the matrices of an embedding peft saves the embedding itself, unchanged.
         owners = {owner: parts for owner, parts in owners.items() if set(parts) != {"base_layer.weight"}}
-        self.parts = _known(folder, owners, stored, tied)
+        self.parts = _known(folder, owners, stored, tied, is_transposed=self.config.is_transposed)
         self.untied: Mapping[str, str] = {} if self._stay_tied(tied) else dict(tied)
         for head, embedding in tied.items():
             if not self.untied:
@@ -87,15 +87,21 @@ class AdapterChanges:
         parts = self.parts[name]
         if "whole" in parts:
             return parts["whole"]
+        if self._is_transposed(parts):
+            old = old.T
         first, second = _matrices(parts)
         new = old.float() + self.config.scale(name.removesuffix(".weight"), first.shape[0]) * (second @ first)
         magnitude = parts.get("lora_magnitude_vector", parts.get("lora_magnitude_vector.weight"))
         if magnitude is None:
-            return new
+            return new.T if self._is_transposed(parts) else new
         # DoRA: every row of the sum is scaled to the length that was learned for it; of embeddings every column.
         across = 0 if "lora_embedding_A" in parts else 1
         scaled: torch.Tensor = new * (magnitude.float() / new.norm(dim=across)).unsqueeze(across)
-        return scaled
+        return scaled.T if self._is_transposed(parts) else scaled
+
+    def _is_transposed(self, parts: Mapping[str, torch.Tensor]) -> bool:
+        """Whether a layer keeps its weight the other way round, as those of GPT-2 do."""
+        return self.config.is_transposed and _A in parts
 
 
 class WholeChanges:
@@ -116,21 +122,29 @@ class WholeChanges:
         for path in sorted(folder.glob("*.safetensors")):
             file = safe_open(path, "pt")
             self.files.update(dict.fromkeys(read_safetensors_header(path), file))
-        missing = [name for name in stored if name not in self.files and name not in tied]
-        if missing:
-            raise CtxextError(f'The trained model has no "{missing[0]}", which the base has.')
-        self.names = frozenset(name for name in stored if name in self.files)
+        # Heads that this class of the family lacks, and buffers, stay as they are stored.
+        self.trained = {place: name for name in self.files if (place := stored_name(name, stored)) is not None}
+        self.trained |= {head: self.trained[name] for head, name in tied.items() if head in stored}
+        homeless = [name for name in self.files if name not in self.trained.values() and name not in tied]
+        if homeless:
+            raise CtxextError(f'The trained model has "{homeless[0]}", for which the base has no place.')
+        self.names = frozenset(self.trained)
 
     def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
         """The trained tensor."""
-        found: torch.Tensor = self.files[name].get_tensor(name)
+        own = self.trained[name]
+        found: torch.Tensor = self.files[own].get_tensor(own)
         return found
 
 
 def stored_name(owner: str, stored: Iterable[str]) -> str | None:
-    """The name under which a checkpoint stores a parameter: some leave out the name of the base model."""
+    """The name under which a checkpoint stores a parameter.
+
+    Some leave out the name of the base model; the first BERT calls the weights of its norms gamma and beta.
+    """
     names = set(stored)
-    candidates = (owner, owner.partition(".")[2], f"model.{owner}")
+    old = owner.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+    candidates = (owner, owner.partition(".")[2], f"model.{owner}", old)
     return next((name for name in candidates if name in names), None)
 
 
@@ -147,6 +161,8 @@ def _known(
     owners: Mapping[str, dict[str, torch.Tensor]],
     stored: Mapping[str, tuple[int, ...]],
     tied: Mapping[str, str],
+    *,
+    is_transposed: bool,
 ) -> dict[str, dict[str, torch.Tensor]]:
     """The parts by stored name; a tied output embedding is not stored, and goes by its own."""
     found = {}
@@ -160,6 +176,8 @@ def _known(
         if shape is None:
             raise CtxextError(f'"{folder}" does not hold matrices for "{owner}" that go together.')
         wanted = stored[name] if name in stored else stored[tied[name]]
+        if is_transposed and _A in tensors:
+            shape = shape[::-1]
         if shape != tuple(wanted):
             raise CtxextError(f'"{folder}" does not fit: "{name}" is {wanted}, the adapter\'s {shape}.')
         found[name] = tensors

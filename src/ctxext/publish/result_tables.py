@@ -1,5 +1,6 @@
 """The results of a model card: Markdown tables with intervals and pictures, and the Hub's model index."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ from ctxext.evaluate.report.findings import percent, pooled
 from ctxext.evaluate.report.report import Report
 from ctxext.evaluate.report.summary import effective_text
 
+_TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}
 FOLDER = "report"
 """Where a report's files stand inside the repository."""
 
@@ -56,10 +58,9 @@ def perplexity_table(report: Report, entry: Mapping[str, Any], pictures: Sequenc
         [_name(model, entry), *(_figure(model["perplexity"]["lengths"].get(str(length))) for length in lengths)]
         for model in models
     ]
-    head = ["perplexity over the first", *(f"{length} tokens" for length in lengths)]
-    return "\n\n".join(
-        ["### perplexity", _table(head, rows), *_picture("perplexity.png", "Loss by position", pictures)]
-    )
+    task = models[0]["perplexity"].get("task", "perplexity")
+    head = [f"{task} over the first", *(f"{length} tokens" for length in lengths)]
+    return "\n\n".join([f"### {task}", _table(head, rows), *_picture("perplexity.png", "Loss by position", pictures)])
 
 
 def short_table(report: Report, entry: Mapping[str, Any]) -> str:
@@ -102,22 +103,22 @@ def model_index(report: Report, entry: Mapping[str, Any]) -> list[Any]:
 
     settings, results = report["settings"], []
     common = {"samples": settings["samples"], "seed": settings["seed"]}
+    make = functools.partial(EvalResult, task_type=_TASK_TYPES.get(str(entry.get("kind")), "text-generation"))
     for task, length in dict.fromkeys((cell["task"], cell["length"]) for cell in entry["cells"]):
         cells = [cell for cell in entry["cells"] if (cell["task"], cell["length"]) == (task, length)]
-        results.append(
-            _result(EvalResult, task, length, "exact_match", pooled(cells)[0], {**common, "depths": len(cells)})
-        )
-    for length, found in ((entry.get("perplexity") or {}).get("lengths") or {}).items():
-        results.append(_result(EvalResult, "perplexity", int(length), "perplexity", found["perplexity"], common))
+        results.append(_result(make, task, length, "exact_match", pooled(cells)[0], {**common, "depths": len(cells)}))
+    measured = entry.get("perplexity") or {}
+    for length, found in (measured.get("lengths") or {}).items():
+        task = measured.get("task", "perplexity")
+        results.append(_result(make, task, int(length), "perplexity", found["perplexity"], common))
     if entry.get("short"):
         short = entry["short"]
-        results.append(_result(EvalResult, "short", short["length"], "perplexity", short["perplexity"], common))
+        results.append(_result(make, "short", short["length"], "perplexity", short["perplexity"], common))
     return results
 
 
 def _result(make: Any, task: str, length: int, metric: str, value: float, arguments: Mapping[str, Any]) -> Any:
     return make(
-        task_type="text-generation",
         task_name="Long context",
         dataset_type=f"ctxext-{task}",
         dataset_name=f"{task}, {length} tokens",

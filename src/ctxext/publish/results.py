@@ -97,7 +97,8 @@ def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) 
 def _missing(report: Report, entry: Mapping[str, Any]) -> list[str]:
     settings = report["settings"]
     asked = {cell["task"] for cell in entry["cells"]}
-    asked |= {task for task in ("perplexity", "short") if entry.get(task)}
+    asked |= {"short"} if entry.get("short") else set()
+    asked |= {on_text.get("task", "perplexity")} if (on_text := entry.get("perplexity")) else set()
     lengths = [cell["length"] for cell in entry["cells"]]
     lengths += [int(length) for length in (entry.get("perplexity") or {}).get("lengths", ())]
     reach, claimed = max(lengths, default=0), entry.get("context_length") or 0
@@ -109,7 +110,9 @@ def _missing(report: Report, entry: Mapping[str, Any]) -> list[str]:
             else f"Any length: the context length is {claimed} tokens."
         )
     missing += [
-        f"{task.shows[0].upper()}{task.shows[1:]} (`{name}`)." for name, task in TASKS.items() if name not in asked
+        f"{task.shows[0].upper()}{task.shows[1:]} (`{name}`)."
+        for name, task in TASKS.items()
+        if name not in asked and entry.get("kind", "causal") in task.kinds
     ]
     scored = {name for name, task in RETRIEVAL_TASKS.items() if not task.is_written}
     if asked & scored and not settings["generate"]:

@@ -62,7 +62,7 @@ class CellLine(Schema):
     def _is_whole(self) -> "CellLine":
         if self.task == "short":
             whole = self.loss is not None and self.tokens is not None
-        elif self.task == "perplexity":
+        elif self.task in ("perplexity", "pseudo-perplexity"):
             whole = None not in (self.width, self.buckets, self.lengths)
         else:
             whole = self.correct is not None and len(self.correct) == len(self.samples)

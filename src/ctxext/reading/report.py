@@ -42,6 +42,7 @@ class AtLength(Schema):
 class Perplexity(Schema):
     """The loss on long text."""
 
+    task: Name = "perplexity"
     length: Length
     curve: list[Point]
     lengths: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], AtLength]
@@ -90,6 +91,7 @@ class Entry(Schema):
 
     name: Name
     summary: Name
+    kind: Name = "causal"
     digest: Name
     trained_length: Length | None = None
     context_length: Length | None = None

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-CAUSAL = "AutoModelForCausalLM"
+CAUSAL, MASKED = "AutoModelForCausalLM", "AutoModelForMaskedLM"
 
 _ENDINGS: Mapping[str, tuple[str, str]] = {
     "LMHeadModel": (CAUSAL, "text-generation"),
     "ForCausalLM": (CAUSAL, "text-generation"),
     "MTModel": ("AutoModelForSeq2SeqLM", "translation"),
-    "ForMaskedLM": ("AutoModelForMaskedLM", "fill-mask"),
+    "ForMaskedLM": (MASKED, "fill-mask"),
     "ForConditionalGeneration": ("AutoModelForSeq2SeqLM", "text2text-generation"),
     "ForSequenceClassification": ("AutoModelForSequenceClassification", "text-classification"),
     "ForTokenClassification": ("AutoModelForTokenClassification", "token-classification"),

@@ -80,6 +80,16 @@ class Encoding:
         """The numbers beside the carrier."""
         return {}
 
+    @property
+    def learned_tensors(self) -> tuple[str, ...]:
+        """The last parts of the names of the weights that are this encoding, which a training trains too."""
+        return ()
+
+    @property
+    def first_index(self) -> int:
+        """What `position_ids` call the first position."""
+        return 0
+
     def describe(self) -> str:
         """The encoding in one line, for people."""
         raise NotImplementedError

@@ -97,6 +97,16 @@ class LearnedTable(Encoding):
         """The table itself; a longer one is no more than that."""
         return "table"
 
+    @property
+    def learned_tensors(self) -> tuple[str, ...]:
+        """The table."""
+        return self.layout.tensors
+
+    @property
+    def first_index(self) -> int:
+        """Where the keys count the rows for others, `position_ids` do too; elsewhere the model adds them itself."""
+        return self.num_special * self.layout.counts_special
+
     def describe(self) -> str:
         """How many rows it has, and how many of them are for positions."""
         special = f" after {self.num_special} for others" if self.num_special else ""
@@ -116,6 +126,11 @@ class LearnedTable(Encoding):
 @dataclass(frozen=True)
 class ComputedTable(LearnedTable):
     """A table of sinusoids."""
+
+    @property
+    def learned_tensors(self) -> tuple[str, ...]:
+        """None: sinusoids stay what they are."""
+        return ()
 
     def describe(self) -> str:
         """How far it reaches."""

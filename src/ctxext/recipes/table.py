@@ -169,8 +169,8 @@ class Table(Rows):
         kept = "inputs within the original context length give what they gave"
         changed = "every input changes, short ones too"
         return (
-            "no position beyond the original context length was ever trained, so train a little (elsewhere: ctxext "
-            "finetune takes rotary models only) and measure before and after; "
+            "no position beyond the original context length was ever trained, so train a little (ctxext finetune "
+            "trains the table itself) and measure before and after; "
             f"{kept if self.fill in KEEPS_ROWS else changed}."
         )
 

@@ -5,6 +5,7 @@ its own window. What comes of it is an ordinary static Ms-PoE recipe. Per-head s
 as AdaRoPE (ICML 2026); the ramp is YaRN's (arXiv 2309.00071, section 3.2).
 """
 
+import inspect
 import itertools
 import math
 import random
@@ -39,7 +40,8 @@ _RATE, _DIGITS = 0.03, 4
 _FAST, _SLOW = 32.0, 1.0
 _HELD, _BEYOND = 2.0, 30.0
 """Weights of the divergence from the source: of all of it, and of what is beyond half of what may be lost."""
-_DOCUMENTS = 2
+_DOCUMENTS, _HELD_POSITIONS = 2, 512
+"""Sequences that are held to the source at once, and of how many positions of each."""
 _ALREADY = 77_000_000
 """Added to the seed, so that no question of the search or of `ctxext eval` with a usual seed is learned from."""
 
@@ -134,6 +136,7 @@ def learn(bench: Workbench, options: SearchOptions, end: float, told: Callable[[
     lengths = itertools.cycle(sorted(options.lengths_from(trained), reverse=True))
     questions = {length: _sequences(bench.stock.encoder, options, length) for length in options.lengths_from(trained)}
     documents = _documents(bench.stock.encoder, options, trained)
+    drawn = torch.Generator().manual_seed(options.seed)
     step = 0
     while step < (options.trials or math.inf) and time.monotonic() < end:
         gone = step / options.trials if options.trials else (time.monotonic() - began) / max(end - began, 1e-9)
@@ -141,7 +144,8 @@ def learn(bench: Workbench, options: SearchOptions, end: float, told: Callable[[
             group["lr"] = _RATE * min(1.0, (step + 1) / 5) * max(0.05, 1 - gone)
         learner.refresh()
         answers = _answer_loss(learner.model, *next(questions[next(lengths)]))
-        held, source_loss = _divergence(learner.model, bench.stock.model, next(documents))
+        at = torch.randperm(trained - 1, generator=drawn)[:_HELD_POSITIONS]
+        held, source_loss = _divergence(learner.model, bench.stock.model, next(documents), at)
         allowed = options.keep_short * source_loss / 2
         optimizer.zero_grad()
         (answers + _HELD * held + _BEYOND * torch.relu(held - allowed)).backward()  # type: ignore[no-untyped-call]
@@ -209,14 +213,24 @@ def _answer_loss(model: Any, ids: torch.Tensor, is_answer: torch.Tensor) -> torc
     return torch.nn.functional.cross_entropy(logits[chosen].float(), ids[:, first:][chosen])
 
 
-def _divergence(model: Any, source: Any, ids: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """The Kullback-Leibler divergence from the source in nats per token, and the source's own loss."""
-    ids = ids.to(model.device)
+def _divergence(model: Any, source: Any, ids: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """The Kullback-Leibler divergence from the source in nats per token, and the source's own loss.
+
+    Both are of some positions (positions,), so that logits do not grow with the length.
+    """
+    ids, at = ids.to(model.device), at.to(model.device)
     with torch.no_grad():
-        said = source(input_ids=ids, use_cache=False).logits[:, :-1].float().log_softmax(-1)
-    own = model(input_ids=ids, use_cache=False).logits[:, :-1].float().log_softmax(-1)
+        said = _logits_at(source, ids, at).log_softmax(-1)
+    own = _logits_at(model, ids, at).log_softmax(-1)
     divergence = (said.exp() * (said - own)).sum(-1).mean()
-    return divergence, float(-said.gather(-1, ids[:, 1:, None]).mean())
+    return divergence, float(-said.gather(-1, ids[:, at + 1, None]).mean())
+
+
+def _logits_at(model: Any, ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """The logits after some positions, (documents, positions, vocabulary), in float32."""
+    kept = {"logits_to_keep": at} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    logits: torch.Tensor = model(input_ids=ids, use_cache=False, **kept).logits
+    return (logits if kept else logits[:, at]).float()
 
 
 def learned_standing(

@@ -22,7 +22,7 @@ def maps(report: Report, task: str, short: Mapping[str, str]) -> str:
     models = report["models"]
     kind = RETRIEVAL_TASKS.get(task)
     is_written = report["settings"]["generate"] or (kind is not None and kind.is_written)
-    answered = "Each answer was generated" if is_written else "Exact match"
+    answered = "Each answer was generated" if is_written else kind.scored if kind else "Exact match"
     lengths = lengths_of(models, task)
     found = "".join(_map(models, task, length, short) for length in lengths)
     return f"""<h2>{escape(task)}</h2>

@@ -15,7 +15,7 @@ from ctxext.evaluate.report.pictures import as_png, loss_curves
 from ctxext.evaluate.report.report import Report
 from ctxext.evaluate.report.short_names import short_names
 from ctxext.evaluate.report.summary import summary
-from ctxext.evaluate.tasks.perplexity import Perplexity
+from ctxext.evaluate.tasks.registry import TASKS
 from ctxext.evaluate.tasks.short import Short
 
 if TYPE_CHECKING:
@@ -93,8 +93,9 @@ def _perplexity(report: Report, names: Mapping[str, str]) -> str:
     ]
     stride = report["settings"]["stride"]
     sliding = f" Sliding: a window of that length moves on by {stride} tokens." if stride else ""
-    return f"""<h2>Perplexity</h2>
-<p>{escape(Perplexity.description)}
+    task = TASKS[models[0]["perplexity"].get("task", "perplexity")]
+    return f"""<h2>{task.name.capitalize()}</h2>
+<p>{escape(task.description)}
 Text: {escape(_data_name(report))}.</p>
 {_figure(lambda theme: loss_curves(report, theme=theme, has_legend=False), "Loss by position")}
 <p class="soft">Faint points are measured, lines are smoothed over three of them. Perplexity over the first so many

@@ -41,7 +41,7 @@ def make_report(header: Record, records: Sequence[Record]) -> Report:
                 **model,
                 **facts,
                 "cells": _cells(header["settings"], lines),
-                "perplexity": _perplexity([record for record in lines if record["task"] == "perplexity"]),
+                "perplexity": _perplexity([record for record in lines if "buckets" in record]),
                 "short": _short([record for record in lines if record["task"] == "short"]),
                 "harness": next((record["harness"] for record in own if "harness" in record), None),
                 "seconds": round(math.fsum(record["seconds"] for record in lines), 3),
@@ -90,6 +90,7 @@ def _perplexity(records: Sequence[Record]) -> dict[str, Any] | None:
     width = records[0]["width"]
     columns = zip(*(record["buckets"] for record in records), strict=True)
     found: dict[str, Any] = {
+        "task": records[0]["task"],
         "documents": len(records),
         "length": records[0]["length"],
         "curve": [

@@ -6,7 +6,7 @@ pieces of them, with the base model standing in for itself: whatever a family do
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,6 +19,7 @@ from ctxext.evaluate.scoring.exact_match import check_finite
 _MIN_BYTES = 4 << 20
 _PROBE_LENGTH, _PROBE_PIECE = 6, 2
 _TOLERANCE = 0.02
+_NO_CACHE: Mapping[str, Any] = {"use_cache": False}
 _KNOWN: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
@@ -53,6 +54,27 @@ def token_losses(loaded: LoadedModel, ids: torch.Tensor, *, last: int | None = N
     return _checked(loaded, torch.cat(losses, dim=1))
 
 
+def logits_at(loaded: LoadedModel, ids: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """The logits of some tokens alone; where the head cannot be called by itself, those of all are made first.
+
+    Args:
+        loaded: The model.
+        ids: Tokens of shape (texts, length).
+        chosen: Which of them, of the same shape.
+
+    Returns:
+        Logits of shape (chosen tokens, vocabulary).
+    """
+    plainly = _plainly(loaded)
+    if not _can_replay(loaded):
+        logits: torch.Tensor = loaded.model(input_ids=ids, **plainly).logits[chosen]
+        return logits
+    output = _base_of(loaded.model)(input_ids=ids, **plainly)
+    few = type(output)(last_hidden_state=output.last_hidden_state[chosen][None])
+    with _replayed(loaded.model, plainly) as head:
+        return head(few, ids[chosen][None], 0, int(chosen.sum()))[0]
+
+
 def _checked(loaded: LoadedModel, losses: torch.Tensor) -> torch.Tensor:
     check_finite(loaded.name, losses)
     return losses
@@ -74,21 +96,21 @@ def _piece_size(model: Any, ids: torch.Tensor) -> int:
 class _Head:
     """From hidden states to logits, by the causal language model's own forward."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, plainly: Mapping[str, Any]) -> None:
+        self.model, self.plainly = model, plainly
         self.output: Any = None
 
     def __call__(self, output: Any, ids: torch.Tensor, start: int, end: int) -> torch.Tensor:
         """The logits of positions `start` to `end` of a base model's output."""
         self.output = type(output)({**output, "last_hidden_state": output.last_hidden_state[:, start:end]})
-        logits: torch.Tensor = self.model(input_ids=ids[:, start:end], use_cache=False).logits
+        logits: torch.Tensor = self.model(input_ids=ids[:, start:end], **self.plainly).logits
         return logits
 
 
 @contextlib.contextmanager
-def _replayed(model: Any) -> Iterator[_Head]:
+def _replayed(model: Any, plainly: Mapping[str, Any] = _NO_CACHE) -> Iterator[_Head]:
     """While this lasts, the base model inside the model returns what the head holds instead of computing."""
-    head, base = _Head(model), _base_of(model)
+    head, base = _Head(model, plainly), _base_of(model)
     own = base.__dict__.get("forward")
     base.forward = lambda *args, **kwargs: head.output
     try:
@@ -109,11 +131,16 @@ def _base_of(model: Any) -> Any:
 def _can_replay(loaded: LoadedModel) -> bool:
     """Whether pieces give what the plain forward gives; found out once per model."""
     if loaded.model not in _KNOWN:
-        _KNOWN[loaded.model] = _replay_works(loaded.model)
+        _KNOWN[loaded.model] = _replay_works(loaded.model, _plainly(loaded))
     return _KNOWN[loaded.model]
 
 
-def _replay_works(model: Any) -> bool:
+def _plainly(loaded: LoadedModel) -> Mapping[str, Any]:
+    """What every call says; encoders know no cache."""
+    return _NO_CACHE if loaded.kind == "causal" else {}
+
+
+def _replay_works(model: Any, plainly: Mapping[str, Any]) -> bool:
     base = _base_of(model)
     if base is model:
         return False
@@ -121,9 +148,9 @@ def _replay_works(model: Any) -> bool:
     ids = (torch.arange(_PROBE_LENGTH, device=model.device)[None] * 11 + 5) % size
     targets = ids.roll(-1, 1)
     try:
-        plain = _losses(model(input_ids=ids, use_cache=False).logits, targets)
-        output = base(input_ids=ids, use_cache=False)
-        with _replayed(model) as head:
+        plain = _losses(model(input_ids=ids, **plainly).logits, targets)
+        output = base(input_ids=ids, **plainly)
+        with _replayed(model, plainly) as head:
             starts = range(0, _PROBE_LENGTH, _PROBE_PIECE)
             pieces = [head(output, ids, start, start + _PROBE_PIECE) for start in starts]
             replayed = [

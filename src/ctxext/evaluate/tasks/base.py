@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from typing_extensions import Self
 
 from ctxext.data.encoding import Encoder
-from ctxext.data.prompt import Pieces, Prompt
+from ctxext.data.prompt import Pieces, Prompt, encode_parts, lay_out
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel
@@ -62,23 +62,27 @@ class Task(ABC):
         name: On the command line and in reports.
         description: What a report says above its figures.
         shows: What its figures show; a model card says it where they are missing.
+        kinds: Which kinds of models can be asked, of `checkpoint_info.KINDS`.
     """
 
     name: ClassVar[str]
     description: ClassVar[str]
     shows: ClassVar[str]
+    kinds: ClassVar[tuple[str, ...]] = ("causal",)
 
 
 class RetrievalTask(Task):
     """A question about one place in a long text. Implementations are frozen dataclasses: their fields are settings.
 
     Attributes:
+        scored: How an answer is found right, in a few words.
         is_written: Whether the model always writes its answers freely.
         answer_room: Tokens that it may write then; 0 where the answer's own length is the room.
         has_depths: Whether there is one place that is asked for. Where what is asked for lies everywhere, as many
             questions are asked of a length as other tasks ask at all their depths, and a record's depth is None.
     """
 
+    scored: ClassVar[str] = "Exact match"
     is_written: ClassVar[bool] = False
     answer_room: ClassVar[int] = 0
     has_depths: ClassVar[bool] = True
@@ -104,6 +108,17 @@ class RetrievalTask(Task):
         if self.is_written:
             return generate_lists(loaded, questions, depths)
         return (generate_exact if generate else score_depths)(loaded, questions, depths)
+
+    def size(self, pieces: Pieces, encoder: Encoder) -> int:
+        """How many tokens a question takes without its haystack."""
+        return encode_parts(pieces, encoder, answer_room=self.answer_room).size
+
+    def prompts(
+        self, pieces: Pieces, encoder: Encoder, length: int, depths: Sequence[float], rng: random.Random
+    ) -> list[Prompt]:
+        """One question as prompts of exactly `length` tokens, one for each depth."""
+        parts = encode_parts(pieces, encoder, answer_room=self.answer_room)
+        return lay_out(pieces, parts, encoder, length, depths, rng)
 
     def fitting(self, encoder: Encoder, length: int) -> Self:
         """The task as it is asked at a length in tokens."""

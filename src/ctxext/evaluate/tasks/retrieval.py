@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ctxext.data.encoding import Encoder
-from ctxext.data.prompt import Prompt, encode_parts, lay_out, too_short
+from ctxext.data.prompt import Prompt, too_short
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.settings import Settings
@@ -68,10 +68,9 @@ def make_questions(
     task = task.fitting(encoder, length)
     for sample in samples:
         pieces = task.pieces(_random(settings, task, length, sample))
-        parts = encode_parts(pieces, encoder, answer_room=task.answer_room)
         rng = _random(settings, task, length, sample, "layout")
         depths = settings.depths if task.has_depths else (rng.random(),)
-        questions.append(lay_out(pieces, parts, encoder, length, depths, rng))
+        questions.append(task.prompts(pieces, encoder, length, depths, rng))
     return questions
 
 
@@ -87,10 +86,7 @@ def check_fits(task: RetrievalTask, encoder: Encoder, lengths: Sequence[int], se
         CtxextError: one does not fit; says how much the largest question needs.
     """
     for length in lengths:
-        sizes = [
-            encode_parts(task.pieces(_random(settings, task, length, n)), encoder, answer_room=task.answer_room).size
-            for n in range(settings.samples)
-        ]
+        sizes = [task.size(task.pieces(_random(settings, task, length, n)), encoder) for n in range(settings.samples)]
         if max(sizes) > length:
             error = too_short(length, max(sizes), f'The task "{task.name}"')
             raise CtxextError(error.message, hint=f"{error.hint} {task.advice}".rstrip())

@@ -15,6 +15,7 @@ class Short(Task):
 
     name: ClassVar[str] = "short"
     description: ClassVar[str] = "What extending costs where the model was good before."
+    kinds: ClassVar[tuple[str, ...]] = ("causal", "masked")
     shows: ClassVar[str] = "what extending cost at the original context length"
 
 
@@ -23,7 +24,7 @@ class ShortWork:
     """One document of exactly the original context length.
 
     Attributes:
-        ids: Its tokens, begin token included.
+        ids: Its tokens, special tokens included.
         sample: Its number.
     """
 
@@ -44,11 +45,9 @@ class ShortWork:
         """Read the document once."""
         if self.keys[0] not in wanted:
             return
-        import torch
+        from ctxext.evaluate.scoring.masked_losses import losses_of
 
-        from ctxext.evaluate.scoring.token_losses import token_losses
-
-        losses = token_losses(loaded, torch.tensor([self.ids], device=loaded.device))[0]
+        losses = losses_of(loaded, self.ids)
         yield {
             "task": Short.name,
             "length": len(self.ids),

@@ -1,0 +1,66 @@
+"""The loss of every token of a text by a masked language model, which sees what stands before and behind it.
+
+Masking one token at a time (Salazar et al. 2020, arXiv 1910.14659) takes as many passes as there are tokens. Here every
+eighth token is masked at once, and eight passes guess each of them once, nearly as many at a time as in training.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from ctxext.errors import CtxextError
+from ctxext.evaluate.model import LoadedModel
+from ctxext.evaluate.scoring.batch_size import rows_that_fit
+from ctxext.evaluate.scoring.exact_match import check_finite
+from ctxext.evaluate.scoring.token_losses import logits_at, token_losses
+
+EVERY = 8
+"""Tokens from one that is masked to the next; so many passes."""
+
+
+@torch.inference_mode()
+def masked_losses(loaded: LoadedModel, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss in nats of guessing each token where it and every eighth one are masked.
+
+    Args:
+        loaded: A masked language model.
+        ids: The tokens of one text, special tokens included.
+
+    Returns:
+        Losses in float64 on the CPU, (length,), and which tokens were guessed: all but special ones.
+
+    Raises:
+        CtxextError: the model returns numbers that are not finite, or its tokenizer has no token to mask with.
+    """
+    tokenizer = loaded.encoder.tokenizer
+    if tokenizer.mask_token_id is None:
+        raise CtxextError(f'The tokenizer of "{loaded.name}" has no mask token.')
+    text = torch.tensor(list(ids))
+    is_guessed = ~torch.isin(text, torch.tensor(sorted(tokenizer.all_special_ids)))
+    places = is_guessed.nonzero()[:, 0]
+    is_masked = torch.zeros(min(EVERY, max(1, len(places))), len(text), dtype=torch.bool)
+    for number in range(len(is_masked)):
+        is_masked[number, places[number::EVERY]] = True
+    losses = torch.zeros(len(text), dtype=torch.float64)
+    rows = rows_that_fit(loaded.model, len(text))
+    for chosen in torch.split(is_masked, rows):
+        seen = torch.where(chosen, tokenizer.mask_token_id, text).to(loaded.device)
+        logits = logits_at(loaded, seen, chosen.to(loaded.device)).float()
+        targets = text.expand_as(chosen)[chosen].to(loaded.device)
+        found = torch.nn.functional.cross_entropy(logits, targets, reduction="none").double().cpu()
+        losses.index_add_(0, chosen.nonzero()[:, 1], found)
+    check_finite(loaded.name, losses)
+    return losses, is_guessed
+
+
+def losses_of(loaded: LoadedModel, ids: Sequence[int]) -> torch.Tensor:
+    """The losses of a text's tokens in the model's own way: each from those before it, or each where it is masked.
+
+    Args:
+        loaded: A causal or masked language model.
+        ids: The tokens of one text, special tokens included.
+    """
+    if loaded.kind != "masked":
+        return token_losses(loaded, torch.tensor([list(ids)], device=loaded.device))[0]
+    losses, is_guessed = masked_losses(loaded, ids)
+    return losses[is_guessed]

@@ -1,0 +1,279 @@
+"""Encoders: pseudo-perplexity and the passages, by models made by hand whose answers are known beforehand."""
+
+import json
+import random
+import re
+import zlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from tokenizers import processors
+
+from ctxext.converters import convert
+from ctxext.data.encoding import Encoder
+from ctxext.errors import CtxextError
+from ctxext.evaluate.checkpoint_info import open_infos
+from ctxext.evaluate.model import LoadedModel
+from ctxext.evaluate.plan import check_kind, default_tasks
+from ctxext.evaluate.run import evaluate
+from ctxext.evaluate.scoring import token_losses
+from ctxext.evaluate.scoring.masked_losses import EVERY, losses_of, masked_losses
+from ctxext.evaluate.scoring.similarity import pooled
+from ctxext.evaluate.settings import Settings
+from ctxext.evaluate.tasks.passages import Passages
+from ctxext.evaluate.tasks.pseudo_perplexity import PseudoPerplexityWork
+from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
+from ctxext.recipes import Recipe
+from ctxext.recipes.table import Table
+from hand_made import make_tokenizer
+
+LENGTH = 256
+DEPTHS = (0.0, 0.25, 0.75, 1.0)
+SETTINGS = Settings(tasks=("passages",), samples=6, depths=DEPTHS)
+
+
+@pytest.fixture(scope="module")
+def words():
+    """A tokenizer as encoders have one: with a mask, and an end behind every text."""
+    fast = make_tokenizer()
+    fast.add_special_tokens({"mask_token": "<mask>", "pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>"})
+    fast.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    return fast
+
+
+class Reader(torch.nn.Module):
+    """Represents a text by what its fact or question is about, if it sees it; otherwise all texts alike."""
+
+    def __init__(self, words, sees):
+        super().__init__()
+        self.words, self.sees = words, sees
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.config = transformers.BertConfig(num_hidden_layers=1)
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+
+    @property
+    def base_model(self):
+        return self
+
+    def forward(self, input_ids):
+        states = torch.ones(*input_ids.shape, 64)
+        for row, ids in enumerate(input_ids):
+            text = self.words.decode(ids, skip_special_tokens=True)
+            about = re.search(r"number for (.+?)(\?| is:)", text)
+            if about[2] == "?" or self.sees(about.start() / len(text)):
+                states[row] = torch.randn(64, generator=torch.Generator().manual_seed(zlib.crc32(about[1].encode())))
+        return SimpleNamespace(last_hidden_state=states)
+
+
+def shares(words, sees):
+    model = LoadedModel("reader", Reader(words, sees), Encoder(words), can_share=False, kind="encoder")
+    questions = make_questions(Passages(), model.encoder, LENGTH, range(6), SETTINGS)
+    found = Passages().score(model, questions, range(len(DEPTHS)), generate=False)
+    return [sum(right) / len(right) for _, right in found]
+
+
+def test_who_sees_all_finds_all_and_who_sees_half_that_half(words):
+    assert shares(words, lambda place: True) == [1.0, 1.0, 1.0, 1.0]
+    assert shares(words, lambda place: place < 0.5) == [1.0, 1.0, 0.0, 0.0]
+    assert shares(words, lambda place: place > 0.5) == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_who_sees_nothing_finds_nothing(words):
+    assert shares(words, lambda place: False) == [0.0, 0.0, 0.0, 0.0]
+
+
+def test_who_guesses_is_right_by_chance(words, monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setattr("ctxext.evaluate.scoring.similarity.pooled", lambda _, texts: torch.randn(len(texts), 8))
+    task, model = Passages(), LoadedModel("dice", None, Encoder(words), can_share=False, kind="encoder")
+    questions = make_questions(task, model.encoder, 64, range(1), SETTINGS) * 400
+    (_, right), *_ = task.score(model, questions, [0], generate=False)
+    assert sum(right) / len(right) == pytest.approx(1 / 8, abs=0.05)
+
+
+def test_passages_differ_in_their_fact_alone_and_have_the_asked_length(words):
+    (question,) = make_questions(Passages(), Encoder(words), LENGTH, [0], SETTINGS)
+    for prompt, depth in zip(question, DEPTHS, strict=True):
+        assert {len(passage) for passage in prompt.passages} == {LENGTH}
+        assert len(prompt.passages) == 8
+        assert all((passage[0], passage[-1]) == (0, 1) for passage in prompt.passages)
+        texts = [words.decode(passage, skip_special_tokens=True) for passage in prompt.passages]
+        places = [text.index("The special magic number for ") / len(text) for text in texts]
+        assert max(abs(place - depth) for place in places) < 0.15
+        key = words.decode(prompt.query, skip_special_tokens=True).split(" for ")[1].rstrip("?")
+        assert [f"number for {key} is" in text for text in texts] == [True] + 7 * [False]
+    again = make_questions(Passages(), Encoder(words), LENGTH, [0], SETTINGS)[0]
+    assert [prompt.passages for prompt in again] == [prompt.passages for prompt in question]
+
+
+def test_a_length_that_holds_no_fact_is_refused(words):
+    with pytest.raises(CtxextError, match='The task "passages" needs at least'):
+        check_fits(Passages(), Encoder(words), [12], SETTINGS)
+
+
+def test_pooling_is_the_mean_of_the_states_of_all_tokens(words, tmp_path):
+    model = transformers.AutoModel.from_pretrained(small_bert(tmp_path, words, head="BertModel")).eval()
+    loaded = LoadedModel("bert", model, Encoder(words), can_share=False, kind="encoder")
+    texts = [[0, 5, 6, 1], [0, 7, 7, 1]]
+    with torch.no_grad():
+        states = [model(torch.tensor([text])).last_hidden_state[0].double().mean(0) for text in texts]
+    assert torch.allclose(pooled(loaded, texts), torch.nn.functional.normalize(torch.stack(states)), atol=1e-6)
+
+
+class Counter(torch.nn.Module):
+    """Guesses that a token is its left neighbour's number plus one, in the part it can see; elsewhere nothing."""
+
+    def __init__(self, sees, size=700):
+        super().__init__()
+        self.sees, self.size, self.seen = sees, size, []
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.config = transformers.BertConfig(num_hidden_layers=1, vocab_size=size)
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+
+    @property
+    def base_model(self):
+        return self
+
+    def forward(self, input_ids):
+        self.seen.append(input_ids)
+        logits = torch.zeros(*input_ids.shape, self.size)
+        for row in range(len(input_ids)):
+            for place in range(1, input_ids.shape[1]):
+                if self.sees(place):
+                    logits[row, place, (input_ids[row, place - 1] + 1) % self.size] = 100.0
+        return SimpleNamespace(logits=logits)
+
+
+def counted(words, sees):
+    return LoadedModel("counter", Counter(sees), Encoder(words), can_share=False, kind="masked")
+
+
+def test_every_token_is_guessed_once_with_every_eighth_one_masked(words):
+    ids = [0, *range(10, 60), 1]
+    model = counted(words, lambda place: True)
+    losses, is_guessed = masked_losses(model, ids)
+    assert is_guessed.tolist() == [False] + 50 * [True] + [False]
+    seen = torch.cat(model.model.seen)
+    masked = seen == words.mask_token_id
+    assert masked.shape == (EVERY, len(ids))
+    assert masked.sum(0).tolist() == [0] + 50 * [1] + [0]
+    assert torch.equal(masked[0].nonzero()[:, 0], torch.arange(1, 51, EVERY))
+    # Where the left neighbour is the begin token nothing can be known; all others are sure.
+    assert losses[1] == pytest.approx(100.0, abs=1e-3)
+    assert float(losses[2:-1].max()) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("sees", "beginning", "end"),
+    [(lambda place: True, 0.0, 0.0), (lambda place: False, 1.0, 1.0), (lambda place: place < 34, 0.0, 1.0)],
+    ids=["all", "nothing", "half"],
+)
+def test_the_curve_shows_where_a_model_knows(words, sees, beginning, end):
+    ids = list(range(9, 9 + 64))
+    work = PseudoPerplexityWork([0, *ids], 0, (32, 64), (1,))
+    (record,) = work.run(counted(words, sees), set(work.keys))
+    unknown = float(torch.tensor(700.0).log())
+    buckets = [total / count for total, count in record["buckets"]]
+    assert [count for _, count in record["buckets"]] == [15, 16, 16, 15]
+    first_token = buckets[0] - 100.0 / 15 if beginning == 0 else buckets[0]
+    assert first_token == pytest.approx(beginning * unknown, abs=0.01)
+    assert buckets[3] == pytest.approx(end * unknown, abs=0.01)
+    assert record["lengths"]["64"][1] == 62
+    assert record["lengths"]["32"][1] == 30
+
+
+def small_bert(folder, words, *, head="BertForMaskedLM", window=64):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=window,
+        initializer_range=0.3,
+    )
+    getattr(transformers, head)(config).save_pretrained(folder)
+    words.model_max_length = window
+    words.save_pretrained(folder)
+    return folder
+
+
+def test_losses_of_a_real_model_equal_those_of_one_pass_each(words, tmp_path, monkeypatch):
+    model = transformers.AutoModelForMaskedLM.from_pretrained(small_bert(tmp_path, words)).eval()
+    loaded = LoadedModel("bert", model, Encoder(words), can_share=False, kind="masked")
+    ids = [0, *torch.randint(5, 600, (40,), generator=torch.Generator().manual_seed(0)).tolist(), 1]
+    assert token_losses._can_replay(loaded)
+    for can_replay in (True, False):
+        monkeypatch.setattr(token_losses, "_can_replay", lambda _, can=can_replay: can)
+        found = losses_of(loaded, ids)
+        for number in range(EVERY):
+            seen = torch.tensor(ids)
+            seen[1 + number : -1 : EVERY] = words.mask_token_id
+            with torch.no_grad():
+                scores = model(seen[None]).logits[0].log_softmax(-1)
+            plain = -scores[torch.arange(len(ids)), torch.tensor(ids)][1:-1][number::EVERY]
+            assert torch.allclose(found[number::EVERY].float(), plain, atol=1e-5)
+
+
+def test_a_whole_evaluation_by_the_kind_of_model(words, tmp_path):
+    source = small_bert(tmp_path / "bert", words)
+    convert(str(source), tmp_path / "bert-128", Recipe([Table(factor=2)]), check=False)
+    models = [str(source), str(tmp_path / "bert-128")]
+    tasks = ("passages", "pseudo-perplexity", "short")
+    settings = Settings(tasks=tasks, samples=2, depths=(0.0, 1.0))
+    report = evaluate(models, settings, out=tmp_path / "report")
+    first, second = report["models"]
+    assert {cell["length"] for cell in second["cells"]} == {64, 128}
+    assert second["perplexity"]["task"] == "pseudo-perplexity"
+    assert [point["end"] for point in second["perplexity"]["curve"]] == list(range(16, 129, 16))
+    assert second["perplexity"]["lengths"].keys() == {"64", "128"}
+    assert second["short"]["length"] == 64
+    # tile leaves the first rows as they are.
+    assert second["short"]["against"]["loss"] == pytest.approx(0, abs=1e-6)
+    assert first["short"]["loss"] == pytest.approx(second["short"]["loss"], abs=1e-6)
+    assert first["kind"] == second["kind"] == "masked"
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "Pseudo-perplexity" in page
+    assert "chance is one in eight" in page
+    assert json.loads((tmp_path / "report" / "report.json").read_text()) == json.loads(json.dumps(report))
+    again = evaluate(models, settings, out=tmp_path / "report", resume=True)
+    assert again["models"][1]["perplexity"] == second["perplexity"]
+
+
+def test_the_default_tasks_are_those_of_the_kind_and_others_are_refused(words, tmp_path):
+    from ctxext.evaluate.model import Loading
+
+    masked = str(small_bert(tmp_path / "masked", words))
+    bare = str(small_bert(tmp_path / "bare", words, head="BertModel"))
+    assert default_tasks([masked], Loading()) == ("passages", "short")
+    assert default_tasks([bare], Loading()) == default_tasks([masked, bare], Loading()) == ("passages",)
+    for model, task in ((masked, "needle"), (masked, "perplexity"), (bare, "short"), (bare, "pseudo-perplexity")):
+        with pytest.raises(CtxextError, match=f'"{task}" cannot be asked of') as caught:
+            evaluate([model], Settings(tasks=(task,)))
+        assert "passages" in caught.value.hint
+    with pytest.raises(CtxextError, match='"passages" cannot be asked of "demo"'):
+        evaluate(["demo"], Settings(tasks=("passages",)))
+    assert default_tasks(["demo"], Loading()) == ("needle", "short")
+    (info,) = open_infos([masked])
+    for settings, loading, what in (
+        (Settings(tasks=("passages",), harness=("ruler-6",)), Loading(), "--harness"),
+        (Settings(tasks=("passages",)), Loading(engine="vllm"), "--engine vllm"),
+    ):
+        with pytest.raises(CtxextError, match=f"{what} is for causal language models"):
+            check_kind(info, settings, loading)
+    report = evaluate([bare], Settings(tasks=("passages",), samples=1, depths=(0.5,)))
+    assert report["models"][0]["kind"] == "encoder"
+    classifier = str(small_bert(tmp_path / "judge", words, head="BertForSequenceClassification"))
+    with pytest.raises(CtxextError, match="neither a causal nor a masked language model"):
+        evaluate([classifier], SETTINGS)
+
+
+def test_questions_are_the_same_for_the_same_seed(words):
+    one, two = (Passages().pieces(random.Random(5)) for _ in range(2))
+    assert (one.needles, one.question) == (two.needles, two.question)
+    assert one.question.endswith("?")

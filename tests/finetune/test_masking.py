@@ -1,0 +1,133 @@
+"""Masked language modelling: the loss is transformers' own, of masked tokens alone; masks depend on the seed alone."""
+
+import copy
+
+import pytest
+import torch
+
+from ctxext.errors import CtxextError
+from ctxext.finetune.batches import Reading, Sequences
+from ctxext.finetune.data import write_sequences
+from ctxext.finetune.documents import Document
+from ctxext.finetune.loss import use_chunked_loss
+from ctxext.finetune.masking import make_masker
+from ctxext.finetune.options import TrainingOptions
+from tiny_encodings import VOCABULARY, load, save, save_tokenizer
+from tiny_tables import ENCODERS, change, make_base, tune, weights
+
+SPECIAL = (1, 2, 3, 4)
+MASK = 4
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    from transformers import AutoTokenizer
+
+    folder = save_tokenizer(save("bert", tmp_path_factory.mktemp("masking")))
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("frozen_head", [True, False])
+@pytest.mark.parametrize("piece", [1, 1000])
+@pytest.mark.parametrize("model_type", ENCODERS)
+def test_loss_and_gradients_equal_the_plain_forward(model_type, piece, frozen_head, tokenizer, tmp_path):
+    plain = load(save(model_type, tmp_path, more={"max_position_embeddings": 34}))
+    if frozen_head:
+        inside = {id(weight) for weight in plain.base_model.parameters()}
+        for weight in (*plain.parameters(), *plain.get_output_embeddings().parameters()):
+            weight.requires_grad_(id(weight) in inside and weight is not plain.get_output_embeddings().weight)
+    pieces = copy.deepcopy(plain)
+    use_chunked_loss(pieces, piece, is_masked=True)
+    ids = torch.randint(5, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
+    ids, labels = make_masker(tokenizer, 0.4)(ids, ids.clone(), "seed")
+    given = {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
+    expected, found = plain(**given).loss, pieces(**given).loss
+    assert torch.allclose(expected, found, atol=1e-5)
+    expected.backward()
+    found.backward()
+    for (name, one), two in zip(plain.named_parameters(), pieces.named_parameters(), strict=True):
+        if one.grad is not None:
+            assert torch.allclose(one.grad, two[1].grad, atol=1e-5), name
+
+
+def test_logits_of_what_is_not_masked_never_exist(tokenizer, tmp_path):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                largest = max(largest, result.numel())
+            return result
+
+    model = load(save("bert", tmp_path, more={"vocab_size": 5000, "max_position_embeddings": 400}))
+    use_chunked_loss(model, 16, is_masked=True)
+    model.get_input_embeddings().weight.requires_grad_(False)
+    ids = torch.randint(5, VOCABULARY, (1, 400))
+    ids, labels = make_masker(tokenizer, 0.15)(ids, ids.clone(), "seed")
+    with Watch():
+        model(input_ids=ids, labels=labels).loss.backward()
+    # The attention of 400 tokens by two heads, and a piece's logits; all logits would be 400 × 5000.
+    assert largest <= 2 * 400 * 400
+
+
+def test_masks_are_the_collators_and_never_of_special_tokens(tokenizer):
+    ids = torch.randint(0, VOCABULARY, (40, 500), generator=torch.Generator().manual_seed(0))
+    labels = ids.clone()
+    labels[:, :50] = -100
+    seen, wanted = make_masker(tokenizer, 0.2)(ids.clone(), labels, "seed")
+    special = torch.isin(ids, torch.tensor(SPECIAL))
+    chosen = wanted != -100
+    assert not chosen[special].any()
+    assert not chosen[:, :50].any()
+    assert torch.equal(wanted[chosen], ids[chosen])
+    assert torch.equal(seen[~chosen], ids[~chosen])
+    ordinary = ~special[:, 50:]
+    assert float(chosen[:, 50:][ordinary].float().mean()) == pytest.approx(0.2, abs=0.01)
+    assert float((seen[chosen] == MASK).float().mean()) == pytest.approx(0.8, abs=0.03)
+
+
+def test_masks_depend_on_the_seed_alone(tokenizer, tmp_path):
+    options = TrainingOptions(length=16, steps=3, batch_size=2, short_share=0.0).settled(window=16, trained_length=16)
+    texts = [Document([number % (VOCABULARY - 5) + 5 for number in range(start, start + 64)]) for start in range(4)]
+    write_sequences(texts, tmp_path, wanted={16: 16}, pack="off", end=None)
+    read = lambda probability: Sequences(tmp_path, options, Reading(0, make_masker(tokenizer, probability)))  # noqa: E731
+    one, two, other = read(0.3), read(0.3), read(0.1)
+    for index in (5, 0, 3):
+        assert torch.equal(one[index]["input_ids"], two[index]["input_ids"])
+        assert torch.equal(one[index]["labels"], two[index]["labels"])
+    assert any(not torch.equal(one[index]["labels"], other[index]["labels"]) for index in range(6))
+    assert not torch.equal(one[0]["labels"] == -100, one[1]["labels"] == -100)
+
+
+def test_a_tokenizer_without_a_mask_is_refused(tokenizer):
+    bare = copy.deepcopy(tokenizer)
+    bare.mask_token = None
+    with pytest.raises(CtxextError, match="no mask token"):
+        make_masker(bare, 0.15)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_loss_is_measured_on_other_data_and_the_best_save_kept(tmp_path):
+    base, lines = make_base(tmp_path, "bert"), []
+    held_out = lambda *_: iter([Document([number % 35 + 5 for number in range(48)])])  # noqa: E731
+    tune(base, tmp_path / "out", change(keep_best=True), read_held_out=held_out, tell=lines.append)
+    assert sum("on the evaluation data" in line for line in lines) == 2
+    assert not any("needles" in line for line in lines)
+    assert any(line.startswith("kept step") for line in lines)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_how_much_is_masked_is_an_option_and_stands_on_the_card(tmp_path):
+    base = make_base(tmp_path, "bert")
+    for name, share in (("some", 0.15), ("many", 0.6)):
+        tune(base, tmp_path / name, change(mlm_probability=share))
+    some, many = weights(tmp_path / "some"), weights(tmp_path / "many")
+    assert any(not torch.equal(some[name], many[name]) for name in some)
+    assert "60 % of them masked" in (tmp_path / "many" / "README.md").read_text()
+    for share in (0.0, 1.0):
+        with pytest.raises(CtxextError, match="--mlm-probability"):
+            change(mlm_probability=share)

@@ -1,0 +1,136 @@
+"""Models with a table of positions: it is trained whole, saved, taken up again and merged like everything else."""
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+
+from ctxext.errors import CtxextError
+from ctxext.finetune import merge
+from ctxext.finetune.dry_run import dry_run
+from ctxext.recipes.table import Range
+from tiny_encodings import LENGTH, VOCABULARY, load, save, save_tokenizer
+from tiny_tables import CAUSAL, ENCODERS, OPTIONS, change, make_base, texts, tune, weights
+
+
+def logits(model, length=2 * LENGTH):
+    ids = torch.randint(5, VOCABULARY, (2, length), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def table_of(folder):
+    found = {name: value for name, value in weights(folder).items() if name.endswith(TABLES)}
+    assert len(found) == 1, found.keys()
+    return next(iter(found.values()))
+
+
+TABLES = ("position_embeddings.weight", "embed_positions.weight", "wpe.weight")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model_type", [*CAUSAL, *ENCODERS])
+def test_the_table_is_trained_and_merged(model_type, tmp_path):
+    base = make_base(tmp_path, model_type)
+    done = tune(base, tmp_path / "out")
+    assert all(0 < loss < 20 for _, loss in done.losses)
+    before, after = table_of(base), table_of(tmp_path / "out")
+    changed = (before != after).any(dim=1)
+    predicting = slice(-2 * LENGTH, None if model_type in ENCODERS else -1)
+    assert changed[predicting].all(), "every position was read, so every row learned"
+    special = len(before) - 2 * LENGTH
+    assert not changed[:special].any(), "rows for others are none of a sequence's"
+    wanted = logits(PeftModel.from_pretrained(load(base), tmp_path / "out" / "adapter").eval())
+    assert (logits(load(tmp_path / "out")) - wanted).abs().max() < 1e-4
+    assert (logits(load(base)) - wanted).abs().max() > 1e-2
+    merge(str(base), tmp_path / "out" / "adapter", tmp_path / "again")
+    assert torch.equal(table_of(tmp_path / "again"), after)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model_type", ["gpt2", "bert", "roberta"])
+def test_all_weights_of_a_model_with_a_table(model_type, tmp_path):
+    base = make_base(tmp_path, model_type)
+    tune(base, tmp_path / "out", change(full=True, learning_rate=1e-2))
+    changed = (table_of(base) != table_of(tmp_path / "out")).any(dim=1)
+    assert changed[-2 * LENGTH : -1].all()
+    assert weights(base).keys() == weights(tmp_path / "out").keys()
+    assert (logits(load(tmp_path / "out")) - logits(load(base))).abs().max() > 1e-2
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model_type", ["gpt2", "roberta"])
+def test_stopped_and_taken_up_again_equals_a_straight_run(model_type, tmp_path):
+    base = make_base(tmp_path, model_type)
+    tune(base, tmp_path / "straight")
+
+    def stop(_, step, *__):
+        if step == 3:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        tune(base, tmp_path / "out", progress=stop)
+    tune(base, tmp_path / "out", resume=True)
+    one, two = (weights(tmp_path / name) for name in ("straight", "out"))
+    assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model_type", ["gpt2", "opt", "bert", "roberta"])
+def test_skipped_positions_reach_rows_that_short_windows_do_not(model_type, tmp_path):
+    base = make_base(tmp_path, model_type)
+    tune(base, tmp_path / "plain", change(length=LENGTH, short_share=0.0))
+    tune(base, tmp_path / "pose", change(positions="pose", short_share=0.0, batch_size=8))
+    far = slice(-LENGTH, None)
+    assert not (table_of(base) != table_of(tmp_path / "plain"))[far].any()
+    assert (table_of(base) != table_of(tmp_path / "pose"))[far].any(dim=1).sum() > LENGTH / 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sinusoids_stay_what_they_are(tmp_path):
+    base = make_base(tmp_path, "xglm", Range(factor=2))
+    tune(base, tmp_path / "out")
+    trained = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
+    assert trained
+    assert not any("embed_positions" in name for name in trained)
+    assert (logits(load(tmp_path / "out")) - logits(load(base))).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "message"),
+    [
+        ("gpt2", {"keep_short": True}, "--keep-short is for rotary models"),
+        ("gpt2", {"pack": "restart"}, "--pack restart would train the first rows"),
+        ("bert", {"attention": "shifted"}, "--attention shifted is for models that see nothing"),
+        ("bert", {"context_parallel": 2}, "--context-parallel is for models that see nothing"),
+        ("bart", {}, "is a BartForConditionalGeneration; what is trained here guesses"),
+        ("gpt2", {"length": 48}, "--length 48 is above the context length"),
+    ],
+)
+def test_what_does_not_go_with_such_a_model_is_refused(model_type, options, message, tmp_path):
+    base = make_base(tmp_path, model_type)
+    with pytest.raises(CtxextError, match=message):
+        tune(base, tmp_path / "out", change(**options))
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(CtxextError, match=message):
+        dry_run(str(base), lambda *_: (), change(**options))
+
+
+def test_what_was_never_lengthened_is_refused_with_the_method_for_it(tmp_path):
+    source = save_tokenizer(save("bert", tmp_path / "source"))
+    with pytest.raises(CtxextError, match="never extended") as caught:
+        tune(source, tmp_path / "out")
+    assert "--method table" in caught.value.hint
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model_type", ["gpt2", "roberta"])
+def test_a_dry_run_says_what_it_would_take(model_type, tmp_path):
+    base = make_base(tmp_path, model_type)
+    plan = dry_run(str(base), lambda *_: iter(texts()), OPTIONS)
+    assert plan.num_trained > table_of(base).numel()
+    assert plan.peak_memory > 0

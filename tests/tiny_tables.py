@@ -1,0 +1,40 @@
+"""A tiny lengthened checkpoint with a table of positions, and a short training of it."""
+
+import dataclasses
+
+from safetensors.torch import load_file
+
+from ctxext.converters import convert
+from ctxext.finetune import TrainingOptions, finetune
+from ctxext.finetune.documents import Document
+from ctxext.recipes import Recipe
+from ctxext.recipes.table import Table
+from tiny_base import documents
+from tiny_encodings import VOCABULARY, save, save_tokenizer
+
+CAUSAL = ("gpt2", "gpt_bigcode", "gpt_neo", "opt", "biogpt")
+ENCODERS = ("albert", "bert", "camembert", "distilbert", "electra", "longformer", "roberta", "xlm-roberta")
+OPTIONS = TrainingOptions(length=24, steps=4, batch_size=2, rank=4, learning_rate=5e-2, save_every=2)
+
+
+def make_base(folder, model_type, step=None):
+    source = save_tokenizer(save(model_type, folder / "source"))
+    convert(str(source), folder / "base", Recipe([step or Table(factor=2)]), check=False)
+    return folder / "base"
+
+
+def change(**options):
+    return dataclasses.replace(OPTIONS, **options)
+
+
+def texts():
+    return [Document([token % (VOCABULARY - 5) + 5 for token in ids]) for ids in documents(length=60)]
+
+
+def tune(base, out, options=OPTIONS, **others):
+    given = {"data": {"name": "random"}, **others}
+    return finetune(str(base), out, lambda *_: iter(texts()), options, **given)
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
