@@ -45,7 +45,6 @@ def test_what_bounds_it(model_type, run, tmp_path):
         ("t5", "the last of {relative_attention_num_buckets} buckets"),
         ("deberta", "max_relative_positions ({max_relative_positions},"),
         ("deberta-v2", "({max_relative_positions},"),
-        ("mpt", "max_seq_len ({max_seq_len})"),
     ],
 )
 def test_what_a_configuration_leaves_out_is_transformers_own(model_type, words):

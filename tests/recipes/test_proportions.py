@@ -201,10 +201,6 @@ def test_only_mspoe_may_choose_by_the_prompt():
             assert (step.depends_on_prompt, step.is_trainable) == (False, True)
 
 
-def test_every_method_has_a_place():
-    assert {method.kind for method in METHODS} == {"table", "base", "schedule", "heads", "attention"}
-
-
 @pytest.mark.parametrize(
     ("factor", "wanted"), [(1, [1]), (1.5, [1.5]), (2, [2]), (8, [2, 4, 8]), (9, [2, 4, 8, 9]), (16, [2, 4, 8, 16])]
 )
