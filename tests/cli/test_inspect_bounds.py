@@ -4,7 +4,10 @@ import json
 
 import pytest
 import torch
-from transformers import MptConfig, MptForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import AutoConfig, MptConfig, MptForCausalLM, T5Config, T5ForConditionalGeneration
+
+from ctxext.families import family_of
+from ctxext.recipes.bounds import bound_of
 
 CASES = {
     "deberta": ({"max_relative_positions": 300}, "clipped at max_relative_positions (300"),
@@ -28,6 +31,21 @@ def test_what_bounds_it(model_type, run, tmp_path):
     assert words.split()[0] in run("inspect", tmp_path).stdout
     refused = run("convert", tmp_path, tmp_path / "out", "--method", "yarn", "--factor", 2, "--dry-run")
     assert refused.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("model_type", "words"),
+    [
+        ("t5", "distances of {relative_attention_max_distance} tokens"),
+        ("t5", "the last of {relative_attention_num_buckets} buckets"),
+        ("deberta", "max_relative_positions ({max_relative_positions},"),
+        ("deberta-v2", "({max_relative_positions},"),
+    ],
+)
+def test_what_a_configuration_leaves_out_is_transformers_own(model_type, words):
+    config = {"model_type": model_type}
+    usual = AutoConfig.for_model(model_type).to_dict()
+    assert words.format(**usual) in bound_of(config, family_of(config))
 
 
 def test_relative_keys_are_no_table_of_positions(run, tmp_path):
