@@ -95,9 +95,27 @@ COMPUTED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Model types with a computed table."""
 
+ALIBI: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("BloomForCausalLM", {"hidden_size": 24, "n_layer": 2, "n_head": 6, "seq_length": LENGTH}),
+    "falcon": (
+        "FalconForCausalLM",
+        {
+            "hidden_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 6,
+            "alibi": True,
+            "multi_query": False,
+            "max_position_embeddings": LENGTH,
+        },
+    ),
+    "mpt": ("MptForCausalLM", {"d_model": 24, "n_layers": 2, "n_heads": 6, "max_seq_len": LENGTH}),
+}
+"""Model types with ALiBi: six heads, which are no power of two."""
+
 CAUSAL = {
     "learned": ("gpt2", {"n_positions": 128}),
     "sinusoidal": ("xglm", {"max_position_embeddings": 128}),
+    "alibi": ("bloom", {"seq_length": 128}),
 }
 """A causal language model with each encoding that a method is for, at the length of the small Llama."""
 
@@ -113,7 +131,7 @@ def save(
 ) -> Path:
     """Save a tiny model with its tokenizer's idea of its length; gives the folder."""
     torch.manual_seed(0)
-    cls, sizes = {**LEARNED, **COMPUTED}[model_type]
+    cls, sizes = {**LEARNED, **COMPUTED, **ALIBI}[model_type]
     config = AutoConfig.for_model(model_type, **{**_SHARED, **sizes, **dict(more)})
     model = getattr(transformers, name or cls)(config).to(dtype)
     for key, weight in model.named_parameters():

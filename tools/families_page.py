@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ctxext.families import FAMILIES
+from ctxext.families import FAMILIES, family_of
 from ctxext.recipes.base import Method
 from ctxext.recipes.encoding import POSITIONS
 from ctxext.recipes.methods import METHODS
@@ -48,7 +48,8 @@ def _elsewhere(method: type[Method]) -> str:
 
 def _able(method: type[Method]) -> list[str]:
     """The families of another encoding than rotary that a method does not refuse."""
-    return [name for name, one in sorted(FAMILIES.items()) if not method.refusal({"model_type": name}, one)]
+    configs = ({"model_type": name, "alibi": method.encoding == "alibi"} for name in sorted(FAMILIES))
+    return [str(config["model_type"]) for config in configs if not method.refusal(config, family_of(config))]
 
 
 def families_page() -> str:

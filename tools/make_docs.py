@@ -83,10 +83,10 @@ def _by_keys(method: type[Method]) -> list[str]:
 def _with_code(method: type[CodeMethod]) -> list[str]:
     """Which files travel, and where they take hold."""
     files = ", ".join(f"`{file.name}`" for file in method.code)
-    shared = ", ".join(f"`{name}`" for name in (*SHARED_FILES, STUB_FILE))
+    shared = ", ".join(f"`{name}`" for name in (*SHARED_FILES[method.encoding], STUB_FILE))
     hooks = ", ".join(f"`{hook}`" for hook in _hooks(method))
     return [
-        f"Kind: {method.kind}. Hooks: {hooks}. Carried by {files} beside {shared};",
+        f"Kind: {method.kind}.{f' Hooks: {hooks}.' if hooks else ''} Carried by {files} beside {shared};",
         f"its numbers stand in `{CODE_KEY}` of config.json. Loading needs `trust_remote_code=True`.",
     ]
 

@@ -85,6 +85,22 @@ DRAFTER = "it drafts for another model, whose states it reads"
 BY_HAND: dict[str, dict[str, Any]] = {
     "afmoe": {"rotated": "sliding", "reason": NO_FULL},
     "beam": {**NEW_NESTED, "rotated": "sliding", "reason": NO_FULL},
+    "bloom": {
+        "length_key": "seq_length",
+        "aliases": {
+            "hidden_size": "n_embed",
+            "max_position_embeddings": "seq_length",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+        },
+        # BLOOM (2211.05100), table 3; the class has no length.
+        "defaults": {
+            "hidden_size": 64,
+            "max_position_embeddings": 2048,
+            "num_attention_heads": 8,
+            "num_hidden_layers": 2,
+        },
+    },
     "blt": {"reason": "it is four transformers over bytes and patches, each with positions of its own"},
     "codegen": {"reason": OWN_SINUSOIDS, "scalable": False},
     "cohere2": {"rotated": "sliding", "reason": NO_FULL},
@@ -133,6 +149,21 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "mllama": {
         "layers": {"indices": "cross_attention_layers", "listed": "cross_attention", "otherwise": "full_attention"},
         "defaults": {"cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38]},
+    },
+    "mpt": {
+        "length_key": "max_seq_len",
+        "aliases": {
+            "hidden_size": "d_model",
+            "max_position_embeddings": "max_seq_len",
+            "num_attention_heads": "n_heads",
+            "num_hidden_layers": "n_layers",
+        },
+        "defaults": {
+            "hidden_size": 2048,
+            "max_position_embeddings": 2048,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 24,
+        },
     },
     "nemotron_h": {"layers": {"letters": "hybrid_override_pattern"}, "aliases": {"layer_types": "layers_block_type"}},
     "minimax_m2": {"rotary_dim_key": "rotary_dim"},

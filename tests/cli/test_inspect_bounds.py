@@ -16,9 +16,6 @@ CASES = {
     "deberta-v2": ({"position_buckets": 256, "max_relative_positions": -1}, "256 logarithmic buckets"),
     "xlnet": ({"mem_len": 40}, "mem_len (40)"),
     "transfo-xl": ({"mem_len": 1600}, "mem_len (1600)"),
-    "bloom": ({}, "far tokens fade"),
-    "mpt": ({"max_seq_len": 99}, "max_seq_len (99)"),
-    "falcon": ({"alibi": True}, "far tokens fade"),
     "mamba": ({}, "its state"),
     "whisper": ({}, "was not tried"),
 }

@@ -78,6 +78,7 @@ def test_mspoe_base_keeps_its_code_and_loads_without_ctxext(tmp_path):
         "mspoe.py",
         "method.py",
         "modeling_family.py",
+        "private_copy.py",
         "modeling_ctxext.py",
         "tokenizer.json",
         "tokenizer_config.json",

@@ -18,6 +18,7 @@ FUNCTIONS = {
     "schedule": ("schedule",),
     "heads": ("choose", "rotation"),
     "attention": ("relation", "temperature"),
+    "slopes": ("slopes",),
 }
 # Numbers at which a method must leave the model bit for bit as it was; a new method needs a line here.
 NEUTRAL = {
@@ -42,6 +43,8 @@ NEUTRAL = {
     "window": {"factor": 1},
     "table": {"factor": 1},
     "range": {"factor": 1},
+    "alibi-interpolation": {"factor": 1, "rows": "static"},
+    "ntk-alibi": {"factor": 1, "rows": "static"},
     "mspoe": {"ratio_min": 1.0, "ratio_max": 1.0, "first_layer": 0, "head_order": "fixed"},
 }
 

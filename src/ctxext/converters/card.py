@@ -320,7 +320,7 @@ def _reason(facts: CardFacts) -> str:
         )
     if facts.needs_code:
         return (
-            "It carries two small files of modeling code, because its method is more than a configuration. Without "
+            "It carries a few small files of modeling code, because its method is more than a configuration. Without "
             "`trust_remote_code=True` loading fails on purpose: as a stock model it would be silently wrong. "
             "Nothing but transformers is needed to run it."
         )

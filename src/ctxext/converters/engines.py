@@ -4,7 +4,8 @@ Only what was tried: transformers 4.57.6 and 5.23.0; by `make engines`, in float
 the original context length: vLLM 0.32.0 with transformers 5.19.0 (log-probabilities within 9e-5 of transformers',
 Ms-PoE included), and llama.cpp as xllamacpp 2026.10.11549 has it behind its own converter of October 2026 (within 5e-4;
 with flash attention, which rounds to 16 bits, within 3e-2). SGLang was read in its source and not tried: what would be
-right there is "not known", and says so. So is whatever was neither tried nor read.
+right there is "not known", and says so. So is whatever was neither tried nor read. ALiBi by the row was run in
+transformers alone: what the other engines take is one slope for each head.
 """
 
 import math
@@ -117,6 +118,7 @@ _TABLE: Mapping[str, Mapping[str, _Row]] = {
         "llama.cpp": (WRONG, "", "its converter loses it"),
     },
     "table": {"transformers": _EXACT},
+    "alibi": {"transformers": _EXACT},
     "mspoe": {
         "transformers": (EXACT, "trust_remote_code=True", _NOT_SERVE),
         "vLLM": (EXACT, _TRUST, "past its context length only with VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"),
@@ -146,8 +148,19 @@ _RELATION: Mapping[str, _Row] = {
     "transformers": (EXACT, "trust_remote_code=True", f"continuous batching (generate_batch) refuses it; {_NOT_SERVE}"),
     "vLLM": (EXACT, _TRUST, "with ctxext installed beside vLLM, whose attention it completes; refused without"),
 }
+_ONE_SLOPE = "its ALiBi has one slope for each head, whichever row reads"
+_SLOPES: Mapping[str, _Row] = {
+    "transformers": (EXACT, "trust_remote_code=True", _NOT_SERVE),
+    **dict.fromkeys(("vLLM", "SGLang"), (WRONG, "", _ONE_SLOPE)),
+    "llama.cpp": _REFUSED,
+}
 _RELATIONS = ("self-extend", "bifocal", "dca", "rerope", "string", "adaptive", "sinks", "window")
 """Methods of `portable/relation.py`, which tests/portable/test_relation*.py run in transformers."""
+
+_ALIKE: Mapping[tuple[str, ...], Mapping[str, _Row]] = {
+    _RELATIONS: _RELATION,
+    ("alibi-interpolation", "ntk-alibi"): _SLOPES,
+}
 
 # What some families fare better with than others.
 _FAMILIES: Mapping[tuple[str, str, str], _Row] = {
@@ -232,7 +245,7 @@ def _numbers(model: ModelConfig) -> dict[str, Any]:
 def _row(thing: str, engine: str, family: str, *, has_code: bool) -> _Row:
     """What one engine makes of one thing that is carried; not known unless somebody tried it."""
     unknown: _Row = (UNKNOWN, "", f"{thing} was not tried")
-    table = _TABLE.get(thing, _RELATION if thing in _RELATIONS else {})
+    table = _TABLE.get(thing) or next((rows for names, rows in _ALIKE.items() if thing in names), {})
     known = _FAMILIES.get((thing, engine, family)) or table.get(engine)
     return known or (_CODE.get(engine, (UNKNOWN, _TRUST, unknown[2])) if has_code else unknown)
 

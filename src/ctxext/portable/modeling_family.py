@@ -8,26 +8,20 @@ else stay the family's own, and the installed module, which other models use, st
 
 import copy
 import functools
-import importlib.util
 import inspect
 import sys
-import types
 from collections import ChainMap
 
 import torch
 import transformers
-from transformers import AutoModel, PreTrainedModel
 from transformers.activations import ACT2FN
-from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from .method import Call, Frame, Method, Part, Tables, Turn, chained
+from .private_copy import MODERN, classes_of, find_renamed_weights, is_model, private_copy, replace
 
 KEY = "ctxext_code"
 SENTINEL = "ctxext_needs_trust_remote_code"  # The rope type in config.json: without this file no model knows it.
-PREFIX = "Ctxext"  # Of the classes in the stub.
 APPLY = ("apply_rotary_pos_emb", "apply_rotary_emb")  # What families call the function that rotates.
-MODERN = int(transformers.__version__.split(".")[0]) >= 5
-conversion_mapping = importlib.import_module("transformers.conversion_mapping") if MODERN else None
 
 
 def parts_of(found):
@@ -243,18 +237,7 @@ def model_init(methods, rotation, original, model, config, *args, **kwargs):
     for part in ("ctxext_layouts", "ctxext_part") if settings else ():
         if not any(hasattr(module, part) for module in model.modules()):
             raise ValueError(f"{type(model).__name__} does not have the parts that the methods replace.")
-    name = type(model).__name__  # Transformers 5 finds some renamed weights by the name of the class, which is ours.
-    if MODERN and (renamed := conversion_mapping.get_checkpoint_conversion_mapping(name.removeprefix(PREFIX))):
-        conversion_mapping.register_checkpoint_conversion_mapping(name, renamed, overwrite=True)
-
-
-def replace(cls, name, new):
-    """Put `new(original, ...)` in the place of a method of a private class, once."""
-    original = getattr(cls, name)
-    if not hasattr(original, "ctxext"):
-        method = functools.wraps(original)(lambda *args, **kwargs: new(original, *args, **kwargs))
-        method.ctxext = True
-        setattr(cls, name, method)
+    find_renamed_weights(model)
 
 
 def family(stub, modeling, methods):
@@ -262,10 +245,7 @@ def family(stub, modeling, methods):
 
     `methods` are the classes behind the steps, in any order; a step names its class.
     """
-    name = f"{modeling}_for_{stub.replace('.', '_')}"
-    spec = importlib.util.spec_from_file_location(name, importlib.util.find_spec(modeling).origin)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = private_copy(stub, modeling)
     applied = next(name for name in APPLY if hasattr(module, name))
     function = getattr(module, applied)
     names = list(inspect.signature(function).parameters)
@@ -282,18 +262,10 @@ def family(stub, modeling, methods):
     def made(settings):
         return [by_name[step["method"]](step) for step in settings["steps"]]
 
-    def from_config(config, **kwargs):  # Models within a model are private too.
-        cls = getattr(module, str(MODEL_MAPPING_NAMES.get(config.model_type)), None)
-        return AutoModel.from_config(config, **kwargs) if cls is None else cls._from_config(config, **kwargs)
-
-    module.AutoModel = types.SimpleNamespace(from_config=from_config)
-    for cls in list(vars(module).values()):
-        if inspect.isclass(cls) and cls.__module__ == name:
-            if cls.__name__.endswith("RotaryEmbedding"):
-                replace(cls, "__init__", functools.partial(rotary_init, made))
-                replace(cls, "forward", rotary_forward)
-            elif issubclass(cls, PreTrainedModel):
-                cls.is_custom_code = classmethod(lambda cls: False)  # Its weights are stored as the family's are.
-                if "__init__" in vars(cls) and not cls.__name__.endswith("PreTrainedModel"):
-                    replace(cls, "__init__", functools.partial(model_init, made, rotation))
+    for cls in classes_of(module):
+        if cls.__name__.endswith("RotaryEmbedding"):
+            replace(cls, "__init__", functools.partial(rotary_init, made))
+            replace(cls, "forward", rotary_forward)
+        elif is_model(cls):
+            replace(cls, "__init__", functools.partial(model_init, made, rotation))
     return module

@@ -6,7 +6,7 @@ Keys that are not named here are carried along unread. A null stands for a key t
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ctxext.errors import CtxextError
 
@@ -96,9 +96,16 @@ class CodeStep(Schema):
 class CodeNote(Schema):
     """What the modeling code of a converted checkpoint reads, under `ctxext_code`."""
 
-    rope: Scaling
+    rope: Scaling | None = None
     hidden_act: Word | None = None
+    dropout: Number | None = None
     steps: list[CodeStep] = Field(min_length=1, max_length=100)
+
+    @model_validator(mode="after")
+    def _hides_something(self) -> "CodeNote":
+        if self.rope is None and self.dropout is None:
+            raise ValueError("rope or dropout, whichever is hidden")
+        return self
 
 
 class LegacyNote(Schema):

@@ -16,12 +16,12 @@ from ctxext.recipes.new_tensor import NewTensor
 from ctxext.recipes.param import SearchRange, checked, param, search_ranges
 from ctxext.recipes.rotary import Config, ModelConfig, Rotary, unsupported
 
-Kind = Literal["table", "base", "schedule", "heads", "attention"]
+Kind = Literal["table", "base", "schedule", "heads", "attention", "slopes"]
 """The rows of a learned table; the base of the frequencies; all frequencies by a factor; what each KV head makes of
-them; the attention itself."""
+them; the attention itself; the slopes of biases."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-CARRIED_BY_CODE: frozenset[Kind] = frozenset({"heads", "attention"})
+CARRIED_BY_CODE: frozenset[Kind] = frozenset({"heads", "attention", "slopes"})
 """Kinds that no configuration key can carry, so that the checkpoint brings code of its own."""
 
 

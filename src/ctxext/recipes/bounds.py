@@ -11,7 +11,6 @@ from ctxext.families import Family, text_config
 _BY_ENCODING: Mapping[str, str] = {
     "learned": "the table ends where training ended; where this family keeps it was not tried",
     "sinusoidal": "a table of sinusoids that this package did not try to lengthen",
-    "alibi": "nothing ends: far tokens fade, whatever the length. Gentler slopes need code, which none here carries",
     "buckets": "nothing ends: far distances share one bucket of biases, so any length runs",
     "relative": "only the distance counts, so no position is out of range",
     "none": "no positions at all: what bounds it is its state, or its window",
@@ -34,11 +33,6 @@ _BY_TYPE: Mapping[str, str] = {
     "deberta": _CLIPPED,
     "deberta-v2": _LOGARITHMIC,
     "longt5": _BUCKETS,
-    "mpt": (
-        "max_seq_len ({max_seq_len}): past it transformers stops, as its biases are made that long; ALiBi itself has "
-        "no end, so a larger number there is all that is needed. transformers reads no attn_config.alibi_bias_max, so "
-        "slopes cannot be changed by configuration"
-    ),
     "mt5": _BUCKETS,
     "switch_transformers": _BUCKETS,
     "t5": _BUCKETS,
@@ -57,7 +51,6 @@ _DEFAULTS: Mapping[str, Any] = {
     "relative_attention_num_buckets": 32,
     "max_relative_positions": -1,
     "position_buckets": -1,
-    "max_seq_len": 2048,
     "mem_len": "not set",
 }
 

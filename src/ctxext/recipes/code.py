@@ -80,9 +80,11 @@ def code_files(steps: Iterable[Method], config: Config) -> Mapping[str, str]:
     own = [step for step in steps if isinstance(step, CodeMethod)]
     if not own:
         return {}
-    files = [PORTABLE / name for name in code_layout.SHARED_FILES]
+    shared = code_layout.SHARED_FILES[own[0].encoding]
+    files = [PORTABLE / name for name in shared]
     files += [file for step in own for file in step.code]
     methods = [(step.title, step.code[0].name.removesuffix(".py"), step.code_class) for step in own]
     modules = [file.name.removesuffix(".py") for file in files]
-    stub = code_layout.render_stub(code_layout.family_classes(config), methods, modules)
+    home = shared[-1].removesuffix(".py")
+    stub = code_layout.render_stub(code_layout.family_classes(config), methods, modules, home)
     return {**{file.name: file.read_bytes().decode() for file in files}, code_layout.STUB_FILE: stub}

@@ -3,7 +3,8 @@
 The weights stay as they are. `config.json` keeps the stock `model_type` and gains three things: classes of its own
 (`architectures`, `auto_map`), a sentinel in the place of the rope type that only the shipped code understands, so that
 loading it as a stock model fails instead of being silently wrong, and one block, `ctxext_code`, with the schedule that
-the sentinel hides and one entry for each method, for `portable/modeling_family.py`. Nothing here knows a method.
+the sentinel hides and one entry for each method, for `portable/modeling_family.py`. Where there is no rope type, a
+dropout is hidden, for `portable/modeling_alibi.py`. Nothing here knows a method.
 """
 
 import copy
@@ -14,11 +15,14 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.families import Family, text_config
-from ctxext.recipes.rotary import CODE_KEY, SENTINEL, Config, ModelConfig, unsupported, write_rotary
+from ctxext.recipes.rotary import CODE_KEY, SENTINEL, Config, ModelConfig, Rotary, unsupported, write_rotary
 
 STUB_FILE = "modeling_ctxext.py"
-SHARED_FILES = ("method.py", "modeling_family.py")
-"""What every such checkpoint carries beside the stub and a file per method."""
+SHARED_FILES: Mapping[str, tuple[str, ...]] = {
+    "rotary": ("method.py", "private_copy.py", "modeling_family.py"),
+    "alibi": ("private_copy.py", "modeling_alibi.py"),
+}
+"""What every such checkpoint carries beside the stub and a file per method, by encoding; the last copies the family."""
 
 PREFIX = "Ctxext"
 """Of the names of its classes."""
@@ -45,6 +49,12 @@ HIDDEN_ACTIVATIONS: Mapping[str, tuple[str, str]] = {
 }
 """Families that in some version pass over a foreign rope type, or whose configuration class refuses one: there the
 activation is hidden too, which all of them read. Its place in config.json, and what the class assumes."""
+
+HIDDEN_DROPOUT = -1
+"""What stands in the place of a dropout where there is no rope type to hide: no stock model is built with it."""
+
+_DROPOUTS: Mapping[str, str] = {"mpt": "attn_config.attn_pdrop"}
+_DROPOUT = "attention_dropout"
 
 _ORIGINAL = "original_max_position_embeddings"
 # What belongs to a schedule. Engines multiply lengths by a `factor`, so none may stay beside the sentinel.
@@ -126,7 +136,8 @@ def with_step(model: ModelConfig, name: str, settings: Mapping[str, Any]) -> Mod
     Raises:
         CtxextError: transformers has no classes for this family.
     """
-    config = copy.deepcopy(model.config) if code_of(model.config) else _with_hidden_schedule(model)
+    hidden = _with_hidden_schedule if isinstance(model.encoding, Rotary) else _with_hidden_dropout
+    config = copy.deepcopy(model.config) if code_of(model.config) else hidden(model)
     text = _text(config, model.family)
     block = text[CODE_KEY]
     text[CODE_KEY] = {**block, "steps": [*block["steps"], {"method": name, **settings}]}
@@ -163,12 +174,27 @@ def _with_hidden_schedule(model: ModelConfig) -> Config:
     if family.model_type not in HIDDEN_ACTIVATIONS or family.nested_rope:
         _hide(text, family)
     text[CODE_KEY] = {**block, "steps": []}
+    return _naming(edited, classes, edited.get("auto_map") or {})
+
+
+def _with_hidden_dropout(model: ModelConfig) -> Config:
+    """The same for families without a schedule, whose stock classes a dropout that is none keeps from being built."""
+    edited = copy.deepcopy(model.config)
+    text = _text(edited, model.family)
+    dropout = _swapped(text, _DROPOUTS.get(model.family.model_type, _DROPOUT), HIDDEN_DROPOUT) or 0
+    text[CODE_KEY] = {"dropout": dropout, "steps": []}
+    # Code that the source brings is for a class of its own, which would not fit the family's.
+    return _naming(edited, family_classes(model.config), {})
+
+
+def _naming(edited: Config, classes: Classes, others: Mapping[str, Any]) -> Config:
+    """The configuration, naming the classes of the stub."""
     stub, causal_lm = STUB_FILE.removesuffix(".py"), classes.by_auto_class["AutoModelForCausalLM"]
-    named = [str(name) for name in model.config.get("architectures") or ()]
+    named = [str(name) for name in edited.get("architectures") or ()]
     whole = classes.by_auto_class.get("AutoModelForImageTextToText")
     edited["architectures"] = [PREFIX + (whole if whole and whole in named else causal_lm)]
     own = {auto: f"{stub}.{PREFIX}{name}" for auto, name in classes.by_auto_class.items()}
-    edited["auto_map"] = {**(edited.get("auto_map") or {}), **own}
+    edited["auto_map"] = {**others, **own}
     return edited
 
 
@@ -180,6 +206,8 @@ def without_code(config: Config) -> Config:
     block = text.pop(CODE_KEY, None)
     if not block:
         return plain
+    if "dropout" in block:
+        _swapped(text, _DROPOUTS.get(str(text.get("model_type")), _DROPOUT), block["dropout"])
     place = HIDDEN_ACTIVATIONS.get(str(text.get("model_type")), ("hidden_act", ""))[0]
     if text.get("hidden_act") == SENTINEL or block.get("hidden_act"):
         if not block.get("hidden_act"):
@@ -188,7 +216,7 @@ def without_code(config: Config) -> Config:
     for key in ("rope_parameters", "rope_scaling"):
         for entry in (text.get(key) or {}, *(text.get(key) or {}).values()):
             if isinstance(entry, dict) and entry.get("rope_type") == SENTINEL:
-                entry.update(block["rope"])
+                entry.update(block.get("rope") or {})
     if isinstance(scaling := text.get("rope_scaling"), dict):
         text["rope_scaling"] = {key: scaling[key] for key in scaling if key in _SCHEDULE or key not in _BESIDE_SCALING}
         if text["rope_scaling"] == {"rope_type": "default"}:
@@ -200,8 +228,8 @@ def without_code(config: Config) -> Config:
     return {**plain, "auto_map": auto_map} if auto_map else plain
 
 
-def _swapped(text: Config, place: str, word: str) -> Any:
-    """Put a word at a dotted place of a configuration, and return what was there."""
+def _swapped(text: Config, place: str, word: Any) -> Any:
+    """Put a value at a dotted place of a configuration, and return what was there."""
     *path, name = place.split(".")
     for part in path:
         text[part] = dict(text.get(part) or {})
@@ -240,16 +268,19 @@ def _text(edited: Config, family: Family) -> Config:
     return text
 
 
-def render_stub(classes: Classes, methods: Sequence[tuple[str, str, str]], files: Iterable[str]) -> str:
+def render_stub(
+    classes: Classes, methods: Sequence[tuple[str, str, str]], files: Iterable[str], home: str = "modeling_family"
+) -> str:
     """The text of the stub file: which family this checkpoint belongs to, and which methods stand in it.
 
     Args:
         classes: The family's.
         methods: For each method its title, its portable module and its portable class.
         files: Every module that travels; transformers 4 copies only those that the stub itself imports.
+        home: The one that copies the family's.
     """
     titles = " and ".join(dict.fromkeys(title for title, _, _ in methods))
-    named = {"modeling_family": "family"}
+    named = {home: "family"}
     for _, module, name in methods:
         named[module] = f"{named[module]}, {name}" if module in named else name
     # Of the others the name alone, as theirs might stand in the way of the methods'.

@@ -5,6 +5,7 @@ import difflib
 from ctxext.errors import CtxextError
 from ctxext.recipes.abf import AdjustedBase
 from ctxext.recipes.adaptive import Adaptive
+from ctxext.recipes.alibi import AlibiInterpolation, NtkAlibi
 from ctxext.recipes.base import Method
 from ctxext.recipes.divided import Cope, MrRope, Resonance
 from ctxext.recipes.dual_chunk import DualChunk
@@ -41,6 +42,8 @@ METHODS: tuple[type[Method], ...] = (
     Window,
     Table,
     Range,
+    NtkAlibi,
+    AlibiInterpolation,
 )
 
 

@@ -19,7 +19,7 @@ from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.recipes.rotary import provenance
 
 CODE_FILES = frozenset(
-    {STUB_FILE, *SHARED_FILES, legacy.MODELING_FILE}
+    {STUB_FILE, legacy.MODELING_FILE, *(name for names in SHARED_FILES.values() for name in names)}
     | {file.name for method in METHODS if issubclass(method, CodeMethod) for file in method.code}
 )
 """Names of the modeling code that this package writes, or wrote."""

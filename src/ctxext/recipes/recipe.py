@@ -19,7 +19,7 @@ from ctxext.recipes.length import parse_length
 from ctxext.recipes.methods import method_named
 from ctxext.recipes.new_tensor import NewTensor
 from ctxext.recipes.param import value_type
-from ctxext.recipes.rotary import Config, ModelConfig, provenance
+from ctxext.recipes.rotary import Config, ModelConfig, Rotary, provenance
 
 _FILE_KEYS = ("description", "source", "steps")
 
@@ -148,7 +148,12 @@ def describe_step(step: Mapping[str, Any]) -> str:
 
 def _check_order(steps: Sequence[Method]) -> None:
     """Refuse steps that would do a thing twice, or that stand before what they build on."""
-    for kind, what in (("schedule", "scale the same frequencies"), ("attention", "replace the same attention")):
+    twofold = {
+        "schedule": "scale the same frequencies",
+        "attention": "replace the same attention",
+        "slopes": "change the same slopes",
+    }
+    for kind, what in twofold.items():
         same = [step.name for step in steps if step.kind == kind]
         if len(same) > 1:
             raise CtxextError(
@@ -174,7 +179,7 @@ def plain_config(model: ModelConfig) -> ModelConfig:
     noted = provenance(model.config)
     steps = [method_named(str(step.get("method"))) for step in (noted.get("recipe") or {}).get("steps", [])]
     config = {key: value for key, value in without_code(model.config).items() if key != "ctxext"}
-    if steps and all(method.needs_code() for method in steps):
+    if isinstance(model.encoding, Rotary) and steps and all(method.needs_code() for method in steps):
         length, declared = noted.get("source_length") or model.rotary.trained_length, noted.get("declared_length")
         plain = ModelConfig(config, model.family, model.rotary).with_context_length(int(declared or length))
         rotary = dataclasses.replace(plain.rotary, context_length=int(length), declared_length=declared)

@@ -31,7 +31,7 @@ from ctxext.recipes.encoding import POSITIONS, Encoding
 from ctxext.recipes.encoding import Config as Config
 from ctxext.recipes.encoding import provenance as provenance
 from ctxext.recipes.known_models import MAXIMUM, original_length_of
-from ctxext.recipes.learned import COMPUTED, LAYOUTS, read_computed, read_learned
+from ctxext.recipes.readers import OTHER_READERS, is_read
 
 SENTINEL = "ctxext_needs_trust_remote_code"
 """The rope type that only a checkpoint's own code knows, so that plain transformers refuses to load it without."""
@@ -321,17 +321,13 @@ def attention_scaling(rotary: Rotary) -> float:
     return 0.1 * math.log(factor) + 1
 
 
-READERS: Mapping[str, Callable[[Config, Family, int | None], Encoding]] = {
-    "rotary": read_rotary,
-    "learned": read_learned,
-    "sinusoidal": read_computed,
-}
+READERS: Mapping[str, Callable[[Config, Family, int | None], Encoding]] = {"rotary": read_rotary, **OTHER_READERS}
 """How each encoding that a method exists for is read."""
 
 
 def is_readable(family: Family) -> bool:
     """Whether `model_config` knows the family's encoding, though its very configuration may lack something."""
-    return family.positions == "rotary" or family.model_type in {**LAYOUTS, **COMPUTED}
+    return family.positions == "rotary" or is_read(family)
 
 
 def _full_attention_parameters(text: Mapping[str, Any], family: Family) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -12,11 +13,12 @@ from ctxext.checkpoint import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files import as_json
 from ctxext.recipes.recipe import Recipe
-from ctxext.recipes.rotary import ModelConfig
+from ctxext.recipes.rotary import ModelConfig, Rotary
 from ctxext.verify.isolated import last_line_of_errors, run_isolated
 from ctxext.verify.reference import reference_file
 
 _SCRIPT = Path(__file__).with_name("clean_process.py")
+_SLOPES = Path(__file__).with_name("slopes_process.py")
 _TOLERANCE = 1e-4
 _NUM_TOKENS = 48
 _BYTES_PER_PARAMETER = 4
@@ -61,18 +63,23 @@ def compare_logits(
     if needed > 0.8 * psutil.virtual_memory().available:
         return Verification(skipped=f"two copies of the model need {needed / 2**30:.1f} GiB of memory")
     references = {step.name: str(reference_file(step)) for step in recipe.steps if step.needs_code()}
-    task = {
+    task: dict[str, Any] = {
         "folder": str(folder.resolve()),
         "stock": stock.config,
         "steps": [{"settings": step, "reference": references[step["method"]]} for step in model.code["steps"]],
-        "positions": _positions(recipe, model),
-        "full_types": list(model.family.full_types),
-        "theta": model.rotary.theta,
     }
+    if isinstance(model.encoding, Rotary):
+        script, rotary = _SCRIPT, model.encoding
+        task |= {"full_types": list(model.family.full_types), "theta": rotary.theta}
+        task["positions"] = _positions(recipe, rotary)
+    else:
+        script, length = _SLOPES, max(model.encoding.context_length, _NUM_TOKENS)
+        task["stock"] = stock.with_context_length(length).config
+        task["count"] = _NUM_TOKENS
     with tempfile.TemporaryDirectory() as place:
         written = Path(place) / "task.json"
         written.write_text(as_json(task), encoding="utf-8")
-        result = run_isolated(_SCRIPT, str(written))
+        result = run_isolated(script, str(written))
     if result.returncode != 0:
         raise CtxextError(
             f"The converted model does not load in a clean process: {last_line_of_errors(result)}",
@@ -88,11 +95,11 @@ def compare_logits(
     return Verification(difference=relative, change=found["change"])
 
 
-def _positions(recipe: Recipe, model: ModelConfig) -> list[int]:
+def _positions(recipe: Recipe, rotary: Rotary) -> list[int]:
     """Where the tokens of the check stand: side by side, or spread over the whole reach where regions matter."""
     if all(step.kind != "attention" for step in recipe.steps):
         return list(range(_NUM_TOKENS))
-    reach = max(model.rotary.context_length, _NUM_TOKENS)
+    reach = max(rotary.context_length, _NUM_TOKENS)
     start = [reach * number // _NUM_TOKENS for number in range(_NUM_TOKENS)]
     # Neighbours too: every other token follows the one before it.
     return sorted({*start[::2], *(position + 1 for position in start[::2])})

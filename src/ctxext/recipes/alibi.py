@@ -1,0 +1,97 @@
+"""Gentler slopes for ALiBi: by one factor for all heads, or less the steeper a head is."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from ctxext.families import Family
+from ctxext.recipes.base import Reaching
+from ctxext.recipes.biases import Alibi, alibi_slopes
+from ctxext.recipes.code import PORTABLE, CodeMethod
+from ctxext.recipes.param import param
+from ctxext.recipes.rotary import Config, ModelConfig
+
+_FAMILIES = ("bloom", "falcon", "mpt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slopes(Reaching, CodeMethod):
+    """What methods share that make the slopes of ALiBi gentler: m_h becomes m_h · s^(−e_h)."""
+
+    kind = "slopes"
+    encoding = "alibi"
+    is_published = False
+    code = (PORTABLE / "row_slopes.py",)
+    code_class = "RowSlopes"
+
+    rows: str = param(
+        "row-wise",
+        help="Whether each row stretches by its own length, so that short inputs stay as they were, or all by the "
+        "factor.",
+        choices=("row-wise", "static"),
+    )
+
+    @abstractmethod
+    def exponents(self, num_heads: int) -> list[float]:
+        """The power e of each head, in their order; 0 leaves a slope alone, 1 divides it by the whole factor."""
+
+    def settings(self, model: ModelConfig) -> dict[str, Any]:
+        """The powers, and what the rows count from."""
+        step = self.resolved(model.encoding)
+        assert isinstance(model.encoding, Alibi)
+        return {
+            "original_length": model.encoding.trained_length,
+            "factor": step.stretch if self.rows == "static" else None,
+            "exponents": self.exponents(model.encoding.num_heads),
+        }
+
+    @classmethod
+    def refusal(cls, config: Config, family: Family) -> str:
+        """Why the family cannot carry the code; empty where it can."""
+        untried = "" if family.model_type in _FAMILIES else "where it makes its biases was not tried"
+        return super().refusal(config, family) or untried
+
+    def caution_for(self, model: ModelConfig) -> str:
+        """What happens within the original context length."""
+        if self.rows == "static":
+            return "every input changes, short ones too."
+        return (
+            "rows within the original context length give what they gave; the farther a row beyond it, the gentler its "
+            "slopes, without end."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlibiInterpolation(Slopes):
+    """Divide all slopes of ALiBi, so that far tokens fade as near ones did. No training.
+
+    m_h becomes m_h / s. Row-wise, the row at position m has s = max(1, (m + 1) / L), whatever else is in the text or
+    the batch. Position Interpolation for ALiBi (2310.13017), section 3.
+    """
+
+    name = "alibi-interpolation"
+    title = "ALiBi interpolation"
+    paper = "https://arxiv.org/abs/2310.13017"
+
+    def exponents(self, num_heads: int) -> list[float]:
+        """1 for all."""
+        return [1.0] * num_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class NtkAlibi(Slopes):
+    """Divide the gentlest slope of ALiBi by the whole factor and the steepest not at all. No training.
+
+    m_h becomes m_h · s^(−(h − 1) / (H − 1)) for the head whose slope is the h-th from the steepest of H: so it is
+    published for powers of two, and so it is here for any number of heads. s as in alibi-interpolation.
+    """
+
+    name = "ntk-alibi"
+    title = "NTK-ALiBi"
+    paper = "https://github.com/keezen/ntk_alibi"
+
+    def exponents(self, num_heads: int) -> list[float]:
+        """By the place of the head's slope among all, from the steepest."""
+        slopes = alibi_slopes(num_heads)
+        steepest = sorted(slopes, reverse=True)
+        return [steepest.index(slope) / max(num_heads - 1, 1) for slope in slopes]

@@ -1,0 +1,108 @@
+"""Run as a script by `isolated.py`, never imported: loads a converted checkpoint with ALiBi and checks its logits.
+
+    python slopes_process.py TASK
+
+TASK is a JSON file with `folder`, the checkpoint; `stock`, the config.json of the same model without code; `steps`, its
+one method with settings and reference (see references/README.md); and `count`, a number of tokens. Prints one JSON
+object. What the logits must be is worked out the plain way: the stock model reads token after token, and before each
+the slopes are set to those of its row. No code is shared with the checkpoint's.
+
+Rows beyond the original context length need few tokens where that is small: it is set to a third of the tokens here,
+in the loaded model and for the reference. That config.json has the right one is for the check of the configuration.
+"""
+
+import importlib.util
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+BUILDERS = ("build_alibi_tensor", "build_mpt_alibi_tensor")
+
+
+def module_at(path: str) -> Any:
+    """The reference, as a module."""
+    spec = importlib.util.spec_from_file_location("reference", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def stock_folder(out: Path, config: dict[str, Any], place: str) -> Path:
+    """A folder with the stock configuration and links to the weights."""
+    folder = Path(place)
+    (folder / "config.json").write_text(json.dumps(config))
+    for path in out.iterdir():
+        if path.suffix in (".safetensors", ".bin") or path.name.endswith(".index.json"):
+            (folder / path.name).symlink_to(path.resolve())
+    return folder
+
+
+def token_by_token(stock: Any, input_ids: Any, settings: dict[str, Any], reference: Any) -> Any:
+    """The logits of the stock model when each row has the slopes that the reference says."""
+    import torch
+
+    modeling: Any = sys.modules[type(stock).__module__]
+    name = next(name for name in BUILDERS if hasattr(modeling, name))
+    original, heads, found, cache = getattr(modeling, name), stock.config.num_attention_heads, [], None
+    # Falcon rounds slopes, positions and their products; what is left of them for a row is not rounded.
+    dtype = torch.bfloat16 if stock.config.model_type == "falcon" else torch.float32
+    plain = torch.tensor(reference.slopes({**settings, "factor": 1}, heads, 0))
+    try:
+        for row in range(input_ids.shape[1]):
+            shares = torch.tensor(reference.slopes(settings, heads, row)) / plain
+            bias = (plain.to(dtype)[:, None] * torch.arange(row + 1)).float() * shares[:, None]
+            setattr(modeling, name, lambda *args, bias=bias, **kwargs: bias[:, None])
+            mask = torch.ones(1, row + 1, dtype=torch.long)
+            with torch.no_grad():
+                out = stock(input_ids[:, row : row + 1], attention_mask=mask, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            found.append(out.logits)
+    finally:
+        setattr(modeling, name, original)
+    return torch.cat(found, 1)
+
+
+def compare(task: dict[str, Any]) -> dict[str, float]:
+    """Load a checkpoint and hold its logits against the reference."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    out, (step,) = Path(task["folder"]), task["steps"]
+    settings = {**step["settings"], "original_length": max(task["count"] // 3, 1)}
+    config = AutoConfig.from_pretrained(out, trust_remote_code=True)
+    config.ctxext_code["steps"] = [settings]
+    if hasattr(config, "max_seq_len"):  # MPT stops there.
+        config.max_seq_len = max(config.max_seq_len, task["count"])
+    loaded = AutoModelForCausalLM.from_pretrained(
+        out, config=config, trust_remote_code=True, dtype=torch.float32
+    ).eval()
+    input_ids = torch.randint(0, config.vocab_size, (1, task["count"]))
+    with torch.no_grad():
+        got = loaded(input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False).logits
+    del loaded
+    with tempfile.TemporaryDirectory() as place:
+        folder = stock_folder(out, task["stock"], place)
+        stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        unchanged = stock(input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False).logits
+    wanted = token_by_token(stock, input_ids, settings, module_at(step["reference"]))
+    return {
+        "difference": (got - wanted).abs().max().item(),
+        "scale": wanted.abs().max().item(),
+        "change": (unchanged - wanted).abs().max().item(),
+    }
+
+
+def main() -> None:
+    """Compare, and print what was found."""
+    found = compare(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""ALiBi by the row: bit-equal within the original length, the paper's slopes beyond, however the text arrives."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import tiny_encodings
+from ctxext.checkpoint import open_checkpoint
+from ctxext.converters import convert
+from ctxext.converters.inspection import inspect_checkpoint
+from ctxext.errors import CtxextError
+from ctxext.recipes import Recipe
+from ctxext.recipes.alibi import AlibiInterpolation, NtkAlibi
+from ctxext.recipes.biases import alibi_slopes
+from ctxext.recipes.rotary import model_config
+from ctxext.verify import logits, slopes_process, verify
+from ctxext.verify.reference import reference_of
+from tiny_encodings import ALIBI, LENGTH, VOCABULARY
+
+FACTOR, HEADS = 4, 6
+METHODS = (AlibiInterpolation, NtkAlibi)
+LENGTH_KEYS = {"bloom": "seq_length", "falcon": "max_position_embeddings", "mpt": "max_seq_len"}
+
+
+def load(folder, **options):
+    return AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=True, **{"dtype": torch.float32, **options}
+    ).eval()
+
+
+def tokens(length, batch=1, seed=0):
+    return torch.randint(4, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    place = tmp_path_factory.mktemp("alibi")
+    return {name: tiny_encodings.save(name, place / name) for name in ALIBI}
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch):
+    def in_process(script, task):
+        found = slopes_process.compare(json.loads(Path(task).read_text()))
+        return subprocess.CompletedProcess(script, 0, json.dumps(found), "")
+
+    monkeypatch.setattr(logits, "run_isolated", in_process)
+
+
+@pytest.fixture(scope="module")
+def row_wise(sources, tmp_path_factory):
+    """Each family by each method, row-wise."""
+    place, made = tmp_path_factory.mktemp("row-wise"), {}
+    for name, source in sources.items():
+        for method in METHODS:
+            made[name, method] = place / f"{name}-{method.name}"
+            convert(str(source), made[name, method], Recipe([method(factor=FACTOR)]), check=False)
+    return made
+
+
+EVERY = [(name, method) for name in ALIBI for method in METHODS]
+every = pytest.mark.parametrize(("name", "method"), EVERY, ids=lambda one: getattr(one, "name", one))
+
+
+@pytest.mark.parametrize("rows", ["row-wise", "static"])
+@every
+def test_the_logits_are_the_papers(name, method, rows, sources, tmp_path):
+    done = convert(str(sources[name]), tmp_path / "out", Recipe([method(factor=FACTOR, rows=rows)]))
+    assert done.verification.difference < 1e-5
+    assert done.verification.change > 1e-2
+    assert config_of(tmp_path / "out")[LENGTH_KEYS[name]] == FACTOR * LENGTH
+
+
+def test_other_slopes_are_refused(sources, tmp_path, monkeypatch):
+    monkeypatch.setattr(NtkAlibi, "exponents", lambda self, heads: [0.9] * heads)
+    with pytest.raises(CtxextError, match="differ"):
+        convert(str(sources["bloom"]), tmp_path / "out", Recipe([NtkAlibi(factor=FACTOR)]))
+
+
+@torch.no_grad()
+@every
+def test_rows_within_the_original_length_stay_bit_equal(name, method, sources, row_wise):
+    before, after, ids = load(sources[name]), load(row_wise[name, method]), tokens(FACTOR * LENGTH)
+    assert torch.equal(before(ids[:, :LENGTH]).logits, after(ids[:, :LENGTH]).logits)
+    before.config.max_seq_len = FACTOR * LENGTH  # Of MPT, which stops there.
+    stock, own = before(ids).logits, after(ids).logits
+    assert torch.equal(stock[:, :LENGTH], own[:, :LENGTH])
+    assert (stock[:, LENGTH:] - own[:, LENGTH:]).abs().amax((0, 2)).min() > 1e-4
+
+
+@torch.no_grad()
+def test_eager_attention_of_falcon(sources, row_wise):
+    """It adds the bias twice, in stock transformers too; what is left of it for a row is the same."""
+    before, after = (
+        load(one, attn_implementation="eager") for one in (sources["falcon"], row_wise["falcon", NtkAlibi])
+    )
+    ids = tokens(3 * LENGTH)
+    stock, own = before(ids).logits, after(ids).logits
+    assert torch.equal(stock[:, :LENGTH], own[:, :LENGTH])
+    assert not torch.allclose(stock[:, LENGTH:], own[:, LENGTH:], atol=1e-3)
+    assert (after(ids[:, :20]).logits - own[:, :20]).abs().max() < 1e-4
+
+
+def bias_of(model, ids):
+    """The bias that the first block is given, for each row."""
+    seen = []
+    block = next(module for name, module in model.named_modules() if name.endswith((".h.0", ".blocks.0")))
+    hook = block.register_forward_pre_hook(
+        lambda _, args, named: seen.append(named.get("alibi", named.get("position_bias"))), with_kwargs=True
+    )
+    with torch.no_grad():
+        model(ids)
+    hook.remove()
+    return seen[0]
+
+
+@every
+def test_slopes_are_those_of_the_formula(name, method, row_wise):
+    length = FACTOR * LENGTH
+    bias = bias_of(load(row_wise[name, method]), tokens(length))
+    found = bias.full()[0, :, :, -length:].double()
+    slopes = (found[..., -1] - found[..., 0]) / (length - 1)
+    settings = {"original_length": LENGTH, "factor": None}
+    wanted = torch.tensor([reference_of(method).slopes(settings, HEADS, m) for m in range(length)]).T.double()
+    rounded = 2.0**-8 if name == "falcon" else 1e-6  # Falcon's own slopes have 8 bits.
+    assert (slopes / wanted - 1).abs().max() < rounded
+    shares = (slopes / slopes[:, :1]) / (
+        wanted / wanted[:, :1]
+    )  # What is left of them for each row is exact everywhere.
+    assert (shares - 1).abs().max() < 1e-6
+    assert bias.bias.numel() + bias.shares.numel() < 2.1 * HEADS * length, "nothing grows with the square"
+
+
+@torch.no_grad()
+@every
+def test_however_a_text_arrives(name, method, row_wise):
+    model, length = load(row_wise[name, method]), 3 * LENGTH
+    ids = tokens(length)
+    whole = model(ids, use_cache=False).logits
+    for chunks in ([length - 1, 1], [5, LENGTH, 9, length - LENGTH - 14], [1] * length):
+        cache, found = None, []
+        for chunk in ids.split(chunks, 1):
+            out = model(chunk, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            found.append(out.logits)
+        assert (torch.cat(found, 1) - whole).abs().max() < 1e-4
+    padded = torch.cat([tokens(7, seed=3), ids], 1)
+    beside = torch.cat([padded, tokens(length + 7, seed=1)])
+    mask = torch.ones_like(beside)
+    mask[0, :7] = 0
+    batched = model(beside, attention_mask=mask, use_cache=False).logits
+    assert (batched[0, 7:] - whole[0]).abs().max() < 1e-4
+    assert (batched[1] - model(beside[1:]).logits[0]).abs().max() < 1e-4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ALIBI)
+def test_generation_in_a_padded_batch_says_what_it_says_alone(name, row_wise):
+    model, ids = load(row_wise[name, NtkAlibi]), tokens(2 * LENGTH, batch=2)
+    mask = torch.ones_like(ids)
+    mask[0, :9] = 0
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 1}
+    together = model.generate(ids, attention_mask=mask, **options)
+    alone = model.generate(ids[:1, 9:], attention_mask=mask[:1, 9:], **options)
+    assert together[0, 9:].tolist() == alone[0].tolist()
+
+
+@pytest.mark.parametrize("name", ALIBI)
+def test_it_loads_only_with_its_code_and_is_saved_with_it(name, row_wise, tmp_path):
+    folder, ids = row_wise[name, NtkAlibi], tokens(2 * LENGTH)
+    with pytest.raises(ValueError, match="dropout"):
+        AutoModelForCausalLM.from_pretrained(folder)
+    model = load(folder)
+    model.save_pretrained(tmp_path / "again")
+    assert config_of(tmp_path / "again")["ctxext_code"] == config_of(folder)["ctxext_code"]
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path / "again")(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("name", ALIBI)
+def test_it_trains_as_the_stock_model_does(name, sources, row_wise):
+    """Gradients by checkpointing are those without, in the forward that the rows' slopes belong to."""
+    ids, found = tokens(2 * LENGTH), []
+    for checkpointing in (False, True):
+        model = load(row_wise[name, NtkAlibi]).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        loss = model(ids, labels=ids, use_cache=False).loss
+        with torch.no_grad():
+            model(tokens(3 * LENGTH), use_cache=False)  # Another forward in between.
+        loss.backward()
+        found.append([weight.grad for weight in model.parameters() if weight.grad is not None])
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(*found, strict=True))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ALIBI)
+def test_half_precision_keeps_short_inputs(name, sources, row_wise):
+    ids = tokens(LENGTH)
+    before, after = (load(folder, dtype=torch.bfloat16) for folder in (sources[name], row_wise[name, NtkAlibi]))
+    assert torch.equal(before(ids).logits, after(ids).logits)
+    assert after(tokens(3 * LENGTH)).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 6, 12, 16, 20, 32, 71, 112])
+def test_any_number_of_heads(heads):
+    """The order of slopes is that of the three families, the gentlest is divided by s, the steepest by nothing."""
+    from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+
+    slopes, settings = alibi_slopes(heads), {"factor": 5.0, "original_length": 8}
+    theirs = -build_mpt_alibi_tensor(heads, 2)[:, 0, 0]
+    assert torch.allclose(torch.tensor(slopes), theirs, rtol=1e-6)
+    for method in METHODS:
+        own = [m * 5.0**-e for m, e in zip(slopes, method(factor=5).exponents(heads), strict=True)]
+        wanted = reference_of(method).slopes(settings, heads, 0)
+        assert own == pytest.approx(wanted, rel=1e-6)
+    if heads > 1:
+        order = sorted(range(heads), key=lambda head: -slopes[head])
+        new = reference_of(NtkAlibi).slopes(settings, heads, 0)
+        assert new[order[0]] == slopes[order[0]]
+        assert new[order[-1]] == pytest.approx(slopes[order[-1]] / 5)
+        assert sorted(new, reverse=True) == [new[head] for head in order]
+
+
+@pytest.mark.parametrize("name", ALIBI)
+def test_verify_and_inspect(name, sources, row_wise):
+    folder = row_wise[name, NtkAlibi]
+    found = {one.check: one for one in verify(str(folder), against=str(sources[name]), load=False)}
+    assert {one.status for one in found.values()} <= {"passed", "not checked"}, found
+    seen = inspect_checkpoint(open_checkpoint(str(folder)))
+    assert (seen.model.encoding.trained_length, seen.model.encoding.context_length) == (LENGTH, FACTOR * LENGTH)
+    assert {row.engine: row.status for row in seen.serving} == {
+        "transformers": "exact", "vLLM": "not", "SGLang": "not", "llama.cpp": "not",
+    }  # fmt: skip
+    plain = inspect_checkpoint(open_checkpoint(str(sources[name])))
+    assert [method for method, reason in plain.methods.items() if not reason] == ["ntk-alibi", "alibi-interpolation"]
+    assert ("transformers stops" in plain.model.encoding.describe()) == (name == "mpt")
+
+
+def test_verify_loads_it_in_a_clean_process(row_wise, tmp_path):
+    found = {one.check: one for one in verify(str(row_wise["mpt", NtkAlibi]))}
+    assert found["logits"].status == found["loading"].status == "passed", found
+
+
+def test_a_changed_number_is_found(row_wise, tmp_path):
+    shutil.copytree(row_wise["bloom", NtkAlibi], tmp_path / "out")
+    config = config_of(tmp_path / "out")
+    config["ctxext_code"]["steps"][0]["original_length"] += 1
+    (tmp_path / "out/config.json").write_text(json.dumps(config))
+    found = {one.check: one.status for one in verify(str(tmp_path / "out"), load=False)}
+    assert found["configuration"] == "failed"
+
+
+def test_it_is_replaced_and_not_stacked(row_wise, tmp_path):
+    with pytest.raises(CtxextError, match="already extended"):
+        convert(str(row_wise["mpt", NtkAlibi]), tmp_path / "no", Recipe([AlibiInterpolation(factor=2)]), check=False)
+    done = Recipe([AlibiInterpolation(factor=8)])
+    convert(str(row_wise["mpt", NtkAlibi]), tmp_path / "out", done, replace_scaling=True, check=False)
+    (step,) = config_of(tmp_path / "out")["ctxext_code"]["steps"]
+    assert (step["method"], step["original_length"]) == ("alibi-interpolation", LENGTH)
+    assert load(tmp_path / "out")(tokens(8 * LENGTH)).logits.isfinite().all()
+
+
+def test_two_methods_for_the_slopes_are_refused():
+    with pytest.raises(CtxextError, match="change the same slopes twice"):
+        Recipe([AlibiInterpolation(factor=2), NtkAlibi(factor=2)])
+
+
+def test_code_that_the_source_names_is_not_asked_for(tmp_path):
+    """MPT and Falcon-RW were published with code of their own, whose configuration is no class of transformers."""
+    source = tiny_encodings.save("mpt", tmp_path / "source")
+    config = {**config_of(source), "auto_map": {"AutoConfig": "configuration_mpt.MPTConfig"}}
+    (source / "config.json").write_text(json.dumps(config))
+    convert(str(source), tmp_path / "out", Recipe([NtkAlibi(factor=2)]))
+    assert set(config_of(tmp_path / "out")["auto_map"]) == {"AutoModel", "AutoModelForCausalLM"}
+
+
+def test_a_bias_that_transformers_passes_over_is_told(tmp_path):
+    source = tiny_encodings.save("mpt", tmp_path / "source", more={"attn_config": {"alibi_bias_max": 16}})
+    done = convert(str(source), tmp_path / "out", Recipe([NtkAlibi(factor=2)]), check=False)
+    assert any("alibi_bias_max" in caution for caution in done.plan.cautions)
+
+
+@pytest.mark.parametrize("length", [0, -3, "2048", True])
+def test_a_length_that_is_none_is_one_line(length):
+    with pytest.raises(CtxextError, match="max_seq_len"):
+        model_config({"model_type": "mpt", "max_seq_len": length})
+
+
+def test_bloom_was_trained_on_2048_tokens_where_nothing_says_so():
+    assert model_config({"model_type": "bloom"}).encoding.trained_length == 2048
+    assert model_config({"model_type": "bloom"}, 4096).encoding.trained_length == 4096
+
+
+def test_a_bias_goes_where_a_device_map_sends_it(row_wise):
+    from accelerate.utils import send_to_device
+
+    bias = bias_of(load(row_wise["bloom", NtkAlibi]), tokens(2 * LENGTH))
+    assert torch.equal(send_to_device(bias, "cpu").full(), bias.full())
+    assert send_to_device(bias, "meta").shares.device.type == "meta"
+    assert sys.modules[type(bias).__module__].__file__.endswith("modeling_alibi.py")
