@@ -5,60 +5,72 @@ from collections.abc import Mapping
 WARM = ("torch", "transformers", "transformers.models.llama.modeling_llama", "hypothesis", "pydantic", "typer.testing")
 """What is loaded once, before the first fork; nothing of the package."""
 
-_METHODS = (
-    "tests/recipes/test_limits.py",
-    "tests/recipes/test_length.py",
-    "tests/recipes/test_reference.py::test_our_own_frequencies_equal_the_papers",
-    "tests/recipes/test_divided.py::test_lists_equal_the_reference",
+ROOMS = (
+    "recipes/*.py",
+    "checkpoint.py",
+    "geometry.py",
+    "reading/*.py",
+    "evaluate/scoring/*.py",
+    *(f"finetune/{name}.py" for name in ("loss", "merge", "rewrite", "tensors", "adapter_config")),
+)
+"""The pure rooms: files of the package."""
+
+TESTS = (
+    "tests/test_reading.py",
+    "tests/test_schemas.py",
+    "tests/test_families.py",
+    "tests/test_cache_sizes.py",
+    "tests/test_hub.py",
+    "tests/test_older_versions.py",
+    "tests/recipes/*.py",
+    "tests/converters/test_c*.py",
+    "tests/converters/test_[!cov]*.py",
     "tests/converters/test_other_files.py",
     "tests/search/test_space.py",
-    "tests/test_reading.py",
-    "tests/converters/test_families.py",
-)
-_RELATION = (
-    "tests/search/test_space.py",
-    "tests/recipes/test_compositions.py",
-    "tests/recipes/test_dual_chunk.py",
-    "tests/portable/test_relation.py",
-)
-_CODE = (
-    "tests/recipes/test_limits.py",
-    "tests/recipes/test_compositions.py",
-    "tests/search/test_space.py",
-    "tests/test_older_versions.py",
+    "tests/search/test_bounds.py",
+    "tests/search/test_measurement.py",
     "tests/portable/test_golden.py",
-)
-_READING = (
-    "tests/test_reading.py",
-    "tests/converters/test_convert.py",
-)
-_SCORING = (
-    "tests/evaluate/test_scoring.py",
+    "tests/portable/test_relation.py",
+    "tests/cli/test_inspect_bounds.py",
+    "tests/evaluate/test_scor*.py",
     "tests/evaluate/test_loss.py",
-    "tests/evaluate/test_scored_is_written.py::test_scored_is_written[yarn]",
-    "tests/evaluate/test_scored_is_written.py::test_scored_is_written[mspoe linear prompt]",
+    "tests/evaluate/test_new_tasks.py",
+    "tests/evaluate/test_tasks_text.py",
+    "tests/evaluate/test_prompt.py",
+    "tests/evaluate/test_trust.py",
+    "tests/finetune/test_chunked_loss.py",
+    "tests/finetune/test_keep_short.py",
+    "tests/finetune/test_merge*.py",
+    "tests/finetune/test_places.py",
 )
-_LOSSES = ("tests/finetune/test_chunked_loss.py", "tests/finetune/test_keep_short.py")
-_MERGE = ("tests/finetune/test_merge_kinds.py", "tests/finetune/test_merge.py")
+"""Files of quick tests that may see a mutant; of each only the tests that call what was changed are run."""
 
-_PLAIN = ("abf", "base", "divided", "dynamic", "frequencies", "length", "llama3", "longrope", "methods", "ntk", "param")
-_PLAIN += ("pi", "recipe", "rotary", "yarn")
-
-ROOMS: Mapping[str, tuple[str, ...]] = {
-    **{f"recipes/{name}.py": _METHODS for name in _PLAIN},
-    **{f"recipes/{name}.py": _RELATION for name in ("relation", "adaptive", "dual_chunk")},
-    **{f"recipes/{name}.py": _CODE for name in ("mspoe", "code", "code_layout", "own_code", "legacy")},
-    "checkpoint.py": _READING,
-    "geometry.py": _READING,
-    "reading/*.py": _READING,
-    "evaluate/scoring/*.py": _SCORING,
-    "finetune/loss.py": _LOSSES,
-    "finetune/merge.py": _MERGE,
-    "finetune/rewrite.py": _MERGE,
-    "finetune/tensors.py": _MERGE,
-    "finetune/adapter_config.py": _MERGE,
+LEFT: Mapping[str, Mapping[str, str]] = {
+    "evaluate/scoring/batch_size.py": dict.fromkeys(
+        ("_MAX_ROWS", "_SHARE", "_STATES", "rows_that_fit", "_memory"),
+        "How many prompts run at once: a guess at memory, on which no figure hangs.",
+    ),
+    "evaluate/scoring/exact_match.py": dict.fromkeys(
+        ("_WORTH", "_PIECE", "_LARGE_PIECE"), "In which pieces a cache is filled: the same numbers come of any."
+    ),
+    "evaluate/scoring/prefix_cache.py": {
+        "_PROBE_LENGTH": "Of how many made-up tokens a trial is made: any number does."
+    },
+    "evaluate/scoring/token_losses.py": dict.fromkeys(
+        ("_MIN_BYTES", "_piece_size"), "How many positions at once: the same losses come of any."
+    )
+    | {"(_PROBE_LENGTH, _PROBE_PIECE)": "Of how many made-up tokens a trial is made: any number does."},
+    "finetune/loss.py": dict.fromkeys(
+        ("_PIECE_BYTES", "_ACCELERATOR_BYTES", "positions_at_once"),
+        "How many positions at once: the same loss comes of any.",
+    ),
+    "finetune/rewrite.py": {"_CHUNK": "How many bytes at once."},
+    "recipes/fills.py": {"_ROWS_AT_ONCE": "How many rows at once."},
 }
-"""The pure rooms: files of the package, and the quick tests that stand for them."""
+"""Functions and constants that are not changed, by file, and why."""
+
+EQUIVALENT: Mapping[tuple[str, str, str], str] = {}
+"""Mutants that were looked at and change nothing that anybody could see, and why: file, before, after."""
 
 _OTHER_FILES = ("tests/converters/test_other_files.py",)
 _FORMULAS = ("tests/recipes/test_limits.py",)

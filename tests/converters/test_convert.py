@@ -155,6 +155,51 @@ def test_a_disk_without_clones_says_so(llama, tmp_path, monkeypatch):
     assert leftovers(tmp_path) == []
 
 
+@pytest.fixture
+def ioctl(monkeypatch):
+    """A stand-in for the system's call, as only some file systems have it: gives what it is told, or copies."""
+    fcntl, answers = pytest.importorskip("fcntl"), []
+
+    def call(writing, request, reading):
+        assert request == 1 << 30 | 4 << 16 | 0x94 << 8 | 9  # _IOW(0x94, 9, int), linux/fs.h
+        if answers:
+            raise OSError(answers.pop(), "no")
+        os.write(writing, os.read(reading, 1 << 30))
+
+    monkeypatch.setattr(fcntl, "ioctl", call)
+    return answers
+
+
+@pytest.mark.parametrize("link", ["auto", "reflink"])
+def test_a_clone_is_the_first_choice(link, ioctl, llama, tmp_path):
+    done = convert(str(llama), tmp_path / "out", YARN, link=link)
+    assert done.written.how == "cloned"
+    weights = [folder / "model.safetensors" for folder in (llama, tmp_path / "out")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert weights[0].stat().st_mtime_ns == weights[1].stat().st_mtime_ns
+    assert not weights[0].samefile(weights[1])
+    assert "links" not in read_json(tmp_path / "out" / "ctxext.json")
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL])
+def test_where_nothing_can_be_cloned_it_is_copied_unless_only_a_clone_will_do(number, ioctl, llama, tmp_path):
+    ioctl.append(number)
+    assert convert(str(llama), tmp_path / "out", YARN).written.how == "copied"
+    ioctl.append(number)
+    with pytest.raises(CtxextError, match="cannot be cloned"):
+        convert(str(llama), tmp_path / "clone", YARN, link="reflink")
+    assert leftovers(tmp_path) == []
+    assert not (tmp_path / "clone").exists()
+
+
+def test_a_broken_disk_is_not_taken_for_one_without_clones(ioctl, llama, tmp_path):
+    ioctl.append(errno.EIO)
+    with pytest.raises(CtxextError, match="disk reports an error"):
+        convert(str(llama), tmp_path / "out", YARN)
+    assert leftovers(tmp_path) == []
+    assert not (tmp_path / "out").exists()
+
+
 def test_copy_and_digest(llama, tmp_path):
     before = hashlib.sha256((llama / "model.safetensors").read_bytes()).hexdigest()
     convert(str(llama), tmp_path / "copied", YARN, link="copy")

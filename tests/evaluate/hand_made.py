@@ -94,3 +94,20 @@ class Oracle(LlamaForCausalLM):
         answer_ids = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
         said_ids = self.tokenizer(said, add_special_tokens=False)["input_ids"] if said else []
         return answer_ids[len(said_ids)] if len(said_ids) < len(answer_ids) else 1
+
+
+class SeesLength(LlamaForCausalLM):
+    """Its logits hang a little on how many tokens it is given at once, as no part of it alone can show."""
+
+    def forward(self, input_ids=None, **options):
+        output = super().forward(input_ids=input_ids, **options)
+        noise = torch.randn(self.config.vocab_size, generator=torch.Generator().manual_seed(1))
+        output.logits = output.logits + 0.05 * input_ids.shape[1] * noise
+        return output
+
+
+def one_that_sees_length() -> SeesLength:
+    model = tiny_llama()
+    other = SeesLength(model.config).eval()
+    other.load_state_dict(model.state_dict())
+    return other

@@ -8,7 +8,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel, make_ready
 from ctxext.evaluate.scoring import token_losses as loss
 from ctxext.evaluate.tasks.perplexity import PerplexityWork, bucket_width
-from hand_made import tiny_llama
+from hand_made import one_that_sees_length, tiny_llama
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -75,6 +75,12 @@ def test_a_loss_that_is_not_finite_is_refused(tokenizer):
         model.model.layers[0].mlp.down_proj.weight[0, 0] = float("inf")
     with pytest.raises(CtxextError, match="not numbers"):
         loss.token_losses(make_ready("broken", model, tokenizer), torch.tensor([[4, 5, 6, 7]]))
+
+
+def test_a_head_that_pieces_do_not_show_runs_whole(monkeypatch):
+    assert check(tiny_llama(), monkeypatch)
+    calls = check(one_that_sees_length(), monkeypatch)
+    assert 7 not in calls, "only the trial may have used pieces"
 
 
 def one_record(tokenizer, **options):

@@ -10,7 +10,7 @@ from ctxext.evaluate.tasks.kv import KeyValue
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.passkey import PassKey
 from ctxext.evaluate.tasks.retrieval import make_questions
-from hand_made import tiny_llama
+from hand_made import one_that_sees_length, tiny_llama
 
 DEPTHS = even_depths(5)
 
@@ -143,3 +143,7 @@ def test_numbers_that_are_not_finite_are_refused(tokenizer):
 def test_encodings_that_follow_the_prompt_are_not_shared(tokenizer, config):
     assert not random_ready(tokenizer, **config).can_share
     assert random_ready(tokenizer).can_share
+
+
+def test_a_model_whose_cache_gives_other_logits_is_not_shared(tokenizer):
+    assert not make_ready("odd", one_that_sees_length(), tokenizer).can_share

@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from ctxext.errors import CtxextError
 from ctxext.finetune.loss import use_chunked_loss
 
 SIZES = {
@@ -28,6 +29,7 @@ FAMILIES = {
     "granite": {"logits_scaling": 4.0},
     "cohere": {"logit_scale": 0.25},
     "gpt_neox": {},
+    "phi": {},
 }
 
 
@@ -65,6 +67,75 @@ def test_loss_and_gradients_equal_the_plain_forward(name, piece, frozen_head):
     for (name, one), two in zip(plain.named_parameters(), pieces.parameters(), strict=True):
         if one.grad is not None:
             assert torch.allclose(one.grad, two.grad, atol=1e-5), name
+
+
+def test_a_head_of_which_only_the_bias_is_trained_learns():
+    model = make("phi")
+    model.requires_grad_(False)
+    model.lm_head.bias.requires_grad_(True)
+    ids = torch.randint(3, 50, (1, 23))
+    model(input_ids=ids, labels=ids).loss.backward()
+    wanted, model.lm_head.bias.grad = model.lm_head.bias.grad, None
+    use_chunked_loss(model, 7)
+    model(input_ids=ids, labels=ids).loss.backward()
+    assert torch.allclose(model.lm_head.bias.grad, wanted, atol=1e-6)
+
+
+class SeesLength(LlamaForCausalLM):
+    """Its logits hang a little on how many tokens it is given at once."""
+
+    def forward(self, input_ids=None, **options):
+        output = super().forward(input_ids=input_ids, **options)
+        noise = torch.randn(self.config.vocab_size, generator=torch.Generator().manual_seed(1))
+        output.logits = output.logits + 0.02 * input_ids.shape[1] * noise
+        return output
+
+
+def test_a_head_that_pieces_do_not_show_is_refused_and_left_as_it_was():
+    model = SeesLength(LlamaConfig(**SIZES)).train()
+    with torch.no_grad():
+        model.lm_head.weight.normal_(0.0, 0.2)
+    with pytest.raises(CtxextError, match="cannot be computed in pieces"):
+        use_chunked_loss(model)
+    assert model.training
+    assert "forward" not in model.__dict__
+    assert "forward" not in model.model.__dict__
+
+
+class Told:
+    """What is told of each part."""
+
+    def __init__(self, parts):
+        self.sums, self.counts = torch.zeros(2, parts), []
+
+    def add(self, part, total, count):
+        self.sums[0, part] += total.item()
+        self.counts.append(count)
+
+
+@pytest.mark.parametrize("parts", [1, 3, 4])
+def test_the_loss_of_each_part_of_the_positions_is_told_outside_training(parts):
+    model = make("llama")
+    told = Told(parts)
+    use_chunked_loss(model, 5, by_position=told)
+    ids = torch.randint(3, 50, (2, 24))
+    labels = ids.clone()
+    labels[0, 9:12] = -100
+    whole = model(input_ids=ids, labels=labels).loss
+    # Position i predicts token i + 1, so the last one of each row counts nothing.
+    targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    with torch.no_grad():
+        logits = make("llama")(input_ids=ids).logits.float()
+    each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none", ignore_index=-100)
+    size = 24 // parts
+    wanted = [each[:, part * size : (part + 1) * size].sum().item() for part in range(parts)]
+    assert told.sums[0].tolist() == pytest.approx(wanted, rel=1e-4)
+    assert told.counts == [int((targets[:, part * size : (part + 1) * size] != -100).sum()) for part in range(parts)]
+    assert whole.item() == pytest.approx(sum(wanted) / sum(told.counts), rel=1e-4)
+    told.counts.clear()
+    model.train()
+    model(input_ids=ids, labels=labels)
+    assert told.counts == []
 
 
 def test_labels_that_are_shifted_already_are_taken_as_they_are():

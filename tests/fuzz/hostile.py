@@ -14,6 +14,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
+from ctxext.recipes.known_models import known_models
 from ctxext.recipes.rotary import SENTINEL
 
 EXAMPLES = int(os.environ.get("CTXEXT_FUZZ", "0"))
@@ -84,7 +85,16 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     {**LLAMA, "model_type": "gpt_neox", "rotary_pct": 0.25, "rotary_emb_base": 10000},
     {**LLAMA, "model_type": "zamba2", "use_mem_rope": True, "layers_block_type": ["hybrid", "mamba"]},
     {**LLAMA, "model_type": "jais2"},
-    {"model_type": "gpt2", "n_positions": 64, "n_head": 2, "n_embd": 8, "n_layer": 1},
+    {
+        **LLAMA,
+        "model_type": "qwen2",
+        "dual_chunk_attention_config": {"chunk_size": 64, "local_size": 8, "original_max_position_embeddings": 64},
+    },
+    {**LLAMA, "model_type": "llama4_text", "attention_chunk_size": 32, "no_rope_layers": [1, 0]},
+    {"model_type": "t5", "d_model": 8, "relative_attention_max_distance": 128, "relative_attention_num_buckets": 32},
+    {"model_type": "mpt", "d_model": 8, "n_heads": 2, "n_layers": 1, "max_seq_len": 64, "attn_config": {"alibi": True}},
+    {"model_type": "bloom", "hidden_size": 8, "n_head": 2, "n_layer": 1},
+    {"model_type": "deberta-v2", "hidden_size": 8, "max_relative_positions": -1, "position_buckets": 256},
     {**LLAMA, "model_type": "deepseek_v3", "qk_rope_head_dim": 4, "qk_nope_head_dim": 4},
     {**LLAMA, **HIDDEN, "ctxext_code": {**CODE, "steps": [{"method": "mspoe", "per_prompt": True, **RATIOS}]}},
     {
@@ -95,6 +105,26 @@ CONFIGS: tuple[dict[str, Any], ...] = (
         "architectures": ["MsPoELlamaForCausalLM"],
     },
 )
+TABLES: tuple[tuple[dict[str, Any], str, int], ...] = (
+    ({"model_type": "gpt2", "n_positions": 64, "n_ctx": 64, "n_head": 2, "n_embd": 8, "n_layer": 1}, "wpe.weight", 64),
+    ({"model_type": "bert", "hidden_size": 8}, "bert.embeddings.position_embeddings.weight", 64),
+    (
+        {"model_type": "roberta", "hidden_size": 8, "pad_token_id": 1, "max_position_embeddings": 66},
+        "embeddings.position_embeddings.weight",
+        66,
+    ),
+    ({"model_type": "opt", "hidden_size": 8}, "model.decoder.embed_positions.weight", 66),
+    ({"model_type": "bart", "d_model": 8, "is_encoder_decoder": True}, "encoder.embed_positions.weight", 66),
+    ({"model_type": "led", "max_encoder_position_embeddings": 64}, "led.encoder.embed_positions.weight", 64),
+    ({"model_type": "clip", "text_config": {"model_type": "clip_text_model"}}, "position_embedding.weight", 64),
+    ({"model_type": "marian", "d_model": 8, "is_encoder_decoder": True}, "model.encoder.embed_positions.weight", 64),
+    ({"model_type": "m2m_100", "d_model": 8, "is_encoder_decoder": True}, "w", 64),
+    ({"model_type": "xglm", "d_model": 8}, "w", 64),
+)
+"""Configurations with a table of positions, the name of its tensor, and how many rows of 8 numbers it has."""
+
+ADAPTER = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "base_model_name_or_path": "x/y"}
+LENGTHS = ("0", "-1", "1", "63", "64", "128", "32k", "1e9", "x", "", "nan", "9" * 30, "1M", "0.5k", "\x1b[31m", "½")
 TENSORS = {"w": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}
 FILES: dict[str, Any] = {
     "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 128},
@@ -160,10 +190,38 @@ def mutated(draw: Any, tree: Any) -> Any:
     return tree
 
 
+def known_configs() -> list[dict[str, Any]]:
+    """Configurations that look like the published models of the table."""
+    found = []
+    for known in known_models():
+        facts = {key: value[0] if isinstance(value, list) else value for key, value in known.facts.items()}
+        schedule = {key: facts.pop(key) for key in ("rope_type", "factor") if key in facts}
+        config = {**LLAMA, "model_type": known.model_types[0], **facts}
+        found.append({**config, "rope_parameters": {"rope_theta": config["rope_theta"], **schedule}})
+    return found
+
+
+@st.composite
+def tables(draw: Any) -> dict[str, bytes]:
+    """The files of a checkpoint with a table of positions, its numbers as nobody should write them."""
+    config, name, rows = draw(st.sampled_from(TABLES))
+    config = {"max_position_embeddings": 64, "vocab_size": 9, **config}
+    header = {name: {"dtype": "F32", "shape": [rows, 8], "data_offsets": [0, 32 * rows]}}
+    if draw(st.booleans()):
+        config = draw(mutated(config))
+    else:
+        header[name] = draw(mutated(header[name]))
+    return {
+        "config.json": json.dumps(config).encode(),
+        "model.safetensors": weights(header, 32 * rows),
+        "tokenizer_config.json": json.dumps({"model_max_length": 64}).encode(),
+    }
+
+
 @st.composite
 def checkpoints(draw: Any) -> dict[str, bytes]:
     """The files of a checkpoint, one of them broken."""
-    config = draw(st.sampled_from(CONFIGS))
+    config = draw(st.sampled_from((*CONFIGS, *known_configs())))
     files = {"config.json": config, **FILES}
     texts = {name: json.dumps(content).encode() for name, content in files.items()}
     texts["model.safetensors"] = weights(TENSORS)
@@ -190,10 +248,10 @@ def checkpoints(draw: Any) -> dict[str, bytes]:
     return texts
 
 
-def weights(header: Any) -> bytes:
-    """A safetensors file of 16 bytes with this header."""
+def weights(header: Any, size: int = 16) -> bytes:
+    """A safetensors file of so many bytes, zeros, with this header."""
     text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + bytes(16)
+    return struct.pack("<Q", len(text)) + text + bytes(size)
 
 
 def write(folder: Path, files: dict[str, bytes]) -> None:

@@ -23,10 +23,28 @@ from hypothesis import strategies as st
 from ctxext.cli.app import main
 from ctxext.converters import convert
 from ctxext.recipes import METHODS, MsPoE, Recipe, Yarn
-from hostile import FILES, LLAMA, RECIPE, TENSORS, TEXTS, a_folder, checkpoints, fuzzing, mutated, weights, write
+from ctxext.recipes.param import options_of
+from hostile import (
+    ADAPTER,
+    FILES,
+    LENGTHS,
+    LLAMA,
+    ODD,
+    RECIPE,
+    TENSORS,
+    TEXTS,
+    a_folder,
+    checkpoints,
+    fuzzing,
+    mutated,
+    tables,
+    weights,
+    write,
+)
 
 SECONDS = 10
 fuzz = fuzzing(15)
+LENGTH = st.one_of(st.sampled_from(LENGTHS), st.integers().map(str), st.text(max_size=9))
 METHOD = st.sampled_from([method.name for method in METHODS if method.name not in ("longrope", "abf")])
 
 
@@ -87,6 +105,55 @@ def test_checkpoints(files, method, replace):
         words += [] if method == "mspoe" else ["--factor", 4]
         check(place, *words, "--dry-run")
         check(place, "verify", place / "in", "--no-load")
+
+
+@fuzz
+@given(checkpoints(), LENGTH)
+def test_original_lengths(files, length):
+    with a_folder() as place:
+        write(place / "in", files)
+        option = f"--original-length={length}"
+        check(place, "inspect", place / "in", option)
+        check(place, "convert", place / "in", "-m", "yarn", "--factor", 4, option, "--dry-run")
+
+
+@fuzz
+@given(tables(), st.sampled_from(["table", "range", "yarn"]), st.one_of(st.none(), LENGTH), st.booleans())
+def test_tables(files, method, length, coarse):
+    with a_folder() as place:
+        write(place / "in", files)
+        check(place, "inspect", place / "in")
+        words = ["convert", place / "in", place / "out", "-m", method, "--no-verify"]
+        words += ["--factor=4"] if length is None else [f"--target-length={length}"]
+        words += ["--fill", "hierarchical"] * (coarse and method == "table")
+        check(place, *words, "--dry-run")
+        if length is None or len(length) < 4:  # A table of a billion rows is what was asked for.
+            check(place, *words, may_write=("out",))
+        if (place / "out").exists():
+            check(place, "verify", place / "out", "--no-load")
+
+
+@fuzz
+@given(st.data(), METHOD)
+def test_numbers(data, method):
+    (chosen,) = (each for each in METHODS if each.name == method)
+    field = data.draw(st.sampled_from([field.name for field in options_of(chosen)] or ["factor"]))
+    value = data.draw(st.one_of(LENGTH, ODD.map(str)))
+    with a_folder() as place:
+        write(place / "in", {"config.json": json.dumps(LLAMA).encode(), "model.safetensors": weights(TENSORS)})
+        words = ["convert", place / "in", "-m", method, f"--{field.replace('_', '-')}={value}"]
+        check(place, *words, *([] if field in ("factor", "target_length") else ["--factor=4"]), "--dry-run")
+
+
+@fuzz
+@given(mutated(ADAPTER), st.booleans())
+def test_adapters_in_the_place_of_a_model(config, with_config):
+    with a_folder() as place:
+        files = {"adapter_config.json": json.dumps(config).encode(), "adapter_model.safetensors": weights(TENSORS)}
+        write(place / "in", files | ({"config.json": json.dumps(LLAMA).encode()} if with_config else {}))
+        for words in (["inspect"], ["verify", "--no-load"], ["push", "me/x", "--dry-run"]):
+            check(place, words[0], place / "in", *words[1:])
+        check(place, "convert", place / "in", "-m", "yarn", "--factor", 4, "--dry-run")
 
 
 @fuzz

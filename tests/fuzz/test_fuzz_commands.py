@@ -126,8 +126,12 @@ def test_training_data(server, made, content, suffix):
         check(server, place, *words, may_write=("out",))
 
 
+RUN = {"steps": 1, "rank": 2, "data": ["x.jsonl"], "learning-rate": 1e-3, "merge": True, "keep-short": True}
+ACCELERATE = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "num_processes": 2}
+
+
 @fuzz
-@given(st.one_of(mutated({"steps": 1, "rank": 2, "data": ["x.jsonl"], "learning-rate": 1e-3, "merge": True}), TEXT))
+@given(st.one_of(mutated(RUN), mutated(ACCELERATE), mutated({**RUN, "fsdp_config": ACCELERATE}), TEXT))
 def test_options(server, made, content):
     with a_folder() as place:
         text = content if isinstance(content, bytes) else yaml.safe_dump(content).encode("utf-8", "surrogatepass")

@@ -117,6 +117,36 @@ def test_a_full_disk(name, size, made, server, place):
         subprocess.run(["umount", str(place)], check=True)
 
 
+@as_root
+@pytest.mark.parametrize("kind", ["btrfs", "xfs"])
+@pytest.mark.parametrize("link", ["auto", "reflink"])
+def test_file_systems_that_clone(link, kind, made, server, tmp_path):
+    """With the real call: blocks are shared until one side is written, and the source keeps what it had."""
+    if not shutil.which(f"mkfs.{kind}"):
+        pytest.skip(f"mkfs.{kind} is not installed")
+    disk, place = tmp_path / "disk", tmp_path / "mounted"
+    place.mkdir()
+    with disk.open("wb") as file:
+        file.truncate(512 << 20)
+    subprocess.run([f"mkfs.{kind}", "-q", str(disk)], check=True)
+    if subprocess.run(["mount", "-o", "loop", str(disk), str(place)], check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        shutil.copytree(made / "source", place / "source")
+        words = words_of("convert", made, place / "out")
+        done = server([words[0], place / "source", *words[2:], "--link", link])
+        assert done["code"] == 0, done["said"]
+        assert "cloned" in done["said"]
+        content = (place / "source" / "model.safetensors").read_bytes()
+        assert (place / "out" / "model.safetensors").read_bytes() == content
+        with (place / "out" / "model.safetensors").open("r+b") as file:
+            file.seek(len(content) - 1)
+            file.write(bytes([content[-1] ^ 1]))
+        assert (place / "source" / "model.safetensors").read_bytes() == content
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("kind", ["long", "loop", "in a file", "nowhere"])
 def test_names_that_cannot_be_made(kind, name, made, server, place):

@@ -62,21 +62,7 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
             f"--report-to {options.report_to} needs a package that is not here.",
             hint=f"pip install {options.report_to}",
         )
-    if options.optimizer not in OPTIMIZERS:
-        near = ", ".join(difflib.get_close_matches(options.optimizer, OPTIMIZERS, n=3, cutoff=0.3))
-        raise CtxextError(
-            f'--optimizer "{options.optimizer}" is not known.',
-            hint=f"Did you mean {near}?" if near else f"Choose {', '.join(OPTIMIZERS)}.",
-        )
-    if options.optimizer == MUON:
-        if not hasattr(torch.optim, "Muon"):
-            raise CtxextError(
-                f"--optimizer {MUON} needs torch 2.9; this is {torch.__version__}.", hint="pip install -U torch"
-            )
-        if any(os.environ.get(f"ACCELERATE_USE_{name}") == "true" for name in ("FSDP", "DEEPSPEED")):
-            raise CtxextError(
-                f"--optimizer {MUON} needs whole matrices, not shards of them.", hint="Take adamw_torch_fused there."
-            )
+    _check_optimizer(options.optimizer)
     sharing = options.context_parallel
     if num_processes % sharing or (sharing > 1 and not torch.cuda.is_available()):
         raise CtxextError(
@@ -121,6 +107,25 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
         ddp_find_unused_parameters=False,
         **_parallelism(sharing, num_processes),
     )
+
+
+def _check_optimizer(name: str) -> None:
+    """Refuse an optimizer that is not known, or not here, or not for weights in shards."""
+    if name not in OPTIMIZERS:
+        near = ", ".join(difflib.get_close_matches(name, OPTIMIZERS, n=3, cutoff=0.3))
+        raise CtxextError(
+            f'--optimizer "{name}" is not known.',
+            hint=f"Did you mean {near}?" if near else f"Choose {', '.join(OPTIMIZERS)}.",
+        )
+    if name == MUON:
+        if not hasattr(torch.optim, "Muon"):
+            raise CtxextError(
+                f"--optimizer {MUON} needs torch 2.9; this is {torch.__version__}.", hint="pip install -U torch"
+            )
+        if any(os.environ.get(f"ACCELERATE_USE_{way}") == "true" for way in ("FSDP", "DEEPSPEED")):
+            raise CtxextError(
+                f"--optimizer {MUON} needs whole matrices, not shards of them.", hint="Take adamw_torch_fused there."
+            )
 
 
 def held_out_sequences(folder: Path, options: TrainingOptions, count: int, reading: Reading) -> Sequences:

@@ -6,11 +6,11 @@ from pydantic import Field, model_validator
 
 from ctxext.reading.schemas import Length, Number, Offset, Schema, Word
 
-Name = Annotated[str, Field(strict=True, max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f<>|]*$")]
+Name = Annotated[str, Field(max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f<>|]*$")]
 """A name that is shown on a page."""
 
-Figure = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=True)]
-Fraction = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+Figure = Annotated[float, Field(ge=0, allow_inf_nan=True)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class Cell(Schema):
@@ -19,7 +19,7 @@ class Cell(Schema):
     task: Name
     length: Length
     depth: Fraction | None = None
-    correct: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+    correct: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     samples: Offset
     share: Fraction
 
@@ -109,7 +109,7 @@ class Settings(Schema):
     lengths: list[Length] | None = None
     depths: list[Fraction]
     samples: Length
-    seed: Annotated[int, Field(strict=True)]
+    seed: int
     generate: bool
     haystack: dict[str, Any] | str | None = None
     data: dict[str, Any] | str | None = None

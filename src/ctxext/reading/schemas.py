@@ -10,18 +10,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ctxext.errors import CtxextError
 
-Count = Annotated[int, Field(strict=True, ge=1, le=10_000_000)]
-Layers = Annotated[int, Field(strict=True, ge=1, le=10_000)]
-Index = Annotated[int, Field(strict=True, ge=0, le=10_000)]
-Length = Annotated[int, Field(strict=True, ge=1, le=10**10)]
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Positive = Annotated[float, Field(strict=True, gt=0, le=1e30, allow_inf_nan=False)]
-Base = Annotated[float, Field(strict=True, gt=1, le=1e30, allow_inf_nan=False)]
-Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
-Offset = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
-Word = Annotated[str, Field(strict=True, max_length=10_000)]
-Digest = Annotated[str, Field(strict=True, pattern=r"^[0-9a-f]{64}$")]
-PerLayer = Count | list[Annotated[int, Field(strict=True, ge=0, le=10_000_000)]]
+Count = Annotated[int, Field(ge=1, le=10_000_000)]
+Layers = Annotated[int, Field(ge=1, le=10_000)]
+Index = Annotated[int, Field(ge=0, le=10_000)]
+Length = Annotated[int, Field(ge=1, le=10**10)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
+Base = Annotated[float, Field(gt=1, le=1e30, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Offset = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Word = Annotated[str, Field(max_length=10_000)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+PerLayer = Count | list[Annotated[int, Field(ge=0, le=10_000_000)]]
 
 
 class Schema(BaseModel):
@@ -162,7 +162,7 @@ class Config(Schema):
     attn_layer_indices: list[Index] | None = None
     hybrid_layer_ids: list[Index] | None = None
     full_attn_idxs: list[Index] | None = None
-    no_rope_layers: list[Annotated[int, Field(strict=True)] | bool] | None = None
+    no_rope_layers: list[int | bool] | None = None
     no_rope_layer_interval: Layers | None = None
     max_window_layers: Index | None = None
     full_attention_interval: Layers | None = None
@@ -190,7 +190,7 @@ class GenerationConfig(Schema):
 class TokenizerConfig(Schema):
     """tokenizer_config.json. Tokenizers without a limit write a number of thirty digits."""
 
-    model_max_length: Annotated[int, Field(strict=True)] | Number | None = None
+    model_max_length: int | Number | None = None
 
 
 class ShardIndex(Schema):

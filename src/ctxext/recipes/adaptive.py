@@ -63,8 +63,9 @@ class Adaptive(Relation):
         found = super().settings(model)
         step, own = self.resolved(model.rotary), model.rotary
         plain = dataclasses.replace(own, trained_length=own.context_length, parameters={"rope_type": "default"})
-        factors = rungs(step.factor or 1.0)
-        schedules = [self._at(factor, step.factor or 1.0, plain) for factor in factors]
+        assert step.factor is not None, "resolved"
+        factors = rungs(step.factor)
+        schedules = [self._at(factor, step.factor, plain) for factor in factors]
         rows = [inverse_frequencies(one, round(one.context_length)) for one in schedules]
         base = inverse_frequencies(plain)
         if own.rope_type != "default":

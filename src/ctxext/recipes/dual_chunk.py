@@ -8,7 +8,7 @@ from typing import Any
 from typing_extensions import Self
 
 from ctxext.recipes.param import param
-from ctxext.recipes.relation import Relation
+from ctxext.recipes.relation import Relation, given
 from ctxext.recipes.rotary import ModelConfig
 
 
@@ -49,7 +49,7 @@ class DualChunk(Relation):
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
         """No distance may be longer than L, and chunks must be longer than their overlap."""
-        size, local = self.chunk_size or length, self.local or 1
+        size, local = given(self.chunk_size), given(self.local)
         if size > length:
             return f'a chunk of "{size}" uses distances beyond the {length} tokens that the model reads.', (
                 f"--chunk-size {length}"

@@ -58,12 +58,15 @@ class Relation(CodeMethod):
             CtxextError: no length was given, or the geometry cannot reach it.
         """
         length = encoding.context_length
-        if self.target_length is None and self.factor is None:
+        if self.factor is not None:
+            factor = self.factor
+        elif self.target_length is not None:
+            factor = self.target_length / length
+        else:
             raise CtxextError(
                 f"{self.name} needs to know how far to reach.",
                 hint=f"Add --factor 4 or --target-length {4 * length}.",
             )
-        factor = self.factor or (self.target_length or 0) / length
         if self.target_length and self.factor and self.target_length != round(self.factor * length):
             raise CtxextError(
                 f"A factor of {self.factor:g} and a target length of {self.target_length} disagree: "
@@ -139,6 +142,12 @@ UNREACHED_ATTENTION: dict[str, str] = dict.fromkeys(
 """Families whose attention does not go through transformers' attention interface, and why."""
 
 
+def given(number: int | None) -> int:
+    """A number that `defaults` fills in where the user did not."""
+    assert number is not None, "resolve the step first"
+    return number
+
+
 def _window_problem(window: int, length: int) -> tuple[str, str] | None:
     if window >= length:
         return f'a window of "{window}" leaves nothing of {length} tokens to regroup.', f"--window {length // 8}"
@@ -174,7 +183,7 @@ class SelfExtend(Relation):
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
         """A fixed group reaches w + (L - w) · G."""
-        window = self.window or 1
+        window = given(self.window)
         if found := _window_problem(window, length):
             return found
         if self.group is not None and window + (length - window) * self.group < target:
@@ -221,7 +230,7 @@ class Bifocal(Relation):
         """The window must leave something to regroup, and groups must be whole."""
         if self.groups and any(group < 1 or group != int(group) for group in self.groups):
             return "groups must be whole numbers of at least 1.", "Jet-Long's own rule needs no --groups."
-        return _window_problem(self.window or 1, length)
+        return _window_problem(given(self.window), length)
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
         """Groups as whole numbers, one per pair.
@@ -265,7 +274,7 @@ class ReRope(Relation):
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
         """The window must leave something to regroup."""
-        return _window_problem(self.window or 1, length)
+        return _window_problem(given(self.window), length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +301,7 @@ class String(Relation):
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
         """Distances up to L reach L + S - w tokens."""
-        shift, window = self.shift or 1, self.window or 0
+        shift, window = given(self.shift), given(self.window)
         if window > shift:
             return f'window "{window}" is above shift "{shift}".', f"--window {shift // 3}"
         if target > length + shift - window:
@@ -325,7 +334,7 @@ class Sinks(Relation):
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
         """What is read at once must fit into L."""
-        if self.sinks + (self.window or 1) > length:
+        if self.sinks + given(self.window) > length:
             return (
                 f"{self.sinks} sinks and a window of {self.window} are more than the {length} tokens that it reads.",
                 f"--window {length - self.sinks}",
@@ -354,6 +363,6 @@ class Window(Relation):
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
         """What is read at once must fit into L."""
-        if (self.window or 1) > length:
+        if given(self.window) > length:
             return f"a window of {self.window} is more than the {length} tokens that it reads.", f"--window {length}"
         return None

@@ -1,0 +1,193 @@
+"""What follows from the context length L where nobody said it, how far it reaches, and hints that do work."""
+
+import re
+
+import pytest
+
+from ctxext.errors import CtxextError
+from ctxext.recipes import METHODS, Recipe
+from ctxext.recipes.adaptive import rungs, slowed_alike
+from ctxext.recipes.recipe import step_from_dict
+from ctxext.recipes.rotary import Rotary
+
+PLAIN = {"rope_type": "default"}
+
+
+def resolved(name, length, **numbers):
+    rotary = Rotary(theta=1e4, dim=64, span=64, trained_length=length, context_length=length, parameters=PLAIN)
+    return step_from_dict({"method": name, **numbers}, "here").resolved(rotary)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "numbers"),
+    [
+        ("self-extend", 4096, {"window": 512}),
+        ("self-extend", 7, {"window": 1}),
+        ("bifocal", 4096, {"window": 256}),
+        ("bifocal", 15, {"window": 1}),
+        ("rerope", 4096, {"window": 1024}),
+        ("rerope", 3, {"window": 1}),
+        ("string", 4096, {"shift": 1365, "window": 128, "start": 4096}),
+        ("string", 160, {"shift": 53, "window": 20, "start": 160}),
+        ("sinks", 4096, {"sinks": 4, "window": 4092}),
+        ("window", 4096, {"window": 4096}),
+        ("dca", 4096, {"chunk_size": 4096, "local": 512}),
+    ],
+)
+def test_proportions(name, length, numbers):
+    """An eighth, a sixteenth, a quarter, a third of L as each method's help says; STRING's window is 128 at most."""
+    step = resolved(name, length, factor=1.1)
+    assert {key: getattr(step, key) for key in numbers} == numbers
+
+
+def test_a_chunk_s_overlap_is_an_eighth_of_it():
+    assert resolved("dca", 4096, factor=2, chunk_size=80).local == 10
+    assert resolved("dca", 4096, factor=2, chunk_size=7).local == 1
+    assert resolved("string", 4096, factor=1, shift=100).window == 100
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "most", "numbers"),
+    [
+        ("self-extend", 1000, 200 + 800 * 3, {"window": 200, "group": 3}),  # w + (L - w) G
+        ("string", 1000, 1000 + 300 - 50, {"shift": 300, "window": 50}),  # L + S - w
+        ("string", 1000, 1000, {"shift": 300, "window": 300}),
+    ],
+)
+def test_the_farthest_that_a_map_reaches(name, length, most, numbers):
+    assert resolved(name, length, factor=most / length, **numbers)
+    with pytest.raises(CtxextError, match=f"reach(es)? {most} tokens, not {most + 1}"):
+        resolved(name, length, target_length=most + 1, **numbers)
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("self-extend", {"window": 99}, {"window": 100}),
+        ("bifocal", {"window": 99}, {"window": 100}),
+        ("rerope", {"window": 99}, {"window": 100}),
+        ("sinks", {"sinks": 4, "window": 96}, {"sinks": 4, "window": 97}),
+        ("window", {"window": 100}, {"window": 101}),
+        ("dca", {"chunk_size": 100}, {"chunk_size": 101}),
+        ("dca", {"chunk_size": 50, "local": 49}, {"chunk_size": 50, "local": 50}),
+        (
+            "string",
+            {"shift": 40, "window": 40, "target_length": 100},
+            {"shift": 40, "window": 41, "target_length": 100},
+        ),
+        ("bifocal", {"groups": [1.0, 2.0]}, {"groups": [1.0, 0.0]}),
+        ("bifocal", {"groups": [1, 3]}, {"groups": [1.5, 3.0]}),
+    ],
+)
+def test_what_leaves_nothing_is_refused(name, good, bad):
+    resolved(name, 100, **{"target_length": 110, **good})
+    with pytest.raises(CtxextError):
+        resolved(name, 100, **{"target_length": 110, **bad})
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "numbers"),
+    [
+        ("self-extend", 1000, {"window": 200, "group": 3, "target_length": 2601}),
+        ("self-extend", 1000, {"window": 200, "group": 3, "target_length": 4200}),
+        ("string", 1000, {"shift": 300, "window": 50, "target_length": 3000}),
+        ("string", 1000, {"shift": 30, "window": 50, "target_length": 1001}),
+        ("sinks", 1000, {"sinks": 4, "window": 1000, "factor": 2}),
+        ("window", 1000, {"window": 1001, "factor": 2}),
+        ("rerope", 1000, {"window": 1001, "factor": 2}),
+        ("dca", 1000, {"chunk_size": 2000, "factor": 2}),
+        ("dca", 1000, {"chunk_size": 90, "local": 100, "factor": 2}),
+        ("pi", 1000, {}),
+        ("pi", 1000, {"target_length": 1000}),
+        ("rerope", 1000, {}),
+        ("rerope", 1000, {"target_length": 999}),
+    ],
+)
+def test_a_hint_s_numbers_work(name, length, numbers):
+    with pytest.raises(CtxextError) as caught:
+        resolved(name, length, **numbers)
+    option, value = re.findall(r"--([a-z-]+) (\d+)", caught.value.hint)[-1]
+    resolved(name, length, **{**numbers, option.replace("-", "_"): int(value)})
+    if option == "group":  # The smallest that does.
+        with pytest.raises(CtxextError):
+            resolved(name, length, **{**numbers, "group": int(value) - 1})
+
+
+def test_factor_and_length():
+    assert resolved("rerope", 1000, target_length=4000).factor == 4
+    assert resolved("rerope", 1000, target_length=1000).factor == 1
+    assert resolved("rerope", 1000, target_length=2500, factor=2.5).factor == 2.5
+    assert resolved("pi", 1000, target_length=4000) == resolved("pi", 1000, factor=4, target_length=4000)
+    assert resolved("pi", 1000, target_length=1001).factor == 1.001
+    with pytest.raises(CtxextError, match="disagree"):
+        resolved("rerope", 1000, target_length=2501, factor=2.5)
+    with pytest.raises(CtxextError, match="reads already"):
+        resolved("rerope", 1000, target_length=999)
+
+
+def recipe(*names):
+    numbers = {"abf": {"theta": 1e6, "factor": 2}, "mspoe": {}}
+    return Recipe([step_from_dict({"method": name, **numbers.get(name, {"factor": 2})}, "here") for name in names])
+
+
+@pytest.mark.parametrize(
+    "names", [("abf", "yarn"), ("yarn", "mspoe"), ("mspoe", "self-extend"), ("abf", "pi", "rerope")]
+)
+def test_steps_that_go_together(names):
+    assert [step.name for step in recipe(*names).steps] == list(names)
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (("yarn", "pi"), "twice"),
+        (("self-extend", "rerope"), "twice"),
+        (("abf", "abf"), "named twice"),
+        (("mspoe", "yarn"), "must stand after"),
+        (("abf", "mspoe", "yarn"), "must stand after"),
+    ],
+)
+def test_steps_that_do_not(names, told):
+    with pytest.raises(CtxextError, match=told):
+        recipe(*names)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("abf", "yarn"), {"changes_frequencies", "replaces_encoding"}),
+        (("abf",), {"changes_frequencies", "replaces_encoding"}),
+        (("yarn", "mspoe"), {"needs_code", "changes_frequencies", "replaces_encoding"}),
+        (("mspoe",), {"needs_code"}),
+        (("table",), {"replaces_encoding", "rewrites_weights"}),
+        (("range",), {"replaces_encoding", "rewrites_weights"}),
+    ],
+)
+def test_what_a_recipe_says_of_itself(names, said):
+    every = ("needs_code", "changes_frequencies", "replaces_encoding", "rewrites_weights")
+    assert {name for name in every if getattr(recipe(*names), name)} == said
+
+
+def test_a_recipe_has_steps():
+    with pytest.raises(CtxextError, match="no steps"):
+        Recipe([])
+
+
+def test_every_method_has_a_place():
+    assert {method.kind for method in METHODS} == {"table", "base", "schedule", "heads", "attention"}
+
+
+@pytest.mark.parametrize(
+    ("factor", "wanted"), [(1, [1]), (1.5, [1.5]), (2, [2]), (8, [2, 4, 8]), (9, [2, 4, 8, 9]), (16, [2, 4, 8, 16])]
+)
+def test_rungs_double_up_to_the_factor(factor, wanted):
+    assert rungs(factor) == wanted
+
+
+def test_a_frequency_is_slowed_as_a_plain_one_of_its_wavelength():
+    plain, slowed = [1.0, 0.1, 0.01], [1.0, 0.05, 0.0025]
+    assert slowed_alike(plain, plain, slowed) == pytest.approx(slowed)
+    # Half of the way between two frequencies, on a logarithmic scale, half of what becomes of both.
+    assert slowed_alike([10**-0.5, 10**-1.5], plain, slowed) == pytest.approx([10**-0.5 * 0.75, 10**-1.5 * 0.375])
+    # Beyond either end as at the end.
+    assert slowed_alike([2.0, 0.001], plain, slowed) == pytest.approx([2.0, 0.00025])

@@ -1,0 +1,254 @@
+"""A checkpoint as data: which of its files count, what each may be, and what is said of it."""
+
+import json
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from ctxext.checkpoint import Checkpoint, claimed_lengths, is_cached, open_checkpoint, read_safetensors_header
+from ctxext.errors import CtxextError
+from ctxext.families import family_of
+
+LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+LLAMA |= {"max_position_embeddings": 128}
+TENSORS = {
+    "w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+    "b": {"dtype": "F32", "shape": [], "data_offsets": [24, 28]},
+}
+COMMIT = "c" * 40
+
+
+def safetensors(header=TENSORS, size=28, length=None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + bytes(size)
+
+
+def made(folder: Path, **files) -> Checkpoint:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    return Checkpoint("mine", folder, dict(LLAMA))
+
+
+def test_names_that_may_be_published(tmp_path):
+    folder = tmp_path / "home" / "model"
+    for name, revision, told in (
+        ("you/model", COMMIT, "you/model"),
+        ("demo", None, "demo"),
+        (str(folder), None, "model"),
+        (f"{folder}/../model", None, "model"),
+    ):
+        assert Checkpoint(name, folder, {}, revision).public_name == told
+
+
+def test_files_that_count(tmp_path):
+    names = ["b.txt", "a/deep.txt", ".gitattributes", "model.safetensors", "x.gguf", "tokenizer.json"]
+    left = [".git/config", ".cache/x", "a/__pycache__/x.pyc", ".hidden", "a/.hidden", ".gitignore"]
+    source = made(tmp_path / "in", **dict.fromkeys([*names, *left], b"1"))
+    assert [path.as_posix() for path in source.files] == sorted([*names, "config.json"], key=Path)
+    assert [path.as_posix() for path in source.weight_files] == ["model.safetensors", "x.gguf"]
+    assert source.size_of(Path("b.txt")) == 1
+    assert Checkpoint("x", tmp_path / "in", {}, remote_sizes={"b.txt": 7}).size_of(Path("b.txt")) == 7
+
+
+def test_json_files(tmp_path):
+    source = made(tmp_path / "in", **{"a.json": {"x": 1}, "b.json": [1]})
+    assert source.read_json("a.json") == {"x": 1}
+    assert source.read_json("none.json") is None
+    with pytest.raises(CtxextError, match="does not hold a JSON object"):
+        source.read_json("b.json")
+
+
+def in_cache(tmp_path, repository="models--a--b") -> tuple[Path, Path]:
+    """A snapshot and the blobs beside it, as the Hub's client keeps them."""
+    blobs, snapshot = tmp_path / repository / "blobs", tmp_path / repository / "snapshots" / COMMIT
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    return blobs, snapshot
+
+
+def test_digests_that_the_cache_knows(tmp_path):
+    blobs, snapshot = in_cache(tmp_path)
+    source = made(snapshot)
+    for name, blob in (("large.bin", "0f" * 32), ("small.txt", "0f" * 20), ("upper.bin", "0F" * 32)):
+        (blobs / blob).write_bytes(b"")
+        (snapshot / name).symlink_to(blobs / blob)
+    assert is_cached(blobs / "x")
+    assert not is_cached(snapshot / "x")
+    assert source.known_digest(Path("large.bin")) == "0f" * 32
+    assert source.known_digest(Path("small.txt")) is None
+    assert source.known_digest(Path("upper.bin")) is None
+    (tmp_path / ("1" * 64)).write_bytes(b"")
+    (snapshot / "elsewhere.bin").symlink_to(tmp_path / ("1" * 64))
+    assert source.known_digest(Path("elsewhere.bin")) is None
+
+
+def test_links_within_the_folder_and_its_own_cache_are_followed(tmp_path):
+    blobs, snapshot = in_cache(tmp_path)
+    source = made(snapshot, **{"a.txt": b"1"})
+    (blobs / "x").write_bytes(b"")
+    (snapshot / "b.txt").symlink_to(blobs / "x")
+    (snapshot / "c.txt").symlink_to("a.txt")
+    source.check_files()
+    others, _ = in_cache(tmp_path, "models--c--d")
+    (others / "y").write_bytes(b"")
+    (snapshot / "d.txt").symlink_to(others / "y")
+    with pytest.raises(CtxextError, match=r'"d\.txt" of "mine" is a link out of the folder'):
+        Checkpoint("mine", snapshot, {}).check_files()
+
+
+def test_links_that_ctxext_noted_are_followed_for_weights_alone(tmp_path):
+    target = tmp_path / "other" / "model.safetensors"
+    target.parent.mkdir()
+    target.write_bytes(b"")
+    for name, noted, passes in (
+        ("model.safetensors", str(target), True),
+        ("notes.txt", str(target), False),
+        ("model.safetensors", str(target) + "x", False),
+        ("model.safetensors", None, False),
+    ):
+        folder = tmp_path / f"{name}-{noted is None}-{len(noted or '')}"
+        source = made(folder, **{"ctxext.json": {"links": {name: noted}} if noted else {}})
+        (folder / name).symlink_to(target)
+        if passes:
+            source.check_files()
+        else:
+            with pytest.raises(CtxextError, match="link out of the folder"):
+                source.check_files()
+
+
+def test_files_that_are_none(tmp_path):
+    (made(tmp_path / "a").folder / "gone").symlink_to("nowhere")
+    with pytest.raises(CtxextError, match='"gone" of "mine" is a link that leads nowhere'):
+        Checkpoint("mine", tmp_path / "a", {}).check_files()
+    os.mkfifo(made(tmp_path / "b").folder / "pipe")
+    with pytest.raises(CtxextError, match='"pipe" of "mine" is not a regular file'):
+        Checkpoint("mine", tmp_path / "b", {}).check_files()
+
+
+INDEX = "model.safetensors.index.json"
+SHARDS = {"weight_map": {"w": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"model.safetensors": safetensors()}, ""),
+        ({"pytorch_model.bin": b"x"}, ""),
+        ({"pytorch_model-00001-of-00001.bin": b"x"}, ""),
+        ({name: safetensors() for name in SHARDS["weight_map"].values()} | {INDEX: SHARDS}, ""),
+        ({"model-00001-of-00002.safetensors": safetensors(), INDEX: SHARDS}, "which is not there"),
+        ({"pytorch_model.bin": b"x", "pytorch_model.bin.index.json": SHARDS}, "which is not there"),
+        (
+            {"model.safetensors": safetensors(), INDEX: {"weight_map": {"w": "../model.safetensors"}}},
+            "outside the folder",
+        ),
+        (
+            {"model.safetensors": safetensors(), INDEX: {"weight_map": {"w": "/model.safetensors"}}},
+            "outside the folder",
+        ),
+        ({}, "no weights that transformers would load"),
+        ({"adapter_model.safetensors": safetensors()}, "no weights that transformers would load"),
+        ({"sub/model.safetensors": safetensors()}, "no weights that transformers would load"),
+        ({"model.safetensors.old": b"x", "model.gguf": b"x"}, "no weights that transformers would load"),
+        ({"model.safetensors": safetensors(size=27)}, "truncated or not a safetensors file"),
+        ({"model.safetensors": safetensors(), "extra.safetensors": b"1"}, "truncated or not a safetensors file"),
+    ],
+)
+def test_weights(files, told, tmp_path):
+    source = made(tmp_path / "in", **files)
+    if not told:
+        source.check_weights()
+        return
+    with pytest.raises(CtxextError, match=told):
+        source.check_weights()
+
+
+def test_weights_that_stayed_on_the_hub_count(tmp_path):
+    source = made(tmp_path / "in", **{INDEX: SHARDS})
+    sizes = dict.fromkeys(SHARDS["weight_map"].values(), 28)
+    Checkpoint("x", source.folder, {}, COMMIT, sizes).check_weights()
+    with pytest.raises(CtxextError, match="which is not there"):
+        Checkpoint("x", source.folder, {}, COMMIT, dict([*sizes.items()][:1])).check_weights()
+
+
+def test_what_is_loaded_and_counted(tmp_path):
+    files = dict.fromkeys(("model.safetensors", "adapter_model.safetensors", "sub/model.safetensors"), safetensors())
+    source = made(tmp_path / "in", **files)
+    assert [path.as_posix() for path in source.loaded_safetensors] == ["model.safetensors"]
+    source = made(tmp_path / "one", **{"model.safetensors": safetensors(), "pytorch_model.bin": b"x"})
+    assert source.num_parameters == 2 * 3 + 1
+    assert [*source.headers()] == [TENSORS]
+    assert made(tmp_path / "none", **{"pytorch_model.bin": b"x"}).num_parameters is None
+
+
+ONE = {"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+
+
+@pytest.mark.parametrize(
+    ("content", "is_whole"),
+    [
+        (safetensors(ONE, 4), True),
+        (safetensors({**ONE, "__metadata__": {"format": "pt"}}, 4), True),
+        (safetensors({}, 0), True),
+        (safetensors(ONE, 3), False),
+        (safetensors(ONE, 5), False),
+        (safetensors(ONE, 4, length=1), False),
+        (safetensors(ONE, 4, length=10**6), False),
+        (safetensors(ONE, 4)[:7], False),
+        (b"", False),
+        (safetensors({"w": {**ONE["w"], "data_offsets": [4, 0]}}, 0), False),
+        (safetensors({**ONE, "v": {**ONE["w"], "data_offsets": [4, 2]}}, 4), False),
+        (safetensors([], 0), False),
+        (safetensors(b"\xff\xfe\xff", 0), False),
+    ],
+)
+def test_headers(content, is_whole, tmp_path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    if is_whole:
+        assert "__metadata__" not in read_safetensors_header(path)
+        return
+    with pytest.raises(CtxextError, match=r'"x\.safetensors" is truncated'):
+        read_safetensors_header(path)
+
+
+def test_places_that_hold_none(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    for name, told in (
+        ("file", "is a file"),
+        ("empty", "has no config.json"),
+        ("no such/place/here", "There is no folder"),
+    ):
+        with pytest.raises(CtxextError, match=told):
+            open_checkpoint(str(tmp_path / name))
+    source = open_checkpoint(str(made(tmp_path / "in").folder), original_length=64)
+    assert (source.config, source.revision, source.remote_sizes, source.original_length) == (LLAMA, None, {}, 64)
+
+
+def test_a_folder_named_demo_stands_before_the_one_in_the_package(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert open_checkpoint("demo").folder.parent.name == "demo"
+    made(tmp_path / "demo")
+    assert open_checkpoint("demo").config == LLAMA
+
+
+def test_lengths_that_are_claimed(tmp_path):
+    family = family_of(LLAMA)
+    source = made(
+        tmp_path / "in", **{"tokenizer_config.json": {"model_max_length": 10**30}, "generation_config.json": {}}
+    )
+    assert claimed_lengths(source, family) == {"config.json": 128}
+    assert claimed_lengths(source, family, 64) == {"config.json": 64}
+    files = {"tokenizer_config.json": {"model_max_length": 512.0}, "generation_config.json": {"max_length": 20}}
+    assert claimed_lengths(made(tmp_path / "in", **files), family) == {
+        "config.json": 128,
+        "tokenizer_config.json": 512,
+        "generation_config.json": 20,
+    }

@@ -1,0 +1,175 @@
+"""The edges of what a stranger's file may say: the last value that is read, and the first that is not."""
+
+import math
+
+import pytest
+
+from ctxext.errors import CtxextError
+from ctxext.reading.journal import TrainerState, is_as, is_line
+from ctxext.reading.report import AtLength, Cell, Entry, Perplexity, Reach
+from ctxext.reading.schemas import Config, GenerationConfig, Header, Manifest, Scaling, check_config, checked
+
+NOT_COUNTS = (0, -1, 1.5, 1.0, "4", True, 10**12)
+NOT_LENGTHS = (0, -1, 1e3, "128", True, 10**12)
+NOT_FACTORS = (0, -1.0, "4", True, math.inf, math.nan, 1e40)
+SHA = "0123456789abcdef" * 4
+STEP = {"method": "yarn"}
+CODE = {"rope": {"rope_type": "default"}}
+CELL = {"task": "needle", "length": 1, "correct": 0.5, "samples": 0, "share": 1.0}
+TENSOR = {"dtype": "F32", "shape": [2, 0], "data_offsets": [0, 0]}
+FOUND = {"perplexity": math.inf}
+CURVE = {"length": 8, "curve": [], "lengths": {}}
+EDGES = [
+    (Config, "hidden_size", (1, 10_000_000, None), NOT_COUNTS),
+    (Config, "num_hidden_layers", (1, 10_000), (0, 1.5, "2", 10**9)),
+    (Config, "attn_layer_indices", ([0, 1], []), ([-1], ["0"], [10**9])),
+    (Config, "num_attention_heads", (4, [4, 0]), (*NOT_COUNTS, [-1], [10**9], ["4"], {})),
+    (Config, "no_rope_layers", ([1, 0, True], []), (["1"], [0.5])),
+    (Config, "max_position_embeddings", (1, 10**10), NOT_LENGTHS),
+    (Config, "rope_theta", (1.01, 2, 1e30), (1, 1.0, *NOT_FACTORS)),
+    (Config, "partial_rotary_factor", (1, 1.0, 1e-9), (0, 1.001, "half", math.nan)),
+    (Config, "layer_rope_theta", ([None, 1e4, 0.5],), ([math.inf], ["x"])),
+    (Config, "architectures", ([], ["x" * 10_000]), (["x" * 20_000], [1], "x")),
+    (Config, "ctxext", ({}, {"recipe": {"steps": [STEP] * 100}}), ({"recipe": {"steps": []}},)),
+    (Config, "ctxext", (), ({"recipe": {"steps": [STEP] * 101}}, {"trained_length": 0}, {"recipe": {}})),
+    (
+        Config,
+        "ctxext_code",
+        ({**CODE, "steps": [STEP] * 100},),
+        ({**CODE, "steps": []}, {**CODE, "steps": [STEP] * 101}),
+    ),
+    (Config, "ctxext_code", ({**CODE, "steps": [{**STEP, "per_prompt": True}]},), ({"steps": [STEP]}, CODE)),
+    (Scaling, "factor", (0.5, 1, 1e30), NOT_FACTORS),
+    (Scaling, "attention_factor", (0, -1.5, 1e300), (math.inf, math.nan, "1", True)),
+    (Scaling, "long_factor", ([0.5, 2], []), ([0], [math.inf], ["2"], 2.0)),
+    (Scaling, "truncate", (True, False, None), (1, "true")),
+    (GenerationConfig, "max_length", (1, None), NOT_LENGTHS),
+    (
+        Header,
+        "tensors",
+        ({}, {"w": TENSOR}, {"w": {**TENSOR, "shape": [1] * 64}}),
+        ({"w": {**TENSOR, "shape": [1] * 65}},),
+    ),
+    (Header, "tensors", ({"w": {**TENSOR, "data_offsets": [0, 2**63 - 1]}},), ({"w": {**TENSOR, "shape": [-1]}},)),
+    (Header, "tensors", (), tuple({"w": {**TENSOR, "data_offsets": wrong}} for wrong in ([0], [0, 1, 2], [0, 2**63]))),
+    (
+        Manifest,
+        "files",
+        ({"a": SHA}, {}),
+        tuple({"a": bad} for bad in (SHA[1:], SHA + "0", SHA.upper(), None, "g" * 64)),
+    ),
+    (Manifest, "weights", ({"a": SHA, "b": None},), ({"a": 1},)),
+    (Manifest, "stamps", ({"a": [0, 1]},), ({"a": [1]}, {"a": [1, 2, 3]}, {"a": [-1, 2]})),
+    (Manifest, "rewritten", ({"a": [0]},), ({"a": [-1]},)),
+]
+
+
+@pytest.mark.parametrize(("schema", "key", "good", "bad"), EDGES)
+def test_edges(schema, key, good, bad):
+    for value in good:
+        checked({key: value}, schema, "file.json")
+    for value in bad:
+        with pytest.raises(CtxextError, match=f'"file.json": "{key}|"file.json" lacks "{key}'):
+            checked({key: value}, schema, "file.json")
+
+
+@pytest.mark.parametrize("nested", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("part", ["", "text_config."])
+def test_a_schedule_is_found_wherever_it_stands(nested, part):
+    def config(schedule):
+        return {"text_config": {nested: schedule}} if part else {nested: schedule}
+
+    check_config(config({"factor": 2.0, "full_attention": {"factor": 3.0}}))
+    with pytest.raises(CtxextError, match=f'"{part}{nested}.factor" is "0", expected'):
+        check_config(config({"factor": 0}))
+    with pytest.raises(CtxextError, match=f'"{part}{nested}.full_attention.factor" is "0", expected'):
+        check_config(config({"factor": 2.0, "full_attention": {"factor": 0}}))
+
+
+@pytest.mark.parametrize("name", ["ctxext_code", "ctxext_mspoe"])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_classes_beside_code_are_words(name, is_inside):
+    """transformers takes a list there too, but this package never wrote one."""
+    block = {name: {**CODE, "steps": [STEP]}}
+    block = {"text_config": block} if is_inside else block
+    check_config({**block, "auto_map": {"AutoModel": "x.Y"}})
+    check_config({"auto_map": {"AutoTokenizer": ["x.Y", None]}})
+    with pytest.raises(CtxextError, match=r"auto_map\.AutoModel"):
+        check_config({**block, "auto_map": {"AutoModel": ["x.Y", None]}})
+
+
+def test_the_line_names_the_key_alone_and_stays_a_line():
+    with pytest.raises(CtxextError) as caught:
+        checked({"num_attention_heads": ["x\n" * 5000]}, Config, "config.json")
+    assert '"num_attention_heads' in caught.value.message
+    assert "constrained" not in caught.value.message
+    assert len(caught.value.message) < 200
+    with pytest.raises(CtxextError, match="valid list") as caught:
+        checked({"architectures": "y" * 50}, Config, "config.json")
+    assert "y" * 50 in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("schema", "whole", "key", "good", "bad"),
+    [
+        (Cell, CELL, "share", (0, 1, 0.5), (-0.01, 1.01, math.nan, "1", None)),
+        (Cell, CELL, "depth", (0, 1, None), (-0.01, 1.01, math.inf)),
+        (Cell, CELL, "correct", (0, 7.5), (-0.5, math.inf, math.nan)),
+        (Cell, CELL, "task", ("x" * 500, ""), ("x" * 501, "a\nb", "a\x1b[0m", "<b>", "a|b", "\x7f", "\x9b")),
+        (Cell, CELL, "length", (1,), NOT_LENGTHS),
+        (AtLength, FOUND, "perplexity", (0, 1.5, math.inf), (-0.5, "1", math.nan)),
+        (Perplexity, CURVE, "lengths", ({"8": FOUND},), ({"x": FOUND}, {"1" * 11: FOUND})),
+        (Reach, {"length": 8, "low": 4, "high": 16}, "length", (None, 8), (0, "8")),
+        (Reach, {"length": 8, "low": 4, "high": 16}, "low", (4,), (None,)),
+        (Reach, {"length": 8, "low": 4, "high": 16}, "high", (16,), (None,)),
+        (Reach, {"length": None, "low": None, "high": None}, "low", (None, 4), (0,)),
+        (TrainerState, {"global_step": 0, "max_steps": 1, "epoch": 0.5, "log_history": [], "stateful_callbacks": {}},
+         "log_history", ([{"step": 0}], [{"step": 1, "loss": 0.5, "eval_loss": None}]), ([{}], [{"step": -1}], None)),
+        (Entry, {"name": "x", "summary": "", "digest": "", "cells": [CELL], "perplexity": None, "short": None},
+         "harness", ({"a": {"b": 1.0}}, None), ({"a": {"b": math.inf}}, {"a\n": {}}, {"a": 1})),
+    ],
+)  # fmt: skip
+def test_edges_of_reports(schema, whole, key, good, bad):
+    assert is_as(whole, schema)
+    for value in good:
+        assert is_as({**whole, key: value}, schema), value
+    for value in bad:
+        assert not is_as({**whole, key: value}, schema), value
+
+
+HEADER = {"settings": {}, "loading": {}, "models": [{"name": "x"}], "versions": {}}
+LINE = {"model": "x", "length": 8, "depth": 0.5, "samples": [0, 1], "seconds": 0.5}
+BUCKETS = {"width": 4, "buckets": [[1.0, 2.0]], "lengths": {"8": [1.0, 2.0]}}
+
+
+def without(line, name):
+    return {key: value for key, value in line.items() if key != name}
+
+
+def test_lines_of_an_evaluation():
+    """A line counts where it holds all that its kind of task is read for."""
+    needle = {**LINE, "task": "needle", "correct": [1.0, 0.5]}
+    short = {**LINE, "task": "short", "loss": [1.5], "tokens": [8]}
+    long = {**LINE, "task": "perplexity", **BUCKETS}
+    for line in (needle, short, long, {"header": HEADER}, {"model": "x"}, {"model": "x", "facts": {}}):
+        assert is_line(line), line
+    for line, keys in ((needle, ["correct"]), (short, ["loss", "tokens"]), (long, list(BUCKETS))):
+        for key in (*keys, "length", "depth", "samples", "seconds", "model"):
+            assert not is_line(without(line, key)), key
+    for key in HEADER:
+        assert not is_line({"header": without(HEADER, key)}), key
+    wrong = [
+        {"correct": [1.0]},
+        {"correct": [1.0, 0.5, 0.5]},
+        {"correct": [1.0, 1.5]},
+        {"samples": []},
+        {"samples": [-1, 0]},
+    ]
+    for change in (*wrong, {"seconds": -1.0}):
+        assert not is_line({**needle, **change}), change
+    for change in ({"loss": []}, {"tokens": []}, {"tokens": [0]}):
+        assert not is_line({**short, **change}), change
+    for change in ({"buckets": [[1.0]]}, {"buckets": [[1.0, 2.0, 3.0]]}, {"lengths": {"x": [1.0, 2.0]}}, {"width": 0}):
+        assert not is_line({**long, **change}), change
+    for nothing in (None, [], "x", 7, {}):
+        assert not is_line(nothing)
