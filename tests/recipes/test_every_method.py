@@ -44,6 +44,7 @@ NEUTRAL = {
     "adaptive": {"factor": 1},
     "sinks": {"factor": 1},
     "window": {"factor": 1},
+    "distance-aware": {},
     "table": {"factor": 1},
     "range": {"factor": 1},
     "alibi-interpolation": {"factor": 1, "rows": "static"},

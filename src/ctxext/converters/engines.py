@@ -149,18 +149,25 @@ _RELATION: Mapping[str, _Row] = {
     "transformers": (EXACT, "trust_remote_code=True", f"continuous batching (generate_batch) refuses it; {_NOT_SERVE}"),
     "vLLM": (EXACT, _TRUST, "with ctxext installed beside vLLM, whose attention it completes; refused without"),
 }
+_OWN_SCORES = "its attention shows no scores, and these change with the distance"
+_LEARNED: Mapping[str, _Row] = {
+    "transformers": _RELATION["transformers"],
+    **dict.fromkeys(("vLLM", "SGLang"), (WRONG, "", _OWN_SCORES)),
+    "llama.cpp": _REFUSED,
+}
 _ONE_SLOPE = "its ALiBi has one slope for each head, whichever row reads"
 _SLOPES: Mapping[str, _Row] = {
     "transformers": (EXACT, "trust_remote_code=True", _NOT_SERVE),
     **dict.fromkeys(("vLLM", "SGLang"), (WRONG, "", _ONE_SLOPE)),
     "llama.cpp": _REFUSED,
 }
-_RELATIONS = ("self-extend", "bifocal", "dca", "rerope", "string", "adaptive", "sinks", "window", "distance-aware")
-"""Methods with an attention of their own, which tests/portable/test_relation*.py and test_distance.py run there."""
+_RELATIONS = ("self-extend", "bifocal", "dca", "rerope", "string", "adaptive", "sinks", "window")
+"""Methods of `portable/relation.py`, which tests/portable/test_relation*.py run in transformers."""
 
 _ALIKE: Mapping[tuple[str, ...], Mapping[str, _Row]] = {
     _RELATIONS: _RELATION,
     ("alibi-interpolation", "ntk-alibi"): _SLOPES,
+    ("distance-aware",): _LEARNED,
 }
 
 # What some families fare better with than others.

@@ -1,9 +1,10 @@
 """Distance-aware attention: every head learns how much its scores grow or fade with the distance.
 
 This file travels inside checkpoints. A step holds `original_length` (L), `num_heads` and `layers`. Each attention of
-these layers has two numbers per head among its weights, w and v; a score above zero between tokens d apart is multiplied
-by (1 + e^v) / (1 + e^(v - w d / L)), others stay as they are. At w = 0 nothing changes. Paper: "DA-Transformer",
-https://arxiv.org/abs/2010.06925, section 3.2. Shapes: b batch, h heads, g key heads, l rows, n keys, d head.
+these layers has two numbers per head among its weights, w and v: a score above zero between tokens d apart is
+multiplied by (1 + e^v) / (1 + e^(v - w d / L)), others stay as they are. At w = 0 nothing changes. Paper:
+"DA-Transformer", https://arxiv.org/abs/2010.06925, section 3.2. Shapes: b batch, h heads, g key heads, l rows, n keys,
+d head.
 """
 
 import torch
@@ -43,7 +44,8 @@ class DistanceAware(Method):
         numbers = getattr(call.attention, PLACE)(query)
         if numbers.shape[1] != query.shape[1]:
             raise ValueError(f"{self.name} has numbers for {numbers.shape[1]} heads; here are {query.shape[1]}.")
-        if not (torch.compiler.is_compiling() or numbers.requires_grad or bool(numbers[0].any())):
+        learns = torch.is_grad_enabled() and numbers.requires_grad
+        if not (torch.compiler.is_compiling() or learns or bool(numbers[0].any())):
             return inner(query, key, value, mask, **kwargs)
         call.needs_sequences(self.name)
         length, total = query.shape[2], key.shape[2]

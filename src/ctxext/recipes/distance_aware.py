@@ -75,7 +75,7 @@ class DistanceAware(CodeMethod):
         tensors: list[NewTensor] = []
         zeros = bytes(2 * count * SIZES["F32"])
         for layer in settings["layers"]:
-            if len(found := owners.get(layer, ())) != 1:
+            if len(found := owners.get(layer, [])) != 1:
                 told = f"several attentions: {', '.join(found)}" if found else "no attention that is known by its name"
                 raise CtxextError(f'Layer {layer} of "{source.name}" has {told}.', hint="Choose another method.")
             tensors.append(NewTensor(f"{found[0]}.{_OWN}", home, "F32", None, (2, count), lambda _: iter([zeros])))

@@ -287,7 +287,7 @@ def learned_numbers(model: Any, info: dict[str, Any]) -> dict[str, Any]:
     for name, weight in model.named_parameters():
         if name.endswith(LEARNED):
             with torch.no_grad():
-                weight.copy_(weight if weight.any() else torch.randn_like(weight) * 3)
+                weight.copy_(weight if weight.any() else torch.randn_like(weight))
             found[name.removesuffix(LEARNED)] = weight.detach().tolist()
     return found
 
