@@ -10,11 +10,6 @@ from ctxext.families import family_of
 from ctxext.recipes.bounds import bound_of
 
 CASES = {
-    "t5": ({"relative_attention_max_distance": 77}, "distances of 77 tokens and more"),
-    "longt5": ({}, "distances of 128 tokens"),
-    "mt5": ({}, "32 buckets"),
-    "umt5": ({}, "any length runs"),
-    "switch_transformers": ({}, "any length runs"),
     "deberta": ({"max_relative_positions": 300}, "clipped at max_relative_positions (300"),
     "deberta-v2": ({"position_buckets": 256, "max_relative_positions": -1}, "256 logarithmic buckets"),
     "xlnet": ({"mem_len": 40}, "mem_len (40)"),
@@ -57,6 +52,7 @@ def test_relative_keys_are_no_table_of_positions(run, tmp_path):
     config = {"model_type": "bert", "max_position_embeddings": 512, "position_embedding_type": "relative_key"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     data = json.loads(run("inspect", tmp_path, "--json").stdout)
+    assert "clipped at 511" in data["encoding"]["description"]
     assert data["methods"]["table"] == {"applies": False, "reason": "its table is one of distances, clipped at its end"}
     assert run("convert", tmp_path, "--method", "table", "--factor", 2, "--dry-run").exit_code == 1
 

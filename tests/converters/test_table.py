@@ -201,7 +201,7 @@ def refused(source, step, out, **options) -> CtxextError:
 
 def test_what_cannot_be_done_is_refused(tmp_path, llama_source):
     source, out = save("gpt2", tmp_path / "source"), tmp_path / "out"
-    assert "not learned ones" in refused(llama_source, Table(factor=2), out).message
+    assert "not learned position embeddings" in refused(llama_source, Table(factor=2), out).message
     assert "not rotary" in refused(source, Yarn(factor=2), out).message
     assert "144 positions" in refused(source, Table(factor=13, fill="hierarchical"), out).message
     torch.save(load_file(source / "model.safetensors"), source / "pytorch_model.bin")
@@ -232,8 +232,8 @@ def test_inspect_and_convert_tell(tmp_path, run):
     assert "unchanged but for roberta.embeddings.position_embeddings.weight 14×16 → 26×16" in " ".join(dry.split())
     done = run("convert", source, tmp_path / "out", "--method", "table", "--factor", 2)
     assert done.exit_code == 0
-    assert f"ctxext verify {tmp_path / 'out'} --against" in " ".join(done.stderr.split()).replace("\n", "")
-    assert "not a causal language model" in run("eval", tmp_path / "out").exception.message
+    assert f"ctxext eval {tmp_path / 'out'} --lengths" in " ".join(done.stderr.split()).replace("\n", "")
+    assert "neither a causal nor a masked" in run("eval", save("bart", tmp_path / "bart")).exception.message
     assert json.loads(run("inspect", tmp_path / "out", "--json").stdout)["encoding"]["is_extended"] is True
 
 

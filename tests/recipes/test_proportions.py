@@ -7,6 +7,7 @@ import pytest
 from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS, Recipe
 from ctxext.recipes.adaptive import rungs, slowed_alike
+from ctxext.recipes.base import KINDS
 from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.rotary import Rotary
 
@@ -164,6 +165,8 @@ def test_steps_that_do_not(names, told):
         (("mspoe",), {"needs_code"}),
         (("table",), {"replaces_encoding", "rewrites_weights"}),
         (("range",), {"replaces_encoding", "rewrites_weights"}),
+        (("ntk-alibi",), {"needs_code"}),
+        (("buckets",), {"replaces_encoding"}),
     ],
 )
 def test_what_a_recipe_says_of_itself(names, said):
@@ -174,6 +177,10 @@ def test_what_a_recipe_says_of_itself(names, said):
 def test_a_recipe_has_steps():
     with pytest.raises(CtxextError, match="no steps"):
         Recipe([])
+
+
+def test_every_method_has_a_place():
+    assert {method.kind for method in METHODS} == set(KINDS)
 
 
 def test_whose_numbers_a_paper_gives_for_any_model():

@@ -34,7 +34,8 @@ from ctxext.converters.engines import MARKS, Serving
 from ctxext.converters.links import check_link
 from ctxext.converters.output_directory import check_out
 from ctxext.converters.plan import Change, Plan, make_plan
-from ctxext.recipes.auto_class import is_causal
+from ctxext.evaluate.checkpoint_info import KINDS
+from ctxext.recipes.auto_class import auto_class
 from ctxext.recipes.length import format_length
 from ctxext.recipes.methods import METHODS
 
@@ -193,7 +194,7 @@ def _tell(output: Output, done: Conversion, source: str, out: Path, seconds: flo
     output.result(data, *lines)
     for caution in (*plan.cautions, *written.notes):
         output.warning(caution)
-    if is_causal(plan.model.config):
+    if auto_class(plan.model.config) in KINDS:
         models = out if plan.recipe.rewrites_weights else f"{source} {out}"  # The source's own table ends.
         output.next_step(f"ctxext eval {models} --lengths {_lengths(plan)}", "Not measured yet")
     else:

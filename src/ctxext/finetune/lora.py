@@ -36,6 +36,7 @@ def with_adapter(
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,
         target_modules=_targets(model, options.targets),
+        fan_in_fan_out=_are_transposed(model),
         use_rslora=options.rslora,
         use_dora=options.dora,
         modules_to_save=kept or None,
@@ -52,6 +53,13 @@ def _linear_names(model: Any) -> list[str]:
     head = model.get_output_embeddings()
     modules = model.named_modules()
     return [name for name, module in modules if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not head]
+
+
+def _are_transposed(model: Any) -> bool:
+    """Whether the layers keep their weights the other way round, as all of GPT-2's do."""
+    from transformers.pytorch_utils import Conv1D
+
+    return any(isinstance(module, Conv1D) for module in model.modules())
 
 
 def _targets(model: Any, wanted: Sequence[str]) -> list[str]:
