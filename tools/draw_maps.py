@@ -8,6 +8,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from ctxext.recipes.base import Method
+from ctxext.recipes.relation import Relation
 from ctxext.recipes.rotary import Rotary
 from ctxext.verify.reference import reference_of
 
@@ -49,7 +50,7 @@ def draw(method: type[Method]) -> None:
 
 def has_map(method: type[Method]) -> bool:
     """Whether distances are all there is to say; row-wise schedules change frequencies."""
-    return method.kind == "attention" and method.name != "adaptive"
+    return issubclass(method, Relation) and method.name != "adaptive"
 
 
 def draw_all(methods: tuple[type[Method], ...]) -> None:

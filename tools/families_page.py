@@ -10,11 +10,12 @@ from ctxext.recipes.base import Method
 from ctxext.recipes.encoding import POSITIONS
 from ctxext.recipes.methods import METHODS
 from ctxext.recipes.mspoe import FIXED_ONLY
+from ctxext.recipes.relation import Relation
 
 SWEEP = Path(__file__).parents[1] / "tests" / "data" / "sweep"
 BY_CONFIG = [method.name for method in METHODS if not method.needs_code() and method.encoding == "rotary"]
 OTHERS = [method for method in METHODS if method.encoding != "rotary"]
-MAPS = [method.name for method in METHODS if method.kind == "attention"]
+MAPS = [method.name for method in METHODS if issubclass(method, Relation)]
 RIGHT = "right"
 Found = Mapping[str, Mapping[str, str]]
 """By family and method: "right", or why a conversion is refused."""

@@ -16,6 +16,7 @@ from ctxext.recipes.known_models import known_models
 from ctxext.recipes.methods import METHODS
 from ctxext.recipes.param import default_of, limits_of, options_of
 from ctxext.recipes.recipe import presets
+from ctxext.recipes.relation import Relation
 from ctxext.recipes.rotary import CODE_KEY
 from families_page import families_line, families_page
 
@@ -50,7 +51,7 @@ def _section(method: type[Method]) -> list[str]:
         lines += [f"Also called: {', '.join(method.aliases)}.", ""]
     if method.caution:
         lines += [f"Mind: {method.caution}", ""]
-    if method.kind == "attention" and method.name != "adaptive":  # Drawn by draw_maps.py.
+    if issubclass(method, Relation) and method.name != "adaptive":  # Drawn by draw_maps.py.
         lines += [f"![Distance that each row sees each key at](maps/{method.name}.png)", ""]
     lines += [*(_with_code(method) if issubclass(method, CodeMethod) else _by_keys(method)), families_line(method), ""]
     lines += ["| option | default | meaning | a search tries |", "|---|---|---|---|"]

@@ -1,4 +1,4 @@
-"""What a method of a checkpoint may change, and what it sees: six hooks, one call per layer, one state per sequence.
+"""What a method of a checkpoint may change, and what it sees: five hooks, one call per layer, one state per sequence.
 
 This file travels inside checkpoints, beside one file for each of their methods. Every method wraps what stands inside
 it, in the order of the recipe, so any number of them compose. config.json holds their numbers, one entry of `steps`
