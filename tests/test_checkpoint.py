@@ -64,6 +64,23 @@ def test_json_files(tmp_path):
         source.read_json("b.json")
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("generation_config.json", {"max_length": "20"}),
+        ("tokenizer_config.json", {"model_max_length": "x"}),
+        ("model.safetensors.index.json", {"weight_map": {"w": 1}}),
+        ("ctxext.json", {"weights": {"w": "x"}}),
+        ("config.json", {"hidden_size": 0}),
+    ],
+)
+def test_files_whose_content_is_known_are_checked(name, content, tmp_path):
+    source = made(tmp_path / "in", **{name: content, "others.json": content})
+    assert source.read_json("others.json") == content
+    with pytest.raises(CtxextError, match="expected"):
+        source.read_json(name)
+
+
 def in_cache(tmp_path, repository="models--a--b") -> tuple[Path, Path]:
     """A snapshot and the blobs beside it, as the Hub's client keeps them."""
     blobs, snapshot = tmp_path / repository / "blobs", tmp_path / repository / "snapshots" / COMMIT
@@ -169,6 +186,13 @@ def test_weights(files, told, tmp_path):
         source.check_weights()
 
 
+def test_weights_are_not_looked_at_where_a_file_is_none(tmp_path):
+    source = made(tmp_path / "in", **{"model.safetensors": safetensors()})
+    (tmp_path / "in" / "notes.txt").symlink_to("/etc/hostname")
+    with pytest.raises(CtxextError, match="link out of the folder"):
+        source.check_weights()
+
+
 def test_weights_that_stayed_on_the_hub_count(tmp_path):
     source = made(tmp_path / "in", **{INDEX: SHARDS})
     sizes = dict.fromkeys(SHARDS["weight_map"].values(), 28)
@@ -230,6 +254,13 @@ def test_places_that_hold_none(tmp_path):
             open_checkpoint(str(tmp_path / name))
     source = open_checkpoint(str(made(tmp_path / "in").folder), original_length=64)
     assert (source.config, source.revision, source.remote_sizes, source.original_length) == (LLAMA, None, {}, 64)
+
+
+def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
+    made(tmp_path / "in")
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK | os.X_OK)
+    with pytest.raises(CtxextError, match=r"in\" cannot be read"):
+        open_checkpoint(str(tmp_path / "in"))
 
 
 def test_a_folder_named_demo_stands_before_the_one_in_the_package(tmp_path, monkeypatch):

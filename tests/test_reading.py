@@ -163,6 +163,13 @@ def test_files_larger_than_any(tmp_path):
         read_text(tmp_path / "config.json")
 
 
+def test_the_largest_text_that_is_read(tmp_path):
+    (tmp_path / "x").write_text("12345678")
+    assert read_text(tmp_path / "x", 8) == "12345678"
+    with pytest.raises(CtxextError, match="larger than"):
+        read_text(tmp_path / "x", 7)
+
+
 def statuses(folder, **options) -> dict[str, str]:
     return {finding.check: finding.status for finding in verify(str(folder), load=False, **options)}
 

@@ -12,6 +12,8 @@ from ctxext.reading.schemas import Config, GenerationConfig, Header, Manifest, S
 NOT_COUNTS = (0, -1, 1.5, 1.0, "4", True, 10**12)
 NOT_LENGTHS = (0, -1, 1e3, "128", True, 10**12)
 NOT_FACTORS = (0, -1.0, "4", True, math.inf, math.nan, 1e40)
+LOGGED = [{"step": 1, "loss": 0.5, "eval_loss": None}]
+STATE = {"global_step": 2, "max_steps": 3, "epoch": 0.5, "log_history": LOGGED, "stateful_callbacks": {}}
 SHA = "0123456789abcdef" * 4
 STEP = {"method": "yarn"}
 CODE = {"rope": {"rope_type": "default"}}
@@ -123,8 +125,10 @@ def test_the_line_names_the_key_alone_and_stays_a_line():
         (Reach, {"length": 8, "low": 4, "high": 16}, "low", (4,), (None,)),
         (Reach, {"length": 8, "low": 4, "high": 16}, "high", (16,), (None,)),
         (Reach, {"length": None, "low": None, "high": None}, "low", (None, 4), (0,)),
-        (TrainerState, {"global_step": 0, "max_steps": 1, "epoch": 0.5, "log_history": [], "stateful_callbacks": {}},
-         "log_history", ([{"step": 0}], [{"step": 1, "loss": 0.5, "eval_loss": None}]), ([{}], [{"step": -1}], None)),
+        (TrainerState, STATE, "log_history", (LOGGED, [*LOGGED, {"step": 0}], [{"step": 2, "loss": 0.5}]),
+         ([], [{}], [{"step": 1}], [{"step": 0, "loss": 1.0}], [{"step": 3, "loss": 1.0}], [{"step": -1}], None)),
+        (TrainerState, STATE, "global_step", (1, 2, 3), (0, 4, -1, "2")),
+        (TrainerState, STATE, "max_steps", (2, 100), (1, 0, None)),
         (Entry, {"name": "x", "summary": "", "digest": "", "cells": [CELL], "perplexity": None, "short": None},
          "harness", ({"a": {"b": 1.0}}, None), ({"a": {"b": math.inf}}, {"a\n": {}}, {"a": 1})),
     ],

@@ -112,12 +112,38 @@ ALIBI: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Model types with ALiBi: six heads, which are no power of two."""
 
-CAUSAL = {
+_T5 = {
+    "d_model": WIDTH,
+    "d_kv": 8,
+    "d_ff": 24,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 2,
+    "n_positions": LENGTH,
+    "relative_attention_max_distance": 16,
+    "relative_attention_num_buckets": 16,
+    "initializer_factor": 2.0,
+    "decoder_start_token_id": 1,
+}
+BUCKETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "longt5": ("LongT5ForConditionalGeneration", {**_T5, "local_radius": 30, "encoder_attention_type": "local"}),
+    "mt5": ("MT5ForConditionalGeneration", _T5),
+    "switch_transformers": (
+        "SwitchTransformersForConditionalGeneration",
+        {**_T5, "num_experts": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
+    ),
+    "t5": ("T5ForConditionalGeneration", _T5),
+    "umt5": ("UMT5ForConditionalGeneration", _T5),
+}
+"""Model types with buckets of distances."""
+
+SMALL = {
     "learned": ("gpt2", {"n_positions": 128}),
     "sinusoidal": ("xglm", {"max_position_embeddings": 128}),
     "alibi": ("bloom", {"seq_length": 128}),
+    "buckets": ("t5", {"n_positions": 128}),
 }
-"""A causal language model with each encoding that a method is for, at the length of the small Llama."""
+"""A model with each encoding that a method is for, at the length of the small Llama; causal, but for T5."""
 
 
 def save(
@@ -131,7 +157,7 @@ def save(
 ) -> Path:
     """Save a tiny model with its tokenizer's idea of its length; gives the folder."""
     torch.manual_seed(0)
-    cls, sizes = {**LEARNED, **COMPUTED, **ALIBI}[model_type]
+    cls, sizes = {**LEARNED, **COMPUTED, **ALIBI, **BUCKETS}[model_type]
     config = AutoConfig.for_model(model_type, **{**_SHARED, **sizes, **dict(more)})
     model = getattr(transformers, name or cls)(config).to(dtype)
     for key, weight in model.named_parameters():
@@ -157,10 +183,10 @@ def save_tokenizer(folder: Path) -> Path:
 
 
 def source_for(encoding: str, rotary: Path, folder: Path) -> Path:
-    """A small causal model with an encoding; of rotary ones there is one already."""
+    """A small model with an encoding; of rotary ones there is one already."""
     if encoding == "rotary":
         return rotary
-    model_type, more = CAUSAL[encoding]
+    model_type, more = SMALL[encoding]
     return folder if folder.exists() else save(model_type, folder, more=more)
 
 

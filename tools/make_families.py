@@ -93,7 +93,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
             "num_attention_heads": "n_head",
             "num_hidden_layers": "n_layer",
         },
-        # BLOOM (2211.05100), table 3; the class has no length.
+        # BLOOM (2211.05100); the class has no length.
         "defaults": {
             "hidden_size": 64,
             "max_position_embeddings": 2048,
@@ -206,9 +206,13 @@ BY_HAND: dict[str, dict[str, Any]] = {
 T5_KEYS = {
     "head_dim": "d_kv",
     "hidden_size": "d_model",
+    "max_position_embeddings": "n_positions",
     "num_attention_heads": "num_heads",
     "num_hidden_layers": "num_layers",
 }
+# What they were trained on where config.json has no n_positions: T5 (1910.10683, 3.1.2), mT5 (2010.11934, 3.2), LongT5
+# (2112.07916).
+T5_LENGTHS = {"longt5": 4096, "mt5": 1024, "switch_transformers": 512, "t5": 512, "umt5": 512}
 # Encoders and encoder-decoders of which something can be done or said.
 NOT_CAUSAL: dict[str, dict[str, Any]] = {
     "albert": {"positions": "learned"},
@@ -227,8 +231,19 @@ NOT_CAUSAL: dict[str, dict[str, Any]] = {
     "m2m_100": {"positions": "sinusoidal"},
     "deberta": {"positions": "relative"},
     "deberta-v2": {"positions": "relative"},
-    **{name: {"positions": "buckets", "aliases": T5_KEYS} for name in ("longt5", "mt5", "t5", "umt5")},
-    "switch_transformers": {"positions": "buckets", "aliases": T5_KEYS},
+    **{
+        name: {
+            "positions": "buckets",
+            "length_key": "n_positions",
+            "aliases": T5_KEYS,
+            "defaults": {
+                "max_position_embeddings": length,
+                "relative_attention_max_distance": 128,
+                "relative_attention_num_buckets": 32,
+            },
+        }
+        for name, length in T5_LENGTHS.items()
+    },
 }
 
 

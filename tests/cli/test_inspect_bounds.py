@@ -4,14 +4,12 @@ import json
 
 import pytest
 import torch
-from transformers import MptConfig, MptForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import AutoConfig, MptConfig, MptForCausalLM, T5Config, T5ForConditionalGeneration
+
+from ctxext.families import family_of
+from ctxext.recipes.bounds import bound_of
 
 CASES = {
-    "t5": ({"relative_attention_max_distance": 77}, "distances of 77 tokens and more"),
-    "longt5": ({}, "distances of 128 tokens"),
-    "mt5": ({}, "32 buckets"),
-    "umt5": ({}, "any length runs"),
-    "switch_transformers": ({}, "any length runs"),
     "deberta": ({"max_relative_positions": 300}, "clipped at max_relative_positions (300"),
     "deberta-v2": ({"position_buckets": 256, "max_relative_positions": -1}, "256 logarithmic buckets"),
     "xlnet": ({"mem_len": 40}, "mem_len (40)"),
@@ -35,10 +33,26 @@ def test_what_bounds_it(model_type, run, tmp_path):
     assert refused.exit_code == 1
 
 
+@pytest.mark.parametrize(
+    ("model_type", "words"),
+    [
+        ("t5", "distances of {relative_attention_max_distance} tokens"),
+        ("t5", "the last of {relative_attention_num_buckets} buckets"),
+        ("deberta", "max_relative_positions ({max_relative_positions},"),
+        ("deberta-v2", "({max_relative_positions},"),
+    ],
+)
+def test_what_a_configuration_leaves_out_is_transformers_own(model_type, words):
+    config = {"model_type": model_type}
+    usual = AutoConfig.for_model(model_type).to_dict()
+    assert words.format(**usual) in bound_of(config, family_of(config))
+
+
 def test_relative_keys_are_no_table_of_positions(run, tmp_path):
     config = {"model_type": "bert", "max_position_embeddings": 512, "position_embedding_type": "relative_key"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     data = json.loads(run("inspect", tmp_path, "--json").stdout)
+    assert "clipped at 511" in data["encoding"]["description"]
     assert data["methods"]["table"] == {"applies": False, "reason": "its table is one of distances, clipped at its end"}
     assert run("convert", tmp_path, "--method", "table", "--factor", 2, "--dry-run").exit_code == 1
 

@@ -185,6 +185,8 @@ def test_it_loads_only_with_its_code_and_is_saved_with_it(name, row_wise, tmp_pa
     assert config_of(tmp_path / "again")["ctxext_code"] == config_of(folder)["ctxext_code"]
     with torch.no_grad():
         assert torch.equal(load(tmp_path / "again")(ids).logits, model(ids).logits)
+    with pytest.raises(ValueError, match="dropout"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "again")
 
 
 @pytest.mark.parametrize("name", ALIBI)

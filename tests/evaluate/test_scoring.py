@@ -1,10 +1,13 @@
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import make_ready
 from ctxext.evaluate.scoring import exact_match as scoring
+from ctxext.evaluate.scoring import generation
 from ctxext.evaluate.scoring.generation import generate_exact
+from ctxext.evaluate.scoring.prefix_cache import new_cache
 from ctxext.evaluate.settings import Settings, even_depths
 from ctxext.evaluate.tasks.kv import KeyValue
 from ctxext.evaluate.tasks.needle import Needle
@@ -147,3 +150,49 @@ def test_encodings_that_follow_the_prompt_are_not_shared(tokenizer, config):
 
 def test_a_model_whose_cache_gives_other_logits_is_not_shared(tokenizer):
     assert not make_ready("odd", one_that_sees_length(), tokenizer).can_share
+
+
+class Plain(LlamaForCausalLM):
+    """A forward that keeps every logit, as some families' does."""
+
+    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, use_cache=None, return_dict=None):
+        self.kept = None
+        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, use_cache=use_cache)
+
+
+class Kept(LlamaForCausalLM):
+    """Notes how many logits it was asked for."""
+
+    def forward(self, *given, logits_to_keep=0, **options):
+        self.kept = logits_to_keep
+        return super().forward(*given, logits_to_keep=logits_to_keep, **options)
+
+
+@pytest.mark.parametrize("kind", [Plain, Kept])
+@pytest.mark.parametrize("with_cache", [False, True])
+def test_only_the_logits_that_are_wanted_are_made_where_a_family_can(kind, with_cache):
+    model, ids = tiny_llama(), torch.arange(3, 43)[None]
+    with torch.no_grad():
+        wanted = model(input_ids=ids).logits[:, -4:]
+        other = kind(model.config).eval()
+        other.load_state_dict(model.state_dict())
+        found = scoring.run(other, ids, 4, new_cache(other) if with_cache else None)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    assert other.kept == (4 if kind is Kept else None)
+
+
+def test_what_is_written_hangs_on_no_prompt_before_it(monkeypatch, tokenizer):
+    """The stock dynamic schedule keeps the frequencies of the longest prompt it has seen."""
+    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    loaded = make_ready("tiny", tiny_llama(max_position_embeddings=64, rope_scaling=dynamic), tokenizer)
+    long, middle = (torch.arange(3, 3 + size)[None] for size in (400, 100))
+
+    def written():
+        loaded.model(input_ids=long, use_cache=False)
+        return generation._greedy(loaded, middle, 12)
+
+    with torch.inference_mode():
+        first = generation._greedy(loaded, middle, 12)
+        assert written() == first
+        monkeypatch.setattr(generation, "forget_longer_prompts", lambda model: None)
+        assert written() != first, "and it would show"

@@ -102,6 +102,11 @@ def test_a_head_that_pieces_do_not_show_is_refused_and_left_as_it_was():
     assert "forward" not in model.model.__dict__
 
 
+def test_a_model_without_a_head_is_refused():
+    with pytest.raises(CtxextError, match="cannot be computed in pieces"):
+        use_chunked_loss(make("llama").model)
+
+
 class Told:
     """What is told of each part."""
 

@@ -84,7 +84,7 @@ def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout):
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert not (tmp_path / "killed").exists()
-    assert newest_save(training_folder(tmp_path / "killed")).name == "checkpoint-4"
+    assert newest_save(training_folder(tmp_path / "killed"), 6).name == "checkpoint-4"
     lines, steps = [], []
     progress = lambda text, step, total: steps.append(step) if "loss" in text else None  # noqa: E731
     done = tune(base, tmp_path / "killed", options, resume=True, tell=lines.append, progress=progress)
@@ -99,11 +99,13 @@ def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout):
 
 def test_a_save_that_was_not_finished_is_passed_over(tmp_path):
     whole = {"global_step": 2, "max_steps": 6, "epoch": 1.0, "log_history": [], "stateful_callbacks": {}}
-    for step, text in ((2, json.dumps(whole)), (3, "{}"), (4, '{"half')):
+    whole["log_history"] = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.0}]
+    broken = [{**whole, "log_history": []}, {**whole, "global_step": 7}, {**whole, "max_steps": 7}]
+    for step, text in enumerate([json.dumps(whole), *map(json.dumps, broken), "{}", '{"half'], 2):
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(text)
     (tmp_path / "checkpoint-10").mkdir()
-    assert newest_save(tmp_path).name == "checkpoint-2"
+    assert newest_save(tmp_path, 6).name == "checkpoint-2"
 
 
 class Stopped(Exception):

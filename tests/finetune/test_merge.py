@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from types import MappingProxyType
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ctxext.checkpoint import open_checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
@@ -140,6 +142,8 @@ def test_manifest_has_the_digests_of_what_lies_there(tuned):
     for name, digest in {**manifest["files"], **manifest["weights"]}.items():
         assert hashlib.sha256((tuned / name).read_bytes()).hexdigest() == digest, name
     assert set(manifest["weights"]) == {"model.safetensors"}
+    lying = {path.relative_to(tuned).as_posix() for path in tuned.rglob("*") if path.is_file()}
+    assert set(manifest["files"]) == lying - {"model.safetensors", "ctxext.json"}
     assert manifest["recipe"]["steps"][0]["method"] == "yarn"
 
 
@@ -157,6 +161,47 @@ def test_rewrite_keeps_every_byte_that_does_not_change(base, tmp_path):
     digest = rewrite(base / "model.safetensors", tmp_path / "copy", Nothing())
     assert (tmp_path / "copy").read_bytes() == (base / "model.safetensors").read_bytes()
     assert digest == hashlib.sha256((tmp_path / "copy").read_bytes()).hexdigest()
+
+
+def test_an_output_embedding_of_its_own_comes_behind_all_others(tmp_path):
+    """Written by hand, as the embedding of a real model need not be its first tensor."""
+    old = {"a": torch.arange(4.0), "embed": torch.ones(3, 2), "z": torch.zeros(5)}
+    save_file(old, tmp_path / "old.safetensors")
+
+    class Untied:
+        names = frozenset({"head"})
+        untied = MappingProxyType({"head": "embed"})
+
+        def new(self, name, old):
+            return old + 7
+
+    seen = []
+    rewrite(tmp_path / "old.safetensors", tmp_path / "new.safetensors", Untied(), seen.append)
+    new = load_file(tmp_path / "new.safetensors")
+    assert {name: new[name].tolist() for name in old} == {name: tensor.tolist() for name, tensor in old.items()}
+    assert new["head"].tolist() == [[8.0, 8.0]] * 3
+    assert sum(seen) == (tmp_path / "new.safetensors").stat().st_size
+    assert read_safetensors_header(tmp_path / "new.safetensors")["head"]["data_offsets"] == [60, 84]
+
+
+def test_progress_ends_with_all_of_the_bytes(base, tuned, tmp_path):
+    seen = []
+    merge(str(base), tuned / "adapter", tmp_path / "out", progress=lambda *told: seen.append(told))
+    size = (base / "model.safetensors").stat().st_size
+    assert seen[-1] == ("merging", size, size)
+    assert [done for _, done, _ in seen] == sorted({done for _, done, _ in seen})
+
+
+def test_the_adapter_comes_along_without_pipes_and_links(base, tuned, tmp_path):
+    shutil.copytree(tuned / "adapter", tmp_path / "adapter")
+    (tmp_path / "adapter" / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "adapter" / "deep" / "er" / "note.txt").write_text("mine")
+    (tmp_path / "adapter" / "deep" / "also.txt").write_text("mine")
+    os.mkfifo(tmp_path / "adapter" / "pipe")
+    (tmp_path / "adapter" / "link").symlink_to("/etc/hostname")
+    merge(str(base), tmp_path / "adapter", tmp_path / "out")
+    assert (tmp_path / "out" / "adapter" / "deep" / "er" / "note.txt").read_text() == "mine"
+    assert not {"pipe", "link"} & {path.name for path in (tmp_path / "out" / "adapter").iterdir()}
 
 
 def test_a_stopped_merge_leaves_nothing(base, tuned, tmp_path):

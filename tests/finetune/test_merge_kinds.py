@@ -6,10 +6,12 @@ import shutil
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 
 from ctxext.checkpoint import read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.finetune import merge
+from ctxext.finetune.tensors import AdapterChanges
 from tiny_base import load, logits, make_base
 
 EMBEDDING, HEAD = "embed_tokens", "lm_head"
@@ -88,6 +90,21 @@ def test_what_cannot_be_merged_is_refused_with_its_reason(model, tmp_path, kind)
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["plain", "embedding tied"])
+def test_a_tied_head_that_is_stored_all_the_same_stays_the_embedding(tmp_path, kind):
+    base = make_base(tmp_path, tie_word_embeddings=True)
+    tensors = load_file(base / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file({**tensors, "lm_head.weight": embedding.clone()}, base / "model.safetensors", {"format": "pt"})
+    adapter = save_adapter(base, tmp_path / "adapter", MERGED[kind])
+    merge(str(base), adapter, tmp_path / "out")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(found["lm_head.weight"], found["model.embed_tokens.weight"])
+    assert torch.equal(found["lm_head.weight"], embedding) == (kind == "plain")
+    assert (logits(load(tmp_path / "out")) - expected(base, adapter)).abs().max() < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_tie_that_training_cut_is_cut_in_shards_too(tmp_path):
     base = make_base(tmp_path, tie_word_embeddings=True)
     adapter = save_adapter(base, tmp_path / "adapter", MERGED["both whole"])
@@ -105,3 +122,15 @@ def test_a_tie_that_training_cut_is_cut_in_shards_too(tmp_path):
     assert index["lm_head.weight"] == index["model.embed_tokens.weight"]
     header = read_safetensors_header(tmp_path / "one" / "model.safetensors")
     assert header["lm_head.weight"]["shape"] == header["model.embed_tokens.weight"]["shape"]
+
+
+def test_of_several_ties_each_is_looked_at():
+    changes, one = AdapterChanges.__new__(AdapterChanges), torch.ones(2, 2)
+    ties = {"first": "embedding", "second": "other"}
+    changes.parts = {"second": {"whole": one}, "other": {"whole": one.clone()}}
+    assert changes._stay_tied(ties)
+    changes.parts["other"] = {"whole": one + 1}
+    assert not changes._stay_tied(ties)
+    changes.parts["other"] = {"lora_A.weight": one, "lora_B.weight": one}
+    assert not changes._stay_tied(ties)
+    assert changes._stay_tied({})

@@ -217,7 +217,7 @@ def test_checkpoints_within_a_gigabyte(light, files, method):
 
 
 @fuzz
-@given(checkpoints())
+@given(checkpoints(large=False))
 def test_checkpoints_that_are_to_be_loaded(server, made, files):
     """Weights that fit none of these configurations: a load must fail in one line, or not be tried."""
     with a_folder() as place:

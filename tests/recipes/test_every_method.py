@@ -1,15 +1,17 @@
 """No method arrives untested: each has a reference from its paper, and changes nothing at its neutral numbers."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 import tiny_encodings
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS, PositionInterpolation, Recipe
+from ctxext.recipes.auto_class import auto_class
 from ctxext.verify.reference import reference_file, reference_of
 
 FUNCTIONS = {
@@ -19,6 +21,7 @@ FUNCTIONS = {
     "heads": ("choose", "rotation"),
     "attention": ("relation", "temperature"),
     "slopes": ("slopes",),
+    "buckets": ("bucket",),
 }
 # Numbers at which a method must leave the model bit for bit as it was; a new method needs a line here.
 NEUTRAL = {
@@ -45,6 +48,7 @@ NEUTRAL = {
     "range": {"factor": 1},
     "alibi-interpolation": {"factor": 1, "rows": "static"},
     "ntk-alibi": {"factor": 1, "rows": "static"},
+    "buckets": {"factor": 1},
     "mspoe": {"ratio_min": 1.0, "ratio_max": 1.0, "first_layer": 0, "head_order": "fixed"},
 }
 
@@ -83,9 +87,11 @@ def test_a_method_without_one_is_named():
 
 
 def logits(folder) -> torch.Tensor:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
+    auto = getattr(transformers, auto_class(json.loads((folder / "config.json").read_text())))
+    model = auto.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
+    ids = torch.arange(60)[None] % 36 + 3
     with torch.no_grad():
-        return model(torch.arange(60)[None] % 36 + 3).logits
+        return model(ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})).logits
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)

@@ -11,8 +11,11 @@ from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Ntk, NtkByParts, Recipe, Yarn
 from ctxext.recipes.frequencies import inverse_frequencies
+from ctxext.recipes.mspoe import num_kv_heads
+from ctxext.recipes.param import Limits, SearchRange
 from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.rotary import Rotary, model_config
+from small_llama import read_json
 
 
 @pytest.mark.parametrize("key", ["first_layer", "rescale_start"])
@@ -30,6 +33,14 @@ def test_a_count_is_a_whole_number(key):
         ("mspoe", "first_layer", -1, "must be at least 0"),
         ("mspoe", "schedule", "x", "must be one of linear, ntk, by-parts"),
         ("yarn", "factor", True, "must be a finite number"),
+        ("yarn", "truncate", "yes", "must be true or false"),
+        ("yarn", "truncate", 1, "must be true or false"),
+        ("table", "fill", 1, "must be a word"),
+        ("longrope", "long_factor", 2.0, "must be a list of numbers"),
+        ("longrope", "long_factor", [], "must be a list of numbers"),
+        ("longrope", "long_factor", [1.0, "x"], "must be a finite number"),
+        ("mspoe", "ranks", [[0, 1.5]], "must be a whole number"),
+        ("mspoe", "ranks", [3], "must be a list of numbers"),
         ("yarn", "factor", math.inf, "must be a finite number"),
         ("mspoe", "ratio_max", 1.1, "is below ratio_min"),
     ],
@@ -37,6 +48,130 @@ def test_a_count_is_a_whole_number(key):
 def test_limits_hold(method, key, value, said):
     with pytest.raises(CtxextError, match=said):
         step_from_dict({"method": method, key: value}, "x")
+
+
+SMALLEST = {
+    ("pi", "yarn", "longrope", "cope", "table", "rerope", "dca"): {"factor": 1, "target_length": 1},
+    ("ntk-by-parts", "yarn", "mrrope", "resonance"): {"beta_fast": 0, "beta_slow": 0},
+    ("yarn",): {"attention_factor": 0.01, "mscale": 0, "mscale_all_dim": 0},
+    ("longrope",): {"attention_factor": 0.01},
+    ("llama3",): {"low_freq_factor": 0.01},
+    ("cope",): {"theta": 1, "num_faded": 0},
+    ("abf",): {"theta": 1},
+    ("mspoe",): {"ratio_min": 1, "ratio_max": 1, "first_layer": 0, "ramp_fast": 0, "ramp_slow": 0, "rescale_start": 0},
+    ("self-extend",): {"window": 1, "group": 1},
+    ("bifocal", "rerope", "window", "sinks"): {"window": 1},
+    ("sinks",): {"sinks": 1},
+    ("string",): {"shift": 1, "window": 0, "start": 0},
+    ("dca",): {"chunk_size": 2, "local": 1},
+    ("table",): {"alpha": 0},
+}
+BESIDE = {  # What such a number needs beside it.
+    "beta_fast": {"beta_slow": 0},
+    "beta_slow": {"beta_fast": 0},
+    "ratio_max": {"ratio_min": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "smallest"),
+    [(method, key, value) for methods, keys in SMALLEST.items() for method in methods for key, value in keys.items()],
+)
+def test_the_smallest_number_that_is_taken(method, key, smallest):
+    needed = {"longrope": {"long_factor": [2.0]}, "abf": {"theta": 1e6}}.get(method, {})
+    for value in (smallest, smallest - (1e-4 if isinstance(smallest, float) else 1)):
+        try:
+            step_from_dict({"method": method, **needed, **BESIDE.get(key, {}), key: value}, "x")
+            refused = ""
+        except CtxextError as error:
+            refused = error.message
+        assert (f"{key} must be at least" in refused) == (value < smallest), refused
+
+
+def test_the_weight_of_a_coarse_row_stays_below_one():
+    assert step_from_dict({"method": "table", "alpha": 0.9}, "x").alpha == 0.9
+    with pytest.raises(CtxextError, match=r"at most 0\.9"):
+        step_from_dict({"method": "table", "alpha": 0.95}, "x")
+
+
+LEARNED = {
+    "ratios": [[1.0, 2.0]],
+    "ramps": [[1.0, 1.0]],
+    "temperatures": [[1.0, 1.0]],
+    "schedule": "by-parts",
+    "head_order": "fixed",
+}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        (LEARNED, ""),
+        ({**LEARNED, "ratios": None}, "go together"),
+        ({**LEARNED, "ramps": None}, "go together"),
+        ({**LEARNED, "temperatures": None}, "go together"),
+        ({**LEARNED, "schedule": "ntk"}, "go together"),
+        ({**LEARNED, "head_order": "calibrated"}, "go together"),
+        ({**LEARNED, "temperatures": [[1.0, 0.0]]}, "above zero"),
+        ({**LEARNED, "ratios": [[-1.0, 1.0]]}, "above zero"),
+        ({"schedule": "ntk", "rescale": "middle", "rescale_start": 1, "rescale_end": 2}, "linear only"),
+        ({"schedule": "linear", "rescale": "middle", "rescale_start": 1, "rescale_end": 2}, ""),
+        ({"schedule": "linear", "rescale": "middle", "rescale_start": 2, "rescale_end": 2}, "cannot compress"),
+        ({"schedule": "linear", "rescale": "middle", "rescale_end": 2}, "cannot compress"),
+        ({"schedule": "linear", "rescale": "middle", "rescale_start": 2}, "cannot compress"),
+        ({"ratio_min": 1.5, "ratio_max": 1.5}, ""),
+    ],
+)
+def test_numbers_of_heads_that_go_together(numbers, said):
+    if not said:
+        step_from_dict({"method": "mspoe", **numbers}, "x")
+        return
+    with pytest.raises(CtxextError, match=said):
+        step_from_dict({"method": "mspoe", **numbers}, "x")
+
+
+FALCON = {"model_type": "falcon", "hidden_size": 64, "num_attention_heads": 8, "num_hidden_layers": 2, "alibi": False}
+GEMMA4 = {"model_type": "gemma4_text", "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 6}
+
+
+@pytest.mark.parametrize(
+    ("config", "heads"),
+    [
+        ({**FALCON, "multi_query": True}, 1),
+        ({**FALCON, "multi_query": False}, 8),
+        ({**FALCON, "multi_query": True, "new_decoder_architecture": True, "num_kv_heads": 2}, 8),
+        ({**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 2}, 2),
+        ({**GEMMA4, "attention_k_eq_v": False, "num_global_key_value_heads": 2}, 4),
+        ({**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": None}, 4),
+    ],
+)
+def test_heads_that_a_layer_hands_to_its_rotation(config, heads):
+    """Falcon's new architecture repeats its keys for every query first; full layers of Gemma 4 may share them."""
+    if config["model_type"] not in CONFIG_MAPPING:
+        pytest.skip("transformers 4.57 does not know the family")
+    assert num_kv_heads(model_config({**config, "max_position_embeddings": 64})) == heads
+
+
+@pytest.mark.parametrize(
+    ("numbers", "factor"),
+    [
+        ({"factor": 4.0}, None),
+        ({"factor": 4.0, "target_length": 1000}, math.sqrt(1 + math.log(4) / math.log(128))),
+        ({"factor": 4.0, "target_length": 1000, "attention_factor": 1.5}, 1.5),
+        ({"factor": 4.0, "attention_factor": 1.5}, 1.5),
+        ({"factor": 1.0, "target_length": 1000}, None),
+    ],
+)
+def test_longrope_s_factor_on_cos_and_sin_is_written_where_lengths_would_say_another(numbers, factor, llama_source):
+    """Section 3.4 of LongRoPE's release: sqrt(1 + ln s / ln L); transformers 4 works s out from the two lengths."""
+    step = step_from_dict({"method": "longrope", "long_factor": [2.0] * 4, **numbers}, "x")
+    written = step.edit(model_config(read_json(llama_source / "config.json"))).rotary.parameters
+    assert written.get("attention_factor") == (factor and pytest.approx(factor))
+
+
+def test_a_whole_head_that_rotates_is_not_written_out(llama_source):
+    config = Yarn(factor=4).edit(model_config(read_json(llama_source / "config.json"))).config
+    assert "partial_rotary_factor" not in {**config, **config["rope_parameters"], **config["rope_scaling"]}
 
 
 @pytest.mark.skipif("gemma4_text" not in CONFIG_MAPPING, reason="transformers 4.57 does not know the family")
@@ -78,3 +213,21 @@ def test_the_ramp_of_a_base_near_one_is_still_one():
                           "hidden_size": 8, "max_position_embeddings": 64})  # fmt: skip
     found = inverse_frequencies(Yarn(factor=2).edit(model).rotary)
     assert all(math.isfinite(value) and value > 0 for value in found)
+
+
+def test_help_says_the_limits():
+    said = Limits(help="It counts.", min=1.0, max=8, choices=("a", "b")).describe()
+    assert said == "It counts. (a or b, at least 1, at most 8)"
+    assert Limits(help="It counts.", min=0).describe() == "It counts. (at least 0)"
+    assert Limits(help="It counts.").describe() == "It counts."
+
+
+def test_words_are_chosen_among_and_numbers_drawn():
+    assert SearchRange(("only",)).is_choice
+    assert not SearchRange((0.5, 2)).is_choice
+
+
+@pytest.mark.parametrize("model_type", ["codegen", "blt", "afmoe"])
+def test_families_that_cannot_be_converted_say_why(model_type):
+    with pytest.raises(CtxextError, match=f'"{model_type}" cannot be converted: i'):
+        model_config({"model_type": model_type, "max_position_embeddings": 64})

@@ -7,6 +7,7 @@ import pytest
 from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS, Recipe
 from ctxext.recipes.adaptive import rungs, slowed_alike
+from ctxext.recipes.base import KINDS
 from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.rotary import Rotary
 
@@ -28,6 +29,9 @@ def resolved(name, length, **numbers):
         ("rerope", 4096, {"window": 1024}),
         ("rerope", 3, {"window": 1}),
         ("string", 4096, {"shift": 1365, "window": 128, "start": 4096}),
+        ("string", 5, {"shift": 1, "window": 0, "start": 5}),
+        ("string", 2, {"shift": 1, "window": 0, "start": 2}),
+        ("sinks", 9, {"sinks": 4, "window": 5}),
         ("string", 160, {"shift": 53, "window": 20, "start": 160}),
         ("sinks", 4096, {"sinks": 4, "window": 4092}),
         ("window", 4096, {"window": 4096}),
@@ -36,7 +40,7 @@ def resolved(name, length, **numbers):
 )
 def test_proportions(name, length, numbers):
     """An eighth, a sixteenth, a quarter, a third of L as each method's help says; STRING's window is 128 at most."""
-    step = resolved(name, length, factor=1.1)
+    step = resolved(name, length, factor=1.1 if length > 9 else 1)
     assert {key: getattr(step, key) for key in numbers} == numbers
 
 
@@ -161,6 +165,8 @@ def test_steps_that_do_not(names, told):
         (("mspoe",), {"needs_code"}),
         (("table",), {"replaces_encoding", "rewrites_weights"}),
         (("range",), {"replaces_encoding", "rewrites_weights"}),
+        (("ntk-alibi",), {"needs_code"}),
+        (("buckets",), {"replaces_encoding"}),
     ],
 )
 def test_what_a_recipe_says_of_itself(names, said):
@@ -174,7 +180,32 @@ def test_a_recipe_has_steps():
 
 
 def test_every_method_has_a_place():
-    assert {method.kind for method in METHODS} == {"table", "base", "schedule", "heads", "attention"}
+    assert {method.kind for method in METHODS} == set(KINDS)
+
+
+def test_whose_numbers_a_paper_gives_for_any_model():
+    """From there a search starts; the others follow from L, a list or a guess."""
+    published = {
+        "pi",
+        "ntk",
+        "abf",
+        "ntk-by-parts",
+        "yarn",
+        "llama3",
+        "mrrope",
+        "resonance",
+        "cope",
+        "dynamic",
+        "mspoe",
+    }
+    assert {method.name for method in METHODS if method.is_published} == published
+
+
+def test_only_mspoe_may_choose_by_the_prompt():
+    for method in METHODS:
+        if method.needs_code() and method.name not in ("mspoe",):
+            step = step_from_dict({"method": method.name, "factor": 2}, "here")
+            assert (step.depends_on_prompt, step.is_trainable) == (False, True)
 
 
 @pytest.mark.parametrize(

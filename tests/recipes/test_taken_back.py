@@ -5,10 +5,12 @@ import json
 import pytest
 
 from ctxext.converters import convert
-from ctxext.recipes import AdjustedBase, DynamicNtk, MsPoE, Ntk, Recipe, Yarn
+from ctxext.errors import CtxextError
+from ctxext.recipes import AdjustedBase, DynamicNtk, MsPoE, Ntk, Recipe, Yarn, code_layout
+from ctxext.recipes.code_layout import family_classes, without_code
 from ctxext.recipes.recipe import plain_config
 from ctxext.recipes.relation import ReRope, Window
-from ctxext.recipes.rotary import model_config
+from ctxext.recipes.rotary import SENTINEL, model_config
 from small_llama import read_json
 
 HEADS = MsPoE(first_layer=0, head_order="fixed")
@@ -55,5 +57,68 @@ def test_taken_back(name, schedule, llama, tmp_path):
         assert {**found.rotary.parameters} == {**before.rotary.parameters}
         for key in ("theta", "dim", "span", "trained_length", "context_length", "declared_length"):
             assert getattr(found.rotary, key) == getattr(before.rotary, key), key
-        for key in ("rope_parameters", "max_position_embeddings", "hidden_act"):
+        for key in {"rope_parameters", "rope_theta", "max_position_embeddings", "hidden_act"} & source.keys():
             assert found.config[key] == source[key]
+
+
+def test_a_hidden_activation_comes_back_or_is_missed():
+    hidden = {"model_type": "phi3", "hidden_act": SENTINEL, "architectures": ["CtxextPhi3ForCausalLM"]}
+    block = {"rope": {"rope_type": "default"}, "steps": [{"method": "mspoe"}]}
+    assert without_code({**hidden, "ctxext_code": {**block, "hidden_act": "silu"}}) == {
+        "model_type": "phi3",
+        "hidden_act": "silu",
+        "architectures": ["Phi3ForCausalLM"],
+    }
+    with pytest.raises(CtxextError, match='lacks "hidden_act"'):
+        without_code({**hidden, "ctxext_code": block})
+    shown = {**hidden, "hidden_act": "gelu"}
+    assert without_code({**shown, "ctxext_code": block})["hidden_act"] == "gelu"
+    assert without_code({"model_type": "llama"}) == {"model_type": "llama"}
+
+
+def test_classes_of_others_stay():
+    own = {"AutoModelForCausalLM": "modeling_ctxext.CtxextLlamaForCausalLM", "AutoTokenizer": "theirs.Tokenizer"}
+    block = {"rope": {"rope_type": "yarn", "factor": 2.0}, "steps": [{"method": "mspoe"}]}
+    schedule = {"rope_type": SENTINEL, "rope_theta": 1e4}
+    config = {"auto_map": own, "ctxext_code": block, "rope_parameters": schedule, "rope_scaling": dict(schedule)}
+    found = without_code(config)
+    assert found["auto_map"] == {"AutoTokenizer": "theirs.Tokenizer"}
+    assert found["rope_parameters"] == {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}
+    assert found["rope_scaling"] == {"rope_type": "yarn", "factor": 2.0}
+    assert config["auto_map"] == own
+
+
+def test_the_schedule_that_is_hidden_is_written_beside_the_methods(llama):
+    model = model_config(read_json(llama / "config.json"))
+    code = Recipe([Yarn(factor=4, beta_fast=24), HEADS]).resolved(model).edit(model).code
+    assert code["rope"] == {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "beta_fast": 24.0,
+        "beta_slow": 1.0,
+    }
+    assert [step["method"] for step in code["steps"]] == ["mspoe"]
+    assert Recipe([HEADS]).edit(model).code["rope"] == {"rope_type": "default"}
+
+
+def test_classes_of_a_family():
+    classes = family_classes({"model_type": "llama"})
+    assert classes.modeling == "transformers.models.llama.modeling_llama"
+    assert classes.by_auto_class == {"AutoModel": "LlamaModel", "AutoModelForCausalLM": "LlamaForCausalLM"}
+    whole = family_classes({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}})
+    assert whole.modeling == "transformers.models.gemma3.modeling_gemma3"
+    assert whole.by_auto_class["AutoModelForImageTextToText"] == "Gemma3ForConditionalGeneration"
+    assert "AutoModelForImageTextToText" not in family_classes({"model_type": "gemma3_text"}).by_auto_class
+
+
+@pytest.mark.parametrize("name", ["t5", "of tomorrow"])
+def test_a_family_without_a_causal_language_model(name):
+    with pytest.raises(CtxextError, match=f'no causal language model of type "{name}"'):
+        family_classes({"model_type": name})
+
+
+def test_a_family_whose_code_is_not_installed(monkeypatch):
+    monkeypatch.setattr(code_layout, "_origin", lambda module: None)
+    with pytest.raises(CtxextError, match='no modeling code for "llama"'):
+        family_classes({"model_type": "llama"})

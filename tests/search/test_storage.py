@@ -9,6 +9,7 @@ import time
 
 import optuna
 import pytest
+from optuna.exceptions import StorageInternalError
 
 from ctxext.checkpoint import open_checkpoint
 from ctxext.errors import CtxextError
@@ -102,3 +103,8 @@ def test_three_processes_share_a_study_and_one_is_killed(source, tmp_path):
     assert all(trial.state == optuna.trial.TrialState.COMPLETE for trial in done), "what the dead one tried is tried"
     assert 40 <= len(done) <= 42
     assert [trial.number for trial in done] == list(range(len(done)))
+
+
+def test_a_damaged_study_is_told_in_one_line(tmp_path):
+    with pytest.raises(CtxextError, match=r"cannot be used: .*invalid data"), StudyPlace(path=tmp_path / "x.db").told():
+        raise StorageInternalError("invalid data in the commit")

@@ -315,7 +315,7 @@ def _reason(facts: CardFacts) -> str:
     """Why the flag is needed, or that it is not."""
     if facts.is_adapter:
         return (
-            "An adapter does not carry the change of the rotary embedding: it belongs on the extended checkpoint, and "
+            "An adapter does not carry what was done to positions: it belongs on the extended checkpoint, and "
             f"on the plain one it does harm. `ctxext merge {EXTENDED} ADAPTER OUT` makes one checkpoint of the two."
         )
     if facts.needs_code:

@@ -119,6 +119,7 @@ _TABLE: Mapping[str, Mapping[str, _Row]] = {
     },
     "table": {"transformers": _EXACT},
     "alibi": {"transformers": _EXACT},
+    "buckets": {"transformers": _EXACT},
     "mspoe": {
         "transformers": (EXACT, "trust_remote_code=True", _NOT_SERVE),
         "vLLM": (EXACT, _TRUST, "past its context length only with VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"),

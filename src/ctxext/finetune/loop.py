@@ -216,14 +216,14 @@ def _take_over(state: Path, arguments: TrainingArguments) -> None:
             new.replace(state)
 
 
-def newest_save(folder: Path) -> Path | None:
-    """The newest save that was written to the end: the state is what the Trainer writes last."""
+def newest_save(folder: Path, steps: int) -> Path | None:
+    """The newest save of a run of so many steps that was written to the end: the Trainer writes its state last."""
     saves = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]), reverse=True)
     for save in saves:
         try:
             state = read_json_object(save / STATE)
         except CtxextError:
             continue
-        if is_as(state, TrainerState):
+        if is_as(state, TrainerState) and state["max_steps"] == steps:
             return save
     return None

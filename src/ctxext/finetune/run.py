@@ -238,7 +238,7 @@ def _train(
 
     ready = prepare(base, folder, readers[0], options, merge=merge, tell=tell, read_held_out=readers[1])
     options = ready.options
-    last_save = newest_save(folder) if resume else None
+    last_save = newest_save(folder, options.steps) if resume else None
     if resume and tell is not None:
         tell(f"going on after step {last_save.name.rsplit('-', 1)[1]}" if last_save else "nothing was saved yet")
     sequences = Sequences(folder, options, ready.reading)
@@ -257,7 +257,8 @@ def _train(
         tell=tell,
     )
     trainer.save_model(str(folder / FINAL))
-    losses = tuple((entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)
+    logged = (entry for entry in trainer.state.log_history if entry.get("loss") is not None)
+    losses = tuple((entry["step"], entry["loss"]) for entry in logged)
     seconds = round(time.perf_counter() - started, 2)
     return Finetuned(folder, options, ready.report, losses, ready.num_trained, ready.num_parameters, seconds)
 

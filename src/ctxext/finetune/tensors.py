@@ -198,7 +198,7 @@ def _are_alike(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Ten
     if "whole" in first:
         return torch.equal(first["whole"], second["whole"])
     pairs = zip(_matrices(first), _matrices(second), strict=True)
-    return all(one.shape == two.shape and torch.equal(one, two) for one, two in pairs)
+    return all(torch.equal(one, two) for one, two in pairs)
 
 
 def _product_shape(tensors: Mapping[str, torch.Tensor]) -> tuple[int, ...] | None:

@@ -88,6 +88,13 @@ class TrainerState(Schema):
     log_history: list[Logged]
     stateful_callbacks: dict[str, dict[str, Any]]
 
+    @model_validator(mode="after")
+    def _is_whole(self) -> "TrainerState":
+        learned = [entry.step for entry in self.log_history if entry.loss is not None]
+        if not learned or not 1 <= min(learned) <= max(learned) <= self.global_step <= self.max_steps:
+            raise ValueError("losses of the steps until then")
+        return self
+
 
 def is_line(record: Any) -> TypeGuard[dict[str, Any]]:
     """Whether a line of an evaluation's journal is one that this package writes."""

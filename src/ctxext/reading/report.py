@@ -9,8 +9,8 @@ from ctxext.reading.schemas import Length, Number, Offset, Schema, Word
 Name = Annotated[str, Field(max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f<>|]*$")]
 """A name that is shown on a page."""
 
-Figure = Annotated[float, Field(ge=0, allow_inf_nan=True)]
-Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Figure = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Cell(Schema):

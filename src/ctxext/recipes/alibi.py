@@ -66,7 +66,7 @@ class AlibiInterpolation(Slopes):
     """Divide all slopes of ALiBi, so that far tokens fade as near ones did. No training.
 
     m_h becomes m_h / s. Row-wise, the row at position m has s = max(1, (m + 1) / L), whatever else is in the text or
-    the batch. Position Interpolation for ALiBi (2310.13017), section 3.
+    the batch. Position Interpolation for ALiBi (2310.13017).
     """
 
     name = "alibi-interpolation"

@@ -6,6 +6,7 @@ from typing import Any
 CAUSAL, MASKED = "AutoModelForCausalLM", "AutoModelForMaskedLM"
 
 _ENDINGS: Mapping[str, tuple[str, str]] = {
+    "T5WithLMHeadModel": ("AutoModelForSeq2SeqLM", "text2text-generation"),
     "LMHeadModel": (CAUSAL, "text-generation"),
     "ForCausalLM": (CAUSAL, "text-generation"),
     "MTModel": ("AutoModelForSeq2SeqLM", "translation"),
@@ -16,6 +17,7 @@ _ENDINGS: Mapping[str, tuple[str, str]] = {
     "ForQuestionAnswering": ("AutoModelForQuestionAnswering", "question-answering"),
     "ForMultipleChoice": ("AutoModelForMultipleChoice", "multiple-choice"),
     "ForPreTraining": ("AutoModelForPreTraining", "fill-mask"),
+    "EncoderModel": ("AutoModelForTextEncoding", "feature-extraction"),
     "Model": ("AutoModel", "feature-extraction"),
 }
 _EITHER = "ForConditionalGeneration"

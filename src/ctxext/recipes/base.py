@@ -16,9 +16,9 @@ from ctxext.recipes.new_tensor import NewTensor
 from ctxext.recipes.param import SearchRange, checked, param, search_ranges
 from ctxext.recipes.rotary import Config, ModelConfig, Rotary, unsupported
 
-Kind = Literal["table", "base", "schedule", "heads", "attention", "slopes"]
+Kind = Literal["table", "base", "schedule", "heads", "attention", "slopes", "buckets"]
 """The rows of a learned table; the base of the frequencies; all frequencies by a factor; what each KV head makes of
-them; the attention itself; the slopes of biases."""
+them; the attention itself; the slopes of biases; the buckets of distances."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 CARRIED_BY_CODE: frozenset[Kind] = frozenset({"heads", "attention", "slopes"})
@@ -93,7 +93,7 @@ class Method:
     def refusal(cls, config: Config, family: Family) -> str:
         """Why this method cannot apply to such a model whatever its numbers; empty where it can."""
         if family.positions != cls.encoding:
-            return f"it has {POSITIONS[family.positions]}, not {cls.encoding} ones"
+            return f"it has {POSITIONS[family.positions]}, not {POSITIONS[cls.encoding]}"
         return family.reason
 
     @classmethod

@@ -1,5 +1,6 @@
-"""Encodings that are biases on scores: those of ALiBi, which fall with the distance."""
+"""Encodings that are biases on scores: ALiBi's fall with the distance, T5's are learned for buckets of distances."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,62 @@ def read_alibi(config: Config, family: Family, original_length: int | None = Non
     bias_max = float(said) if isinstance(said, int | float) else _USUAL_BIAS_MAX
     trained = original_length or provenance(config).get("trained_length") or length
     return Alibi(int(trained), length, heads, bias_max, stops=family.model_type == "mpt")
+
+
+@dataclass(frozen=True)
+class Buckets(Encoding):
+    """Learned biases, one for each bucket of distances and each head.
+
+    Attributes:
+        distance: From where on all distances share the last bucket, in tokens.
+        num_buckets: How many there are; an encoder has half of them for each side.
+    """
+
+    distance: int
+    num_buckets: int
+
+    @property
+    def carrier(self) -> str:
+        """The buckets."""
+        return "buckets"
+
+    def describe(self) -> str:
+        """That nothing ends."""
+        return (
+            f"buckets of relative biases, as in T5: distances of {self.distance} tokens and more share the last of "
+            f"{self.num_buckets}, so any length runs and no distance is out of range"
+        )
+
+    def noted(self) -> dict[str, Any]:
+        """The distance too."""
+        return {**super().noted(), "source_distance": self.distance}
+
+    def plain(self, noted: Mapping[str, Any]) -> Self:
+        """With the source's length and distance."""
+        length, distance = noted.get("source_length"), noted.get("source_distance")
+        plain = self.at_length(int(length or self.trained_length))
+        return dataclasses.replace(plain, distance=int(distance or self.distance))
+
+    def state_length(self, text: Config, family: Family) -> None:
+        """Write the length, which no class reads, and the distance, which they do."""
+        super().state_length(text, family)
+        text[_DISTANCE] = self.distance
+
+
+_DISTANCE, _NUM_BUCKETS = "relative_attention_max_distance", "relative_attention_num_buckets"
+
+
+def read_buckets(config: Config, family: Family, original_length: int | None = None) -> Buckets:
+    """Read how distances fall into buckets, and how long a model claims its texts may be.
+
+    Raises:
+        CtxextError: a number is missing or no size.
+    """
+    length, distance, count = (
+        _size(config, family, key, 2**31) for key in ("max_position_embeddings", _DISTANCE, _NUM_BUCKETS)
+    )
+    trained = original_length or provenance(config).get("trained_length") or length
+    return Buckets(int(trained), length, distance, count)
 
 
 def alibi_slopes(num_heads: int) -> list[float]:

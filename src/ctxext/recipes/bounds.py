@@ -11,15 +11,9 @@ from ctxext.families import Family, text_config
 _BY_ENCODING: Mapping[str, str] = {
     "learned": "the table ends where training ended; where this family keeps it was not tried",
     "sinusoidal": "a table of sinusoids that this package did not try to lengthen",
-    "buckets": "nothing ends: far distances share one bucket of biases, so any length runs",
     "relative": "only the distance counts, so no position is out of range",
     "none": "no positions at all: what bounds it is its state, or its window",
 }
-_BUCKETS = (
-    "distances of {relative_attention_max_distance} tokens and more share the last of "
-    "{relative_attention_num_buckets} buckets, so any length runs and no distance is out of range. A larger "
-    "relative_attention_max_distance would tell far tokens apart more coarsely everywhere, and wants training"
-)
 _CLIPPED = (
     "distances are clipped at max_relative_positions ({max_relative_positions}, where -1 stands for "
     "max_position_embeddings): farther tokens all look equally far, and more rows would have to be trained"
@@ -32,23 +26,16 @@ _LOGARITHMIC = (
 _BY_TYPE: Mapping[str, str] = {
     "deberta": _CLIPPED,
     "deberta-v2": _LOGARITHMIC,
-    "longt5": _BUCKETS,
-    "mt5": _BUCKETS,
-    "switch_transformers": _BUCKETS,
-    "t5": _BUCKETS,
     "transfo-xl": (
         "nothing: it reads by segments and remembers mem_len ({mem_len}) states of those before; a larger mem_len "
         "looks back further"
     ),
-    "umt5": _BUCKETS,
     "xlnet": (
         "nothing: its relative sinusoids are computed for any distance; mem_len ({mem_len}) is how many states of "
         "earlier segments it looks back at"
     ),
 }
 _DEFAULTS: Mapping[str, Any] = {
-    "relative_attention_max_distance": 128,
-    "relative_attention_num_buckets": 32,
     "max_relative_positions": -1,
     "position_buckets": -1,
     "mem_len": "not set",

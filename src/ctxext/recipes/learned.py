@@ -87,10 +87,12 @@ class LearnedTable(Encoding):
     Attributes:
         layout: Where it is.
         num_special: How many rows stand before that of position 0.
+        is_of_distances: Whether its rows are for distances, as Shaw et al. have them (1803.02155).
     """
 
     layout: Layout
     num_special: int
+    is_of_distances: bool = False
 
     @property
     def carrier(self) -> str:
@@ -109,6 +111,11 @@ class LearnedTable(Encoding):
 
     def describe(self) -> str:
         """How many rows it has, and how many of them are for positions."""
+        if self.is_of_distances:
+            return (
+                f"learned embeddings of distances, clipped at {self.context_length - 1}: farther tokens all look "
+                "equally far, and more rows would have to be trained"
+            )
         special = f" after {self.num_special} for others" if self.num_special else ""
         return (
             f"learned position embeddings: a table with one row for each of {self.context_length} positions{special}, "
@@ -143,7 +150,12 @@ def read_learned(config: Config, family: Family, original_length: int | None = N
     Raises:
         CtxextError: nobody tried the family, or its configuration does not say.
     """
-    return LearnedTable(*_read(config, family, LAYOUTS, original_length))
+    return LearnedTable(*_read(config, family, LAYOUTS, original_length), is_of_distances(config, family))
+
+
+def is_of_distances(config: Config, family: Family) -> bool:
+    """Whether a configuration asks for embeddings of distances in the place of positions."""
+    return text_config(config, family).get("position_embedding_type") not in ("absolute", None)
 
 
 def read_computed(config: Config, family: Family, original_length: int | None = None) -> ComputedTable:

@@ -7,6 +7,7 @@ from ctxext.recipes.abf import AdjustedBase
 from ctxext.recipes.adaptive import Adaptive
 from ctxext.recipes.alibi import AlibiInterpolation, NtkAlibi
 from ctxext.recipes.base import Method
+from ctxext.recipes.buckets import WiderBuckets
 from ctxext.recipes.divided import Cope, MrRope, Resonance
 from ctxext.recipes.dual_chunk import DualChunk
 from ctxext.recipes.dynamic import DynamicNtk
@@ -44,6 +45,7 @@ METHODS: tuple[type[Method], ...] = (
     Range,
     NtkAlibi,
     AlibiInterpolation,
+    WiderBuckets,
 )
 
 

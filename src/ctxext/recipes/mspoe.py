@@ -102,7 +102,8 @@ class MsPoE(CodeMethod):
 
     def reach(self, encoding: Encoding) -> int:
         """As before, or what was learned for."""
-        return max(super().reach(encoding), self.reaches or 0)
+        before = super().reach(encoding)
+        return before if self.reaches is None else max(before, self.reaches)
 
     @classmethod
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
@@ -154,14 +155,13 @@ class MsPoE(CodeMethod):
             settings |= {"trained_length": model.rotary.trained_length, "theta": model.rotary.theta}
             settings |= {"beta_fast": self.ramp_fast, "beta_slow": self.ramp_slow}
         if self.ratios:
+            assert self.ramps, "they go together"
+            assert self.temperatures, "they go together"
             learned = {"ratios": self.ratios, "ramps": self.ramps, "temperatures": self.temperatures}
-            if any(
-                len(rows or ()) != len(layers) or {len(row) for row in rows or ()} != {heads}
-                for rows in learned.values()
-            ):
+            if any([len(row) for row in rows] != [heads] * len(layers) for rows in learned.values()):
                 raise CtxextError(f"Learned heads need {len(layers)} layers with {heads} numbers each.")
             del settings["ratios"]
-            settings["heads"] = {name: [list(row) for row in rows or ()] for name, rows in learned.items()}
+            settings["heads"] = {name: [list(row) for row in rows] for name, rows in learned.items()}
         elif ranks := self._ranks(model, len(layers), heads):
             settings["ranks"] = ranks
         return settings

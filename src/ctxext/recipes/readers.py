@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from ctxext.families import Family
-from ctxext.recipes.biases import read_alibi
+from ctxext.recipes.biases import read_alibi, read_buckets
 from ctxext.recipes.encoding import Config, Encoding
 from ctxext.recipes.learned import COMPUTED, LAYOUTS, read_computed, read_learned
 
@@ -11,6 +11,7 @@ OTHER_READERS: Mapping[str, Callable[[Config, Family, int | None], Encoding]] = 
     "learned": read_learned,
     "sinusoidal": read_computed,
     "alibi": read_alibi,
+    "buckets": read_buckets,
 }
 """By the name that families have for theirs."""
 

@@ -240,8 +240,8 @@ class Bifocal(Relation):
         """
         found = super().settings(model)
         if self.groups:
-            if len(self.groups) != model.rotary.dim // 2:
-                pairs = model.rotary.dim // 2
+            pairs = model.rotary.dim // 2
+            if len(self.groups) != pairs:
                 raise CtxextError(
                     f"bifocal: groups has {len(self.groups)} numbers, but this model rotates {pairs} pairs."
                 )

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from ctxext.checkpoint import Checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
-from ctxext.families import Family, text_config
+from ctxext.families import Family
 from ctxext.recipes.base import Reaching
 from ctxext.recipes.encoding import Encoding
 from ctxext.recipes.fills import DTYPES, FILLS, KEEPS_ROWS, continued, filled
-from ctxext.recipes.learned import BUFFERS, COMPUTED, LAYOUTS, Layout, LearnedTable, tensors_named
+from ctxext.recipes.learned import BUFFERS, COMPUTED, LAYOUTS, Layout, LearnedTable, is_of_distances, tensors_named
 from ctxext.recipes.new_tensor import NewTensor
 from ctxext.recipes.param import param
 from ctxext.recipes.rotary import Config, ModelConfig
@@ -38,7 +38,7 @@ class Rows(Reaching):
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
         """Why the table cannot be written; empty where it can."""
-        if text_config(config, family).get("position_embedding_type", "absolute") not in ("absolute", None):
+        if is_of_distances(config, family):
             return "its table is one of distances, clipped at its end"
         untried = "" if family.model_type in cls.layouts else "where its table lies was not tried"
         return super().refusal(config, family) or untried

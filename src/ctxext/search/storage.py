@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 _FILE_NAME = "ctxext"
 
 
+_DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError)
+"""What a file brings about that no search wrote, or that was damaged."""
+
+
 @dataclass(frozen=True)
 class StudyPlace:
     """A study's place.
@@ -52,6 +56,7 @@ class StudyPlace:
         Raises:
             CtxextError: it cannot be used.
         """
+        from optuna.exceptions import StorageInternalError
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
@@ -61,8 +66,7 @@ class StudyPlace:
                 "The storage of the study needs a database driver that is not here.",
                 hint="pip install psycopg2-binary, and postgresql+psycopg2://...; or pymysql, and mysql+pymysql://...",
             ) from error
-        except (SQLAlchemyError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            # The last ones are what a file brings about that no search wrote, or that was damaged.
+        except (*_DAMAGED, SQLAlchemyError, StorageInternalError) as error:
             hint = "Name another with --study." if self.path else "Check --storage and whether it answers."
             first = (str(error).splitlines() or [""])[0]
             told = first if isinstance(error, SQLAlchemyError | OSError) else f"{type(error).__name__}: {first}"

@@ -6,6 +6,7 @@ from ctxext.checkpoint import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files import Progress
 from ctxext.recipes.own_code import check_pinned
+from ctxext.verify.buckets import check_buckets
 from ctxext.verify.file_checks import (
     check_code,
     check_configuration,
@@ -32,7 +33,7 @@ READING: tuple[Check, ...] = (
 )
 """The checks that read files only, in the order in which they are told."""
 
-LOADING: tuple[Check, ...] = (check_loading, check_frequencies, check_tables, check_logits)
+LOADING: tuple[Check, ...] = (check_loading, check_frequencies, check_tables, check_buckets, check_logits)
 """Those that load the model."""
 
 

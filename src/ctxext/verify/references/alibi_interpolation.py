@@ -1,4 +1,4 @@
-"""Position Interpolation for ALiBi (2310.13017), section 3: slopes divided by the factor; row by row on request."""
+"""Position Interpolation for ALiBi (2310.13017): slopes divided by the factor; row by row on request."""
 
 import math
 

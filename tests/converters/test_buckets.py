@@ -1,0 +1,136 @@
+"""T5's buckets: what the loaded model looks up is what the formula says, in encoders and decoders."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from ctxext.checkpoint import open_checkpoint
+from ctxext.converters import convert
+from ctxext.converters.inspection import inspect_checkpoint
+from ctxext.errors import CtxextError
+from ctxext.recipes import Recipe
+from ctxext.recipes.auto_class import auto_class
+from ctxext.recipes.buckets import WiderBuckets
+from ctxext.recipes.rotary import model_config
+from ctxext.verify import verify
+from ctxext.verify.buckets import check_buckets
+from ctxext.verify.reference import reference_of
+from ctxext.verify.subject import Subject
+from tiny_encodings import BUCKETS, LENGTH, load, logits, save
+
+FACTOR = 4
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    place = tmp_path_factory.mktemp("buckets")
+    return {name: save(name, place / name) for name in BUCKETS}
+
+
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def test_every_family_has_a_model():
+    from ctxext.families import FAMILIES
+
+    assert set(BUCKETS) == {name for name, family in FAMILIES.items() if family.positions == "buckets"}
+
+
+@pytest.mark.parametrize("name", BUCKETS)
+def test_a_family(name, sources, tmp_path):
+    done = convert(str(sources[name]), tmp_path / "out", Recipe([WiderBuckets(factor=FACTOR)]))
+    old, new = config_of(sources[name]), config_of(tmp_path / "out")
+    changed = {"relative_attention_max_distance": FACTOR * 16, "n_positions": FACTOR * LENGTH}
+    assert {key: new[key] for key in new if new[key] != old.get(key) and key != "ctxext"} == changed
+    assert json.loads((tmp_path / "out/tokenizer_config.json").read_text())["model_max_length"] == FACTOR * LENGTH
+    assert any("not measured" in caution for caution in done.plan.cautions)
+    before, after = load(sources[name]), load(tmp_path / "out")
+    near = 16 // 4  # Distances that have a bucket of their own in an encoder.
+    assert torch.equal(logits(before, near), logits(after, near))
+    assert not torch.allclose(logits(before, 3 * LENGTH), logits(after, 3 * LENGTH), atol=1e-2, rtol=1e-2)
+    found = verify(str(tmp_path / "out"), against=str(sources[name]), load=False)
+    assert {one.status for one in found} <= {"passed", "not checked"}, found
+    seen = inspect_checkpoint(open_checkpoint(str(tmp_path / "out")))
+    assert (seen.model.encoding.context_length, seen.model.encoding.distance) == (FACTOR * LENGTH, FACTOR * 16)
+    assert [method for method, reason in seen.methods.items() if not reason] == ["buckets"]
+
+
+def biases(model, length):
+    """The bias of an encoder's first layer (heads, queries, keys), worked out from its table by the reference."""
+    table = model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+    source = {"distance": 16, "num_buckets": 16, "bidirectional": True}
+    places = [
+        [
+            int(reference_of(WiderBuckets).bucket({"factor": FACTOR}, source, key - query) + 1e-6)
+            for key in range(length)
+        ]
+        for query in range(length)
+    ]
+    return table[torch.tensor(places)].movedim(-1, 0)
+
+
+@torch.no_grad()
+def test_the_loaded_bias_is_the_formulas(sources, tmp_path):
+    convert(str(sources["t5"]), tmp_path / "out", Recipe([WiderBuckets(factor=FACTOR)]))
+    model, length = load(tmp_path / "out"), 100
+    found = model.encoder.block[0].layer[0].SelfAttention.compute_bias(length, length)
+    assert torch.equal(found[0], biases(model, length))
+
+
+@pytest.mark.parametrize("name", ["t5", "longt5", "umt5"])
+def test_verify_builds_the_family_and_compares(name, sources, tmp_path):
+    convert(str(sources[name]), tmp_path / "out", Recipe([WiderBuckets(factor=FACTOR)]))
+    found = check_buckets(Subject(open_checkpoint(str(tmp_path / "out"))))
+    assert found.status == "passed", found
+    assert "in 2 stacks" in found.detail
+
+
+def test_another_distance_is_found(sources, tmp_path):
+    convert(str(sources["t5"]), tmp_path / "out", Recipe([WiderBuckets(factor=FACTOR)]))
+    config = {**config_of(tmp_path / "out"), "relative_attention_max_distance": 50}
+    (tmp_path / "out/config.json").write_text(json.dumps(config))
+    assert check_buckets(Subject(open_checkpoint(str(tmp_path / "out")))).status == "failed"
+    found = {one.check: one.status for one in verify(str(tmp_path / "out"), load=False)}
+    assert found["configuration"] == "failed"
+
+
+def test_it_is_replaced_and_not_stacked(sources, tmp_path):
+    convert(str(sources["t5"]), tmp_path / "once", Recipe([WiderBuckets(factor=FACTOR)]))
+    with pytest.raises(CtxextError, match="already extended"):
+        convert(str(tmp_path / "once"), tmp_path / "twice", Recipe([WiderBuckets(factor=2)]))
+    convert(str(tmp_path / "once"), tmp_path / "twice", Recipe([WiderBuckets(factor=8)]), replace_scaling=True)
+    assert config_of(tmp_path / "twice")["relative_attention_max_distance"] == 8 * 16
+
+
+@pytest.mark.parametrize(
+    ("architecture", "auto"),
+    [
+        ("T5ForConditionalGeneration", "AutoModelForSeq2SeqLM"),
+        ("T5WithLMHeadModel", "AutoModelForSeq2SeqLM"),
+        ("T5EncoderModel", "AutoModelForTextEncoding"),
+        ("T5Model", "AutoModel"),
+    ],
+)
+def test_who_loads_it(architecture, auto):
+    assert auto_class({"architectures": [architecture], "is_encoder_decoder": True}) == auto
+    assert hasattr(transformers, auto)
+
+
+def test_an_encoder_alone(tmp_path):
+    source = save(
+        "t5", tmp_path / "source", name="T5EncoderModel", more={"is_encoder_decoder": False, "use_cache": False}
+    )
+    convert(str(source), tmp_path / "out", Recipe([WiderBuckets(target_length=FACTOR * LENGTH)]))
+    found = {one.check: one.status for one in verify(str(tmp_path / "out"))}
+    assert found["loading"] == found["buckets"] == "passed", found
+
+
+@pytest.mark.parametrize(("name", "length"), [("t5", 512), ("mt5", 1024), ("longt5", 4096)])
+def test_where_nothing_says_the_length(name, length):
+    assert model_config({"model_type": name}).encoding.trained_length == length
+    with pytest.raises(CtxextError, match="relative_attention_max_distance"):
+        model_config({"model_type": name, "relative_attention_max_distance": -1})
+    assert model_config({"model_type": name}).encoding.distance == 128

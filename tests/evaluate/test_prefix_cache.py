@@ -1,0 +1,117 @@
+"""Which configurations let prompts share a cache: those by which a token's keys hang on nothing behind it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ctxext.evaluate.scoring import exact_match, generation
+from ctxext.evaluate.scoring.prefix_cache import chooses_by_prompt, follows_length, is_static, is_static_for
+from ctxext.evaluate.scoring.prefix_tree import grow
+from hand_made import make_tokenizer, tiny_llama
+
+LONG = {"short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0]}
+PROMPT = {"ctxext_code": {"rope": {}, "steps": [{"method": "mspoe", "per_prompt": True}]}}
+
+
+def rope(**schedule):
+    return {"rope_parameters": schedule, "max_position_embeddings": 100}
+
+
+@pytest.mark.parametrize(
+    ("config", "follows"),
+    [
+        ({}, False),
+        (rope(rope_type="default"), False),
+        (rope(rope_type="yarn", factor=4.0), False),
+        (rope(rope_type="dynamic", factor=4.0), True),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, True),
+        (rope(rope_type="longrope", **LONG), True),
+        (rope(rope_type="longrope", short_factor=[1.0, 2.0], long_factor=[1.0, 2.0]), False),
+        ({"rope_scaling": {"type": "su", **LONG}}, True),
+        ({"text_config": {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}}, True),
+        ({"layers": [{"rope_type": "dynamic"}]}, True),
+    ],
+)
+def test_schedules_that_follow_the_length(config, follows):
+    assert follows_length(config) == follows
+    assert is_static(config) == (not follows)
+
+
+@pytest.mark.parametrize(
+    ("config", "chooses"),
+    [
+        ({}, False),
+        (PROMPT, True),
+        ({"text_config": PROMPT}, True),
+        ({"ctxext_code": {"rope": {}, "steps": [{"method": "mspoe", "ranks": [[0]]}]}}, False),
+        ({"ctxext_mspoe": {"rope": {}, "ratios": [1.0]}}, True),
+        ({"ctxext_mspoe": {"rope": {}, "ranks": [[0]]}}, False),
+    ],
+)
+def test_heads_that_are_ordered_by_the_prompt(config, chooses):
+    assert chooses_by_prompt(config) == chooses
+    assert is_static(config) == (not chooses)
+    assert is_static_for(config, 0, 1) == (not chooses)
+
+
+@pytest.mark.parametrize(
+    ("config", "common", "length", "is_shared"),
+    [
+        (rope(rope_type="default"), 0, 10**6, True),
+        # One and the same inside the original length, whichever key says that.
+        (rope(rope_type="dynamic"), 0, 100, True),
+        (rope(rope_type="dynamic"), 100, 101, False),
+        (rope(rope_type="dynamic", original_max_position_embeddings=50), 0, 50, True),
+        (rope(rope_type="dynamic", original_max_position_embeddings=50), 0, 51, False),
+        ({**rope(rope_type="dynamic"), "original_max_position_embeddings": 50}, 0, 51, False),
+        # LongRoPE's long list is one and the same from there on.
+        (rope(rope_type="longrope", original_max_position_embeddings=50, **LONG), 0, 50, True),
+        (rope(rope_type="longrope", original_max_position_embeddings=50, **LONG), 49, 51, False),
+        (rope(rope_type="longrope", original_max_position_embeddings=50, **LONG), 50, 51, True),
+        ({**rope(type="longrope", **LONG), "original_max_position_embeddings": 50}, 50, 51, True),
+        ({**rope(type="longrope", **LONG), "original_max_position_embeddings": 50}, 49, 51, False),
+        # Where nothing says the original length, nothing is known.
+        (rope(rope_type="longrope", **LONG), 100, 100, False),
+        (rope(rope_type="longrope", **LONG), 0, 1, False),
+    ],
+)
+def test_prompts_for_which_it_is_one_schedule(config, common, length, is_shared):
+    assert is_static_for(config, common, length) == is_shared
+
+
+def test_prompts_as_a_tree():
+    """Three prompts of eight tokens, the last two of them each prompt's own: 0 to 2 in common, then 3 and 4."""
+    ids = torch.tensor([[[1, 2, 3, 9, 9, 9, 7, 7], [1, 2, 3, 4, 5, 6, 7, 7], [1, 2, 3, 4, 5, 8, 7, 7]]])
+    root = grow(ids, 2)
+    assert (root.start, root.end, root.prompts) == (0, 3, [0, 1, 2])
+    assert [(branch.start, branch.end, branch.prompts) for branch in root.children] == [(3, 8, [0]), (3, 5, [1, 2])]
+    assert [(leaf.start, leaf.end, leaf.prompts) for leaf in root.children[1].children] == [(5, 8, [1]), (5, 8, [2])]
+
+
+def test_what_is_each_prompt_s_own_is_not_shared_though_it_is_alike():
+    same = grow(torch.ones(2, 3, 8, dtype=torch.long), 2)
+    assert (same.end, [leaf.start for leaf in same.children]) == (6, [6, 6, 6])
+    batch = torch.ones(2, 2, 8, dtype=torch.long)
+    batch[1, 1, 4] = 5  # A batch shares what all of its rows share.
+    assert grow(batch, 2).end == 4
+
+
+def test_when_a_cache_is_cropped_for_prompts_of_a_schedule_that_follows_the_length():
+    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    ids = torch.ones(2, 2, 8, dtype=torch.long)
+    follows = SimpleNamespace(model=tiny_llama(rope_scaling=dynamic))
+    assert exact_match._can_crop(follows, ids)
+    assert not exact_match._can_crop(follows, ids[:, :1])
+    assert not exact_match._can_crop(SimpleNamespace(model=tiny_llama()), ids), "there sharing was tried already"
+
+
+@pytest.mark.parametrize("how", [generation.generate_matching, generation.generate_lists])
+def test_special_tokens_are_no_part_of_what_is_written(how, monkeypatch):
+    tokenizer = make_tokenizer()
+    parts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (" 4", "2 ")]
+    written = [*parts[0], tokenizer.eos_token_id, *parts[1]]
+    prompt = SimpleNamespace(answers=["42"], wanted=["42"])
+    monkeypatch.setattr(generation, "_written", lambda *_: iter([(0, [prompt], [written])]))
+    loaded = SimpleNamespace(encoder=SimpleNamespace(tokenizer=tokenizer))
+    assert [*how(loaded, [[prompt]], [0])] == [(0, [1])]

@@ -1,0 +1,232 @@
+"""Frequencies and factors at numbers that published models have, each from its formula written down again."""
+
+import math
+
+import pytest
+
+from ctxext.errors import CtxextError
+from ctxext.recipes import METHODS
+from ctxext.recipes.frequencies import inverse_frequencies
+from ctxext.recipes.longrope import _between
+from ctxext.recipes.recipe import step_from_dict
+from ctxext.recipes.rotary import Rotary, attention_scaling, model_config
+
+THETA, DIM, LENGTH = 1e4, 16, 128
+PLAIN = [THETA ** (-2 * pair / DIM) for pair in range(DIM // 2)]
+
+
+def rotary(rope_type, context_length=4 * LENGTH, trained_length=LENGTH, **numbers):
+    return Rotary(
+        theta=THETA,
+        dim=DIM,
+        span=DIM,
+        trained_length=trained_length,
+        context_length=context_length,
+        parameters={"rope_type": rope_type, **numbers},
+    )
+
+
+def test_plain_and_linear():
+    assert inverse_frequencies(rotary("default")) == pytest.approx(PLAIN)
+    assert inverse_frequencies(rotary("linear", factor=3.0)) == pytest.approx([one / 3 for one in PLAIN])
+    half = Rotary(theta=THETA, dim=8, span=16, trained_length=9, context_length=9, parameters={})
+    assert inverse_frequencies(half) == pytest.approx(PLAIN[:4]), "a part of a head at the whole head's pace"
+
+
+@pytest.mark.parametrize(
+    ("length", "stretch"), [(1, 1), (LENGTH, 1), (2 * LENGTH, 2 * 3 - 2), (LENGTH + 64, 1.5 * 3 - 2)]
+)
+def test_dynamic_raises_the_base_with_the_length(length, stretch):
+    """emozilla, July 2023: b (s l / L - (s - 1))^(d / (d - 2)), here s = 3."""
+    base = THETA * stretch ** (DIM / (DIM - 2))
+    found = inverse_frequencies(rotary("dynamic", context_length=LENGTH, factor=3.0), length)
+    assert found == pytest.approx([base ** (-2 * pair / DIM) for pair in range(DIM // 2)])
+
+
+def ramp(fast, slow, rounds, factor=4.0, length=LENGTH):
+    """YaRN, section 3.2, as transformers has it: bounds by dimension, clamped at 0 and d - 1."""
+
+    def where(rotations):
+        return DIM * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(THETA))
+
+    low, high = (math.floor(where(fast)), math.ceil(where(slow))) if rounds else (where(fast), where(slow))
+    low, high = max(low, 0), min(high, DIM - 1)
+    found = []
+    for pair, theta in enumerate(PLAIN):
+        slowed = 0.0 if pair <= low else 1.0 if pair >= high else (pair - low) / (high - low)
+        found.append(theta * (1 - slowed) + theta / factor * slowed)
+    return found
+
+
+def test_yarn_with_numbers_and_without():
+    assert inverse_frequencies(rotary("yarn", factor=4.0)) == pytest.approx(ramp(32, 1, True))
+    assert inverse_frequencies(rotary("yarn")) == pytest.approx(ramp(32, 1, True)), "the factor of the two lengths"
+    given = {"factor": 2.0, "beta_fast": 8.0, "beta_slow": 0.25}
+    for rounds in (True, False):
+        found = inverse_frequencies(rotary("yarn", truncate=rounds, **given))
+        assert found == pytest.approx(ramp(8, 0.25, rounds, 2.0))
+    longer = inverse_frequencies(
+        rotary("yarn", factor=4.0, original_max_position_embeddings=LENGTH, trained_length=999)
+    )
+    assert longer == pytest.approx(ramp(32, 1, True)), "from the schedule's own length"
+
+
+def test_llama3_by_wavelength():
+    """Llama 3.1's code: kept above high_freq_factor rotations, divided below low_freq_factor, blended between."""
+    numbers = {"factor": 8.0, "low_freq_factor": 0.5, "high_freq_factor": 6.0}
+    wanted = []
+    for theta in PLAIN:
+        rotations = LENGTH * theta / (2 * math.pi)
+        smooth = (rotations - 0.5) / (6.0 - 0.5)
+        kinds = {rotations > 6: theta, rotations < 0.5: theta / 8}
+        wanted.append(kinds.get(True, (1 - smooth) * theta / 8 + smooth * theta))
+    assert inverse_frequencies(rotary("llama3", **numbers)) == pytest.approx(wanted)
+    assert any(one not in (theta, theta / 8) for one, theta in zip(wanted, PLAIN, strict=True)), "one is blended"
+
+
+def test_longrope_takes_its_long_list_beyond_the_original_length():
+    short, long = [1.0] * 8, [float(pair + 1) for pair in range(8)]
+    schedule = rotary("longrope", short_factor=short, long_factor=long)
+    assert inverse_frequencies(schedule, LENGTH) == pytest.approx(PLAIN)
+    assert inverse_frequencies(schedule) == pytest.approx(PLAIN)
+    slowed = [theta / by for theta, by in zip(PLAIN, long, strict=True)]
+    assert inverse_frequencies(schedule, LENGTH + 1) == pytest.approx(slowed)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "told"),
+    [
+        (rotary("proportional"), "are not known"),
+        (rotary("linear"), 'lacks "factor"'),
+        (rotary("longrope", short_factor=[1.0] * 7, long_factor=[1.0] * 7), "makes no sense"),
+        (rotary("linear", factor=0), "makes no sense"),
+        (rotary("llama3", factor=2, low_freq_factor=1.0, high_freq_factor=1.0), "makes no sense"),
+    ],
+)
+def test_schedules_that_make_none(schedule, told):
+    with pytest.raises(CtxextError, match=told):
+        inverse_frequencies(schedule)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "wanted"),
+    [
+        (rotary("default"), 1),
+        (rotary("linear", factor=4.0), 1),
+        (rotary("linear", factor=4.0, attention_factor=1.25), 1.25),
+        (rotary("yarn", factor=4.0), 0.1 * math.log(4) + 1),
+        (rotary("yarn"), 0.1 * math.log(4) + 1),
+        (rotary("yarn", factor=1.0), 1),
+        (rotary("yarn", factor=0.5), 1),
+        (rotary("yarn", factor=4.0, attention_factor=0.0), 0),
+        (rotary("longrope", factor=4.0), math.sqrt(1 + math.log(4) / math.log(LENGTH))),
+        (rotary("longrope"), math.sqrt(1 + math.log(4) / math.log(LENGTH))),
+        (rotary("longrope", factor=4.0, mscale=1, mscale_all_dim=2), math.sqrt(1 + math.log(4) / math.log(LENGTH))),
+        # DeepSeek-V2's code: the quotient of both.
+        (rotary("yarn", factor=40.0, mscale=1.0, mscale_all_dim=1.0), 1),
+        (
+            rotary("yarn", factor=40.0, mscale=0.707, mscale_all_dim=0.5),
+            (0.0707 * math.log(40) + 1) / (0.05 * math.log(40) + 1),
+        ),
+        (rotary("yarn", factor=40.0, mscale=0.707), 0.1 * math.log(40) + 1),
+    ],
+)
+def test_the_factor_on_cos_and_sin(schedule, wanted):
+    assert attention_scaling(schedule) == pytest.approx(wanted)
+
+
+def test_what_an_encoding_says_of_its_lengths():
+    plain, scaled = rotary("default", context_length=LENGTH), rotary("yarn", factor=4.0)
+    assert (plain.is_scaled, scaled.is_scaled, rotary("default").is_scaled) == (False, True, True)
+    assert (plain.usable_length, scaled.usable_length) == (LENGTH, 4 * LENGTH)
+    dynamic = rotary("dynamic", context_length=LENGTH, factor=2.5)
+    assert (dynamic.is_scaled, dynamic.usable_length) == (True, 320)
+    assert rotary("dynamic", context_length=LENGTH).usable_length == LENGTH
+    assert scaled.schedule_summary == "yarn ×4 from 128 tokens"
+    assert rotary("yarn").schedule_summary == "yarn from 128 tokens"
+    unknown = Rotary(**{**vars(rotary("linear", factor=2.0)), "length_origin": "max_position_embeddings"})
+    assert (unknown.lacks_original, unknown.schedule_summary) == (True, "linear ×2")
+    assert not Rotary(**{**vars(scaled), "length_origin": "max_position_embeddings"}).lacks_original
+    declares = Rotary(**{**vars(plain), "declared_length": 4096})
+    assert (declares.claimed_length, plain.claimed_length) == (4096, LENGTH)
+    assert (declares.at_length(256).claimed_length, declares.usable_length) == (256, 4096)
+
+
+def rows_of(**numbers):
+    llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "head_dim": 8}
+    step = step_from_dict({"method": "adaptive", "factor": 8, **numbers}, "here")
+    return step.settings(model_config({**llama, "max_position_embeddings": LENGTH, "rope_theta": THETA}))
+
+
+def test_each_row_s_schedule_is_that_of_its_own_factor():
+    found = rows_of(around="pi")
+    plain = [THETA ** (-2 * pair / 8) for pair in range(4)]
+    assert found["factors"] == [2, 4, 8]
+    assert found["base"] == pytest.approx(plain)
+    for factor, row in zip(found["factors"], found["inverse_frequencies"], strict=True):
+        assert row == pytest.approx([one / factor for one in plain])
+    assert found["attention_factors"] == [1, 1, 1]
+    assert rows_of(around="yarn")["attention_factors"] == pytest.approx([0.1 * math.log(f) + 1 for f in (2, 4, 8)])
+
+
+def test_longrope_s_divisors_rise_with_the_factor():
+    """d at the full factor F, and d^(ln f / ln F) at f, so that 8 at eight times is 2 at twice the length."""
+    divisors = [1.0, 2.0, 4.0, 8.0]
+    found = rows_of(around="longrope", long_factor=divisors)
+    for factor, row in zip(found["factors"], found["inverse_frequencies"], strict=True):
+        slowed = [THETA ** (-2 * pair / 8) / by ** (math.log(factor) / math.log(8)) for pair, by in enumerate(divisors)]
+        assert row == pytest.approx(slowed)
+
+
+def test_a_schedule_is_searched_for_up_to_twice_the_wanted_factor():
+    for method in METHODS:
+        space = method.search_space(rotary("default", context_length=LENGTH), 4.0)
+        if method.kind == "schedule" and method.name not in ("longrope",):
+            assert (space["factor"].values, space["factor"].start) == ((4.0, 8.0), 4.0), method.name
+        else:
+            assert "factor" not in space, method.name
+
+
+def test_a_base_is_searched_for_between_the_model_s_own_and_four_times_ntk_s():
+    (abf,) = (method for method in METHODS if method.name == "abf")
+
+    def space(theta, factor):
+        return abf.search_space(Rotary(**{**vars(rotary("default")), "theta": theta}), factor)["theta"]
+
+    assert space(1e4, 4.0).values == (1e4, 4 * 1e4 * 16)
+    assert (space(1e4, 4.0).start, space(1e4, 3.0).start, space(1e6, 4.0).start) == (5e5, None, None)
+    assert (space(5e5, 4.0).start, space(125000.0, 1.0).start) == (None, None), "a start lies inside"
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "values", "start"),
+    [("self-extend", 1024, (32, 512), 128), ("rerope", 1024, (32, 512), 256), ("bifocal", 3, (1, 2), 1)],
+)
+def test_windows_are_searched_for_up_to_a_half_of_the_length(name, length, values, start):
+    (method,) = (method for method in METHODS if method.name == name)
+    space = method.search_space(rotary("default", context_length=length, trained_length=length), 4.0)["window"]
+    assert (space.values, space.start) == (values, start)
+
+
+def test_a_line_through_knots():
+    assert [_between([0.0, 4.0, 6.0], place) for place in (0, 0.25, 0.5, 0.75, 1)] == [0, 2, 4, 5, 6]
+    assert [_between([3.0], place) for place in (0, 0.5, 1)] == [3, 3, 3]
+    assert _between([1.0, 2.0], 1) == 2
+
+
+def test_a_schedule_is_not_put_on_another():
+    llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": LENGTH}
+    yarn, pi = (step_from_dict({"method": name, "factor": 2}, "here") for name in ("yarn", "pi"))
+    made = yarn.edit(model_config(llama))
+    with pytest.raises(CtxextError, match='pi cannot be applied on top of the schedule "yarn"'):
+        pi.edit(made)
+
+
+def test_that_factor_and_length_were_given_apart_is_said():
+    model = model_config({"model_type": "llama", "hidden_size": 32, "max_position_embeddings": LENGTH})
+    apart = step_from_dict({"method": "yarn", "factor": 2, "target_length": 300}, "here").caution_for(model)
+    assert apart == "the context length is 300 tokens because you said so; the factor of 2 makes 256."
+    for numbers in ({"factor": 2}, {"target_length": 300}):
+        assert step_from_dict({"method": "yarn", **numbers}, "here").caution_for(model) == ""
+    dynamic = step_from_dict({"method": "dynamic", "factor": 2, "target_length": 300}, "here")
+    assert dynamic.caution_for(model).endswith(f"makes 256. {dynamic.caution}")

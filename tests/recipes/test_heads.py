@@ -1,0 +1,105 @@
+"""What Ms-PoE hands to the code of a checkpoint: a ratio or more for each KV head of each layer that takes part."""
+
+import pytest
+
+from ctxext.errors import CtxextError
+from ctxext.recipes import MsPoE
+from ctxext.recipes.mspoe import ranks_from_scores, ratio_grid
+from ctxext.recipes.rotary import model_config
+
+LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+LLAMA |= {"num_hidden_layers": 3, "max_position_embeddings": 128, "rope_theta": 500.0}
+ONES = ((1.0, 1.0), (1.0, 1.0))
+
+
+def settings(config=LLAMA, **numbers):
+    return MsPoE(**{"head_order": "fixed", "first_layer": 1, **numbers}).settings(model_config(dict(config)))
+
+
+def test_ratios_from_the_smallest_to_the_largest():
+    assert ratio_grid(1.2, 1.8, 4) == pytest.approx([1.2, 1.4, 1.6, 1.8])
+    assert ratio_grid(1.2, 1.8, 1) == [1.2]
+    assert ratio_grid(1.2, 1.8, 4, released=True) == pytest.approx([1.2, 1.35, 1.5, 1.65])
+
+
+def test_the_most_aware_head_takes_the_smallest_and_ties_go_to_the_lower():
+    assert ranks_from_scores([0.1, 0.9, 0.5]) == [2, 0, 1]
+    assert ranks_from_scores([0.5, 0.5, 0.9]) == [1, 2, 0]
+
+
+def test_what_is_written():
+    assert settings(ratio_min=1, ratio_max=3) == {
+        "ratios": [1.0, 3.0],
+        "layers": [1, 2],
+        "schedule": "ntk",
+        "rescale": "uniform",
+        "variant": "paper",
+        "ranks": [[0, 1], [0, 1]],
+    }
+    parts = settings(schedule="by-parts", ramp_fast=9, ramp_slow=2)
+    assert {key: parts[key] for key in ("trained_length", "theta", "beta_fast", "beta_slow")} == {
+        "trained_length": 128,
+        "theta": 500.0,
+        "beta_fast": 9.0,
+        "beta_slow": 2.0,
+    }
+    middle = settings(schedule="linear", rescale="middle", rescale_start=4, rescale_end=9)
+    assert middle["rescale"] == [4, 9]
+    assert "ranks" not in settings(head_order="prompt")
+    assert settings(head_order="calibrated", ranks=((1, 0), (0, 1)))["ranks"] == [[1, 0], [0, 1]]
+
+
+def test_learned_heads_are_written_in_the_place_of_ratios():
+    found = settings(schedule="by-parts", ratios=((1.0, 2.0), (3.0, 4.0)), ramps=ONES, temperatures=ONES)
+    assert found["heads"] == {
+        "ratios": [[1.0, 2.0], [3.0, 4.0]],
+        "ramps": [[1.0, 1.0], [1.0, 1.0]],
+        "temperatures": [[1.0, 1.0], [1.0, 1.0]],
+    }
+    assert not {"ratios", "ranks"} & found.keys()
+
+
+@pytest.mark.parametrize("name", ["ratios", "ramps", "temperatures"])
+@pytest.mark.parametrize("wrong", [((1.0, 1.0),), ((1.0,), (1.0,)), ((1.0, 1.0), (1.0,)), (*ONES, (1.0, 1.0))])
+def test_learned_heads_of_another_model_are_refused(name, wrong):
+    with pytest.raises(CtxextError, match="need 2 layers with 2 numbers each"):
+        settings(schedule="by-parts", **{"ratios": ONES, "ramps": ONES, "temperatures": ONES, name: wrong})
+
+
+@pytest.mark.parametrize("wrong", [None, ((0, 1),), ((0, 0), (0, 1)), ((0, 1), (0, 2)), ((0, 1), (0, 1), (0, 1))])
+def test_an_order_of_another_model_is_refused(wrong):
+    with pytest.raises(CtxextError, match="needs 2 layers with 2 ratio numbers each"):
+        settings(head_order="calibrated", ranks=wrong)
+
+
+def test_layers_that_take_part():
+    assert settings(first_layer=0)["layers"] == [0, 1, 2]
+    assert settings(first_layer=2)["layers"] == [2]
+    with pytest.raises(CtxextError, match="No layer from 3 on") as caught:
+        settings(first_layer=3)
+    assert caught.value.hint == "--first-layer 2 or less."
+
+
+def test_the_released_code_s_grid_is_for_models_without_groups():
+    with pytest.raises(CtxextError, match="without grouped queries"):
+        settings(variant="released")
+    assert settings({**LLAMA, "num_key_value_heads": 4}, variant="released", ratio_min=1, ratio_max=3)["ratios"] == [
+        1.0, 1.5, 2.0, 2.5
+    ]  # fmt: skip
+
+
+def test_what_it_reaches():
+    encoding = model_config(dict(LLAMA)).encoding
+    learned = {"schedule": "by-parts", "head_order": "fixed", "ratios": ONES, "ramps": ONES, "temperatures": ONES}
+    assert MsPoE().reach(encoding) == 128
+    assert MsPoE(**learned, reaches=512).reach(encoding) == 512
+    assert MsPoE(**learned, reaches=64).reach(encoding) == 128
+
+
+def test_which_may_be_trained():
+    assert [MsPoE(head_order=order).depends_on_prompt for order in ("prompt", "calibrated", "fixed")] == [
+        True,
+        False,
+        False,
+    ]
+    assert [MsPoE(head_order=order).is_trainable for order in ("prompt", "calibrated", "fixed")] == [False, True, True]

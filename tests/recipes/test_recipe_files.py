@@ -1,0 +1,92 @@
+"""Recipe files: what is read, and what is refused by name."""
+
+import pytest
+
+from ctxext.errors import CtxextError
+from ctxext.recipes import Recipe, Yarn, load_recipe
+from ctxext.recipes.recipe import describe_step, presets, recipe_from_dict, step_from_dict
+
+YARN = {"method": "yarn", "factor": 4.0}
+
+
+def test_what_is_written_is_read_again():
+    recipe = Recipe([Yarn(factor=4, beta_fast=24)], "mine", "a paper")
+    assert recipe_from_dict(recipe.to_dict(), "x") == recipe
+    assert (recipe.to_dict()["description"], recipe.to_dict()["source"]) == ("mine", "a paper")
+    assert Recipe([Yarn(factor=4)]).to_dict() == {"steps": [YARN]}
+    assert recipe_from_dict({"steps": [YARN]}, "x") == Recipe([Yarn(factor=4)])
+    assert Recipe([Yarn(factor=4), Yarn(factor=4)][:1]).summary() == "yarn ×4"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ([], 'needs a list of "steps"'),
+        ({}, 'needs a list of "steps"'),
+        ({"steps": {"method": "yarn"}}, 'needs a list of "steps"'),
+        ({"steps": []}, "no steps"),
+        ({"steps": [YARN], "step": 1}, 'unknown key "step"'),
+        ({"steps": [YARN], 7: 1}, 'unknown key "7"'),
+        ({"steps": [[]]}, 'x, step 1: each step needs a "method"'),
+        ({"steps": [{"factor": 4}]}, 'each step needs a "method"'),
+        ({"steps": [YARN, {"method": "mspo"}]}, 'There is no method "mspo"'),
+        ({"steps": [{"method": "yarn", "beta_fas": 1}]}, 'x, step 1: yarn has no number "beta_fas"'),
+        ({"steps": [{"method": "abf"}]}, "abf needs theta"),
+        ({"steps": [{"method": "abf", "theta": None}]}, "abf needs theta"),
+        ({"steps": [{"method": "longrope", "factor": 2}]}, "longrope needs long_factor"),
+        ({"steps": [{"method": "yarn", "factor": "four"}]}, "must be a finite number"),
+    ],
+)
+def test_what_is_no_recipe(content, told):
+    with pytest.raises(CtxextError, match=told):
+        recipe_from_dict(content, "x")
+
+
+@pytest.mark.parametrize(
+    ("entry", "hint"),
+    [
+        ({"method": "mspo"}, 'Did you mean "mspoe"?'),
+        ({"method": "YARNN"}, 'Did you mean "yarn"?'),
+        ({"method": "yarn", "beta_fas": 1}, 'Did you mean "beta_fast"?'),
+        ({"method": "abf"}, "Add --theta …."),
+        ({"method": "longrope"}, "Add --long-factor …."),
+    ],
+)
+def test_hints(entry, hint):
+    with pytest.raises(CtxextError) as caught:
+        step_from_dict(entry, "x")
+    assert caught.value.hint == hint
+
+
+def test_a_hint_lists_what_there_is_where_nothing_is_near():
+    for entry, some in (({"method": "zzz"}, "pi, ntk"), ({"method": "ntk", "zzz": 1}, "factor, target_length")):
+        with pytest.raises(CtxextError, match="no") as caught:
+            step_from_dict(entry, "x")
+        assert some in caught.value.hint
+
+
+def test_numbers_as_people_write_them():
+    assert step_from_dict({"method": "yarn", "target_length": "32k"}, "x").target_length == 32768
+    assert step_from_dict({"method": "abf", "theta": "1e6"}, "x").theta == 1e6
+    assert step_from_dict({"method": "linear", "factor": 2}, "x").name == "pi"
+    assert step_from_dict({"method": "Yarn", "factor": 2}, "x").name == "yarn"
+
+
+def test_a_step_in_a_few_words():
+    assert describe_step(YARN) == "yarn ×4"
+    assert describe_step({"method": "of tomorrow", "x": 1}) == "of tomorrow"
+
+
+def test_files_stand_before_presets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "qwen-yarn-x4"
+    assert name in presets()
+    shipped = load_recipe(name)
+    (tmp_path / name).mkdir()
+    assert load_recipe(name) == shipped, "a folder of that name is no recipe"
+    (tmp_path / name).rmdir()
+    (tmp_path / name).write_text("steps: [{method: pi, factor: 2}]")
+    assert load_recipe(name).summary() == "pi ×2"
+    with pytest.raises(CtxextError, match="There is no recipe file") as caught:
+        load_recipe("none.yaml")
+    assert name in caught.value.hint
