@@ -36,8 +36,6 @@ def test_what_bounds_it(model_type, run, tmp_path):
 @pytest.mark.parametrize(
     ("model_type", "words"),
     [
-        ("t5", "distances of {relative_attention_max_distance} tokens"),
-        ("t5", "the last of {relative_attention_num_buckets} buckets"),
         ("deberta", "max_relative_positions ({max_relative_positions},"),
         ("deberta-v2", "({max_relative_positions},"),
     ],
