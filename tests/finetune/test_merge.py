@@ -184,6 +184,20 @@ def test_an_output_embedding_of_its_own_comes_behind_all_others(tmp_path):
     assert read_safetensors_header(tmp_path / "new.safetensors")["head"]["data_offsets"] == [60, 84]
 
 
+def test_a_tensor_of_another_shape_is_refused(tmp_path):
+    save_file({"a": torch.ones(3, 2)}, tmp_path / "old.safetensors")
+
+    class Turned:
+        names = frozenset({"a"})
+        untied = MappingProxyType({})
+
+        def new(self, name, old):
+            return old.T
+
+    with pytest.raises(CtxextError, match=r'"a" was trained as \(2, 3\) but is stored as \(3, 2\)'):
+        rewrite(tmp_path / "old.safetensors", tmp_path / "new.safetensors", Turned())
+
+
 def test_progress_ends_with_all_of_the_bytes(base, tuned, tmp_path):
     seen = []
     merge(str(base), tuned / "adapter", tmp_path / "out", progress=lambda *told: seen.append(told))

@@ -230,3 +230,10 @@ def test_that_factor_and_length_were_given_apart_is_said():
         assert step_from_dict({"method": "yarn", **numbers}, "here").caution_for(model) == ""
     dynamic = step_from_dict({"method": "dynamic", "factor": 2, "target_length": 300}, "here")
     assert dynamic.caution_for(model).endswith(f"makes 256. {dynamic.caution}")
+
+
+def test_a_schedule_under_both_of_its_names_is_one():
+    llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": LENGTH}
+    for names in ({"rope_type": "linear", "type": "linear"}, {"type": "linear"}, {"rope_type": "linear"}):
+        found = model_config({**llama, "rope_scaling": {**names, "factor": 2.0}}).rotary.parameters
+        assert found == {"rope_type": "linear", "factor": 2.0}
