@@ -15,7 +15,7 @@ from ctxext.recipes.rotary import Config, ModelConfig
 
 _OWN = "distance.weight"
 _ATTENTION = re.compile(
-    r"(?P<owner>(?:.+\.)?(?:layers|h|blocks)\.(?P<layer>\d+)\.(?:self_attn|self_attention|attention|attn))\.[^.]+\.weight"
+    r"(?P<owner>(?:.+\.)?(?:layers|h|blocks)\.(?P<layer>\d+)\.(?:\w+\.)?(?:self_attn|self_attention|attention|attn))\.[^.]+\.weight"
 )
 _OTHER_TOWERS = re.compile(r"vision|visual|audio|speech|encoder")
 
@@ -77,7 +77,7 @@ class DistanceAware(CodeMethod):
         for layer in settings["layers"]:
             if len(found := owners.get(layer, [])) != 1:
                 told = f"several attentions: {', '.join(found)}" if found else "no attention that is known by its name"
-                raise CtxextError(f'Layer {layer} of "{source.name}" has {told}.', hint="Choose another method.")
+                raise CtxextError(f"Layer {layer} has {told}.", hint="Choose another method.")
             tensors.append(NewTensor(f"{found[0]}.{_OWN}", home, "F32", None, (2, count), lambda _: iter([zeros])))
         return tuple(tensors)
 
