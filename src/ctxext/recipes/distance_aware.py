@@ -10,7 +10,7 @@ from ctxext.errors import CtxextError
 from ctxext.families import Family, read, rotated_layers
 from ctxext.recipes.code import PORTABLE, CodeMethod
 from ctxext.recipes.new_tensor import SIZES, NewTensor
-from ctxext.recipes.relation import UNREACHED_ATTENTION
+from ctxext.recipes.relation import LATENT, UNREACHED_ATTENTION
 from ctxext.recipes.rotary import Config, ModelConfig
 
 _OWN = "distance.weight"
@@ -43,7 +43,7 @@ class DistanceAware(CodeMethod):
     def refusal(cls, config: Config, family: Family) -> str:
         """Why the attention of the family cannot be reached; empty where it can."""
         if family.shared_rotary_key:
-            return "latent attention: its heads share one rotated key"
+            return LATENT
         return super().refusal(config, family) or UNREACHED_ATTENTION.get(family.model_type, "")
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Relation(CodeMethod):
     def refusal(cls, config: Config, family: Family) -> str:
         """Why the attention of the family cannot be reached; empty where it can."""
         if family.shared_rotary_key:
-            return "latent attention: its attention is computed from compressed keys, where positions cannot be moved"
+            return LATENT
         return super().refusal(config, family) or UNREACHED_ATTENTION.get(family.model_type, "")
 
     def resolved(self, encoding: Encoding) -> Self:
@@ -135,6 +135,9 @@ class Relation(CodeMethod):
 
 
 _NOT_IN_MAPS = frozenset({"method", "factor", "temperature"})
+
+LATENT = "latent attention: its attention is computed from compressed keys, where positions cannot be moved"
+"""Why the attention of families whose heads share one rotated key cannot be reached."""
 
 UNREACHED_ATTENTION: dict[str, str] = dict.fromkeys(
     ("falcon", "gpt_neox_japanese"), "its attention is its own, and does not go through transformers' interface"
