@@ -28,7 +28,7 @@ class Encoder:
         self._needs_anchor = bool(first) and str(first[0]).startswith(_WORD_STARTS)
 
     def _plain(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def document(self, text: str) -> list[int]:
         """A whole document with the begin token that the tokenizer adds."""
@@ -65,7 +65,7 @@ class Encoder:
             self._known.clear()
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         if new and not self._needs_anchor:
-            found = self.tokenizer(new, add_special_tokens=False)["input_ids"]
+            found = self.tokenizer(new, add_special_tokens=False, verbose=False)["input_ids"]
             self._known.update((text, list(ids)) for text, ids in zip(new, found, strict=True))
         return [self.piece(text) for text in texts]
 
