@@ -119,6 +119,12 @@ def test_a_method_that_does_not_apply_is_told(tmp_path):
     with pytest.raises(CtxextError, match=r"yarn does not apply.*longrope"):
         space_of(source, 1280, ("yarn",))
     assert "yarn" not in [method.name for method, _ in space_of(source, 1280).starts()]
+    llama = open_checkpoint(str(tiny_models.save("llama", tmp_path / "llama")))
+    assert "distance-aware" not in {
+        method.name for methods in space_of(llama, 512).slots.values() for method in methods
+    }
+    with pytest.raises(CtxextError, match="changes nothing until it is trained"):
+        space_of(llama, 512, ["distance-aware"])
 
 
 def test_foreign_code_leaves_no_room_for_a_methods_own(source):

@@ -8,6 +8,7 @@ from ctxext.checkpoint import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.families import family_of
 from ctxext.recipes.base import KINDS, Method
+from ctxext.recipes.code import CodeMethod
 from ctxext.recipes.methods import METHODS, method_named
 from ctxext.recipes.param import SearchRange
 from ctxext.recipes.recipe import Recipe
@@ -156,4 +157,6 @@ def space_of(source: Checkpoint, target_length: int, names: Sequence[str] = ()) 
 def _refusal(method: type[Method], source: Checkpoint) -> str:
     if method.needs_code() and source.config.get("auto_map"):
         return "it brings Python code of its own, which stands where the method's would"
+    if issubclass(method, CodeMethod) and method.learned_tensors:
+        return "it changes nothing until it is trained"
     return method.refusal(source.config, family_of(source.config))
