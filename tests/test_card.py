@@ -63,7 +63,7 @@ def test_a_card_for_every_method(llama_source, name, tmp_path):
     assert method_named(name).paper in page
     assert "was not evaluated" in page
     grown = "trained on 128 tokens, the model now accepts 512"
-    assert ("its context length stays at 128 tokens" if name == "mspoe" else grown) in page
+    assert ("its context length stays at 128 tokens" if name in ("mspoe", "distance-aware") else grown) in page
     titles = re.findall(r"<h2>(.*?)</h2>", page)
     assert titles[:4] == ["Recipe", "Load it", "Serve it", "Measured"]
     assert page.count("<table>") == 2

@@ -259,6 +259,10 @@ def test_the_recipe_gives_the_configuration_again(model_type, tmp_path):
     family = family_of(source.config)
     if family.reason:
         return
+    made_of = {
+        "mspoe": lambda: MsPoE(first_layer=0, head_order="fixed"),
+        "distance-aware": method_named("distance-aware"),
+    }
     numbers = {
         "abf": {"theta": 3e5},
         "longrope": {"long_factor": (2.0,) * (model_config(source.config).rotary.dim // 2)},
@@ -268,9 +272,7 @@ def test_the_recipe_gives_the_configuration_again(model_type, tmp_path):
             continue
         try:
             step = (
-                MsPoE(first_layer=0, head_order="fixed")
-                if method is MsPoE
-                else method_named(method.name)(factor=4, **numbers.get(method.name, {}))
+                made_of[method.name]() if method.name in made_of else method(factor=4, **numbers.get(method.name, {}))
             )
             plan = make_plan(source, Recipe([step]))
         except CtxextError:

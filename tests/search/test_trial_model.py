@@ -48,6 +48,8 @@ def recipes(folder: Path) -> dict[str, Recipe]:
     made = {}
     for method in METHODS:
         native = getattr(method, "rope_type", "default")
+        if method.name == "distance-aware":  # A search leaves it out.
+            continue
         if method.refusal(config, family) or (IS_4 and native not in (family.rope_types_4x or [native])):
             continue
         ranges = method.search_space(rotary, 4.0)
