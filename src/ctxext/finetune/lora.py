@@ -1,7 +1,6 @@
 """Which weights are trained: LoRA matrices on the linear layers, and norms and embeddings where asked for."""
 
 import difflib
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,8 +24,6 @@ def with_adapter(
     Raises:
         CtxextError: the targets match nothing.
     """
-    if options.quantize == "none":  # peft imports it wherever it is installed, and it tells of kernels that it lacks.
-        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     from peft import LoraConfig, get_peft_model
 
     kept = [*(_norms(model) if options.train_norms else []), *(_embedding(model) if options.train_embeddings else [])]
