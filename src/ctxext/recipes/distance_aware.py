@@ -37,7 +37,7 @@ class DistanceAware(CodeMethod):
     code_class = "DistanceAware"
     is_published = False
     learned_tensors = (_OWN,)
-    caution = "nothing changes until it is trained: ctxext finetune does, with its numbers beside LoRA."
+    caution = "as zeros its numbers change nothing; ctxext finetune trains them beside LoRA."
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
