@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ctxext.checkpoint import Checkpoint, read_safetensors_header
+from ctxext.checkpoint import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.families import Family, read, rotated_layers
 from ctxext.recipes.code import PORTABLE, CodeMethod
-from ctxext.recipes.new_tensor import SIZES, NewTensor
+from ctxext.recipes.new_tensor import SIZES, NewTensor, stored_tensors
 from ctxext.recipes.relation import LATENT, UNREACHED_ATTENTION
 from ctxext.recipes.rotary import Config, ModelConfig
 
@@ -62,14 +62,8 @@ class DistanceAware(CodeMethod):
         """
         if source.remote_sizes:  # A dry run on a repository whose weights were not fetched.
             return ()
-        files = source.loaded_safetensors
-        if not files:
-            raise CtxextError(
-                f'"{source.name}" holds its weights as pytorch_model.bin, to which none can be added.',
-                hint="Load it once and save_pretrained it, which writes safetensors; then convert that.",
-            )
-        home = min(files, key=source.size_of)
-        there = {name: entry for path in files for name, entry in read_safetensors_header(source.folder / path).items()}
+        there = stored_tensors(source)
+        home = min({path for path, _ in there.values()}, key=lambda path: (source.size_of(path), path))
         settings, owners = self.settings(model), _attentions(there)
         count: int = settings["num_heads"]
         tensors: list[NewTensor] = []

@@ -1,10 +1,14 @@
-"""A tensor that a conversion writes anew, in the place of the source's of the same name."""
+"""Tensors that a conversion writes anew or adds, and what a source has stored."""
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from ctxext.checkpoint import Checkpoint, read_safetensors_header
+from ctxext.errors import CtxextError
 
 SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
 """Bytes of a number of each type that tensors are made in, by the names of safetensors."""
@@ -44,3 +48,23 @@ def grouped(names: Sequence[str]) -> str:
     """Tensor names with the layers' numbers counted instead of listed."""
     counts = Counter(re.sub(r"\.\d+\.", ".*.", name) for name in names)
     return ", ".join(f"{name} × {count}" if count > 1 else name for name, count in counts.items())
+
+
+def stored_tensors(source: Checkpoint) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """Every tensor that transformers would load from safetensors: its file and its entry.
+
+    Raises:
+        CtxextError: there are none, or two files hold one name.
+    """
+    found: dict[str, tuple[Path, dict[str, Any]]] = {}
+    for path in source.loaded_safetensors:
+        for name, entry in read_safetensors_header(source.folder / path).items():
+            if name in found:
+                raise CtxextError(f'"{path}" holds "{name}", which "{found[name][0]}" holds too.')
+            found[name] = (path, entry)
+    if not found:
+        raise CtxextError(
+            f'"{source.name}" holds its weights as pytorch_model.bin, of which no part can be rewritten alone.',
+            hint="Load it once and save_pretrained it, which writes safetensors; then convert that.",
+        )
+    return found

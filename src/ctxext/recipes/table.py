@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ctxext.checkpoint import Checkpoint, read_safetensors_header
+from ctxext.checkpoint import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.families import Family
 from ctxext.recipes.base import Reaching
 from ctxext.recipes.encoding import Encoding
 from ctxext.recipes.fills import DTYPES, FILLS, KEEPS_ROWS, continued, filled
 from ctxext.recipes.learned import BUFFERS, COMPUTED, LAYOUTS, Layout, LearnedTable, is_of_distances, tensors_named
-from ctxext.recipes.new_tensor import NewTensor
+from ctxext.recipes.new_tensor import NewTensor, stored_tensors
 from ctxext.recipes.param import param
 from ctxext.recipes.rotary import Config, ModelConfig
 
@@ -66,12 +66,7 @@ class Rows(Reaching):
             return ()
         table = model.encoding
         assert isinstance(table, LearnedTable)
-        found = _tensors(source)
-        if not found:
-            raise CtxextError(
-                f'"{source.name}" holds its weights as pytorch_model.bin, of which no part can be rewritten alone.',
-                hint="Load it once and save_pretrained it, which writes safetensors; then convert that.",
-            )
+        found = stored_tensors(source)
         named = [(ending, tensors_named([*found], ending)) for ending in table.layout.tensors]
         names = [name for _, listed in named for name in listed]
         if (table.layout.tensors and not (names or self.may_be_absent)) or any(len(listed) > 1 for _, listed in named):
@@ -115,17 +110,6 @@ def _buffer(path: Path, entry: dict[str, Any], name: str, rows: int, new: int) -
         yield b"".join((index if counts else 0).to_bytes(size, "little") for index in range(new))
 
     return NewTensor(name, path, dtype, shape, (*shape[:-1], new), pieces)
-
-
-def _tensors(source: Checkpoint) -> dict[str, tuple[Path, dict[str, Any]]]:
-    """Every tensor that transformers would load from safetensors: its file and its entry."""
-    found: dict[str, tuple[Path, dict[str, Any]]] = {}
-    for path in source.loaded_safetensors:
-        for name, entry in read_safetensors_header(source.folder / path).items():
-            if name in found:
-                raise CtxextError(f'"{path}" holds "{name}", which "{found[name][0]}" holds too.')
-            found[name] = (path, entry)
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
