@@ -209,7 +209,7 @@ def _can_replay(model: Any, plainly: Mapping[str, Any]) -> bool:
     if base is None or base is model:
         return False
     size = model.config.get_text_config(decoder=True).vocab_size
-    ids = (torch.arange(_PROBE_LENGTH, device=model.device)[None] * 11 + 5) % size
+    ids = (torch.arange(_PROBE_LENGTH, device=model.device)[None] * 11) % size
     was_training, own = model.training, model.forward
     model.eval()
     try:
