@@ -224,6 +224,18 @@ def test_an_encoder_is_held_against_labels_at_their_own_places():
     assert torch.allclose(found, plain(input_ids=ids, labels=labels).loss, atol=1e-5)
 
 
+def test_what_lies_between_the_base_and_the_output_embedding_learns():
+    torch.manual_seed(0)
+    plain = BertForMaskedLM(BertConfig(**SIZES, initializer_range=0.2)).eval().requires_grad_(False)
+    plain.cls.predictions.transform.requires_grad_(True)
+    pieces, ids = copy.deepcopy(plain), torch.randint(3, 50, (2, 23))
+    use_chunked_loss(pieces, 7, is_masked=True)
+    for model in (plain, pieces):
+        model(input_ids=ids, labels=ids).loss.backward()
+    wanted, found = (model.cls.predictions.transform.dense.weight.grad for model in (plain, pieces))
+    assert torch.allclose(found, wanted, atol=1e-6)
+
+
 def test_of_one_token_that_is_learned_the_loss_is_its_own():
     model, ids = make("llama"), torch.randint(3, 50, (1, 23))
     labels = torch.full_like(ids, -100)
