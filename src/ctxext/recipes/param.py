@@ -10,7 +10,6 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 
-
 _LARGEST = 1e30
 """Of any number, so that what is worked out with it stays finite; the same as in a stranger's files."""
 
