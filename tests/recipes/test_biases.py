@@ -1,4 +1,4 @@
-"""Encodings that are biases: what config.json says of ALiBi's slopes and of T5's buckets, and what bounds the others."""
+"""Encodings that are biases: what config.json says of ALiBi's slopes and T5's buckets, and what bounds the others."""
 
 import pytest
 

@@ -31,7 +31,7 @@ CALLED = {
     "alibi": "ALiBi biases",
     "buckets": "buckets of relative biases",
 }
-PUBLISHED = "pi ntk abf ntk-by-parts yarn llama3 mrrope resonance cope dynamic mspoe".split()
+PUBLISHED = ("pi", "ntk", "abf", "ntk-by-parts", "yarn", "llama3", "mrrope", "resonance", "cope", "dynamic", "mspoe")
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
