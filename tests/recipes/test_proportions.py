@@ -184,24 +184,6 @@ def test_every_method_has_a_place():
     assert {method.kind for method in METHODS} == set(KINDS)
 
 
-def test_whose_numbers_a_paper_gives_for_any_model():
-    """From there a search starts; the others follow from L, a list or a guess."""
-    published = {
-        "pi",
-        "ntk",
-        "abf",
-        "ntk-by-parts",
-        "yarn",
-        "llama3",
-        "mrrope",
-        "resonance",
-        "cope",
-        "dynamic",
-        "mspoe",
-    }
-    assert {method.name for method in METHODS if method.is_published} == published
-
-
 def test_only_mspoe_may_choose_by_the_prompt():
     for method in METHODS:
         if method.needs_code() and method.name != "mspoe":
