@@ -171,7 +171,7 @@ def _read(
     config: Config, family: Family, layouts: Mapping[str, Layout], given: int | None
 ) -> tuple[int, int, Layout, int]:
     layout = layouts.get(family.model_type)
-    if layout is None or family.reason:
+    if layout is None:
         raise CtxextError(
             f'"{family.model_type}" has {POSITIONS[family.positions]}; where its table lies was not tried.',
             hint=f"Tried: {', '.join(layouts)}.",
