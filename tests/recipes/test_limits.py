@@ -12,7 +12,7 @@ from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Ntk, NtkByParts, Recipe, Yarn
 from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.mspoe import num_kv_heads
-from ctxext.recipes.param import Limits, SearchRange
+from ctxext.recipes.param import Limits, SearchRange, limits_of, param
 from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.rotary import Rotary, model_config
 from small_llama import read_json
@@ -215,6 +215,7 @@ def test_help_says_the_limits():
     assert said == "It counts. (a or b, at least 1, at most 8)"
     assert Limits(help="It counts.", min=0).describe() == "It counts. (at least 0)"
     assert Limits(help="It counts.").describe() == "It counts."
+    assert Limits(help="It counts.") == limits_of(param(help="It counts.")), "the same where nothing is said"
 
 
 def test_words_are_chosen_among_and_numbers_drawn():

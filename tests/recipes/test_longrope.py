@@ -49,6 +49,7 @@ def test_what_else_is_searched_for():
     space = LongRope.search_space(rotary(8), FACTOR)
     assert (space["short"].values, space["short"].start) == (("ones", "long"), "ones")
     assert space["attention_factor"].values == (1.0, 1.6)
+    assert [name for name, tried in space.items() if tried.optional] == ["attention_factor"]
     assert set(space) == {"short", "attention_factor", *(f"rise_{knot}" for knot in range(4))}
     assert not LongRope.is_published, "lists are found for each model, so that a search starts from a guess"
 
