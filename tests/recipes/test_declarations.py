@@ -60,6 +60,7 @@ def test_numbers_that_nobody_said(method):
     needed = {"abf": {"theta": 1e6}, "longrope": {"long_factor": [1.0]}}.get(method.name, {})
     step = step_from_dict({"method": method.name, **needed}, "x")
     assert step.summary().startswith(method.name)
+    assert method.reference is None or method.reference.is_file()
 
 
 def test_what_is_measured_or_learned_is_no_option():
