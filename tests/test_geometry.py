@@ -18,7 +18,6 @@ LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "nu
         {"head_dim": 8, "partial_rotary_factor": 0.5},
         {"layer_types": ["full_attention"] * 2},
         {"layer_types": ["full_attention"] * 3},
-        {"layer_types": [], "num_hidden_layers": None},
         {"no_rope_layers": None},
         # Whoever needs a family says what is wrong with it, and other encodings have no rotated part.
         {"model_type": "unheard-of", "head_dim": 7},
