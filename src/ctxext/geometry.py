@@ -111,9 +111,9 @@ def _per_token(config: Mapping[str, Any], family: Family, layer: int, *, sliding
     if rank := size("kv_lora_rank"):
         return rank + size("qk_rope_head_dim")
     if sliding:  # A family may give its full-attention layers heads of another size, which `read` tells.
-        heads, plain = size("swa_num_key_value_heads", "num_key_value_heads"), text.get("swa_head_dim")
-        plain = plain or text.get("head_dim") or family.defaults.get("head_dim")
-        head_dim = int(own.get("head_dim") or plain or 0) or size("head_dim")
+        heads, named = size("swa_num_key_value_heads", "num_key_value_heads"), own.get("head_dim")
+        plain = text.get("swa_head_dim") or text.get("head_dim") or family.defaults.get("head_dim")
+        head_dim = int(named or plain or size("head_dim"))
     else:
         heads, head_dim = size("num_global_key_value_heads", "num_key_value_heads"), size("head_dim")
     return heads * (head_dim + (size("v_head_dim") or head_dim))
