@@ -43,6 +43,10 @@ TESTS = (
     "tests/finetune/test_keep_short.py",
     "tests/finetune/test_merge*.py",
     "tests/finetune/test_places.py",
+    "tests/finetune/test_rewrite.py",
+    "tests/finetune/test_adapter_config.py",
+    "tests/test_geometry.py",
+    "tests/test_hub_client.py",
 )
 """Files of quick tests that may see a mutant; of each only the tests that call what was changed are run."""
 

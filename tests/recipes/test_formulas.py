@@ -7,7 +7,6 @@ import pytest
 from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS
 from ctxext.recipes.frequencies import inverse_frequencies
-from ctxext.recipes.longrope import _between
 from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.rotary import Rotary, attention_scaling, model_config
 
@@ -231,12 +230,6 @@ def test_windows_are_searched_for_up_to_a_half_of_the_length(name, length, value
     (method,) = (method for method in METHODS if method.name == name)
     space = method.search_space(rotary("default", context_length=length, trained_length=length), 4.0)["window"]
     assert (space.values, space.start) == (values, start)
-
-
-def test_a_line_through_knots():
-    assert [_between([0.0, 4.0, 6.0], place) for place in (0, 0.25, 0.5, 0.75, 1)] == [0, 2, 4, 5, 6]
-    assert [_between([3.0], place) for place in (0, 0.5, 1)] == [3, 3, 3]
-    assert _between([1.0, 2.0], 1) == 2
 
 
 def test_a_schedule_is_not_put_on_another():
