@@ -1,4 +1,4 @@
-"""The one exception a user sees without a traceback."""
+"""The one exception for what a user did wrong; every other is a fault of ours."""
 
 
 class CtxextError(Exception):

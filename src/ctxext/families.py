@@ -140,6 +140,15 @@ def family_of(config: Mapping[str, Any]) -> Family:
     Raises:
         CtxextError: the model type is missing or unknown, or it is not a causal language model.
     """
+    return _switched(config, named_family(config))
+
+
+def named_family(config: Mapping[str, Any]) -> Family:
+    """The family that a config.json names; its sizes are not read, so they may be anything.
+
+    Raises:
+        CtxextError: the model type is missing or unknown, or it is not a causal language model.
+    """
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise CtxextError("config.json has no model_type.", hint="Is this the folder of a transformers checkpoint?")
@@ -153,7 +162,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     inner = FAMILIES.get(str(nested.get("model_type"))) if nested is not config else None
     if inner is not None and not family.reason:
         family = dataclasses.replace(inner, model_type=model_type, text_config=family.text_config)
-    return _switched(config, family)
+    return family
 
 
 def _switched(config: Mapping[str, Any], family: Family) -> Family:
@@ -190,20 +199,20 @@ def read(config: Mapping[str, Any], family: Family, key: str) -> Any:
         return _partial(config, text, family)
     if key == "head_dim":
         return _head_dim(config, text, family)
-    value = _get(text, family, key)
+    value = plain_value(text, family, key)
     if key == "num_hidden_layers" and value:
         return value * family.defaults.get("layers_per_block", 1)
-    if key == "sliding_window" and _get(text, family, "use_sliding_window") is False:
+    if key == "sliding_window" and plain_value(text, family, "use_sliding_window") is False:
         return None
     if key == "num_key_value_heads":
-        if _get(text, family, "multi_query") and not _get(text, family, "new_decoder_architecture"):
+        if plain_value(text, family, "multi_query") and not plain_value(text, family, "new_decoder_architecture"):
             return 1
         return value or read(config, family, "num_attention_heads")
     return value
 
 
-def _get(text: Mapping[str, Any], family: Family, key: str) -> Any:
-    """The plain value of a key, under the family's own name for it or the standard one, or its default."""
+def plain_value(text: Mapping[str, Any], family: Family, key: str) -> Any:
+    """The value of a key as it stands, under the family's own name for it or the standard one, or its default."""
     for name in (family.aliases.get(key, key), key):
         place: Any = text
         for part in name.split("."):
@@ -220,15 +229,18 @@ _DERIVED = frozenset({"head_dim", "num_key_value_heads", "rope_theta", "partial_
 
 def _head_dim(config: Mapping[str, Any], text: Mapping[str, Any], family: Family) -> Any:
     """The head size, of the full-attention layers where it is not that of the sliding ones (Gemma 4)."""
-    per_layer = text.get("per_layer_config")
-    if isinstance(per_layer, Mapping):
+    if text.get("per_layer_config"):
         for index in full_attention_layers(config, family):
-            layer = per_layer.get(str(index))
-            if isinstance(layer, Mapping) and layer.get("head_dim"):
-                return layer["head_dim"]
-    value = _get(text, family, "global_head_dim") or _get(text, family, "head_dim")
-    hidden, heads = _get(text, family, "hidden_size"), _get(text, family, "num_attention_heads")
+            if size := own_config(text, index).get("head_dim"):
+                return size
+    value = plain_value(text, family, "global_head_dim") or plain_value(text, family, "head_dim")
+    hidden, heads = plain_value(text, family, "hidden_size"), plain_value(text, family, "num_attention_heads")
     return value or (family.defaults.get("head_dim_multiple", 1) * hidden // heads if hidden and heads else None)
+
+
+def own_config(text: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
+    """What config.json says of a single layer."""
+    return (text.get("per_layer_config") or {}).get(str(layer)) or {}
 
 
 def schedule_keys(text: Mapping[str, Any], family: Family) -> tuple[str, ...]:
@@ -258,7 +270,7 @@ def _first(*values: Any) -> Any:
 def _theta(text: Mapping[str, Any], family: Family) -> Any:
     inside = [schedule.get("rope_theta") for schedule in _schedules(text, family, family.full_types)]
     split = len(inside) if family.nested_rope else 1
-    above = _get(text, dataclasses.replace(family, defaults={}), family.theta_key)
+    above = plain_value(text, dataclasses.replace(family, defaults={}), family.theta_key)
     default = family.defaults.get("rope_theta")
     return _first(*inside[:split], above, text.get("rope_theta"), *inside[split:], default)
 
@@ -308,19 +320,20 @@ def layer_types(config: Mapping[str, Any], family: Family) -> list[str]:
     text = text_config(config, family)
     count = read(config, family, "num_hidden_layers") or 0
     rule = family.layers
-    listed = _get(text, family, "layer_types") or text.get(rule.get("letters", ""))
+    listed = plain_value(text, family, "layer_types") or text.get(rule.get("letters", ""))
     if isinstance(listed, list | tuple | str):
         return [str(name) for name in listed]
     if "every" in rule:
-        every, offset = _get(text, family, rule["every"]), _get(text, family, rule["offset"])
+        every, offset = plain_value(text, family, rule["every"]), plain_value(text, family, rule["offset"])
         types = ["full_attention" if index % every == offset else rule["otherwise"] for index in range(count)]
         return [*rule.get("prefix", ()), *types][:count]
     if "indices" in rule:
-        attention = _get(text, family, rule["indices"])
+        attention = attention_indices(text, family)
         if attention is None:
             return [rule.get("absent", rule["otherwise"])] * count
         kinds, first = (rule["otherwise"], rule.get("listed", "full_attention")), rule.get("first", 0)
-        return [kinds[index + first in attention] for index in range(count)]
+        listed = frozenset(attention)
+        return [kinds[index + first in listed] for index in range(count)]
     window, length = (read(config, family, key) or 0 for key in ("sliding_window", "max_position_embeddings"))
     window = window if window < length else 0  # Nothing ever leaves such a window (Phi-3 with 128k).
     if rule.get("window") == "all":
@@ -328,9 +341,14 @@ def layer_types(config: Mapping[str, Any], family: Family) -> list[str]:
     if rule.get("window") == "above":
         first = read(config, family, "max_window_layers") if window else None
         return ["full_attention" if first is None or index < first else "sliding_attention" for index in range(count)]
-    types = _tiled(rule, _get(text, family, rule["key"]) if "key" in rule else None, count)
+    types = _tiled(rule, plain_value(text, family, rule["key"]) if "key" in rule else None, count)
     flags = text.get("no_rope_layers") if rule.get("key") == "no_rope_layer_interval" else None
     return [rule["period"][0 if flag else -1] for flag in flags] if flags else types
+
+
+def attention_indices(text: Mapping[str, Any], family: Family) -> Any:
+    """The list of layers with attention, in families whose config.json has one; None elsewhere."""
+    return plain_value(text, family, family.layers["indices"]) if "indices" in family.layers else None
 
 
 def _tiled(rule: Mapping[str, Any], length: Any, count: int) -> list[str]:
@@ -378,7 +396,7 @@ def rotated_layers(config: Mapping[str, Any], family: Family) -> list[int]:
         return []
     if family.rotated == "no_rope_layers":
         text = text_config(config, family)
-        interval = _get(text, family, "no_rope_layer_interval")
+        interval = plain_value(text, family, "no_rope_layer_interval")
         flags = text.get("no_rope_layers") or [
             (index + 1) % interval for index in range(read(config, family, "num_hidden_layers"))
         ]

@@ -6,17 +6,22 @@ from typing import Any
 from ctxext.errors import CtxextError
 from ctxext.families import (
     Family,
+    attention_indices,
     family_of,
     full_attention_layers,
+    named_family,
+    own_config,
+    plain_value,
     read,
     rotary_dim,
     sliding_layers,
     text_config,
 )
-from ctxext.reading.schemas import Config, checked
+from ctxext.reading.schemas import Config, Sizes, checked
 
-_READ: tuple[str, ...] = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers")
-_READ += ("max_position_embeddings", "rope_theta", "partial_rotary_factor")
+_NEEDED: tuple[str, ...] = ("hidden_size", "num_attention_heads", "num_hidden_layers", "qk_rope_head_dim")
+_NEEDED += ("no_rope_layer_interval", "attn_layer_period", "attn_layer_offset")
+_DERIVED = ("rope_theta", "local_rope_theta", "partial_rotary_factor", "head_dim")
 _ONE_PER_LAYER = ("layer_types", "no_rope_layers", "layer_rope_theta")
 
 
@@ -31,13 +36,19 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
         CtxextError: one of them is no size, heads do not divide, or a head's rotated part is odd.
     """
     try:
-        family = family_of(config)
+        plain = named_family(config)
     except CtxextError:  # Whoever needs the family says why there is none.
         return
+    text = text_config(config, plain)
+    sizes = {key: plain_value(text, plain, key) for key in Sizes.model_fields}
+    checked({**sizes, "attention_layers": attention_indices(text, plain)}, Sizes, name)
+    if null := next((key for key in _NEEDED if key in plain.defaults and sizes[key] is None), None):
+        raise CtxextError(f'"{name}": "{plain.aliases.get(null, null)}" is null, expected a number.')
+    family = family_of(config)
     if family.positions != "rotary" or family.reason:
         return
     _check_lists(config, family, name)
-    checked({key: read(config, family, key) for key in _READ}, Config, name)
+    checked({key: read(config, family, key) for key in _DERIVED}, Config, name)
     dim = rotary_dim(config, family)
     if dim < 4 or dim % 2:
         raise CtxextError(f'"{name}": "{dim}" dimensions of a head rotate, expected an even number of at least 4.')
@@ -92,7 +103,7 @@ def cache_numbers(config: Mapping[str, Any], family: Family, length: int) -> int
 def _per_token(config: Mapping[str, Any], family: Family, layer: int, *, sliding: bool) -> int:
     """Numbers that a layer keeps of one token."""
     text = text_config(config, family)
-    own = (text.get("per_layer_config") or {}).get(str(layer)) or {}
+    own = own_config(text, layer)
 
     def size(*names: str) -> int:
         return int(next((value for name in names if (value := own.get(name) or read(config, family, name))), 0))
@@ -100,9 +111,9 @@ def _per_token(config: Mapping[str, Any], family: Family, layer: int, *, sliding
     if rank := size("kv_lora_rank"):
         return rank + size("qk_rope_head_dim")
     if sliding:  # A family may give its full-attention layers heads of another size, which `read` tells.
-        heads, plain = size("swa_num_key_value_heads", "num_key_value_heads"), text.get("swa_head_dim")
-        plain = plain or text.get("head_dim") or family.defaults.get("head_dim")
-        head_dim = int(own.get("head_dim") or plain or 0) or size("head_dim")
+        heads, named = size("swa_num_key_value_heads", "num_key_value_heads"), own.get("head_dim")
+        plain = text.get("swa_head_dim") or text.get("head_dim") or family.defaults.get("head_dim")
+        head_dim = int(named or plain or size("head_dim"))
     else:
         heads, head_dim = size("num_global_key_value_heads", "num_key_value_heads"), size("head_dim")
     return heads * (head_dim + (size("v_head_dim") or head_dim))

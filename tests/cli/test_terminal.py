@@ -54,7 +54,7 @@ def test_configurations_cannot_talk_to_the_terminal(run, llama, tmp_path):
 @pytest.mark.parametrize("as_json", [False, True])
 def test_no_way_out_shows_a_token(as_json, capsys):
     """Each way by which a text leaves the program takes tokens out of it, whoever put them there."""
-    secret = "hf_TopSecretTopSecretTopSecret"
+    secret = "hf_NobodyGaveThisSecret"
     output = Output(as_json=as_json, verbose=True)
     output.result({"text": f"a {secret} b"}, f"a {secret} b")
     for tell in (output.note, output.detail, output.warning, output.next_step):

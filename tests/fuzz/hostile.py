@@ -14,8 +14,15 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
+from ctxext.cli.faults import FAULT, NO_MEMORY, TOO_DEEP, TRACEBACK
 from ctxext.recipes.known_models import known_models
 from ctxext.recipes.rotary import SENTINEL
+
+BAD = ("Traceback", "\x1b", FAULT, NO_MEMORY, TOO_DEEP)
+"""What no command may say, whatever it was given."""
+
+LOOKING = {TRACEBACK: "1"}
+"""The environment: whoever reads what was found wants to see where."""
 
 EXAMPLES = int(os.environ.get("CTXEXT_FUZZ", "0"))
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from forks import Server
 from hand_made import make_tokenizer, tiny_llama
-from hostile import ODD, TENSORS, TEXTS, a_folder, checkpoints, fuzzing, mutated, weights, write
+from hostile import BAD, LOOKING, ODD, TENSORS, TEXTS, a_folder, checkpoints, fuzzing, mutated, weights, write
 from tiny_base import make_base, write_jsonl
 
 pytestmark = pytest.mark.slow
@@ -32,14 +32,14 @@ ROW = {"text": "w2 w3 w4 " * 40, "messages": TALK}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    started = Server()
+    started = Server(LOOKING)
     yield started
     started.end()
 
 
 @pytest.fixture(scope="module")
 def light() -> Iterator[Server]:
-    started = Server(light=True)
+    started = Server(LOOKING, light=True)
     yield started
     started.end()
 
@@ -75,8 +75,7 @@ def check(server: Server, place: Path, *words: object, may_write: tuple[str, ...
     done = server(list(words), **{"in": str(place)}, seconds=120, **given)
     said = done["said"]
     assert done["code"] in (0, 1, 2), said[-3000:]
-    assert "Traceback" not in said, said[-3000:]
-    assert "\x1b" not in said
+    assert not [bad for bad in BAD if bad in said], said[-3000:]
     if done["code"] == 1 and words[0] != "verify":
         assert "error: " in said, said[-3000:]
         after = said[said.rindex("error: ") :]

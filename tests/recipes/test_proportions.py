@@ -51,6 +51,7 @@ def test_proportions(name, length, numbers):
 def test_a_chunk_s_overlap_is_an_eighth_of_it():
     assert resolved("dca", 4096, factor=2, chunk_size=80).local == 10
     assert resolved("dca", 4096, factor=2, chunk_size=7).local == 1
+    assert resolved("dca", 4096, factor=2, chunk_size=2).local == 1
     assert resolved("string", 4096, factor=1, shift=100).window == 100
 
 
@@ -247,7 +248,8 @@ def test_only_mspoe_may_choose_by_the_prompt():
 
 
 @pytest.mark.parametrize(
-    ("factor", "wanted"), [(1, [1]), (1.5, [1.5]), (2, [2]), (8, [2, 4, 8]), (9, [2, 4, 8, 9]), (16, [2, 4, 8, 16])]
+    ("factor", "wanted"),
+    [(1, [1]), (1.5, [1.5]), (2, [2]), (8, [2, 4, 8]), (9, [2, 4, 8, 9]), (16, [2, 4, 8, 16]), (2.5, [2, 2.5])],
 )
 def test_rungs_double_up_to_the_factor(factor, wanted):
     assert rungs(factor) == wanted

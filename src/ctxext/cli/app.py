@@ -1,10 +1,9 @@
 """The `ctxext` command: which commands there are, and how their errors are told."""
 
+import io
 import os
 import sys
-import traceback
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated
 
 import typer
@@ -13,6 +12,7 @@ from ctxext.cli.convert import convert, with_method_options
 from ctxext.cli.demo import demo
 from ctxext.cli.env import env
 from ctxext.cli.eval import eval_
+from ctxext.cli.faults import print_fault, tell_everywhere
 from ctxext.cli.finetune import finetune
 from ctxext.cli.inspect import inspect
 from ctxext.cli.interrupts import INTERRUPTED
@@ -24,7 +24,6 @@ from ctxext.cli.search import search_
 from ctxext.cli.verify import verify
 from ctxext.converters.output_directory import full_disk_told
 from ctxext.errors import CtxextError
-from ctxext.tokens import redacted
 from ctxext.version import __version__
 
 app = typer.Typer(
@@ -59,14 +58,10 @@ def _root(
     pass
 
 
-def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show one of our own bugs, without the token that may stand in it."""
-    sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, trace))))
-
-
 def main() -> None:
-    """Run the command line; a problem in the user's input becomes one line, a hint and exit code 1."""
-    sys.excepthook = _print_traceback
+    """Run the command line; whatever ends it becomes one line, a hint and exit code 1."""
+    _make_streams_take_everything()
+    tell_everywhere()
     try:
         with full_disk_told(Path("OUT")):  # What a command has not told itself, with its place in it.
             app()
@@ -80,3 +75,18 @@ def main() -> None:
             sys.stderr.flush()
             os._exit(INTERRUPTED)
         raise
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # A library in Rust that panics raises no Exception.
+        print_fault(error)
+        sys.exit(1)
+
+
+def _make_streams_take_everything() -> None:
+    """Let no sign end a command that the streams cannot write, and no stream that was closed."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  Until the process ends.
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

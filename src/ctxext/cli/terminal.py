@@ -37,10 +37,10 @@ def _written(character: str) -> str:
     return f"\\u{ord(character):04x}" if ord(character) > 0xFF else f"\\x{ord(character):02x}"
 
 
-def in_one_line(text: str) -> str:
-    """A message on one line, cut where it is longer than anyone reads."""
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+def in_one_line(text: str, longest: int = _LONGEST) -> str:
+    """A message on one line, cut where it is longer than anyone reads; a token goes before a cut leaves half of it."""
+    line = " ".join(redacted(text).split())
+    return line if len(line) <= longest else f"{line[:longest]}…"
 
 
 def bold(text: Any) -> Text:

@@ -10,18 +10,23 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ctxext.errors import CtxextError
 
+LONGEST = 10**10
+"""Tokens that no context is longer than."""
+
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 Layers = Annotated[int, Field(ge=1, le=10_000)]
 Index = Annotated[int, Field(ge=0, le=10_000)]
-Length = Annotated[int, Field(ge=1, le=10**10)]
+Length = Annotated[int, Field(ge=1, le=LONGEST)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, le=1e30)]
 Base = Annotated[float, Field(gt=1, le=1e30)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Size = Annotated[int, Field(ge=0, le=10_000_000)]
+Window = Annotated[int, Field(ge=0, le=LONGEST)]
 Offset = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Word = Annotated[str, Field(max_length=10_000)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-PerLayer = Count | list[Annotated[int, Field(ge=0, le=10_000_000)]]
+PerLayer = Count | list[Size]
 
 
 class Schema(BaseModel):
@@ -173,6 +178,40 @@ class Config(Schema):
     tie_word_embeddings: bool | None = None
     per_layer_config: dict[str, Any] | list[Any] | None = None
     attn_config: dict[str, Any] | None = None
+
+
+class LayerSizes(Schema):
+    """What is read of one layer where layers differ in size; 0 stands for none."""
+
+    num_key_value_heads: Size | None = None
+    num_global_key_value_heads: Size | None = None
+    swa_num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    v_head_dim: Size | None = None
+    qk_rope_head_dim: Size | None = None
+    kv_lora_rank: Size | None = None
+
+
+class Sizes(LayerSizes):
+    """What `families` and `geometry` read, by the standard names of transformers, whatever a family calls it."""
+
+    hidden_size: Count | None = None
+    num_attention_heads: Count | None = None
+    num_hidden_layers: Layers | None = None
+    num_kv_shared_layers: Index | None = None
+    global_head_dim: Size | None = None
+    swa_head_dim: Size | None = None
+    rotary_dim: Size | None = None
+    max_position_embeddings: Length | None = None
+    model_max_length: Length | None = None
+    sliding_window: Window | None = None
+    attention_chunk_size: Window | None = None
+    max_window_layers: Index | None = None
+    no_rope_layer_interval: Layers | None = None
+    attn_layer_period: Layers | None = None
+    attn_layer_offset: Index | None = None
+    attention_layers: list[Index] | None = None
+    per_layer_config: dict[str, LayerSizes | None] | None = None
 
 
 class CarriedCode(Schema):

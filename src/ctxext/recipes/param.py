@@ -4,12 +4,14 @@ The command line, the recipe files, the docs page and the search space are all r
 """
 
 import dataclasses
-import math
 import typing
 from collections.abc import Sequence
 from typing import Any
 
 from ctxext.errors import CtxextError
+
+_LARGEST = 1e30
+"""Of any number, so that what is worked out with it stays finite; the same as in a stranger's files."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,8 +169,8 @@ def checked(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any
 
 def _checked_number(option: str, value: Any, wanted: type) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
-        raise CtxextError(f'{option} must be a finite number, not "{value}".')
+    if not is_number or not abs(value) <= _LARGEST:  # NaN is no more so.
+        raise CtxextError(f'{option} must be a finite number of at most {_LARGEST:g}, not "{value}".')
     if wanted is int and value != int(value):
         raise CtxextError(f'{option} must be a whole number, not "{value}".')
     return wanted(value)

@@ -15,7 +15,7 @@ from ctxext.reading.strict import parse_yaml, read_text
 from ctxext.recipes.base import Method, Scaling
 from ctxext.recipes.code import code_files
 from ctxext.recipes.code_layout import without_code
-from ctxext.recipes.length import parse_length
+from ctxext.recipes.length import check_length, parse_length
 from ctxext.recipes.methods import method_named
 from ctxext.recipes.new_tensor import NewTensor
 from ctxext.recipes.param import value_type
@@ -75,7 +75,9 @@ class Recipe:
         encoding, steps = model.encoding, []
         for step in self.steps:
             steps.append(step.adapted(model).resolved(encoding))
-            encoding = encoding.at_length(steps[-1].reach(encoding))
+            reach = steps[-1].reach(encoding)
+            check_length(reach)
+            encoding = encoding.at_length(reach)
         return Recipe(steps, self.description, self.source)
 
     def taking_over(self, model: ModelConfig) -> tuple["Recipe", dict[str, Any]]:
@@ -110,6 +112,7 @@ class Recipe:
         for step in self.steps:
             if with_code or not step.needs_code():
                 model = step.edit(model)
+                check_length(model.encoding.usable_length)
         return model
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:

@@ -80,11 +80,6 @@ class Rotary(Encoding):
         return self.rope_type != "default" or self.context_length > self.trained_length
 
     @property
-    def claimed_length(self) -> int:
-        """What config.json says, in tokens."""
-        return self.declared_length or self.context_length
-
-    @property
     def usable_length(self) -> int:
         """The context it is meant for, in tokens; `dynamic` keeps the original maximum in config.json."""
         factor = self.parameters.get("factor") or 1.0 if self.rope_type == "dynamic" else 1.0
