@@ -217,6 +217,13 @@ def test_the_ramp_of_a_base_near_one_is_still_one():
     assert all(math.isfinite(value) and value > 0 for value in found)
 
 
+def test_the_largest_number():
+    assert step_from_dict({"method": "abf", "theta": 1e30}, "x").theta == 1e30
+    for value in (1.0001e30, -1.0001e30, math.inf, math.nan):
+        with pytest.raises(CtxextError, match=r"theta must be a finite number of at most 1e\+30"):
+            step_from_dict({"method": "abf", "theta": value}, "x")
+
+
 def test_help_says_the_limits():
     said = Limits(help="It counts.", min=1.0, max=8, choices=("a", "b")).describe()
     assert said == "It counts. (a or b, at least 1, at most 8)"
