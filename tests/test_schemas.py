@@ -15,13 +15,14 @@ from ctxext.reading.schemas import (
     Manifest,
     Scaling,
     ShardIndex,
+    Sizes,
     TokenizerConfig,
     check_config,
     checked,
 )
 
 NOT_COUNTS = (0, -1, 1.5, 1.0, "4", True, 10**12)
-NOT_LENGTHS = (0, -1, 1e3, "128", True, 10**12)
+NOT_LENGTHS = (0, -1, 1e3, "128", True, 10**10 + 1)
 NOT_FACTORS = (0, -1.0, "4", True, math.inf, math.nan, 1e40)
 LOGGED = [{"step": 1, "loss": 0.5, "eval_loss": None}]
 STATE = {"global_step": 2, "max_steps": 3, "epoch": 0.5, "log_history": LOGGED, "stateful_callbacks": {}}
@@ -53,6 +54,9 @@ EDGES = [
         ({**CODE, "steps": []}, {**CODE, "steps": [STEP] * 101}),
     ),
     (Config, "ctxext_code", ({**CODE, "steps": [{**STEP, "per_prompt": True}]},), ({"steps": [STEP]}, CODE)),
+    (Sizes, "kv_lora_rank", (0, 1, 10_000_000, None), (-1, 1.5, "4", True, 10**8)),
+    (Sizes, "sliding_window", (0, 1, 10**10, None), (-1, 1.5, "4", True, 10**10 + 1)),
+    (Sizes, "per_layer_config", ({"0": {"head_dim": 0}, "1": None},), ({"0": {"head_dim": -1}}, {"0": 1}, [])),
     (Scaling, "factor", (0.5, 1, 1e30), NOT_FACTORS),
     (Scaling, "attention_factor", (0, -1.5, 1e300), (math.inf, math.nan, "1", True)),
     (Scaling, "long_factor", ([0.5, 2], []), ([0], [math.inf], ["2"], 2.0)),
