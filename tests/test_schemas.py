@@ -8,7 +8,7 @@ import pytest
 from ctxext.errors import CtxextError
 from ctxext.geometry import check_sizes
 from ctxext.reading.journal import TrainerState, is_as, is_line
-from ctxext.reading.report import AtLength, Cell, Entry, Perplexity, Reach, Report
+from ctxext.reading.report import Report
 from ctxext.reading.schemas import (
     Config,
     GenerationConfig,
@@ -23,7 +23,7 @@ from ctxext.reading.schemas import (
 )
 
 NOT_COUNTS = (0, -1, 1.5, 1.0, "4", True, 10**12)
-NOT_LENGTHS = (0, -1, 1e3, "128", True, 10**12)
+NOT_LENGTHS = (0, -1, 1e3, "128", True, 10**10 + 1)
 NOT_FACTORS = (0, -1.0, "4", True, math.inf, math.nan, 1e40)
 LOGGED = [{"step": 1, "loss": 0.5, "eval_loss": None}]
 STATE = {"global_step": 2, "max_steps": 3, "epoch": 0.5, "log_history": LOGGED, "stateful_callbacks": {}}
@@ -60,6 +60,9 @@ EDGES = [
     (Sizes, "sliding_window", (0, 128, None), (-1, 0.5, [16], "16", 10**12)),
     (Sizes, "attention_layers", ([0, 3], None), (3, ["0"], [-1], [[0]])),
     (Sizes, "per_layer_config", ({}, {"0": None}, {"0": {"head_dim": 8}}), ([], {"0": 1}, {"0": {"head_dim": "x"}})),
+    (Sizes, "kv_lora_rank", (0, 1, 10_000_000, None), (-1, 1.5, "4", True, 10**8)),
+    (Sizes, "sliding_window", (0, 1, 10**10, None), (-1, 1.5, "4", True, 10**10 + 1)),
+    (Sizes, "per_layer_config", ({"0": {"head_dim": 0}, "1": None},), ({"0": {"head_dim": -1}}, {"0": 1}, [])),
     (Scaling, "factor", (0.5, 1, 1e30), NOT_FACTORS),
     (Scaling, "attention_factor", (0, -1.5, 1e300), (math.inf, math.nan, "1", True)),
     (Scaling, "long_factor", ([0.5, 2], []), ([0], [math.inf], ["2"], 2.0)),

@@ -69,7 +69,7 @@ LENGTH_ABOVE = "model_max_length"
 def _check_lists(config: Mapping[str, Any], family: Family, name: str) -> None:
     """Check the lists that have one entry for each layer."""
     text = text_config(config, family)
-    count = read(config, family, "num_hidden_layers") or 0
+    count = read(config, family, "num_hidden_layers")
     for key in _ONE_PER_LAYER:
         listed = text.get(key)
         if isinstance(listed, list) and len(listed) < count:
