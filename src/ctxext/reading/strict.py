@@ -16,6 +16,8 @@ _MAX_YAML_BYTES = 4_000_000
 _MAX_DEPTH = 64
 _MAX_DIGITS = 400
 _MAX_ALIASES = 16
+_OF_VALUES = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""What PyYAML raises where a value is not as its tag says, or where merges of aliases nest too deep for it."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -89,7 +91,7 @@ def parse_yaml(text: str, name: str) -> Any:
         content = yaml.load(text, Loader=_Strict)
     except _DoubleKey as error:
         raise CtxextError(f'"{name}" has the key "{error.args[0]}" twice.', hint="Keep one of the two.") from error
-    except (yaml.YAMLError, ValueError, TypeError, OverflowError, AttributeError) as error:
+    except (yaml.YAMLError, *_OF_VALUES) as error:
         raise CtxextError(f'"{name}" is not valid YAML: {" ".join(str(error).split())}') from error
     _check_tree(content, name)
     return content
