@@ -1,6 +1,7 @@
 """JSON and YAML without what only an attacker or an accident writes: depth, doubles, bombs, half characters."""
 
 import json
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,11 +30,11 @@ def read_text(path: Path, limit: int = _MAX_BYTES) -> str:
     """
     try:
         with open_regular(path) as file:
-            content = file.read(limit + 1)
+            if os.fstat(file.fileno()).st_size > limit:
+                raise CtxextError(f'"{path}" is larger than {limit // 1_000_000} MB, which no such file is.')
+            content = file.read(limit)
     except OSError as error:
         raise CtxextError(f'"{path}" cannot be read: {error.strerror}.', hint="Check its permissions.") from error
-    if len(content) > limit:
-        raise CtxextError(f'"{path}" is larger than {limit // 1_000_000} MB, which no such file is.')
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
