@@ -1,6 +1,7 @@
 """JSON and YAML without what only an attacker or an accident writes: depth, doubles, bombs, half characters."""
 
 import json
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,8 @@ _MAX_YAML_BYTES = 4_000_000
 _MAX_DEPTH = 64
 _MAX_DIGITS = 400
 _MAX_ALIASES = 16
+_OF_VALUES = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""What PyYAML raises where a value is not as its tag says, or where merges of aliases nest too deep for it."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -27,11 +30,11 @@ def read_text(path: Path, limit: int = _MAX_BYTES) -> str:
     """
     try:
         with open_regular(path) as file:
-            content = file.read(limit + 1)
+            if os.fstat(file.fileno()).st_size > limit:
+                raise CtxextError(f'"{path}" is larger than {limit // 1_000_000} MB, which no such file is.')
+            content = file.read(limit)
     except OSError as error:
         raise CtxextError(f'"{path}" cannot be read: {error.strerror}.', hint="Check its permissions.") from error
-    if len(content) > limit:
-        raise CtxextError(f'"{path}" is larger than {limit // 1_000_000} MB, which no such file is.')
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -89,7 +92,7 @@ def parse_yaml(text: str, name: str) -> Any:
         content = yaml.load(text, Loader=_Strict)
     except _DoubleKey as error:
         raise CtxextError(f'"{name}" has the key "{error.args[0]}" twice.', hint="Keep one of the two.") from error
-    except (yaml.YAMLError, ValueError, TypeError, OverflowError, AttributeError) as error:
+    except (yaml.YAMLError, *_OF_VALUES) as error:
         raise CtxextError(f'"{name}" is not valid YAML: {" ".join(str(error).split())}') from error
     _check_tree(content, name)
     return content
