@@ -51,6 +51,7 @@ TESTS = (
 """Files of quick tests that may see a mutant; of each only the tests that call what was changed are run."""
 
 LEFT: Mapping[str, Mapping[str, str]] = {
+    "evaluate/scoring/as_written.py": {"_SHORTEST": "Which made-up token a model is given to forget longer prompts."},
     "evaluate/scoring/batch_size.py": dict.fromkeys(
         ("_MAX_ROWS", "_SHARE", "_STATES", "rows_that_fit", "_memory"),
         "How many prompts run at once: a guess at memory, on which no figure hangs.",

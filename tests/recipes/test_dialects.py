@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from ctxext.families import FAMILIES
-from ctxext.recipes import PositionInterpolation, Yarn
+from ctxext.recipes import Yarn
 from ctxext.recipes.dialects import native_type, nested_by_type, rope_scaling, unsupported, write_explicit, write_length
 from ctxext.recipes.encoding import provenance
 from ctxext.recipes.rotary import model_config
@@ -15,8 +15,8 @@ LLAMA = {"model_type": "llama", "rope_theta": 1e4, **SIZES}
 GEMMA = {"model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e4, "head_dim": 8, **SIZES}
 
 
-def edited(config, step=None):
-    return (step or Yarn(factor=2)).edit(model_config(config)).config
+def edited(config):
+    return Yarn(factor=2).edit(model_config(config)).config
 
 
 def test_some_classes_of_transformers_4_accept_certain_keys_only():
@@ -41,39 +41,41 @@ def test_layer_types_have_schedules_of_their_own():
     assert nested_by_type(bare, without, full) == {"full_attention": full}
 
 
-def test_the_head_s_size_is_said_where_the_class_takes_it():
-    assert edited(LLAMA)["head_dim"] == 8
-    assert edited({**LLAMA, "head_dim": 16})["head_dim"] == 16
-    falcon = {"model_type": "falcon", "rope_theta": 1e4, **SIZES, "alibi": False}
-    assert "head_dim" not in edited(falcon, PositionInterpolation(factor=2))
-    latent = {"model_type": "deepseek_v3", "qk_rope_head_dim": 8, "head_dim": None, **SIZES}
-    text = {}
-    write_explicit(latent, {}, text, FAMILIES["deepseek_v3"])
-    assert "head_dim" not in text
-    text = {}
-    write_explicit({"model_type": "llama"}, {}, text, dataclasses.replace(FAMILIES["llama"], defaults={}))
-    assert text == {}, "where nothing says the size"
+LATENT = {"model_type": "deepseek_v3", "qk_rope_head_dim": 8, **SIZES}
+FALCON = {"model_type": "falcon", **SIZES, "alibi": False}
 
 
-def test_the_sliding_base_is_said_where_a_key_is_for_it():
-    assert (
-        edited({key: value for key, value in GEMMA.items() if key != "rope_local_base_freq"})["rope_local_base_freq"]
-        == 1e4
-    )
-    assert "rope_local_base_freq" not in edited(LLAMA)
+@pytest.mark.parametrize(
+    ("config", "said", "written"),
+    [
+        (LLAMA, {}, {"head_dim": 8}),
+        (LLAMA, {"head_dim": 16}, {"head_dim": 16}),
+        (FALCON, {}, {}),
+        (LATENT, {}, {}),
+        ({"model_type": "llama"}, {}, {}),
+    ],
+)
+def test_the_head_s_size_is_said_where_the_class_takes_it(config, said, written):
+    family = FAMILIES[config["model_type"]]
+    text = dict(said)
+    write_explicit(config, {}, text, family if len(config) > 1 else dataclasses.replace(family, defaults={}))
+    assert text == written
+
+
+@pytest.mark.parametrize("said", [{}, {"rope_local_base_freq": 1e4}])
+def test_the_sliding_base_is_said_where_a_key_is_for_it(said):
+    text, config = {}, {key: value for key, value in GEMMA.items() if key != "rope_local_base_freq"}
+    write_explicit({**config, **said}, {}, text, FAMILIES["gemma3_text"])
+    assert text == {"head_dim": 8, "rope_local_base_freq": 1e4}
 
 
 @pytest.mark.parametrize("said", [{}, {"dtype": "bfloat16"}, {"torch_dtype": "bfloat16"}])
 def test_the_weights_type_is_said_under_both_names(said):
-    found = edited({**LLAMA, **said})
-    wanted = dict.fromkeys(("dtype", "torch_dtype"), "bfloat16") if said else {}
-    assert {key: found[key] for key in ("dtype", "torch_dtype") if key in found} == wanted
-
-
-def test_the_weights_type_of_a_nested_part_is_its_own():
-    nested = {"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": {**GEMMA, "dtype": "float32"}}
-    found = edited(nested)
-    assert (found["dtype"], found["text_config"]["torch_dtype"]) == ("bfloat16", "float32")
+    whole, text = dict(said), {"head_dim": 8, "dtype": "float32"}
+    write_explicit(LLAMA, whole, text, FAMILIES["llama"])
+    assert whole == (dict.fromkeys(("dtype", "torch_dtype"), "bfloat16") if said else {})
+    assert text == {"head_dim": 8, "dtype": "float32", "torch_dtype": "float32"}, "a nested part has its own"
+    assert edited({**LLAMA, **said}).get("torch_dtype") == ("bfloat16" if said else None)
 
 
 @pytest.mark.parametrize(("above", "wanted"), [({}, {}), ({"model_max_length": 64}, {"model_max_length": 128})])

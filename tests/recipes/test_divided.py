@@ -63,6 +63,8 @@ def test_the_paper_s_numbers_and_the_smallest(name):
     usual = DIVIDED[name](factor=2)
     assert {key: getattr(usual, key) for key in PUBLISHED[name]} == PUBLISHED[name]
     smallest = {"cope": {"theta": 1, "num_faded": 0}}.get(name, {"beta_fast": 0, "beta_slow": 0})
+    with pytest.raises(CtxextError, match="factor must be at least 1"):
+        DIVIDED[name](factor=0.99)
     assert len(usual.divisors(PLAIN)) == len(DIVIDED[name](factor=2, **smallest).divisors(PLAIN)) == 4
 
 

@@ -23,6 +23,20 @@ def test_refused(text):
         parse_length(text)
 
 
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + "M", "10000000001", "9999999M"])
+def test_longer_than_any_context(text):
+    with pytest.raises(CtxextError, match="more than any context has"):
+        parse_length(text)
+    assert parse_length("10000000000") == 10**10
+
+
+@pytest.mark.parametrize("method", ["pi", "dynamic", "self-extend"])
+@pytest.mark.parametrize("factor", [1e30, 1e9])
+def test_a_recipe_that_reaches_further(method, factor, run, llama):
+    result = run("convert", llama, "-m", method, f"--factor={factor}", "--dry-run")
+    assert "tokens are more than any context has" in result.exception.message
+
+
 @pytest.mark.parametrize(
     ("tokens", "text"), [(1, "1"), (1023, "1023"), (1024, "1k"), (1536, "1536"), (2**20, "1M"), (2**20 + 1024, "1025k")]
 )

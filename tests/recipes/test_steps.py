@@ -1,5 +1,7 @@
 """What every step says and does, whatever its method: whom it is for, how far it reaches, what it takes over."""
 
+import dataclasses
+
 import pytest
 
 from ctxext.errors import CtxextError
@@ -11,11 +13,13 @@ from ctxext.recipes.buckets import WiderBuckets
 from ctxext.recipes.code import code_files
 from ctxext.recipes.distance_aware import DistanceAware
 from ctxext.recipes.recipe import step_from_dict
+from ctxext.recipes.relation import ReRope
 from ctxext.recipes.rotary import Rotary, model_config
 
 LENGTH = 128
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 LLAMA |= {"max_position_embeddings": LENGTH}
+HEADS = MsPoE(first_layer=0, head_order="fixed")
 ROTARY = Rotary(theta=1e4, dim=8, span=8, trained_length=LENGTH, context_length=LENGTH, parameters={})
 EXAMPLES = {
     "rotary": LLAMA,
@@ -116,6 +120,12 @@ def test_a_search_never_makes_less_than_the_wanted_context(numbers, factor):
     assert Yarn.from_search({"beta_fast": 9.0, **numbers}, ROTARY, 4.0) == Yarn(factor=factor, beta_fast=9)
 
 
+def test_numbers_have_the_declared_type_however_they_were_written():
+    assert repr(Yarn(factor=2).factor) == "2.0"
+    assert repr(Yarn(target_length=300.0).target_length) == "300"
+    assert MsPoE(ranks=[[0, 1]]).ranks == ((0, 1),)
+
+
 def test_a_step_as_a_recipe_file_has_it():
     step = step_from_dict({"method": "mspoe", "ranks": [[0, 1], [1, 0]], "ratio_max": 2}, "here")
     written = step.to_dict()
@@ -135,9 +145,17 @@ def test_wider_buckets():
     assert not WiderBuckets.is_published, "nothing was measured"
 
 
+def test_code_that_reaches_further_says_so_in_the_configuration():
+    """Only then: a model that declares more than it was trained on goes on declaring it."""
+    declares = {**LLAMA, "max_position_embeddings": 4096}
+    for step, length in ((ReRope(factor=2), 2 * LENGTH), (HEADS, 4096)):
+        model = step.edit(model_config(declares, LENGTH))
+        assert model.config["max_position_embeddings"] == model.encoding.claimed_length == length
+
+
 @pytest.mark.parametrize("order", ["prompt", "fixed"])
 def test_what_chooses_by_the_prompt_is_marked(order):
-    step = MsPoE(head_order=order, first_layer=0).edit(model_config(LLAMA)).code["steps"][0]
+    step = dataclasses.replace(HEADS, head_order=order).edit(model_config(LLAMA)).code["steps"][0]
     assert step.get("per_prompt") == (True if order == "prompt" else None)
 
 
