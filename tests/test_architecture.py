@@ -13,7 +13,17 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # what has no name of its own belongs to the room around it. The portable code stands outside: it imports none of them.
 LAYERS = (
     *("serving", "version", "errors", "tokens", "locks", "files", "reading", "loading", "engine"),
-    *("data", "unknown_types", "families", "geometry", "checkpoint", "recipes", "verify", "converters"),
+    *(
+        "data",
+        "unknown_types",
+        "families",
+        "geometry",
+        "checkpoint",
+        "described_size",
+        "recipes",
+        "verify",
+        "converters",
+    ),
     *("evaluate.processes", "evaluate.checkpoint_info"),
     *("evaluate.scoring.prefix_cache", "evaluate.model", "evaluate.served", "evaluate.scoring"),
     *("evaluate.tasks", "evaluate.settings", "evaluate.tasks.retrieval", "evaluate.report", "evaluate"),

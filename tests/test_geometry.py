@@ -19,6 +19,7 @@ LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "nu
         {"layer_types": ["full_attention"] * 2},
         {"layer_types": ["full_attention"] * 3},
         {"no_rope_layers": None},
+        {"head_dim": None, "num_key_value_heads": None, "rope_theta": None},
         # Whoever needs a family says what is wrong with it, and other encodings have no rotated part.
         {"model_type": "unheard-of", "head_dim": 7},
         {"model_type": "bert", "head_dim": 7},
@@ -42,7 +43,10 @@ EVEN = "dimensions of a head rotate, expected an even number of at least 4."
         ({"layer_types": ["full_attention"]}, '"layer_types" has "1" entries, expected one for each of 2 layers.'),
         ({"no_rope_layers": [1]}, '"no_rope_layers" has "1" entries, expected one for each of 2 layers.'),
         ({"layer_rope_theta": []}, '"layer_rope_theta" has "0" entries, expected one for each of 2 layers.'),
+        ({"num_hidden_layers": None}, '"num_hidden_layers" is null, expected a number.'),
+        ({"rope_parameters": {"rope_theta": 0.5}}, '"rope_theta" is "0.5", expected greater than 1.'),
         # Under the family's own name for it.
+        ({"model_type": "mpt", "n_layers": None}, '"n_layers" is null, expected a number.'),
         (
             {"model_type": "falcon", "num_kv_heads": 0.5, "new_decoder_architecture": True},
             '"num_key_value_heads" is "0.5", expected a valid integer.',

@@ -44,7 +44,7 @@ def shown(value) -> str:
         (nested(65), "deeper than 64 levels"),
         (nested(65, '"\\u0041"'), "deeper than 64 levels"),
         (nested(33, "1", '{"a":[', "]}"), "deeper than 64 levels"),
-        ("[" * 200_000, "deeper than 64 levels"),
+        ("[" * 200_000, "deeper than 64 levels|not valid JSON"),
         ("1" * 401, "a number of 401 digits"),
         ("1" * 5000, "a number of 5000 digits"),
         ('{"a":\n ', "not valid JSON: Expecting value in line 2"),

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from ctxext.errors import CtxextError
+from ctxext.geometry import check_sizes
 from ctxext.reading.journal import TrainerState, is_as, is_line
 from ctxext.reading.report import Report
 from ctxext.reading.schemas import (
@@ -15,13 +16,14 @@ from ctxext.reading.schemas import (
     Manifest,
     Scaling,
     ShardIndex,
+    Sizes,
     TokenizerConfig,
     check_config,
     checked,
 )
 
 NOT_COUNTS = (0, -1, 1.5, 1.0, "4", True, 10**12)
-NOT_LENGTHS = (0, -1, 1e3, "128", True, 10**12)
+NOT_LENGTHS = (0, -1, 1e3, "128", True, 10**10 + 1)
 NOT_FACTORS = (0, -1.0, "4", True, math.inf, math.nan, 1e40)
 LOGGED = [{"step": 1, "loss": 0.5, "eval_loss": None}]
 STATE = {"global_step": 2, "max_steps": 3, "epoch": 0.5, "log_history": LOGGED, "stateful_callbacks": {}}
@@ -53,6 +55,14 @@ EDGES = [
         ({**CODE, "steps": []}, {**CODE, "steps": [STEP] * 101}),
     ),
     (Config, "ctxext_code", ({**CODE, "steps": [{**STEP, "per_prompt": True}]},), ({"steps": [STEP]}, CODE)),
+    (Sizes, "num_attention_heads", (1, None), (*NOT_COUNTS, [4])),
+    (Sizes, "num_key_value_heads", (0, 1, None), ([1], "2", 1.5, -1)),
+    (Sizes, "sliding_window", (0, 128, None), (-1, 0.5, [16], "16", 10**12)),
+    (Sizes, "attention_layers", ([0, 3], None), (3, ["0"], [-1], [[0]])),
+    (Sizes, "per_layer_config", ({}, {"0": None}, {"0": {"head_dim": 8}}), ([], {"0": 1}, {"0": {"head_dim": "x"}})),
+    (Sizes, "kv_lora_rank", (0, 1, 10_000_000, None), (-1, 1.5, "4", True, 10**8)),
+    (Sizes, "sliding_window", (0, 1, 10**10, None), (-1, 1.5, "4", True, 10**10 + 1)),
+    (Sizes, "per_layer_config", ({"0": {"head_dim": 0}, "1": None},), ({"0": {"head_dim": -1}}, {"0": 1}, [])),
     (Scaling, "factor", (0.5, 1, 1e30), NOT_FACTORS),
     (Scaling, "attention_factor", (0, -1.5, 1e300), (math.inf, math.nan, "1", True)),
     (Scaling, "long_factor", ([0.5, 2], []), ([0], [math.inf], ["2"], 2.0)),
@@ -253,3 +263,34 @@ def test_lines_of_an_evaluation():
         assert not is_line({**long, **change}), change
     for nothing in (None, [], "x", 7, {}):
         assert not is_line(nothing)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key", "value"),
+    [
+        ("qwen2", "num_key_value_heads", [1]),
+        ("llama4_text", "no_rope_layer_interval", None),
+        ("llama4_text", "attention_chunk_size", [16]),
+        ("jamba", "attn_layer_period", 0),
+        ("jamba", "attn_layer_offset", "x"),
+        ("bamba", "attn_layer_indices", 3),
+        ("granitemoehybrid", "num_hidden_layers", None),
+        ("gemma3_text", "sliding_window", "wide"),
+        ("gemma4_text", "per_layer_config", {"0": {"head_dim": [8]}}),
+        ("mpt", "n_heads", [4]),
+        ("gpt2", "n_layer", {}),
+        ("llama", "hidden_size", None),
+        ("deepseek_v3", "kv_lora_rank", "x"),
+        ("deepseek_v3", "qk_rope_head_dim", None),
+    ],
+)
+def test_a_size_is_one_whatever_its_family_calls_it(model_type, key, value):
+    """These were read as they stood, and ended in an exception somewhere behind."""
+
+    def read(config):
+        check_config(config, "x.json")
+        check_sizes(config, "x.json")
+
+    read({"model_type": model_type})
+    with pytest.raises(CtxextError, match=r'^"(x|config)\.json": "[a-z_.0]+" '):
+        read({"model_type": model_type, key: value})

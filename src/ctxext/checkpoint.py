@@ -12,7 +12,7 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.families import Family
-from ctxext.files import MANIFEST, open_regular
+from ctxext.files import MANIFEST, is_text, open_regular
 from ctxext.geometry import check_sizes, claimed_length
 from ctxext.reading.schemas import SCHEMAS, Header, check_config, checked
 from ctxext.reading.strict import parse_json, read_text
@@ -51,7 +51,9 @@ class Checkpoint:
     @property
     def public_name(self) -> str:
         """The name that may be published: a Hub id as it is, a folder by its last part, as its path helps nobody."""
-        return self.name if self.revision or self.name == "demo" else self.folder.resolve().name
+        if self.revision or self.name == "demo":
+            return self.name
+        return self.folder.resolve().name.encode("utf-8", "replace").decode()  # Bytes that are no text stay here.
 
     @cached_property
     def files(self) -> list[Path]:
@@ -93,6 +95,8 @@ class Checkpoint:
         """
         home, linked = self.folder.resolve(), (self.read_json(MANIFEST) or {}).get("links") or {}
         for path in self.files:
+            if not is_text(str(path)):
+                raise CtxextError(f'"{path}" of "{self.name}" has a name that is not text in UTF-8.', hint="Rename it.")
             place = self.folder / path
             target = place.resolve()
             if not place.exists():

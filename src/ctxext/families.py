@@ -144,11 +144,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 
 def named_family(config: Mapping[str, Any]) -> Family:
-    """The family that a config.json names; its sizes are not read, so they may be anything.
-
-    Raises:
-        CtxextError: the model type is missing or unknown, or it is not a causal language model.
-    """
+    """The family that a config.json names, before anything else in it is read; raises as `family_of`."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise CtxextError("config.json has no model_type.", hint="Is this the folder of a transformers checkpoint?")
@@ -328,7 +324,7 @@ def layer_types(config: Mapping[str, Any], family: Family) -> list[str]:
         types = ["full_attention" if index % every == offset else rule["otherwise"] for index in range(count)]
         return [*rule.get("prefix", ()), *types][:count]
     if "indices" in rule:
-        attention = attention_indices(text, family)
+        attention = plain_value(text, family, rule["indices"])
         if attention is None:
             return [rule.get("absent", rule["otherwise"])] * count
         kinds, first = (rule["otherwise"], rule.get("listed", "full_attention")), rule.get("first", 0)
@@ -344,11 +340,6 @@ def layer_types(config: Mapping[str, Any], family: Family) -> list[str]:
     types = _tiled(rule, plain_value(text, family, rule["key"]) if "key" in rule else None, count)
     flags = text.get("no_rope_layers") if rule.get("key") == "no_rope_layer_interval" else None
     return [rule["period"][0 if flag else -1] for flag in flags] if flags else types
-
-
-def attention_indices(text: Mapping[str, Any], family: Family) -> Any:
-    """The list of layers with attention, in families whose config.json has one; None elsewhere."""
-    return plain_value(text, family, family.layers["indices"]) if "indices" in family.layers else None
 
 
 def _tiled(rule: Mapping[str, Any], length: Any, count: int) -> list[str]:

@@ -1,8 +1,10 @@
 """What every part that writes or checks files has in common: the record's name, digests, JSON text, progress."""
 
+import errno
 import hashlib
 import json
 import os
+import shutil
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +35,31 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def is_text(name: str) -> bool:
+    """Whether a file's name can be written down; one that is not text holds halves of characters."""
+    return name == name.encode("utf-8", "ignore").decode()
+
+
+def copy_whole(origin: Path, target: Path) -> None:
+    """Copy a file; a disk that has not the room for it says so before anything is written.
+
+    Raises:
+        OSError: the disk is full, or a place cannot be read or written.
+    """
+    check_room(target.parent, origin.stat().st_size)
+    shutil.copyfile(origin, target)
+
+
+def check_room(folder: Path, size: int) -> None:
+    """Raise at once what writing so many bytes would raise in the end.
+
+    Raises:
+        OSError: the disk has not so many left.
+    """
+    if shutil.disk_usage(folder).free < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def sha256_of(path: Path) -> str:
     """A file's SHA-256, read in pieces."""
     digest = hashlib.sha256()
@@ -43,8 +70,8 @@ def sha256_of(path: Path) -> str:
 
 
 def as_json(content: Mapping[str, Any]) -> str:
-    """A JSON file's text, as transformers writes it."""
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    """A JSON file's text, as transformers writes it; halves of characters, as names of files may hold, become "?"."""
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "replace").decode()
 
 
 def stamp_of(path: Path) -> list[int]:

@@ -6,7 +6,6 @@ from typing import Any
 from ctxext.errors import CtxextError
 from ctxext.families import (
     Family,
-    attention_indices,
     family_of,
     full_attention_layers,
     named_family,
@@ -41,7 +40,8 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
         return
     text = text_config(config, plain)
     sizes = {key: plain_value(text, plain, key) for key in Sizes.model_fields}
-    checked({**sizes, "attention_layers": attention_indices(text, plain)}, Sizes, name)
+    indices = plain.layers.get("indices")
+    checked({**sizes, "attention_layers": indices and plain_value(text, plain, indices)}, Sizes, name)
     if null := next((key for key in _NEEDED if key in plain.defaults and sizes[key] is None), None):
         raise CtxextError(f'"{name}": "{plain.aliases.get(null, null)}" is null, expected a number.')
     family = family_of(config)
@@ -69,7 +69,7 @@ LENGTH_ABOVE = "model_max_length"
 def _check_lists(config: Mapping[str, Any], family: Family, name: str) -> None:
     """Check the lists that have one entry for each layer."""
     text = text_config(config, family)
-    count = read(config, family, "num_hidden_layers") or 0
+    count = read(config, family, "num_hidden_layers")
     for key in _ONE_PER_LAYER:
         listed = text.get(key)
         if isinstance(listed, list) and len(listed) < count:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import json
 import os
 import shutil
@@ -15,6 +16,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from ctxext.cli.faults import FAULT, NO_MEMORY, TOO_DEEP, TRACEBACK
+from ctxext.families import FAMILIES, Family
+from ctxext.reading.schemas import Config, Scaling, Sizes
+from ctxext.recipes import METHODS
 from ctxext.recipes.known_models import known_models
 from ctxext.recipes.rotary import SENTINEL
 
@@ -156,6 +160,19 @@ ODD = st.one_of(
     st.floats(),
     st.text(max_size=9),
 )
+DEEP = st.integers(1, 500).map(lambda depth: json.loads("[" * depth + "]" * depth))
+LONG = st.sampled_from(["x" * 100_000, "9" * 300, [1] * 20_000, ["full_attention"] * 20_000, [{}] * 3000])
+SCHEDULE = st.fixed_dictionaries(
+    {"rope_type": st.sampled_from(["linear", "dynamic", "yarn", "longrope", "llama3", "default", "proportional"])},
+    optional={
+        key: st.sampled_from([1, 4.0, 2.0, 128, 1e30, 1e-9, 0.5, [1.0] * 4, None])
+        for key in Scaling.model_fields
+        if key != "rope_type"
+    },
+)
+ODDER = st.one_of(ODD, ODD, DEEP, LONG, SCHEDULE, SCHEDULE.map(lambda each: {"full_attention": each}))
+"""Values for keys whose place in a configuration is known: nested, long, and schedules that nearly make sense."""
+
 TEXTS = (
     "",
     "[]",
@@ -206,6 +223,58 @@ def known_configs() -> list[dict[str, Any]]:
         config = {**LLAMA, "model_type": known.model_types[0], **facts}
         found.append({**config, "rope_parameters": {"rope_theta": config["rope_theta"], **schedule}})
     return found
+
+
+def put(config: dict[str, Any], key: str, value: Any) -> None:
+    """Set a key whose name may be dotted."""
+    *way, last = key.split(".")
+    for part in way:
+        config[part] = config[part] if isinstance(config.get(part), dict) else {}
+        config = config[part]
+    config[last] = value
+
+
+OTHER_KEYS = ("quantization_config", "is_encoder_decoder", "pad_token_id", "eos_token_id", "hidden_act", "dtype")
+OTHER_KEYS += ("attention_k_eq_v", "multi_query", "position_embedding_type", "dual_chunk_attention_config", "mem_len")
+OTHER_KEYS += ("max_relative_positions", "position_buckets", "attn_config.alibi_bias_max", "n_ctx", "num_labels")
+ALL_KEYS = sorted({*Config.model_fields, *Sizes.model_fields, *Scaling.model_fields, *OTHER_KEYS})
+
+
+def keys_of(family: Family) -> list[str]:
+    """What a family reads under names of its own."""
+    rules = [family.layers.get(rule) for rule in ("key", "every", "offset", "indices", "letters")]
+    own = [family.length_key, family.theta_key, *family.aliases.values(), *family.defaults, "rope_scaling"]
+    return [*own, "rope_parameters", "layer_types", *(rule for rule in rules if rule)]
+
+
+@st.composite
+def family_configs(draw: Any) -> dict[str, Any]:
+    """A configuration of any family, under its own names, with one to three keys as nobody should write them."""
+    family = FAMILIES[draw(st.sampled_from(sorted(FAMILIES)))]
+    config: dict[str, Any] = {**LLAMA, "model_type": family.model_type}
+    for key in ("architectures", "rope_scaling", *(["rope_parameters"] * draw(st.booleans()))):
+        del config[key]
+    for key, own in family.aliases.items():
+        if key in config:
+            put(config, own, config.pop(key))
+    for _ in range(draw(st.integers(1, 3))):
+        put(config, draw(st.sampled_from(draw(st.sampled_from([ALL_KEYS, keys_of(family)])))), draw(ODDER))
+    if family.text_config and draw(st.booleans()):
+        return {"model_type": family.model_type, family.text_config: config}
+    return config
+
+
+@st.composite
+def recipes(draw: Any) -> dict[str, Any]:
+    """A recipe of any methods, its numbers as nobody should write them."""
+    steps = []
+    for method in draw(st.lists(st.sampled_from(METHODS), min_size=1, max_size=3)):
+        names = [field.name for field in dataclasses.fields(method)]
+        chosen = draw(st.lists(st.sampled_from(names), max_size=3)) if names else []
+        steps.append({"method": method.name, "factor": 4, **{name: draw(st.one_of(ODD, LONG)) for name in chosen}})
+        if "factor" not in names:
+            del steps[-1]["factor"]
+    return {"steps": steps}
 
 
 @st.composite

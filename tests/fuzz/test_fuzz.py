@@ -41,6 +41,7 @@ from hostile import (
     checkpoints,
     fuzzing,
     mutated,
+    recipes,
     tables,
     weights,
     write,
@@ -171,7 +172,7 @@ def test_conversions(files, method):
 
 
 @fuzz
-@given(st.one_of(mutated(RECIPE), st.sampled_from(TEXTS), st.text(max_size=30)), st.booleans())
+@given(st.one_of(mutated(RECIPE), recipes(), recipes(), st.sampled_from(TEXTS), st.text(max_size=30)), st.booleans())
 def test_recipes(content, as_json):
     with a_folder() as place:
         write(place / "in", {"config.json": json.dumps(LLAMA).encode(), "model.safetensors": weights(TENSORS)})

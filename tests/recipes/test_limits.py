@@ -41,6 +41,10 @@ def test_a_count_is_a_whole_number(key):
         ("longrope", "long_factor", [1.0, "x"], "must be a finite number"),
         ("mspoe", "ranks", [[0, 1.5]], "must be a whole number"),
         ("mspoe", "ranks", [3], "must be a list of numbers"),
+        ("mspoe", "ratios", 3, "must be a list of numbers"),
+        ("mspoe", "ratios", "34", "must be a list of numbers"),
+        ("resonance", "factor", 1e308, "must be a finite number of at most"),
+        ("yarn", "factor", -(10**400), "must be a finite number of at most"),
         ("yarn", "factor", math.inf, "must be a finite number"),
         ("mspoe", "ratio_max", 1.1, "is below ratio_min"),
     ],
@@ -211,6 +215,13 @@ def test_the_ramp_of_a_base_near_one_is_still_one():
                           "hidden_size": 8, "max_position_embeddings": 64})  # fmt: skip
     found = inverse_frequencies(Yarn(factor=2).edit(model).rotary)
     assert all(math.isfinite(value) and value > 0 for value in found)
+
+
+def test_the_largest_number():
+    assert step_from_dict({"method": "abf", "theta": 1e30}, "x").theta == 1e30
+    for value in (1.0001e30, -1.0001e30, math.inf, math.nan):
+        with pytest.raises(CtxextError, match=r"theta must be a finite number of at most 1e\+30"):
+            step_from_dict({"method": "abf", "theta": value}, "x")
 
 
 def test_help_says_the_limits():

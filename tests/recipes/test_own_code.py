@@ -9,7 +9,7 @@ from ctxext.checkpoint import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe
 from ctxext.recipes.legacy import is_legacy, upgraded
-from ctxext.recipes.own_code import CODE_FILES, carries_code, check_pinned, own_code, runs_only_own_code
+from ctxext.recipes.own_code import CODE_FILES, carries_code, check_pinned, needs_code, own_code, runs_only_own_code
 from ctxext.recipes.relation import Window
 from ctxext.recipes.rotary import model_config
 
@@ -91,6 +91,26 @@ def test_a_checkpoint_without_code(tmp_path):
 def test_a_recipe_that_was_broken_by_hand_is_told(older):
     with pytest.raises(CtxextError, match=r'"config.json" makes no sense: AttributeError'):
         own_code({**older.config, "text_config": ["x"]})
+
+
+NAMED = {"auto_map": {"AutoModel": "modeling_x.X"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "needed"),
+    [
+        ({**LLAMA, **NAMED}, False),  # The stock class can stand for it.
+        ({**NAMED, "model_type": "of tomorrow"}, True),
+        ({"model_type": "of tomorrow"}, False),
+        ({**LLAMA, **NAMED, "ctxext_code": {}}, True),  # The schedule is hidden from the stock class.
+        ({**LLAMA, "ctxext_code": {}}, False),
+        ({**LLAMA, **NAMED, "text_config": {"ctxext_code": {}}}, True),
+        ({**LLAMA, **NAMED, "text_config": None}, False),
+        ({**LLAMA, **NAMED, "ctxext_mspoe": {}}, True),
+    ],
+)
+def test_whether_a_stock_class_can_stand_for_the_code(config, needed):
+    assert needs_code(config) == needed
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,11 @@ from ctxext.recipes.rotary import model_config
 YARN = {"method": "yarn", "factor": 4.0}
 
 
+def test_what_a_recipe_says_of_itself():
+    recipe = Recipe((step for step in [Yarn(factor=4)]), "mine", "a paper")
+    assert (recipe.steps, recipe.description, recipe.source) == ((Yarn(factor=4),), "mine", "a paper")
+
+
 def test_what_is_written_is_read_again():
     recipe = Recipe([Yarn(factor=4, beta_fast=24)], "mine", "a paper")
     assert recipe_from_dict(recipe.to_dict(), "x") == recipe

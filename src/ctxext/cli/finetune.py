@@ -148,7 +148,9 @@ def finetune(
             raise
     if done is None:
         return
-    out.with_name(f"{short_name(out.name)}.run.yaml").write_text(used_options(context), encoding="utf-8")
+    out.with_name(f"{short_name(out.name)}.run.yaml").write_text(
+        used_options(context), encoding="utf-8", errors="replace"
+    )
     report = _evaluate(model, out, names_in([evaluate]), done, output) if evaluate and merge else None
     tell_result(output, done, model, out, merge=merge, report=report)
 

@@ -1,9 +1,6 @@
 """Write a planned conversion: beside its place first, then in one rename, so that no half-made folder is ever seen."""
 
-import errno
 import hashlib
-import os
-import shutil
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +13,7 @@ from ctxext.converters.links import COPIED, HARD, SHARED, SYMBOLIC, bring, check
 from ctxext.converters.output_directory import check_out, doomed_files, full_disk_told, give_name, staging_directory
 from ctxext.converters.plan import Plan, manifest
 from ctxext.converters.rewrite import REWRITTEN, rewrite
-from ctxext.files import MANIFEST, Progress, as_json, sha256_of, stamp_of
+from ctxext.files import MANIFEST, Progress, as_json, check_room, copy_whole, sha256_of, stamp_of
 
 _MANY = 4
 """Files copied at once; the kernel does the work."""
@@ -120,7 +117,7 @@ def _write_small(plan: Plan, work: Path, ways: Mapping[str, str]) -> dict[str, s
     for path in plan.others:
         target = work / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(plan.source.folder / path, target)
+        copy_whole(plan.source.folder / path, target)
         digests[path.as_posix()] = sha256_of(target)
     return digests
 
@@ -131,8 +128,8 @@ def _bring_weights(plan: Plan, work: Path, link: str, progress: Progress | None)
     for path in origins:
         (work / path).parent.mkdir(parents=True, exist_ok=True)
     needed = sum(origin.stat().st_size for origin in origins.values())
-    if link == "copy" and shutil.disk_usage(work).free < needed:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if link == "copy":
+        check_room(work, needed)
     is_over = threading.Event()
 
     def told(name: str, done: int, total: int) -> None:

@@ -13,9 +13,11 @@ from typing import Any, TypeGuard
 
 from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.converters.plan import Plan, make_plan
+from ctxext.described_size import check_described
 from ctxext.errors import CtxextError
 from ctxext.files import Progress
 from ctxext.loading import choose_device, choose_dtype, loading_told, settle_dtype
+from ctxext.recipes.auto_class import CAUSAL
 from ctxext.recipes.base import Method
 from ctxext.recipes.mspoe import MsPoE, ranks_from_scores
 from ctxext.recipes.own_code import runs_only_own_code
@@ -145,7 +147,9 @@ def _load(folder: Path, calibration: Calibration) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     device, dtype = choose_device(calibration.device), choose_dtype(calibration.dtype)
-    if not runs_only_own_code(open_checkpoint(str(folder))):
+    checkpoint = open_checkpoint(str(folder))
+    check_described(checkpoint, CAUSAL)
+    if not runs_only_own_code(checkpoint):
         raise CtxextError(
             "The source brings Python code of its own, which calibration would run.", hint="Use --head-order fixed."
         )

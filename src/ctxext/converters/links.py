@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ctxext.checkpoint import is_cached
 from ctxext.errors import CtxextError
-from ctxext.files import Progress
+from ctxext.files import Progress, check_room
 
 CLONED, HARD, SYMBOLIC, COPIED = "cloned", "hard-linked", "symlinked", "copied"
 SHARED = (HARD, SYMBOLIC)
@@ -74,6 +74,7 @@ def _symbolic(origin: Path, target: Path, _progress: Progress | None) -> str | N
 def _copy(origin: Path, target: Path, progress: Progress | None) -> str:
     """A copy made by the kernel where it can, with the origin's time."""
     found, done = origin.stat(), 0
+    check_room(target.parent, found.st_size)
     with origin.open("rb") as reading, target.open("wb") as writing:
         while done < found.st_size:
             done += _piece(reading.fileno(), writing.fileno(), min(_PIECE, found.st_size - done), target)

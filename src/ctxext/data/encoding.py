@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ctxext.data.chat_template import rendered
 from ctxext.errors import CtxextError
 
 _ANCHORS = ("\n", ":", "a")
@@ -83,16 +84,14 @@ class Encoder:
         which lead into the answer, begin the assistant's turn, as in RULER: no model has to guess how an answer starts.
 
         Raises:
-            CtxextError: the chat template drops part of the user's turn.
+            CtxextError: the chat template fails, or drops part of the user's turn.
         """
         if not self.uses_chat:
             return [*self.start(), *self._plain(opening)], self.piece(question)
         asked, lead_in = split_question(question)
         message = [{"role": "user", "content": f"{opening}{_MARK}{asked}"}]
-        text = self.tokenizer.apply_chat_template(
-            message, tokenize=False, add_generation_prompt=True, enable_thinking=False
-        )
-        head, mark, tail = str(text).partition(_MARK)
+        text = rendered(self.tokenizer, message, add_generation_prompt=True, enable_thinking=False)
+        head, mark, tail = text.partition(_MARK)
         if not mark:
             raise CtxextError(
                 "The tokenizer's chat template does not keep the user's text.", hint="Evaluate with --no-chat-template."

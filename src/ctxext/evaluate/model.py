@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ctxext.data.encoding import Encoder
+from ctxext.described_size import check_described
 from ctxext.engine import ENGINE_NAMES
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
@@ -119,6 +120,7 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
     import transformers
 
     device = choose_device(loading.device)
+    check_described(info.checkpoint, auto_class(info.checkpoint.config))
     tokenizer = load_tokenizer(info, loading)
     extra = {"attn_implementation": loading.attention} if loading.attention else {}
     with loading_told(f'"{info.name}" cannot be loaded'):

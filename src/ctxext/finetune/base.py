@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxext.checkpoint import Checkpoint, open_checkpoint
+from ctxext.described_size import check_described
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
 from ctxext.loading import choose_dtype, loading_told
@@ -134,6 +135,7 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
         extra["config"] = config
     if options.quantize == "4bit":
         extra["quantization_config"] = _four_bits(dtype)
+    check_described(base.checkpoint, auto_class(base.checkpoint.config))
     with loading_told(f'"{name}" cannot be loaded'):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=base.is_own_code)
         model, report = getattr(transformers, auto_class(base.checkpoint.config)).from_pretrained(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ctxext.data.chat_template import rendered
 from ctxext.data.encoding import Encoder
 from ctxext.data.records import TRAIN
 from ctxext.errors import CtxextError
@@ -119,8 +120,6 @@ def as_document(record: Mapping[str, Any], encoder: Encoder, learn: str) -> Docu
 
 def _turns(record: Mapping[str, Any], tokenizer: Any) -> list[tuple[str, bool]]:
     """A conversation as its template renders it, cut where the assistant's turns begin and end."""
-    from jinja2 import TemplateError
-
     if not getattr(tokenizer, "chat_template", None):
         raise BadRecord("is a conversation, and this model's tokenizer has no chat template")
     messages = [{key: value for key, value in message.items() if key != "weight"} for message in record[MESSAGES]]
@@ -131,16 +130,15 @@ def _turns(record: Mapping[str, Any], tokenizer: Any) -> list[tuple[str, bool]]:
         for number, message in enumerate(messages, start=1):
             if message["role"] != "assistant":
                 continue
-            render = tokenizer.apply_chat_template
-            before = str(render(messages[: number - 1], tokenize=False, add_generation_prompt=True, **more))
-            after = str(render(messages[:number], tokenize=False, **more))
+            before = rendered(tokenizer, messages[: number - 1], add_generation_prompt=True, **more)
+            after = rendered(tokenizer, messages[:number], **more)
             if not before.startswith(done) or not after.startswith(before):
                 raise ValueError("it renders a turn otherwise once others follow")
             parts += [(before[len(done) :], False), (after[len(before) :], bool(weights[number - 1]))]
             done = after
-    except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise BadRecord(f"cannot be rendered by the tokenizer's chat template: {lines[0]}") from error
+    except (CtxextError, ValueError, TypeError, AttributeError) as error:
+        told = str(error).removeprefix("The tokenizer's chat template cannot be rendered: ").splitlines()
+        raise BadRecord(f"cannot be rendered by the tokenizer's chat template: {told[0] if told else ''}") from error
     if not any(is_answer for _, is_answer in parts):
         raise BadRecord("has no message of the assistant to learn")
     return parts

@@ -12,7 +12,7 @@ from ctxext.checkpoint import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint, read
 from ctxext.converters.output_directory import check_out, doomed_files, full_disk_told, give_name, staging_directory
 from ctxext.errors import CtxextError
 from ctxext.families import family_of, text_config
-from ctxext.files import MANIFEST, Progress, as_json
+from ctxext.files import MANIFEST, Progress, as_json, copy_whole
 from ctxext.finetune.card import adapter_card, render_card
 from ctxext.finetune.rewrite import rewrite, stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, Changes, stored_name
@@ -88,7 +88,7 @@ def _copy_adapter(adapter: Path, folder: Path) -> None:
         if path.is_file() and not path.is_symlink():
             target = folder / path.relative_to(adapter)
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+            copy_whole(path, target)
 
 
 def tied_embeddings(checkpoint: Checkpoint) -> dict[str, str]:
@@ -153,7 +153,7 @@ def write_merged(
     for path in checkpoint.files:
         if path.as_posix() not in skipped and path.parts[0] != ADAPTER:
             (work / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(checkpoint.folder / path, work / path)
+            copy_whole(checkpoint.folder / path, work / path)
     noted = {**provenance(checkpoint.config), "finetune": {"version": __version__, **notes}}
     config = {**(_untied(checkpoint) if changes.untied else checkpoint.config), "ctxext": noted}
     (work / "config.json").write_text(as_json(config), encoding="utf-8")

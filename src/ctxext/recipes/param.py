@@ -155,7 +155,8 @@ def checked(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any
         inner = typing.get_args(wanted)[0]
         if typing.get_origin(inner) is not tuple:
             return _checked_numbers(option, value)
-        return tuple(_checked_numbers(option, row, typing.get_args(inner)[0]) for row in value)
+        rows = value if isinstance(value, list | tuple) else [value]
+        return tuple(_checked_numbers(option, row, typing.get_args(inner)[0]) for row in rows)
     else:
         value = _checked_number(option, value, wanted)
     if limits.choices and value not in limits.choices:

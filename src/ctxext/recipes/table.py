@@ -133,6 +133,10 @@ class Table(Rows):
     )
     alpha: float = param(0.4, help="The weight of the coarse row in the hierarchical fill.", min=0.0, max=0.9)
 
+    def summary(self) -> str:
+        """The step with its fill."""
+        return f"{super().summary()} ({self.fill})"
+
     def resolved(self, encoding: Encoding) -> "Table":
         """The same step with its factor known.
 

@@ -10,8 +10,10 @@ from typing import Any
 import psutil
 
 from ctxext.checkpoint import Checkpoint
+from ctxext.described_size import check_described
 from ctxext.errors import CtxextError
 from ctxext.files import as_json
+from ctxext.recipes.auto_class import CAUSAL
 from ctxext.recipes.recipe import Recipe
 from ctxext.recipes.rotary import ModelConfig, Rotary
 from ctxext.verify.isolated import last_line_of_errors, run_isolated
@@ -57,6 +59,7 @@ def compare_logits(
     Raises:
         CtxextError: it does not load, or its logits are not what the methods say.
     """
+    check_described(source, CAUSAL)
     # Without headers a parameter is taken to have the 16 bits of most checkpoints.
     num_parameters = source.num_parameters or sum(map(source.size_of, source.weight_files)) // 2
     needed = 2 * _BYTES_PER_PARAMETER * num_parameters

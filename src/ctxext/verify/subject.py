@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint import Checkpoint
+from ctxext.described_size import check_described
 from ctxext.errors import CtxextError
 from ctxext.families import FAMILIES, Family, family_of
 from ctxext.files import MANIFEST, Progress, sha256_of
@@ -147,7 +148,12 @@ class Subject:
 
     @cached_property
     def may_load(self) -> bool:
-        """Whether it can be loaded without running code that is neither transformers' nor this version's own."""
+        """Whether it can be loaded without running code that is neither transformers' nor this version's own.
+
+        Raises:
+            CtxextError: config.json describes far more than the files hold.
+        """
+        check_described(self.checkpoint, auto_class(self.checkpoint.config))
         needs_code = self.has_recipe and self.recipe.needs_code
         is_unknown = self.checkpoint.config.get("model_type") not in FAMILIES
         return self.trust_remote_code or not (needs_code or is_unknown) or runs_only_own_code(self.checkpoint)
