@@ -117,6 +117,56 @@ PHI_3_128K = {
     "original_max_position_embeddings": 4096,
     "sliding_window": 262144,
 }
+MISTRAL_7B = {
+    "model_type": "mistral",
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+}
+GEMMA_3N = {
+    "model_type": "gemma3n_text",
+    "num_hidden_layers": 35,
+    "num_kv_shared_layers": 15,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "sliding_window": 512,
+}
+# Heads of the full-attention layers: 512 wide and 2 of them; of the others: 256 and 4.
+GEMMA_4 = {
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_global_key_value_heads": 2,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "attention_k_eq_v": True,
+    "sliding_window": 512,
+}
+# As transformers 5 writes it: what differs, layer by layer.
+GEMMA_4_PRUNED = {
+    **{key: value for key, value in GEMMA_4.items() if "global" not in key},
+    "per_layer_config": {
+        "0": {"num_key_value_heads": 1, "head_dim": 64},
+        "5": {"num_key_value_heads": 1, "head_dim": 128},
+        "11": {"head_dim": 512},
+    },
+}
+MIMO_V2_FLASH = {
+    "model_type": "mimo_v2_flash",
+    "num_hidden_layers": 48,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "swa_num_key_value_heads": 8,
+    "head_dim": 192,
+    "swa_head_dim": 160,  # The published one has 192 here too.
+    "v_head_dim": 128,
+    "sliding_window": 128,
+}
 
 
 @pytest.mark.parametrize(
@@ -131,6 +181,18 @@ PHI_3_128K = {
         (FALCON_40B, (60, 0), 2048, 60 * 2 * 8 * 64 * 2048),
         (LLAMA_4_SCOUT, (12, 36), 131072, 2 * 8 * 128 * (12 * 131072 + 36 * 8192)),
         (PHI_3_128K, (32, 0), 131072, 32 * 2 * 32 * 96 * 131072),
+        (MISTRAL_7B, (0, 32), 32768, 32 * 2 * 8 * 128 * 4096),
+        (MISTRAL_7B, (0, 32), 1000, 32 * 2 * 8 * 128 * 1000),
+        # The last 15 layers, 3 of them with full attention, read what others keep.
+        (GEMMA_3N, (7, 28), 32768, 2 * 2 * 256 * (4 * 32768 + 16 * 512)),
+        (GEMMA_4, (2, 10), 8192, 2 * (2 * 2 * 512 * 8192 + 10 * 4 * 256 * 512)),
+        (
+            GEMMA_4_PRUNED,
+            (2, 10),
+            8192,
+            2 * ((1 * 128 + 4 * 512) * 8192 + (1 * 64 + 9 * 4 * 256) * 512),
+        ),
+        (MIMO_V2_FLASH, (9, 39), 4096, 9 * 4 * (192 + 128) * 4096 + 39 * 8 * (160 + 128) * 128),
     ],
     ids=lambda value: value.get("model_type") if isinstance(value, dict) else None,
 )

@@ -53,7 +53,8 @@ def test_files_that_count(tmp_path):
     assert [path.as_posix() for path in source.files] == sorted([*names, "config.json"], key=Path)
     assert [path.as_posix() for path in source.weight_files] == ["model.safetensors", "x.gguf"]
     assert source.size_of(Path("b.txt")) == 1
-    assert Checkpoint("x", tmp_path / "in", {}, remote_sizes={"b.txt": 7}).size_of(Path("b.txt")) == 7
+    remote = Checkpoint("x", tmp_path / "in", {}, remote_sizes={"b.txt": 7, "gone.bin": 0})
+    assert [remote.size_of(Path(name)) for name in ("b.txt", "gone.bin", "a/deep.txt")] == [7, 0, 1]
 
 
 def test_json_files(tmp_path):
@@ -220,9 +221,11 @@ ONE = {"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
         (safetensors(ONE, 4), True),
         (safetensors({**ONE, "__metadata__": {"format": "pt"}}, 4), True),
         (safetensors({}, 0), True),
+        (safetensors({**ONE, "empty": {"dtype": "F32", "shape": [0], "data_offsets": [4, 4]}}, 4), True),
         (safetensors(ONE, 3), False),
         (safetensors(ONE, 5), False),
         (safetensors(ONE, 4, length=1), False),
+        (safetensors(ONE, 4, length=len(json.dumps(ONE)) + 5), False),
         (safetensors(ONE, 4, length=10**6), False),
         (safetensors(ONE, 4)[:7], False),
         (b"", False),
@@ -238,6 +241,14 @@ def test_headers(content, is_whole, tmp_path):
     if is_whole:
         assert "__metadata__" not in read_safetensors_header(path)
         return
+    with pytest.raises(CtxextError, match=r'"x\.safetensors" is truncated'):
+        read_safetensors_header(path)
+
+
+def test_a_header_larger_than_any_is_not_read(tmp_path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", 100_000_001))
+    os.truncate(path, 8 + 100_000_001)
     with pytest.raises(CtxextError, match=r'"x\.safetensors" is truncated'):
         read_safetensors_header(path)
 
@@ -270,6 +281,21 @@ def test_a_folder_named_demo_stands_before_the_one_in_the_package(tmp_path, monk
     assert open_checkpoint("demo").config == LLAMA
 
 
+def test_an_installation_without_its_demo(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.resources.files", lambda package: tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CtxextError, match="lacks its demo checkpoint") as caught:
+        open_checkpoint("demo")
+    assert caught.value.hint == "Install ctxext again."
+
+
+def test_sizes_that_no_model_has(tmp_path):
+    folder = made(tmp_path / "in").folder
+    (folder / "config.json").write_text(json.dumps({**LLAMA, "head_dim": 7}))
+    with pytest.raises(CtxextError, match=r'in/config\.json": "7" dimensions of a head rotate'):
+        open_checkpoint(str(folder))
+
+
 def test_lengths_that_are_claimed(tmp_path):
     family = family_of(LLAMA)
     source = made(
@@ -283,3 +309,6 @@ def test_lengths_that_are_claimed(tmp_path):
         "tokenizer_config.json": 512,
         "generation_config.json": 20,
     }
+    for length, told in ((10**12 - 1, {"tokenizer_config.json": 10**12 - 1}), (10**12, {})):
+        source = made(tmp_path / "two", **{"tokenizer_config.json": {"model_max_length": length}})
+        assert claimed_lengths(source, family) == {"config.json": 128, **told}

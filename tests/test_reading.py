@@ -1,6 +1,7 @@
 """The strict reader: one line with file, key, what was found and what was expected, and no hang on anything."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -18,51 +19,110 @@ from ctxext.verify import verify
 from small_llama import read_json
 
 YARN = Recipe([Yarn(factor=4)])
+# Of 9^4 words: enough to see that it is refused, and few enough for a reader that would not.
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abc", "bcd", strict=True)
 )
+
+
+def nested(levels, inside="", begin="[", end="]") -> str:
+    return begin * levels + inside + end * levels
+
+
+def shown(value) -> str:
+    """A test's name need not hold all of a text."""
+    return value[:24] if isinstance(value, str) else ""
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ('{"a": 1, "a": 2}', 'key "a" twice'),
+        ('{"x": 1, "a": 1, "b": 1, "b": 2, "a": 2}', 'key "b" twice'),
         ('{"a": "\\ud800"}', "half a character"),
-        ("[" * 100 + "]" * 100, "deeper than 64"),
-        ("[" * 200_000, "deeper than|not valid JSON"),
-        ("1" * 5000, "5000 digits"),
-        ('{"a": ', "not valid JSON"),
+        ('[{"\\udfff": 1}]', "half a character"),
+        (nested(65), "deeper than 64 levels"),
+        (nested(65, '"\\u0041"'), "deeper than 64 levels"),
+        (nested(33, "1", '{"a":[', "]}"), "deeper than 64 levels"),
+        ("[" * 200_000, "deeper than 64 levels|not valid JSON"),
+        ("1" * 401, "a number of 401 digits"),
+        ("1" * 5000, "a number of 5000 digits"),
+        ('{"a":\n ', "not valid JSON: Expecting value in line 2"),
     ],
+    ids=shown,
 )
 def test_json_that_nobody_needs(text, told):
     with pytest.raises(CtxextError, match=told) as caught:
         parse_json(text, "x.json")
-    assert '"x.json"' in caught.value.message
+    assert caught.value.message.startswith('"x.json" ')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": [1, 1.5, null, "é", {"b": true}], "c": {"a": "a"}}',
+        nested(64),
+        nested(64, '"\\u0041"'),
+        nested(32, "1", '{"a":[', "]}"),
+        json.dumps([[]] * 100),
+        json.dumps("\U0001f600"),
+        "1" * 400,
+    ],
+    ids=shown,
+)
+def test_json_as_it_is(text):
+    assert parse_json(text, "x") == json.loads(text)
+
+
+def test_a_mark_of_the_byte_order_is_no_content():
+    assert parse_json('\ufeff{"a": Infinity}', "x") == {"a": math.inf}
+
+
+def aliased(count) -> str:
+    return f"a: &a 1\nb: [{', '.join(['*a'] * count)}]"
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (BOMB, "YAML aliases"),
+        (aliased(17), "uses more than 16 YAML aliases"),
+        (BOMB, "uses more than 16 YAML aliases"),
         ("a: 1\na: 2", 'key "a" twice'),
-        ("[" * 100 + "]" * 100, "deeper than 64"),
+        ("x: 1\na: 1\nb: 1\nb: 2\na: 2", 'key "b" twice'),
+        (nested(65), "deeper than 64 levels"),
+        (nested(500, begin="[\n"), "deeper than 64 levels"),
+        ("a: &a " + nested(40) + "\nb: " + nested(40, "*a"), "deeper than 64 levels"),
         ("a: [", "not valid YAML"),
         ("a: !!python/object/apply:os.system [ls]", "not valid YAML"),
-        ('a: "\\ud800"', "half a character|not valid YAML"),
-        ("a: &a [*a]", "deeper than 64"),
+        ('a: "\\ud800"', "half a character"),
+        ("a: &a [*a]", "deeper than 64 levels"),
     ],
+    ids=shown,
 )
 def test_yaml_that_nobody_needs(text, told):
-    with pytest.raises(CtxextError, match=told):
+    with pytest.raises(CtxextError, match=told) as caught:
         parse_yaml(text, "x.yaml")
+    assert caught.value.message.startswith('"x.yaml" ')
 
 
-def test_a_few_aliases_are_read():
-    assert parse_yaml("a: &x [1]\nb: *x", "x") == {"a": [1], "b": [1]}
+@pytest.mark.parametrize(("length", "told"), [(4_000_000, "not valid YAML"), (4_000_001, "larger than 4 MB")])
+def test_the_largest_yaml_that_is_looked_at(length, told):
+    with pytest.raises(CtxextError, match=told):
+        parse_yaml("\x01" * length, "x.yaml")  # Its first character is refused, without a look at the others.
 
 
-def test_what_is_used_is_kept_as_it_is():
-    assert parse_json('{"a": [1, 1.5, null, "é", {"b": Infinity}]}', "x")["a"][:4] == [1, 1.5, None, "é"]
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("a: &x [1]\nb: *x\nc: {a: 1}", {"a": [1], "b": [1], "c": {"a": 1}}),
+        (aliased(16), {"a": 1, "b": [1] * 16}),
+        (nested(64), json.loads(nested(64))),
+        (json.dumps([[]] * 100), [[]] * 100),
+    ],
+    ids=shown,
+)
+def test_yaml_as_it_is(text, content):
+    assert parse_yaml(text, "x") == content
 
 
 CHANGES = {
@@ -157,9 +217,9 @@ def test_a_bomb_in_a_card_is_left_out(llama, tmp_path):
 
 
 def test_files_larger_than_any(tmp_path):
-    with (tmp_path / "config.json").open("wb") as file:
-        file.truncate(300_000_000)
-    with pytest.raises(CtxextError, match="larger than"):
+    (tmp_path / "config.json").touch()
+    os.truncate(tmp_path / "config.json", 200_000_001)
+    with pytest.raises(CtxextError, match="larger than 200 MB"):
         read_text(tmp_path / "config.json")
 
 
@@ -168,6 +228,15 @@ def test_the_largest_text_that_is_read(tmp_path):
     assert read_text(tmp_path / "x", 8) == "12345678"
     with pytest.raises(CtxextError, match="larger than"):
         read_text(tmp_path / "x", 7)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(CtxextError, match=r'none" cannot be read: No such file or directory\.') as caught:
+        read_text(tmp_path / "none")
+    assert caught.value.hint == "Check its permissions."
+    (tmp_path / "x").write_bytes(b"ab\xff")
+    with pytest.raises(CtxextError, match=r'x" is not text in UTF-8: byte 2 is no part of it\.'):
+        read_text(tmp_path / "x")
 
 
 def statuses(folder, **options) -> dict[str, str]:

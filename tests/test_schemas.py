@@ -1,5 +1,6 @@
 """The edges of what a stranger's file may say: the last value that is read, and the first that is not."""
 
+import copy
 import math
 
 import pytest
@@ -7,11 +8,22 @@ import pytest
 from ctxext.errors import CtxextError
 from ctxext.geometry import check_sizes
 from ctxext.reading.journal import TrainerState, is_as, is_line
-from ctxext.reading.report import AtLength, Cell, Entry, Perplexity, Reach
-from ctxext.reading.schemas import Config, GenerationConfig, Header, Manifest, Scaling, Sizes, check_config, checked
+from ctxext.reading.report import Report
+from ctxext.reading.schemas import (
+    Config,
+    GenerationConfig,
+    Header,
+    Manifest,
+    Scaling,
+    ShardIndex,
+    Sizes,
+    TokenizerConfig,
+    check_config,
+    checked,
+)
 
 NOT_COUNTS = (0, -1, 1.5, 1.0, "4", True, 10**12)
-NOT_LENGTHS = (0, -1, 1e3, "128", True, 10**12)
+NOT_LENGTHS = (0, -1, 1e3, "128", True, 10**10 + 1)
 NOT_FACTORS = (0, -1.0, "4", True, math.inf, math.nan, 1e40)
 LOGGED = [{"step": 1, "loss": 0.5, "eval_loss": None}]
 STATE = {"global_step": 2, "max_steps": 3, "epoch": 0.5, "log_history": LOGGED, "stateful_callbacks": {}}
@@ -21,7 +33,7 @@ CODE = {"rope": {"rope_type": "default"}}
 CELL = {"task": "needle", "length": 1, "correct": 0.5, "samples": 0, "share": 1.0}
 TENSOR = {"dtype": "F32", "shape": [2, 0], "data_offsets": [0, 0]}
 FOUND = {"perplexity": math.inf}
-CURVE = {"length": 8, "curve": [], "lengths": {}}
+CURVE = {"task": "perplexity", "length": 8, "curve": [], "lengths": {}}
 EDGES = [
     (Config, "hidden_size", (1, 10_000_000, None), NOT_COUNTS),
     (Config, "num_hidden_layers", (1, 10_000), (0, 1.5, "2", 10**9)),
@@ -33,8 +45,9 @@ EDGES = [
     (Config, "partial_rotary_factor", (1, 1.0, 1e-9), (0, 1.001, "half", math.nan)),
     (Config, "layer_rope_theta", ([None, 1e4, 0.5],), ([math.inf], ["x"])),
     (Config, "architectures", ([], ["x" * 10_000]), (["x" * 20_000], [1], "x")),
-    (Config, "ctxext", ({}, {"recipe": {"steps": [STEP] * 100}}), ({"recipe": {"steps": []}},)),
-    (Config, "ctxext", (), ({"recipe": {"steps": [STEP] * 101}}, {"trained_length": 0}, {"recipe": {}})),
+    (Config, "ctxext", ({}, {"recipe": {"steps": [STEP]}}), ({"recipe": {"steps": []}},)),
+    (Config, "ctxext", ({"recipe": {"steps": [STEP] * 100}},), ({"recipe": {"steps": [STEP] * 101}},)),
+    (Config, "ctxext", (), ({"trained_length": 0}, {"recipe": {}})),
     (
         Config,
         "ctxext_code",
@@ -47,6 +60,9 @@ EDGES = [
     (Sizes, "sliding_window", (0, 128, None), (-1, 0.5, [16], "16", 10**12)),
     (Sizes, "attention_layers", ([0, 3], None), (3, ["0"], [-1], [[0]])),
     (Sizes, "per_layer_config", ({}, {"0": None}, {"0": {"head_dim": 8}}), ([], {"0": 1}, {"0": {"head_dim": "x"}})),
+    (Sizes, "kv_lora_rank", (0, 1, 10_000_000, None), (-1, 1.5, "4", True, 10**8)),
+    (Sizes, "sliding_window", (0, 1, 10**10, None), (-1, 1.5, "4", True, 10**10 + 1)),
+    (Sizes, "per_layer_config", ({"0": {"head_dim": 0}, "1": None},), ({"0": {"head_dim": -1}}, {"0": 1}, [])),
     (Scaling, "factor", (0.5, 1, 1e30), NOT_FACTORS),
     (Scaling, "attention_factor", (0, -1.5, 1e300), (math.inf, math.nan, "1", True)),
     (Scaling, "long_factor", ([0.5, 2], []), ([0], [math.inf], ["2"], 2.0)),
@@ -118,33 +134,97 @@ def test_the_line_names_the_key_alone_and_stays_a_line():
 
 
 @pytest.mark.parametrize(
-    ("schema", "whole", "key", "good", "bad"),
+    ("content", "schema", "told"),
     [
-        (Cell, CELL, "share", (0, 1, 0.5), (-0.01, 1.01, math.nan, "1", None)),
-        (Cell, CELL, "depth", (0, 1, None), (-0.01, 1.01, math.inf)),
-        (Cell, CELL, "correct", (0, 7.5), (-0.5, math.inf, math.nan)),
-        (Cell, CELL, "task", ("x" * 500, ""), ("x" * 501, "a\nb", "a\x1b[0m", "<b>", "a|b", "\x7f", "\x9b")),
-        (Cell, CELL, "length", (1,), NOT_LENGTHS),
-        (AtLength, FOUND, "perplexity", (0, 1.5, math.inf), (-0.5, "1", math.nan)),
-        (Perplexity, CURVE, "lengths", ({"8": FOUND},), ({"x": FOUND}, {"1" * 11: FOUND})),
-        (Reach, {"length": 8, "low": 4, "high": 16}, "length", (None, 8), (0, "8")),
-        (Reach, {"length": 8, "low": 4, "high": 16}, "low", (4,), (None,)),
-        (Reach, {"length": 8, "low": 4, "high": 16}, "high", (16,), (None,)),
-        (Reach, {"length": None, "low": None, "high": None}, "low", (None, 4), (0,)),
-        (TrainerState, STATE, "log_history", (LOGGED, [*LOGGED, {"step": 0}], [{"step": 2, "loss": 0.5}]),
-         ([], [{}], [{"step": 1}], [{"step": 0, "loss": 1.0}], [{"step": 3, "loss": 1.0}], [{"step": -1}], None)),
-        (TrainerState, STATE, "global_step", (1, 2, 3), (0, 4, -1, "2")),
-        (TrainerState, STATE, "max_steps", (2, 100), (1, 0, None)),
-        (Entry, {"name": "x", "summary": "", "digest": "", "cells": [CELL], "perplexity": None, "short": None},
-         "harness", ({"a": {"b": 1.0}}, None), ({"a": {"b": math.inf}}, {"a\n": {}}, {"a": 1})),
+        ({"weight_map": {"w": 1}}, ShardIndex, '"weight_map.w" is "1", expected a valid string.'),
+        ({"model_max_length": "x"}, TokenizerConfig, '"model_max_length" is "\'x\'", expected a valid integer.'),
+        ({"num_attention_heads": "4"}, Config, '"num_attention_heads" is "\'4\'", expected a valid integer.'),
+        ({"no_rope_layers": [0.5]}, Config, '"no_rope_layers.0" is "0.5", expected a valid integer.'),
+        ({"ctxext_code": {"steps": [STEP]}}, Config,
+         '"ctxext_code" is "{\'steps\': [{\'method\': \'yarn\'}]}", expected rope or dropout, whichever is hidden.'),
     ],
 )  # fmt: skip
-def test_edges_of_reports(schema, whole, key, good, bad):
-    assert is_as(whole, schema)
+def test_the_whole_line(content, schema, told):
+    with pytest.raises(CtxextError) as caught:
+        checked(content, schema, "file.json")
+    assert caught.value.message == f'"file.json": {told}'
+
+
+def test_the_line_where_a_key_is_missing():
+    with pytest.raises(CtxextError) as caught:
+        checked({"tensors": {"w": {"dtype": "F32"}}}, Header, "x.safetensors")
+    assert caught.value.message == '"x.safetensors" lacks "tensors.w.shape".'
+
+
+def changed(content, path, value):
+    """A deep copy with another value at a place."""
+    content = part = copy.deepcopy(content)
+    for name in path[:-1]:
+        part = part[name]
+    part[path[-1]] = value
+    return content
+
+
+REACH = {"length": 8, "low": 4, "high": 16}
+SHORT = {"length": 8, "loss": 1.0, "perplexity": 2.5}
+ENTRY = {"name": "x", "summary": "", "digest": "", "cells": [CELL], "perplexity": CURVE, "short": SHORT}
+ENTRY |= {"effective": {"tasks": {"needle": REACH}}}
+ASKED = {"tasks": ["needle"], "depths": [0.5], "samples": 1, "seed": 0, "generate": False}
+REPORT = {"settings": ASKED, "models": [ENTRY], "versions": {"torch": "2"}}
+FIRST = ("models", 0)
+NEEDLE = (*FIRST, "effective", "tasks", "needle")
+
+
+@pytest.mark.parametrize(
+    ("path", "good", "bad"),
+    [
+        ((*FIRST, "cells", 0, "share"), (0, 1, 0.5), (-0.01, 1.01, math.nan, "1", None)),
+        ((*FIRST, "cells", 0, "depth"), (0, 1, None), (-0.01, 1.01, math.inf)),
+        ((*FIRST, "cells", 0, "correct"), (0, 7.5), (-0.5, math.inf, math.nan)),
+        ((*FIRST, "cells", 0, "task"), ("x" * 500, ""),
+         ("x" * 501, "a\nb", "a\x1b[0m", "<b>", "a|b", "\x7f", "\x9b")),
+        ((*FIRST, "cells", 0, "length"), (1,), NOT_LENGTHS),
+        ((*FIRST, "perplexity"), (None,), ("x",)),
+        ((*FIRST, "perplexity", "lengths"), ({"8": FOUND},), ({"x": FOUND}, {"1" * 11: FOUND}, {"8": {}})),
+        ((*FIRST, "short", "perplexity"), (0, 1.5, math.inf), (-0.5, "1", math.nan)),
+        ((*FIRST, "harness"), ({"a": {"b": 1.0}}, None), ({"a": {"b": math.inf}}, {"a\n": {}}, {"a": 1})),
+        ((*NEEDLE, "length"), (None, 8), (0, "8")),
+        ((*NEEDLE, "low"), (4,), (None,)),
+        ((*NEEDLE, "high"), (16,), (None,)),
+        (NEEDLE, (dict.fromkeys(REACH), {**dict.fromkeys(REACH), "low": 4}), ({**dict.fromkeys(REACH), "low": 0},)),
+        (("settings", "samples"), (1,), (0, None)),
+        (("settings", "depths"), ([], [0, 1]), ([1.5], None)),
+    ],
+)  # fmt: skip
+def test_edges_of_reports(path, good, bad):
+    assert is_as(REPORT, Report)
     for value in good:
-        assert is_as({**whole, key: value}, schema), value
+        assert is_as(changed(REPORT, path, value), Report), value
     for value in bad:
-        assert not is_as({**whole, key: value}, schema), value
+        assert not is_as(changed(REPORT, path, value), Report), value
+
+
+LATER = {"step": 2, "loss": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("key", "good", "bad"),
+    [
+        ("log_history", (LOGGED, [*LOGGED, {"step": 0}], [LATER], [*LOGGED, LATER]),
+         ([], [{}], [{"step": 1}], [{"step": -1}], None)),
+        # Losses are those of steps from the first to the one that was reached.
+        ("log_history", (), ([{"step": 0, "loss": 1.0}], [{"step": 0, "loss": 1.0}, LATER])),
+        ("log_history", (), ([{"step": 3, "loss": 1.0}], [*LOGGED, {"step": 3, "loss": 1.0}])),
+        ("global_step", (1, 2, 3), (0, 4, -1, "2")),
+        ("max_steps", (2, 100), (1, 0, None)),
+    ],
+)  # fmt: skip
+def test_edges_of_a_training(key, good, bad):
+    assert is_as(STATE, TrainerState)
+    for value in good:
+        assert is_as({**STATE, key: value}, TrainerState), value
+    for value in bad:
+        assert not is_as({**STATE, key: value}, TrainerState), value
 
 
 HEADER = {"settings": {}, "loading": {}, "models": [{"name": "x"}], "versions": {}}

@@ -41,10 +41,13 @@ RECIPES = {
     **{name: {"method": name, "factor": 2.0} for name in RELATIONS},
 }
 BEYOND = ("stock", "yarn", "ntk", "llama3", *RELATIONS)
+BY_ROW = ("adaptive", "self-extend", "bifocal", "dca", "rerope", "sinks")
+"""Bit for bit the source up to its original context length: their answers there are stock's."""
 INSIDE = ("stock", *(name for name in RECIPES if name.startswith("mspoe")))
 GROUPS = {
     # Name: models, tasks, lengths, samples per depth, documents.
-    "beyond": (BEYOND, ("needle",), (4096, 8192, 12288, 16384), 3),
+    "beyond": (("stock", "yarn", "ntk", "llama3", "mrrope"), ("needle",), (4096, 8192, 12288, 16384), 3),
+    "beyond-by-row": (BY_ROW, ("needle",), (12288, 16384), 3),
     "beyond-loss": (BEYOND, ("perplexity",), (4096, 8192, 12288, 16384), 4),
     "inside": (INSIDE, ("needle", "documents"), (2048, 4096), 6),
     "inside-loss": (INSIDE, ("perplexity",), (4096,), 8),

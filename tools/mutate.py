@@ -6,10 +6,14 @@
 
 Each mutant is one change in one file of a copy in a temporary folder; the work tree is only read. Tests run in a fork
 of a process that has loaded torch already, and only those of the quick tests that call the function that was changed
-(`test_map.py`). What is not changed, and why, stands in `mutations.py` and `mutants.py`.
+(`test_map.py`). Where the change is within a function, the fork has loaded the package and the tests too, and the
+function's code is replaced in it (`patches.py`). What is not changed, and why, stands in `mutations.py` and
+`mutants.py`.
 """
 
 import argparse
+import contextlib
+import functools
 import json
 import math
 import os
@@ -25,11 +29,13 @@ from pathlib import Path
 
 from mutants import EQUIVALENT, LEFT, PLANTED, ROOMS, TESTS, WARM
 from mutations import Mutant, mutants_of
+from patches import apply, patched
 from test_map import WORDS, digest, record, tests_for
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("src/ctxext")
 MAP = ROOT / ".mutate.json"
+UNPATCHED = 90
 SECONDS = 60
 """A mutant that takes more of a processor's time hangs, which its user would notice too; one that waits, ten times."""
 
@@ -86,11 +92,19 @@ def in_fork(place: Path, log: Path, task: Callable[[], int], seconds: int) -> in
     return -1
 
 
-def run_tests(place: Path, tests: Sequence[str]) -> int:
+def run_tests(place: Path, tests: Sequence[str], patch: Callable[[], None] = lambda: None) -> int:
     """Run tests on the copy until one fails; gives pytest's code, or a signal, or -1 where they hang."""
     import pytest
 
-    return in_fork(place, place / "log.txt", lambda: int(pytest.main(["-x", *WORDS, *tests])), SECONDS)
+    def task() -> int:
+        try:
+            patch()
+        except LookupError as error:
+            sys.stdout.write(f"{error}\n")
+            return UNPATCHED
+        return int(pytest.main(["-x", *WORDS, *tests]))
+
+    return in_fork(place, place / "log.txt", task, SECONDS)
 
 
 def test_map(place: Path) -> dict[str, dict]:
@@ -150,16 +164,18 @@ def main() -> None:
             __import__(name)
         if chosen.planted:
             trials = planted(chosen.only)
+            files = {test.split("::")[0] for _, (tests,) in trials for test in tests}
             if run_tests(place, sorted({test for _, (tests,) in trials for test in tests})):
                 sys.exit(f"The tests fail without any mutant:\n{(place / 'log.txt').read_text()[-3000:]}")
         else:
             known, found = test_map(place), population(chosen.only)
+            files = set(known)
             if in_fork(place, place / "log.txt", lambda: all_are_there(known), 300):
                 sys.exit(f"The map names tests that are not there:\n{(place / 'log.txt').read_text()[-3000:]}")
             picked = random.Random(chosen.seed).sample(found, min(chosen.count, len(found)))
             sys.stdout.write(f"{len(picked)} of {len(found)} mutants, seed {chosen.seed}\n")
             trials = [(one, tests_for(known, one.path, one.function, chosen.limit)) for one in picked]
-        survived = try_all(place, trials, chosen.numbers)
+        survived = try_all(place, trials, chosen.numbers, sorted(files))
     sys.exit(bool(survived))
 
 
@@ -171,22 +187,44 @@ def is_asked(number: int, asked: str) -> bool:
     )
 
 
-def try_all(place: Path, trials: Sequence[Trial], asked: str) -> list[Mutant]:
+def load_tests(place: Path, files: Sequence[str]) -> None:
+    """Load the package and the tests into this process, for the forks to come."""
+    import pytest
+
+    here = Path.cwd()
+    os.chdir(place)
+    with (place / "log.txt").open("w") as log, contextlib.redirect_stdout(log):
+        code = pytest.main(["--collect-only", *WORDS, *files])
+    os.chdir(here)
+    if code:
+        sys.exit(f"The tests cannot be collected:\n{(place / 'log.txt').read_text()[-3000:]}")
+
+
+def try_all(place: Path, trials: Sequence[Trial], asked: str, files: Sequence[str]) -> list[Mutant]:
     """Run each mutant's tests and tell what nobody noticed; gives those."""
-    survived, count = [], 0
-    for number, (mutant, parts) in enumerate(trials, 1):
-        if not is_asked(number, asked):
-            continue
-        count += 1
+    wanted = [(number, mutant, parts) for number, (mutant, parts) in enumerate(trials, 1) if is_asked(number, asked)]
+    patches = {
+        number: patched((place / PACKAGE / mutant.path).read_text(encoding="utf-8"), mutant.text)
+        for number, mutant, _ in wanted
+    }
+    survived, count, loaded = [], len(wanted), False
+    # What runs on import comes first, as the package must not be loaded for it.
+    for number, mutant, parts in sorted(wanted, key=lambda row: (patches[row[0]] is not None, row[0])):
         target, started = place / PACKAGE / mutant.path, time.monotonic()
+        if patches[number] is not None and not loaded:
+            load_tests(place, files)
+            loaded = True
+        patch = functools.partial(apply, target, patches[number])
         content, then = target.read_bytes(), target.stat()
         target.write_text(mutant.text, encoding="utf-8")
         code, run = 0, 0
         for part in parts:
             if part and not code:
-                code, run = run_tests(place, part), run + len(part)
+                code, run = run_tests(place, part, patch), run + len(part)
         target.write_bytes(content)
         os.utime(target, ns=(then.st_atime_ns, then.st_mtime_ns))  # So that its compiled form is good again.
+        if code == UNPATCHED:
+            sys.exit((place / "log.txt").read_text())
         if code == 0:
             survived.append(mutant)
         what = {0: "SURVIVED", 1: "caught", -1: "caught (hangs)", -signal.SIGXCPU: "caught (hangs)"}.get(

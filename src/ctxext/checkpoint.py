@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -80,7 +79,8 @@ class Checkpoint:
 
     def size_of(self, path: Path) -> int:
         """A file's size in bytes, on disk or on the Hub."""
-        return self.remote_sizes.get(path.as_posix()) or (self.folder / path).stat().st_size
+        size = self.remote_sizes.get(path.as_posix())
+        return (self.folder / path).stat().st_size if size is None else size
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """A JSON file's content, None where there is no such file.
@@ -197,8 +197,7 @@ def read_safetensors_header(path: Path) -> dict[str, Any]:
     broken = CtxextError(f'"{path.name}" is truncated or not a safetensors file.', hint="Download the file again.")
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
             raise broken
         try:

@@ -69,7 +69,7 @@ LENGTH_ABOVE = "model_max_length"
 def _check_lists(config: Mapping[str, Any], family: Family, name: str) -> None:
     """Check the lists that have one entry for each layer."""
     text = text_config(config, family)
-    count = read(config, family, "num_hidden_layers") or 0
+    count = read(config, family, "num_hidden_layers")
     for key in _ONE_PER_LAYER:
         listed = text.get(key)
         if isinstance(listed, list) and len(listed) < count:
@@ -111,9 +111,9 @@ def _per_token(config: Mapping[str, Any], family: Family, layer: int, *, sliding
     if rank := size("kv_lora_rank"):
         return rank + size("qk_rope_head_dim")
     if sliding:  # A family may give its full-attention layers heads of another size, which `read` tells.
-        heads, plain = size("swa_num_key_value_heads", "num_key_value_heads"), text.get("swa_head_dim")
-        plain = plain or text.get("head_dim") or family.defaults.get("head_dim")
-        head_dim = int(own.get("head_dim") or plain or 0) or size("head_dim")
+        heads, named = size("swa_num_key_value_heads", "num_key_value_heads"), own.get("head_dim")
+        plain = text.get("swa_head_dim") or text.get("head_dim") or family.defaults.get("head_dim")
+        head_dim = int(named or plain or size("head_dim"))
     else:
         heads, head_dim = size("num_global_key_value_heads", "num_key_value_heads"), size("head_dim")
     return heads * (head_dim + (size("v_head_dim") or head_dim))

@@ -5,7 +5,7 @@ from itertools import islice
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ctxext.data import prose
@@ -56,6 +56,20 @@ def tiny_llama(**changes) -> LlamaForCausalLM:
             if weight.ndim > 1:
                 weight.normal_(0.0, 0.3)
     return model
+
+
+class Outer(PretrainedConfig):
+    """A configuration around that of a language model, as multimodal models have it."""
+
+    model_type = "outer"
+
+    def __init__(self, text_config=None, **options):
+        self.text_config = text_config
+        super().__init__(**options)
+
+
+def nested(config: LlamaConfig) -> Outer:
+    return Outer(text_config=config)
 
 
 class Oracle(LlamaForCausalLM):

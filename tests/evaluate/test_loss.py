@@ -1,14 +1,16 @@
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel, make_ready
 from ctxext.evaluate.scoring import token_losses as loss
 from ctxext.evaluate.tasks.perplexity import PerplexityWork, bucket_width
-from hand_made import one_that_sees_length, tiny_llama
+from hand_made import nested, one_that_sees_length, tiny_llama
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -81,6 +83,113 @@ def test_a_head_that_pieces_do_not_show_runs_whole(monkeypatch):
     assert check(tiny_llama(), monkeypatch)
     calls = check(one_that_sees_length(), monkeypatch)
     assert 7 not in calls, "only the trial may have used pieces"
+
+
+def ready(model):
+    return LoadedModel("model", model, None, can_share=False)
+
+
+IDS = torch.randint(3, 640, (2, 40), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("length", "last", "sizes"),
+    [
+        (36, None, 5 * [7]),
+        (37, None, [*5 * [7], 1]),
+        (36, 15, [7, 7, 1]),
+        (36, 14, [7, 7]),
+        (36, 1, [1]),
+        (2, None, [1]),
+    ],
+)
+def test_a_text_is_cut_into_as_few_pieces_as_there_are(monkeypatch, length, last, sizes):
+    model, ids, calls = tiny_llama(), IDS[:, :length], []
+    assert loss._can_replay(ready(model))
+    monkeypatch.setattr(loss, "_piece_size", lambda model, ids: 7)
+    monkeypatch.setattr(loss._Head, "__call__", counted(loss._Head.__call__, calls))
+    found = loss.token_losses(ready(model), ids, last=last)
+    assert calls == sizes
+    torch.testing.assert_close(found, plain_losses(model, ids)[:, -(last or length) :], atol=2e-4, rtol=1e-4)
+    # The same without pieces.
+    monkeypatch.setattr(loss, "_can_replay", lambda loaded: False)
+    torch.testing.assert_close(loss.token_losses(ready(model), ids, last=last), found, atol=2e-4, rtol=1e-4)
+    assert calls == sizes
+
+
+def test_no_cache_is_kept_of_a_long_text():
+    model, caches = tiny_llama(), []
+    for part in (model, model.model):
+        part.register_forward_hook(lambda _, given, output: caches.append(output.past_key_values))
+    loss.token_losses(ready(model), IDS)
+    assert set(caches) == {None}
+
+
+def test_losses_hang_on_no_text_before():
+    """The stock dynamic schedule keeps the frequencies of the longest text it has seen."""
+    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    loaded = ready(tiny_llama(max_position_embeddings=16, rope_scaling=dynamic))
+    first = loss.token_losses(loaded, IDS[:, :20])
+    loss.token_losses(loaded, IDS)
+    assert torch.equal(loss.token_losses(loaded, IDS[:, :20]), first)
+
+
+def test_a_forward_that_somebody_replaced_stays_replaced():
+    model = tiny_llama()
+    own = model.model.forward = model.model.forward
+    loss.token_losses(ready(model), IDS)
+    assert model.model.__dict__["forward"] is own
+
+
+class Whole(LlamaForCausalLM):
+    """Needs all tokens at once, or adds a little to a logit where it has not."""
+
+    added = None
+
+    def forward(self, input_ids=None, **options):
+        output = super().forward(input_ids=input_ids, **options)
+        if input_ids.shape[1] < 6:
+            if self.added is None:
+                raise ValueError
+            output.logits = output.logits + self.added * torch.arange(640) / 640
+        return output
+
+
+@pytest.mark.parametrize(("added", "works"), [(None, False), (0.0, True), (0.1, True), (1.0, False)])
+def test_pieces_are_used_where_they_give_nearly_the_same(added, works):
+    model = Whole(tiny_llama().config).eval()
+    model.added = added
+    assert loss._can_replay(ready(model)) is works
+    torch.testing.assert_close(
+        loss.token_losses(ready(model), IDS, last=30), plain_losses(model, IDS)[:, -30:], atol=1e-3, rtol=1e-3
+    )
+
+
+def test_a_model_without_a_base_runs_whole():
+    model = tiny_llama()
+    bare = SimpleNamespace(config=model.config, device=model.device, forward=model.forward)
+    bare.base_model = bare
+    assert not loss._replay_works(bare, {})
+
+
+def test_the_vocabulary_may_stand_in_a_configuration_within_another():
+    model = tiny_llama()
+    model.config = nested(model.config)
+    assert loss._can_replay(ready(model))
+    torch.testing.assert_close(loss.token_losses(ready(model), IDS), plain_losses(model, IDS), atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("make", "num_made"), [(tiny_llama, 5), (one_that_sees_length, 80)])
+@torch.inference_mode()
+def test_logits_of_some_tokens_are_those_of_the_whole_text_and_alone_where_that_works(make, num_made):
+    model, made = make(), []
+    loss._can_replay(ready(model))
+    chosen = torch.zeros_like(IDS, dtype=torch.bool)
+    chosen[0, 3] = chosen[1, 5:9] = True
+    wanted = model(IDS).logits[chosen]
+    model.lm_head.register_forward_hook(lambda _, given, output: made.append(output[..., 0].numel()))
+    torch.testing.assert_close(loss.logits_at(ready(model), IDS, chosen), wanted)
+    assert made == [num_made]
 
 
 def one_record(tokenizer, **options):

@@ -4,11 +4,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import DynamicCache, LlamaForCausalLM, Qwen2Config
 
 from ctxext.evaluate.scoring import exact_match, generation
-from ctxext.evaluate.scoring.prefix_cache import chooses_by_prompt, follows_length, is_static, is_static_for
+from ctxext.evaluate.scoring.prefix_cache import (
+    chooses_by_prompt,
+    follows_length,
+    is_static,
+    is_static_for,
+    new_cache,
+    sharing_works,
+)
 from ctxext.evaluate.scoring.prefix_tree import grow
-from hand_made import make_tokenizer, tiny_llama
+from hand_made import make_tokenizer, nested, tiny_llama
 
 LONG = {"short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0]}
 PROMPT = {"ctxext_code": {"rope": {}, "steps": [{"method": "mspoe", "per_prompt": True}]}}
@@ -65,12 +73,14 @@ def test_heads_that_are_ordered_by_the_prompt(config, chooses):
         (rope(rope_type="dynamic", original_max_position_embeddings=50), 0, 50, True),
         (rope(rope_type="dynamic", original_max_position_embeddings=50), 0, 51, False),
         ({**rope(rope_type="dynamic"), "original_max_position_embeddings": 50}, 0, 51, False),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, 0, 1, False),
         # LongRoPE's long list is one and the same from there on.
         (rope(rope_type="longrope", original_max_position_embeddings=50, **LONG), 0, 50, True),
         (rope(rope_type="longrope", original_max_position_embeddings=50, **LONG), 49, 51, False),
         (rope(rope_type="longrope", original_max_position_embeddings=50, **LONG), 50, 51, True),
         ({**rope(type="longrope", **LONG), "original_max_position_embeddings": 50}, 50, 51, True),
         ({**rope(type="longrope", **LONG), "original_max_position_embeddings": 50}, 49, 51, False),
+        (rope(rope_type="longrope", original_max_position_embeddings=1, **LONG), 1, 2, True),
         # Where nothing says the original length, nothing is known.
         (rope(rope_type="longrope", **LONG), 100, 100, False),
         (rope(rope_type="longrope", **LONG), 0, 1, False),
@@ -80,6 +90,75 @@ def test_prompts_for_which_it_is_one_schedule(config, common, length, is_shared)
     assert is_static_for(config, common, length) == is_shared
 
 
+class Odd(LlamaForCausalLM):
+    """Does something else with a cache than other models do."""
+
+    way = ""
+
+    def forward(self, input_ids=None, past_key_values=None, **options):
+        if past_key_values is not None and self.way == "refuses it":
+            raise TypeError
+        if past_key_values is not None and self.way == "keeps a token of its own":
+            input_ids = torch.cat([input_ids[:, :1], input_ids], dim=1)
+        output = super().forward(input_ids, past_key_values=past_key_values, **options)
+        if past_key_values is not None and self.way == "gives another one back":
+            output.past_key_values = DynamicCache(config=self.config)
+        return output
+
+
+def odd(way="", **changes):
+    model = Odd(tiny_llama(**changes).config).eval()
+    model.way = way
+    return model
+
+
+@pytest.mark.parametrize("way", ["refuses it", "keeps a token of its own", "gives another one back"])
+def test_where_a_model_does_something_else_with_its_cache_it_is_not_shared(way):
+    assert not sharing_works(odd(way))
+    assert sharing_works(odd())
+
+
+def test_only_layers_that_keep_everything_can_be_cropped():
+    assert new_cache(odd()) is not None
+    mixed = Qwen2Config(
+        hidden_size=32,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        layer_types=["full_attention", "sliding_attention"],
+        use_sliding_window=True,
+        sliding_window=8,
+    )
+    stateful, sliding = odd(), SimpleNamespace(config=mixed, _is_stateful=False, device="cpu")
+    stateful._is_stateful = True
+    for model in (stateful, sliding):
+        assert new_cache(model) is None
+        assert not sharing_works(model)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e5])
+def test_sharing_is_tried_whatever_the_size_of_the_logits(scale):
+    model = odd()
+    with torch.no_grad():
+        model.lm_head.weight *= scale
+    assert sharing_works(model)
+
+
+@pytest.mark.parametrize(("share", "works"), [(0.02, True), (0.2, False)])
+def test_logits_may_differ_by_a_twentieth_of_their_spread(share, works):
+    """By what a model adds to one of them where it is not given the whole prompt."""
+    model = odd()
+    spread = model(torch.arange(24)[None] * 7).logits[:, 12:].std()
+    added = share * spread * torch.nn.functional.one_hot(torch.tensor(3), 640)
+    model.lm_head.register_forward_hook(lambda _, given, found: found + added * (given[0].shape[1] < 24))
+    assert sharing_works(model) is works
+
+
+def test_the_vocabulary_may_stand_in_a_configuration_within_another():
+    model = odd()
+    model.config = nested(model.config)
+    assert sharing_works(model)
+
+
 def test_prompts_as_a_tree():
     """Three prompts of eight tokens, the last two of them each prompt's own: 0 to 2 in common, then 3 and 4."""
     ids = torch.tensor([[[1, 2, 3, 9, 9, 9, 7, 7], [1, 2, 3, 4, 5, 6, 7, 7], [1, 2, 3, 4, 5, 8, 7, 7]]])
@@ -87,6 +166,13 @@ def test_prompts_as_a_tree():
     assert (root.start, root.end, root.prompts) == (0, 3, [0, 1, 2])
     assert [(branch.start, branch.end, branch.prompts) for branch in root.children] == [(3, 8, [0]), (3, 5, [1, 2])]
     assert [(leaf.start, leaf.end, leaf.prompts) for leaf in root.children[1].children] == [(5, 8, [1]), (5, 8, [2])]
+
+
+def test_what_all_prompts_have_in_common_comes_first():
+    """Of three prompts the first two have three tokens in common, and one with the last."""
+    root = grow(torch.tensor([[[1, 2, 3, 4, 7], [1, 2, 3, 5, 7], [1, 6, 3, 4, 7]]]), 1)
+    assert (root.start, root.end, root.prompts) == (0, 1, [0, 1, 2])
+    assert [(branch.start, branch.end, branch.prompts) for branch in root.children] == [(1, 3, [0, 1]), (1, 5, [2])]
 
 
 def test_what_is_each_prompt_s_own_is_not_shared_though_it_is_alike():

@@ -4,10 +4,17 @@ import copy
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from ctxext.errors import CtxextError
 from ctxext.finetune.loss import use_chunked_loss
+from hand_made import nested
 
 SIZES = {
     "vocab_size": 50,
@@ -30,6 +37,7 @@ FAMILIES = {
     "cohere": {"logit_scale": 0.25},
     "gpt_neox": {},
     "phi": {},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0},
 }
 
 
@@ -102,9 +110,169 @@ def test_a_head_that_pieces_do_not_show_is_refused_and_left_as_it_was():
     assert "forward" not in model.model.__dict__
 
 
-def test_a_model_without_a_head_is_refused():
+@pytest.mark.parametrize("model", [make("llama").model, torch.nn.Linear(2, 2)])
+def test_a_model_without_a_head_or_a_base_is_refused(model):
     with pytest.raises(CtxextError, match="cannot be computed in pieces"):
-        use_chunked_loss(make("llama").model)
+        use_chunked_loss(model)
+
+
+class Odd(LlamaForCausalLM):
+    """Does to its logits what no part of it shows, where it has all of the trial's tokens or where it has fewer."""
+
+    way, share, factor = "", 0.0, 1.0
+
+    def forward(self, input_ids=None, **options):
+        output, is_piece = super().forward(input_ids=input_ids, **options), input_ids.shape[1] < 16
+        output.logits = output.logits * self.factor
+        if self.way == "adds" and is_piece:
+            output.logits = output.logits + self.share * self.spread
+        if self.way == "stops" and is_piece:
+            raise ValueError
+        if self.way == "gives the last":
+            output.logits = output.logits[:, -1:]
+        if self.way == "masks words" or (self.way == "masks all"):
+            output.logits[..., 40 if self.way == "masks words" else 0 :] = -torch.inf
+        return output
+
+
+def odd(way, share=0.0, factor=1.0):
+    torch.manual_seed(0)
+    model = Odd(LlamaConfig(**SIZES)).eval()
+    with torch.no_grad():
+        model.lm_head.weight.normal_(0.0, 0.2)
+        model.factor = factor
+        model.spread = model(torch.arange(16)[None] * 11 % 50).logits.std()
+    model.way, model.share = way, share
+    return model
+
+
+@pytest.mark.parametrize(
+    ("way", "share", "factor", "works"),
+    [
+        ("", 0.0, 1.0, True),
+        ("adds", 0.015, 1.0, True),
+        ("adds", 0.025, 1.0, False),
+        ("adds", 0.015, 1000.0, True),
+        ("stops", 0.0, 1.0, False),
+        ("gives the last", 0.0, 1.0, False),
+        ("masks words", 0.0, 1.0, True),
+        ("masks all", 0.0, 1.0, False),
+    ],
+)
+def test_pieces_may_be_off_by_a_fiftieth_of_the_spread_of_the_logits(way, share, factor, works):
+    model = odd(way, share, factor)
+    if works:
+        use_chunked_loss(model, 7)
+        ids = torch.randint(3, 40, (1, 23))
+        assert model(input_ids=ids, labels=ids).loss.isfinite()
+    else:
+        with pytest.raises(CtxextError, match="cannot be computed in pieces"):
+            use_chunked_loss(model, 7)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_dropout_is_off_while_it_is_tried_and_as_before_afterwards(training):
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, attention_dropout=0.5, initializer_range=0.3)).train(training)
+    use_chunked_loss(model)
+    assert model.training is training
+
+
+def test_a_forward_that_somebody_replaced_stays_replaced():
+    model = make("llama")
+    own = model.model.forward = model.model.forward
+    use_chunked_loss(model, 7)
+    ids = torch.randint(3, 50, (1, 23))
+    model(input_ids=ids, labels=ids)
+    assert model.model.__dict__["forward"] is own
+
+
+def test_the_vocabulary_may_stand_in_a_configuration_within_another():
+    """As multimodal models have it."""
+
+    model = make("llama")
+    model.config = nested(model.config)
+    use_chunked_loss(model)
+
+
+def given_to_the_base(model, **given):
+    """What the base model is called with beside the tokens, and the loss."""
+    seen = []
+    model.base_model.register_forward_pre_hook(lambda _, args, options: seen.append(options), with_kwargs=True)
+    loss = model(**given).loss
+    return {name: value for name, value in seen[0].items() if name != "input_ids"}, loss
+
+
+def test_the_base_model_is_given_what_is_said_and_keeps_no_cache():
+    model, ids = make("llama"), torch.randint(3, 50, (1, 23))
+    use_chunked_loss(model, 7)
+    places = torch.arange(23)[None]
+    seen, _ = given_to_the_base(
+        model, input_ids=ids, labels=ids, position_ids=places, inputs_embeds=None, return_dict=False
+    )
+    assert seen == {"use_cache": False, "position_ids": places}
+
+
+def test_an_encoder_is_held_against_labels_at_their_own_places():
+    torch.manual_seed(0)
+    plain = BertForMaskedLM(BertConfig(**SIZES, initializer_range=0.2)).eval()
+    pieces, ids = copy.deepcopy(plain), torch.randint(3, 50, (2, 23))
+    use_chunked_loss(pieces, 7, is_masked=True)
+    labels = torch.where(torch.arange(23) % 5 == 2, ids, -100)
+    seen, found = given_to_the_base(pieces, input_ids=ids, labels=labels)
+    assert seen == {}
+    assert torch.allclose(found, plain(input_ids=ids, labels=labels).loss, atol=1e-5)
+
+
+def test_what_lies_between_the_base_and_the_output_embedding_learns():
+    torch.manual_seed(0)
+    plain = BertForMaskedLM(BertConfig(**SIZES, initializer_range=0.2)).eval().requires_grad_(False)
+    plain.cls.predictions.transform.requires_grad_(True)
+    pieces, ids = copy.deepcopy(plain), torch.randint(3, 50, (2, 23))
+    use_chunked_loss(pieces, 7, is_masked=True)
+    for model in (plain, pieces):
+        model(input_ids=ids, labels=ids).loss.backward()
+    wanted, found = (model.cls.predictions.transform.dense.weight.grad for model in (plain, pieces))
+    assert torch.allclose(found, wanted, atol=1e-6)
+
+
+def test_of_one_token_that_is_learned_the_loss_is_its_own():
+    model, ids = make("llama"), torch.randint(3, 50, (1, 23))
+    labels = torch.full_like(ids, -100)
+    labels[0, 9] = ids[0, 9]
+    wanted = -model(input_ids=ids).logits[0, 8].log_softmax(-1)[ids[0, 9]]
+    use_chunked_loss(model, 7)
+    assert torch.allclose(model(input_ids=ids, labels=labels).loss, wanted, atol=1e-5)
+
+
+class Says:
+    """A model to stay close to, which knows what it is told to know."""
+
+    weight, tokens_per_step = 3.0, 80
+
+    def __init__(self, model, known):
+        self.model, self.known = model, known
+
+    def knows(self, positions):
+        return self.known
+
+    def read(self, ids, given):
+        return self.model.model(ids).last_hidden_state.flatten(0, 1)[None], self.model.lm_head
+
+
+@pytest.mark.parametrize(("training", "known"), [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("items", [None, 10])
+def test_what_a_source_says_counts_in_training_where_it_knows_the_positions(training, known, items):
+    model, source = make("llama").train(training), make("qwen3")
+    ids, places = torch.randint(3, 50, (2, 23)), torch.arange(23).expand(2, -1)
+    with torch.no_grad():
+        mine, said = (one(ids).logits.log_softmax(-1) for one in (model, source))
+        answers = -mine[:, :-1].gather(-1, ids[:, 1:, None]).sum()
+        divergence = (said.exp() * (said - mine)).sum()
+    use_chunked_loss(model, 7, Says(source, known))
+    found = model(input_ids=ids, labels=ids, position_ids=places, num_items_in_batch=items).loss
+    wanted = answers / (items or 44) + (training and known) * 3 * divergence / (80 if items else 46)
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-4)
 
 
 class Told:

@@ -7,16 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-from types import MappingProxyType
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from ctxext.checkpoint import open_checkpoint, read_safetensors_header
+from ctxext.checkpoint import read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.finetune import merge
-from ctxext.finetune.rewrite import rewrite, stored_shapes
 from ctxext.recipes import MsPoE, Yarn
 from tiny_base import QUICK, load, logits, make_base, tune
 
@@ -153,51 +150,6 @@ def test_adapter_names_no_folder_of_this_machine(tuned):
     assert config["task_type"] == "CAUSAL_LM"
 
 
-def test_rewrite_keeps_every_byte_that_does_not_change(base, tmp_path):
-    class Nothing:
-        names = frozenset()
-        untied = MappingProxyType({})
-
-    digest = rewrite(base / "model.safetensors", tmp_path / "copy", Nothing())
-    assert (tmp_path / "copy").read_bytes() == (base / "model.safetensors").read_bytes()
-    assert digest == hashlib.sha256((tmp_path / "copy").read_bytes()).hexdigest()
-
-
-def test_an_output_embedding_of_its_own_comes_behind_all_others(tmp_path):
-    """Written by hand, as the embedding of a real model need not be its first tensor."""
-    old = {"a": torch.arange(4.0), "embed": torch.ones(3, 2), "z": torch.zeros(5)}
-    save_file(old, tmp_path / "old.safetensors")
-
-    class Untied:
-        names = frozenset({"head"})
-        untied = MappingProxyType({"head": "embed"})
-
-        def new(self, name, old):
-            return old + 7
-
-    seen = []
-    rewrite(tmp_path / "old.safetensors", tmp_path / "new.safetensors", Untied(), seen.append)
-    new = load_file(tmp_path / "new.safetensors")
-    assert {name: new[name].tolist() for name in old} == {name: tensor.tolist() for name, tensor in old.items()}
-    assert new["head"].tolist() == [[8.0, 8.0]] * 3
-    assert sum(seen) == (tmp_path / "new.safetensors").stat().st_size
-    assert read_safetensors_header(tmp_path / "new.safetensors")["head"]["data_offsets"] == [60, 84]
-
-
-def test_a_tensor_of_another_shape_is_refused(tmp_path):
-    save_file({"a": torch.ones(3, 2)}, tmp_path / "old.safetensors")
-
-    class Turned:
-        names = frozenset({"a"})
-        untied = MappingProxyType({})
-
-        def new(self, name, old):
-            return old.T
-
-    with pytest.raises(CtxextError, match=r'"a" was trained as \(2, 3\) but is stored as \(3, 2\)'):
-        rewrite(tmp_path / "old.safetensors", tmp_path / "new.safetensors", Turned())
-
-
 def test_progress_ends_with_all_of_the_bytes(base, tuned, tmp_path):
     seen = []
     merge(str(base), tuned / "adapter", tmp_path / "out", progress=lambda *told: seen.append(told))
@@ -241,11 +193,3 @@ def test_what_does_not_fit_is_refused(base, tuned, tmp_path):
     with pytest.raises(CtxextError, match="not empty"):
         merge(str(base), tuned / "adapter", tuned)
     assert not out.exists()
-
-
-def test_weights_that_cannot_be_streamed_are_refused(base, tmp_path):
-    folder = tmp_path / "old"
-    shutil.copytree(base, folder)
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(CtxextError, match="no safetensors"):
-        stored_shapes(open_checkpoint(str(folder)))

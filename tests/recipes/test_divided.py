@@ -1,11 +1,14 @@
 """MrRoPE, Resonance and CoPE: their lists against the references, over sizes of models and numbers, and loaded."""
 
 import itertools
+import math
 
 import pytest
 from transformers import AutoModelForCausalLM
 
 from ctxext.converters import convert
+from ctxext.errors import CtxextError
+from ctxext.families import FAMILIES
 from ctxext.recipes import METHODS, Recipe
 from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.rotary import Rotary, attention_scaling, model_config
@@ -22,6 +25,7 @@ NUMBERS = [
     ("cope", {}),
     ("cope", {"theta": 5e5}),
     ("cope", {"num_faded": 1}),
+    ("cope", {"num_faded": 2}),
     ("cope", {"num_faded": 3}),
     ("cope", {"num_faded": 999}),
 ]
@@ -44,6 +48,64 @@ def test_lists_equal_the_reference(name, numbers):
             wanted, scaling = reference_of(step).schedule(step.to_dict(), known, at)
             assert inverse_frequencies(made, at) == pytest.approx(wanted, rel=1e-9), (d, base, length, factor)
             assert attention_scaling(made) == pytest.approx(scaling, rel=1e-12)
+
+
+PLAIN = model_config(llama(8, 1e4, 128)).rotary
+PUBLISHED = {
+    "mrrope": {"variant": "pro", "beta_fast": 32.0, "beta_slow": 1.0},
+    "resonance": {"beta_fast": 32.0, "beta_slow": 1.0},
+    "cope": {"theta": None, "num_faded": None},
+}
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_the_paper_s_numbers_and_the_smallest(name):
+    usual = DIVIDED[name](factor=2)
+    assert {key: getattr(usual, key) for key in PUBLISHED[name]} == PUBLISHED[name]
+    smallest = {"cope": {"theta": 1, "num_faded": 0}}.get(name, {"beta_fast": 0, "beta_slow": 0})
+    with pytest.raises(CtxextError, match="factor must be at least 1"):
+        DIVIDED[name](factor=0.99)
+    assert len(usual.divisors(PLAIN)) == len(DIVIDED[name](factor=2, **smallest).divisors(PLAIN)) == 4
+
+
+@pytest.mark.parametrize("name", ["mrrope", "resonance"])
+def test_the_ends_of_a_ramp_stand_the_right_way_round(name):
+    step = DIVIDED[name](factor=4, beta_fast=2, beta_slow=2)
+    assert [by > 1.5 for by in step.divisors(PLAIN)] == [False, False, True, True], "a step from one to the next"
+    with pytest.raises(CtxextError, match=rf'{name}: beta_fast "2" must not be below beta_slow "2\.5"'):
+        DIVIDED[name](factor=4, beta_fast=2, beta_slow=2.5)
+
+
+def test_exactly_as_many_rotations_are_neither_above_nor_below():
+    """The first pair completes 128 / 2π rotations in 128 tokens."""
+    turns = 128 / (2 * math.pi)
+    assert DIVIDED["mrrope"](factor=4, variant="uni", beta_fast=turns).divisors(PLAIN)[0] == 4 ** (1 / 3)
+    assert DIVIDED["mrrope"](factor=4, variant="uni", beta_fast=turns - 1e-9).divisors(PLAIN)[0] == 1
+    slow = DIVIDED["mrrope"](factor=4, variant="uni", beta_fast=99, beta_slow=turns)
+    assert slow.divisors(PLAIN) == [2, 4, 4, 4]
+
+
+def test_a_pair_that_completes_exactly_one_rotation_does_not_fade():
+    """The third wavelength of four is 2π √b tokens, here 64; of the last one alone, three quarters are one pair."""
+    base = (64 / (2 * math.pi)) ** 2
+    assert 2 * math.pi * base**0.5 == 64
+    assert DIVIDED["cope"](factor=2).divisors(model_config(llama(8, base, 64)).rotary) == [1, 1, 1, 1]
+    assert DIVIDED["cope"](factor=2).divisors(model_config(llama(8, base, 63)).rotary) == [1, 1, 1, 1e6]
+
+
+def test_nothing_is_sharpened_at_factor_one():
+    for name, wanted in {"mrrope": 0.1 * math.log(4) + 1, "resonance": 0.1 * math.log(4) + 1, "cope": 1}.items():
+        assert DIVIDED[name](factor=1).attention_factor() == 1
+        assert DIVIDED[name](factor=4).attention_factor() == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_classes_that_take_no_factor_on_cosine_and_sine(name):
+    told = "its configuration class takes no factor on cosine and sine, which this schedule needs"
+    assert DIVIDED[name].refusal({}, FAMILIES["phi3"]) == told
+    assert DIVIDED[name].refusal({}, FAMILIES["llama"]) == ""
+    with pytest.raises(CtxextError, match=f'"phi3": {told}'):
+        DIVIDED[name](factor=2).edit(model_config({**llama(8, 1e4, 128), "model_type": "phi3"}))
 
 
 @pytest.mark.parametrize("name", DIVIDED)

@@ -39,9 +39,24 @@ def test_the_published_numbers_are_taken():
     assert edited.code["steps"][0]["original_length"] == 262144
 
 
-def test_given_numbers_stand_above_it():
-    step = DualChunk(chunk_size=1000, target_length=2020000)
-    assert Recipe([step]).resolved(model_config(dict(QWEN))).steps[0].chunk_size == 1000
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({}, {"target_length": 1010000, "chunk_size": 262144, "local": 8192}),
+        ({"factor": 2}, {"factor": 2, "chunk_size": 262144, "local": 8192}),
+        ({"target_length": 600000}, {"target_length": 600000, "chunk_size": 262144, "local": 8192}),
+        ({"chunk_size": 1000}, {"target_length": 1010000, "chunk_size": 1000}),
+        ({"local": 5, "factor": 2}, {"factor": 2, "local": 5}),
+        ({"chunk_size": 9, "local": 5, "factor": 2}, {"factor": 2, "chunk_size": 9, "local": 5}),
+    ],
+)
+def test_given_numbers_stand_above_it(given, taken):
+    assert DualChunk(**given).adapted(model_config(dict(QWEN))) == DualChunk(**taken)
+
+
+@pytest.mark.parametrize("published", [None, "x", [1]])
+def test_a_block_that_says_nothing_changes_nothing(published):
+    assert DualChunk().adapted(model_config({**QWEN, "dual_chunk_attention_config": published})) == DualChunk()
 
 
 def test_others_must_say_how_far(llama_source):

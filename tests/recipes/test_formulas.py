@@ -7,7 +7,6 @@ import pytest
 from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS
 from ctxext.recipes.frequencies import inverse_frequencies
-from ctxext.recipes.longrope import _between
 from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.rotary import Rotary, attention_scaling, model_config
 
@@ -65,10 +64,20 @@ def test_yarn_with_numbers_and_without():
     for rounds in (True, False):
         found = inverse_frequencies(rotary("yarn", truncate=rounds, **given))
         assert found == pytest.approx(ramp(8, 0.25, rounds, 2.0))
+    usual = rotary("yarn", factor=4.0, truncate=False, trained_length=4096)
+    assert inverse_frequencies(usual) == pytest.approx(ramp(32, 1, False, length=4096)), "the paper's numbers"
     longer = inverse_frequencies(
         rotary("yarn", factor=4.0, original_max_position_embeddings=LENGTH, trained_length=999)
     )
     assert longer == pytest.approx(ramp(32, 1, True)), "from the schedule's own length"
+
+
+def test_yarn_s_ramp_may_be_a_step():
+    """Kimi K2 has both ends at one rotation: below it divided, above it kept."""
+    schedule = rotary("yarn", factor=4.0, beta_fast=1.0, beta_slow=1.0, truncate=False)
+    turns = [LENGTH * theta / (2 * math.pi) for theta in PLAIN]
+    wanted = [theta if turn > 1 else theta / 4 for theta, turn in zip(PLAIN, turns, strict=True)]
+    assert inverse_frequencies(schedule) == pytest.approx(wanted)
 
 
 def test_llama3_by_wavelength():
@@ -166,6 +175,7 @@ def test_each_row_s_schedule_is_that_of_its_own_factor():
     for factor, row in zip(found["factors"], found["inverse_frequencies"], strict=True):
         assert row == pytest.approx([one / factor for one in plain])
     assert found["attention_factors"] == [1, 1, 1]
+    assert not {"around", "long_factor"} & found.keys(), "what the code does not read"
     assert rows_of(around="yarn")["attention_factors"] == pytest.approx([0.1 * math.log(f) + 1 for f in (2, 4, 8)])
 
 
@@ -176,6 +186,20 @@ def test_longrope_s_divisors_rise_with_the_factor():
     for factor, row in zip(found["factors"], found["inverse_frequencies"], strict=True):
         slowed = [THETA ** (-2 * pair / 8) / by ** (math.log(factor) / math.log(8)) for pair, by in enumerate(divisors)]
         assert row == pytest.approx(slowed)
+
+
+def test_at_factor_one_there_is_one_rung_and_it_is_the_full_list():
+    found = rows_of(around="longrope", long_factor=[1.0, 2.0, 4.0, 8.0], factor=1)
+    assert found["factors"] == [1]
+    plain = [THETA ** (-2 * pair / 8) / by for pair, by in enumerate([1, 2, 4, 8])]
+    assert found["inverse_frequencies"] == [pytest.approx(plain)]
+
+
+@pytest.mark.parametrize(("around", "divisors"), [("longrope", None), ("yarn", [1.0, 2.0, 4.0, 8.0])])
+def test_longrope_alone_needs_its_list(around, divisors):
+    with pytest.raises(CtxextError, match="long_factor goes with longrope, and longrope needs it") as told:
+        rows_of(around=around, long_factor=divisors)
+    assert told.value.hint == "--around longrope --long-factor FILE"
 
 
 def test_a_schedule_is_searched_for_up_to_twice_the_wanted_factor():
@@ -206,12 +230,6 @@ def test_windows_are_searched_for_up_to_a_half_of_the_length(name, length, value
     (method,) = (method for method in METHODS if method.name == name)
     space = method.search_space(rotary("default", context_length=length, trained_length=length), 4.0)["window"]
     assert (space.values, space.start) == (values, start)
-
-
-def test_a_line_through_knots():
-    assert [_between([0.0, 4.0, 6.0], place) for place in (0, 0.25, 0.5, 0.75, 1)] == [0, 2, 4, 5, 6]
-    assert [_between([3.0], place) for place in (0, 0.5, 1)] == [3, 3, 3]
-    assert _between([1.0, 2.0], 1) == 2
 
 
 def test_a_schedule_is_not_put_on_another():

@@ -3,6 +3,7 @@
 import pytest
 
 from ctxext.errors import CtxextError
+from ctxext.families import family_of
 from ctxext.recipes import MsPoE
 from ctxext.recipes.mspoe import ranks_from_scores, ratio_grid
 from ctxext.recipes.rotary import model_config
@@ -78,6 +79,42 @@ def test_layers_that_take_part():
     with pytest.raises(CtxextError, match="No layer from 3 on") as caught:
         settings(first_layer=3)
     assert caught.value.hint == "--first-layer 2 or less."
+
+
+def test_a_model_whose_layers_all_have_windows():
+    with pytest.raises(CtxextError, match="Every layer with a rotary embedding has a sliding window, and those keep"):
+        settings({**LLAMA, "model_type": "mistral", "sliding_window": 8})
+
+
+def test_families_on_which_awareness_cannot_be_seen():
+    phi = {**LLAMA, "model_type": "phi"}
+    for order in ("calibrated", "prompt"):
+        with pytest.raises(CtxextError, match='"phi" takes a fixed order only: its attention hands over') as caught:
+            settings(phi, head_order=order)
+        assert caught.value.hint == "--head-order fixed"
+    assert settings(phi, head_order="fixed")["ranks"] == [[0, 1], [0, 1]]
+    # Who measured an order elsewhere may give it.
+    assert settings(phi, head_order="calibrated", ranks=((1, 0), (0, 1)))["ranks"] == [[1, 0], [0, 1]]
+
+
+def test_a_family_whose_heads_share_one_key():
+    deepseek = {"model_type": "deepseek_v3", "num_hidden_layers": 2}
+    assert MsPoE.refusal(deepseek, family_of(deepseek)).startswith("latent attention: all heads share one rotated key")
+    assert MsPoE.refusal(dict(LLAMA), family_of(LLAMA)) == ""
+    assert "not rotary position embeddings" in MsPoE.refusal({}, family_of({"model_type": "gpt2"}))
+
+
+def test_a_summary_shows_what_was_learned():
+    learned = {"schedule": "by-parts", "head_order": "fixed", "ramps": ONES, "temperatures": ONES}
+    assert MsPoE(**learned, ratios=((1.25, 2.0), (3.0, 4.0))).summary() == "mspoe 1.25–4 (learned heads)"
+    assert MsPoE(head_order="prompt").summary() == "mspoe 1.2–1.8 ntk (prompt order)"
+
+
+def test_a_search_may_draw_the_ratios_in_either_order():
+    rotary = model_config(dict(LLAMA)).rotary
+    for low, high in ((1.5, 3.0), (3.0, 1.5)):
+        step = MsPoE.from_search({"ratio_min": low, "ratio_max": high, "first_layer": 1}, rotary, 4.0)
+        assert (step.ratio_min, step.ratio_max, step.first_layer) == (1.5, 3.0, 1)
 
 
 def test_the_released_code_s_grid_is_for_models_without_groups():

@@ -3,7 +3,11 @@
 import pytest
 
 from ctxext.errors import CtxextError
+from ctxext.reading.schemas import LONGEST
+from ctxext.recipes import Recipe
 from ctxext.recipes.length import format_length, parse_length
+from ctxext.recipes.recipe import step_from_dict
+from ctxext.recipes.rotary import model_config
 
 WRITTEN = {"1": 1, "32768": 32768, " 32k ": 32768, "128K": 131072, "1M": 1048576, "2m": 2097152, "1.5k": 1536}
 
@@ -38,3 +42,22 @@ def test_a_recipe_that_reaches_further(method, factor, run, llama):
 )
 def test_written(tokens, text):
     assert format_length(tokens) == text
+
+
+def test_no_context_is_longer_than_the_longest():
+    assert parse_length(str(LONGEST)) == LONGEST
+    with pytest.raises(CtxextError, match="tokens are more than any context has") as caught:
+        parse_length(str(LONGEST + 1))
+    assert caught.value.hint == f"At most {LONGEST}."
+
+
+@pytest.mark.parametrize("method", ["pi", "ntk", "dynamic", "rerope"])
+def test_nor_is_what_a_recipe_makes_of_it(method):
+    llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1}
+    model = model_config({**llama, "max_position_embeddings": 128})
+    longest = Recipe([step_from_dict({"method": method, "factor": LONGEST / 128}, "x")])
+    assert longest.resolved(model).edit(model).encoding.usable_length == LONGEST
+    longer = Recipe([step_from_dict({"method": method, "factor": LONGEST / 128 + 1}, "x")])
+    for make in (longer.edit,) if method == "dynamic" else (longer.edit, longer.resolved):
+        with pytest.raises(CtxextError, match="more than any context"):
+            make(model)

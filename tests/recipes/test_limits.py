@@ -12,7 +12,7 @@ from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Ntk, NtkByParts, Recipe, Yarn
 from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.mspoe import num_kv_heads
-from ctxext.recipes.param import Limits, SearchRange
+from ctxext.recipes.param import Limits, SearchRange, limits_of, param
 from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.rotary import Rotary, model_config
 from small_llama import read_json
@@ -59,10 +59,13 @@ SMALLEST = {
     ("ntk-by-parts", "yarn", "mrrope", "resonance"): {"beta_fast": 0, "beta_slow": 0},
     ("yarn",): {"attention_factor": 0.01, "mscale": 0, "mscale_all_dim": 0},
     ("longrope",): {"attention_factor": 0.01},
-    ("llama3",): {"low_freq_factor": 0.01},
+    ("llama3",): {"low_freq_factor": 0.01, "high_freq_factor": 0.01},
     ("cope",): {"theta": 1, "num_faded": 0},
     ("abf",): {"theta": 1},
-    ("mspoe",): {"ratio_min": 1, "ratio_max": 1, "first_layer": 0, "ramp_fast": 0, "ramp_slow": 0, "rescale_start": 0},
+    ("mspoe",): {
+        **{"ratio_min": 1, "ratio_max": 1, "first_layer": 0, "ramp_fast": 0, "ramp_slow": 0},
+        **{"rescale_start": 0, "rescale_end": 1},
+    },
     ("self-extend",): {"window": 1, "group": 1},
     ("bifocal", "rerope", "window", "sinks"): {"window": 1},
     ("sinks",): {"sinks": 1},
@@ -85,17 +88,12 @@ def test_the_smallest_number_that_is_taken(method, key, smallest):
     needed = {"longrope": {"long_factor": [2.0]}, "abf": {"theta": 1e6}}.get(method, {})
     for value in (smallest, smallest - (1e-4 if isinstance(smallest, float) else 1)):
         try:
-            step_from_dict({"method": method, **needed, **BESIDE.get(key, {}), key: value}, "x")
+            step = step_from_dict({"method": method, **needed, **BESIDE.get(key, {}), key: value}, "x")
+            assert step.summary().startswith(method)
             refused = ""
         except CtxextError as error:
             refused = error.message
         assert (f"{key} must be at least" in refused) == (value < smallest), refused
-
-
-def test_the_weight_of_a_coarse_row_stays_below_one():
-    assert step_from_dict({"method": "table", "alpha": 0.9}, "x").alpha == 0.9
-    with pytest.raises(CtxextError, match=r"at most 0\.9"):
-        step_from_dict({"method": "table", "alpha": 0.95}, "x")
 
 
 LEARNED = {
@@ -219,11 +217,19 @@ def test_the_ramp_of_a_base_near_one_is_still_one():
     assert all(math.isfinite(value) and value > 0 for value in found)
 
 
+def test_the_largest_number():
+    assert step_from_dict({"method": "abf", "theta": 1e30}, "x").theta == 1e30
+    for value in (1.0001e30, -1.0001e30, math.inf, math.nan):
+        with pytest.raises(CtxextError, match=r"theta must be a finite number of at most 1e\+30"):
+            step_from_dict({"method": "abf", "theta": value}, "x")
+
+
 def test_help_says_the_limits():
     said = Limits(help="It counts.", min=1.0, max=8, choices=("a", "b")).describe()
     assert said == "It counts. (a or b, at least 1, at most 8)"
     assert Limits(help="It counts.", min=0).describe() == "It counts. (at least 0)"
     assert Limits(help="It counts.").describe() == "It counts."
+    assert Limits(help="It counts.") == limits_of(param(help="It counts.")), "the same where nothing is said"
 
 
 def test_words_are_chosen_among_and_numbers_drawn():

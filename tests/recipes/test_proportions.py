@@ -6,11 +6,13 @@ import re
 import pytest
 
 from ctxext.errors import CtxextError
+from ctxext.families import family_of
 from ctxext.recipes import METHODS, Recipe
 from ctxext.recipes.adaptive import rungs, slowed_alike
 from ctxext.recipes.base import KINDS
+from ctxext.recipes.methods import method_named
 from ctxext.recipes.recipe import step_from_dict
-from ctxext.recipes.rotary import Rotary
+from ctxext.recipes.rotary import Rotary, model_config
 
 PLAIN = {"rope_type": "default"}
 
@@ -33,6 +35,7 @@ def resolved(name, length, **numbers):
         ("string", 5, {"shift": 1, "window": 0, "start": 5}),
         ("string", 2, {"shift": 1, "window": 0, "start": 2}),
         ("sinks", 9, {"sinks": 4, "window": 5}),
+        ("sinks", 5, {"sinks": 4, "window": 1}),
         ("string", 160, {"shift": 53, "window": 20, "start": 160}),
         ("sinks", 4096, {"sinks": 4, "window": 4092}),
         ("window", 4096, {"window": 4096}),
@@ -48,6 +51,7 @@ def test_proportions(name, length, numbers):
 def test_a_chunk_s_overlap_is_an_eighth_of_it():
     assert resolved("dca", 4096, factor=2, chunk_size=80).local == 10
     assert resolved("dca", 4096, factor=2, chunk_size=7).local == 1
+    assert resolved("dca", 4096, factor=2, chunk_size=2).local == 1
     assert resolved("string", 4096, factor=1, shift=100).window == 100
 
 
@@ -130,6 +134,57 @@ def test_factor_and_length():
         resolved("rerope", 1000, target_length=999)
 
 
+LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+LLAMA |= {"max_position_embeddings": 128}
+
+
+def test_what_a_map_is_told():
+    step = step_from_dict({"method": "self-extend", "target_length": 512, "temperature": "logn"}, "here")
+    assert step.settings(model_config(dict(LLAMA))) == {
+        "layers": [0, 1],
+        "original_length": 128,
+        "target_length": 512,
+        "temperature": "logn",
+        "window": 16,
+    }
+    windowed = {**LLAMA, "model_type": "mistral", "sliding_window": 8}
+    with pytest.raises(CtxextError, match="has a sliding window, which self-extend would not widen"):
+        step.settings(model_config(windowed))
+
+
+def test_a_group_for_each_pair_of_dimensions():
+    def groups(*listed):
+        step = step_from_dict({"method": "bifocal", "factor": 2, "groups": listed}, "here")
+        return step.settings(model_config(dict(LLAMA)))["groups"]
+
+    assert groups(1.0, 2.0, 3.0, 4.0) == [1, 2, 3, 4]
+    for listed in ((2,) * 3, (2,) * 5):
+        with pytest.raises(CtxextError, match=f"groups has {len(listed)} numbers, but this model rotates 4 pairs"):
+            groups(*listed)
+    assert "groups" not in step_from_dict({"method": "bifocal", "factor": 2}, "here").settings(model_config({**LLAMA}))
+
+
+def test_families_whose_attention_is_out_of_reach():
+    for model_type, reason in (
+        ("llama", ""),
+        ("deepseek_v3", "latent attention"),
+        ("falcon", "its attention is its own"),
+        ("gpt2", "it has learned position embeddings"),
+    ):
+        config = {"model_type": model_type, "num_hidden_layers": 2}
+        for name in ("self-extend", "distance-aware"):
+            found = method_named(name).refusal(config, family_of(config))
+            assert found.startswith(reason)
+            assert bool(found) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"), [({"factor": 2.5}, "rerope ×2.5"), ({"target_length": 512}, "rerope to 512")]
+)
+def test_how_far_a_map_reaches_in_a_few_words(numbers, said):
+    assert step_from_dict({"method": "rerope", **numbers}, "here").summary() == said
+
+
 def recipe(*names):
     numbers = {"abf": {"theta": 1e6, "factor": 2}, "mspoe": {}}
     return Recipe([step_from_dict({"method": name, **numbers.get(name, {"factor": 2})}, "here") for name in names])
@@ -184,24 +239,6 @@ def test_every_method_has_a_place():
     assert {method.kind for method in METHODS} == set(KINDS)
 
 
-def test_whose_numbers_a_paper_gives_for_any_model():
-    """From there a search starts; the others follow from L, a list or a guess."""
-    published = {
-        "pi",
-        "ntk",
-        "abf",
-        "ntk-by-parts",
-        "yarn",
-        "llama3",
-        "mrrope",
-        "resonance",
-        "cope",
-        "dynamic",
-        "mspoe",
-    }
-    assert {method.name for method in METHODS if method.is_published} == published
-
-
 def test_only_mspoe_may_choose_by_the_prompt():
     for method in METHODS:
         if method.needs_code() and method.name != "mspoe":
@@ -211,7 +248,8 @@ def test_only_mspoe_may_choose_by_the_prompt():
 
 
 @pytest.mark.parametrize(
-    ("factor", "wanted"), [(1, [1]), (1.5, [1.5]), (2, [2]), (8, [2, 4, 8]), (9, [2, 4, 8, 9]), (16, [2, 4, 8, 16])]
+    ("factor", "wanted"),
+    [(1, [1]), (1.5, [1.5]), (2, [2]), (8, [2, 4, 8]), (9, [2, 4, 8, 9]), (16, [2, 4, 8, 16]), (2.5, [2, 2.5])],
 )
 def test_rungs_double_up_to_the_factor(factor, wanted):
     assert rungs(factor) == wanted

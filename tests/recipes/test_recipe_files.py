@@ -5,8 +5,14 @@ import pytest
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe, Yarn, load_recipe
 from ctxext.recipes.recipe import describe_step, presets, recipe_from_dict, step_from_dict
+from ctxext.recipes.rotary import model_config
 
 YARN = {"method": "yarn", "factor": 4.0}
+
+
+def test_what_a_recipe_says_of_itself():
+    recipe = Recipe((step for step in [Yarn(factor=4)]), "mine", "a paper")
+    assert (recipe.steps, recipe.description, recipe.source) == ((Yarn(factor=4),), "mine", "a paper")
 
 
 def test_what_is_written_is_read_again():
@@ -35,6 +41,7 @@ def test_what_is_written_is_read_again():
         ({"steps": [{"method": "abf", "theta": None}]}, "abf needs theta"),
         ({"steps": [{"method": "longrope", "factor": 2}]}, "longrope needs long_factor"),
         ({"steps": [{"method": "yarn", "factor": "four"}]}, "must be a finite number"),
+        ({"steps": [{"method": "mspoe", "first_layer": "2"}]}, "first_layer must be a finite number"),
     ],
 )
 def test_what_is_no_recipe(content, told):
@@ -70,6 +77,41 @@ def test_numbers_as_people_write_them():
     assert step_from_dict({"method": "abf", "theta": "1e6"}, "x").theta == 1e6
     assert step_from_dict({"method": "linear", "factor": 2}, "x").name == "pi"
     assert step_from_dict({"method": "Yarn", "factor": 2}, "x").name == "yarn"
+    assert step_from_dict({"method": "yarn", "factor": 2, "beta_fast": None}, "x").beta_fast is None
+    assert step_from_dict({"method": "yarn", "target_length": 300}, "x").target_length == 300
+
+
+def test_the_part_of_a_recipe_that_needs_no_code():
+    llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+    model = model_config({**llama, "max_position_embeddings": 128})
+    recipe = Recipe([step_from_dict({"method": name, "factor": 2}, "x") for name in ("yarn", "rerope")])
+    stock, whole = recipe.edit(model, with_code=False), recipe.edit(model)
+    assert (stock.rotary.rope_type, stock.rotary.context_length, stock.code) == ("yarn", 256, {})
+    assert (whole.rotary.context_length, [step["method"] for step in whole.code["steps"]]) == (512, ["rerope"])
+
+
+@pytest.mark.parametrize(
+    ("noted", "kept"),
+    [
+        (None, {"beta_fast": 24.0}),  # Whoever made it.
+        (["yarn"], {"beta_fast": 24.0}),
+        (["abf", "yarn"], {"beta_fast": 24.0}),
+        (["yarn", "mspoe"], {"beta_fast": 24.0}),
+        (["mspoe"], {"beta_fast": 24.0}),
+        (["ntk-by-parts"], {}),  # Its ramp without the temperature is another method's.
+        (["yarn", "ntk-by-parts"], {}),
+    ],
+)
+def test_what_is_taken_over_of_a_schedule_that_is_replaced(noted, kept):
+    llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 128}
+    llama["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 24.0}
+    if noted is not None:
+        llama["ctxext"] = {"recipe": {"steps": [{"method": name} for name in noted]}}
+    recipe, found = Recipe([Yarn(factor=8)], "mine").taking_over(model_config(llama))
+    assert found == kept
+    assert recipe == Recipe([Yarn(factor=8, **kept)], "mine")
+    given = Recipe([Yarn(factor=8, beta_fast=16)]).taking_over(model_config(llama))
+    assert given == (Recipe([Yarn(factor=8, beta_fast=16)]), {})
 
 
 def test_a_step_in_a_few_words():

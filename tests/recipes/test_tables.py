@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from ctxext.errors import CtxextError
+from ctxext.families import family_of
+from ctxext.recipes.learned import tensors_named
 from ctxext.recipes.rotary import model_config
-from ctxext.recipes.table import _buffer
+from ctxext.recipes.table import Range, Table, _buffer
 
 BERT = {"model_type": "bert", "max_position_embeddings": 512}
 ROBERTA = {"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}
@@ -25,6 +27,12 @@ GPT2 = {"model_type": "gpt2", "n_positions": 1024}
         ({**BERT, "max_position_embeddings": 2}, 2, 0),
         ({**BERT, "max_position_embeddings": 10**8}, 10**8, 0),
         ({**ROBERTA, "max_position_embeddings": 4}, 2, 2),
+        ({"model_type": "camembert", "max_position_embeddings": 514}, 512, 2),
+        ({"model_type": "bart", "max_position_embeddings": 1024}, 1024, 2),
+        ({"model_type": "mbart", "max_position_embeddings": 1024}, 1024, 2),
+        ({"model_type": "biogpt", "max_position_embeddings": 1024}, 1024, 2),
+        ({"model_type": "led", "max_encoder_position_embeddings": 16384}, 16384, 0),
+        ({"model_type": "marian", "max_position_embeddings": 512}, 512, 0),
     ],
 )
 def test_how_many_positions(config, positions, special):
@@ -78,3 +86,84 @@ def test_buffers_count_on(dtype, size, shape):
 def test_buffers_of_another_form_are_refused(entry):
     with pytest.raises(CtxextError, match="expected one whole number for each of 3 rows"):
         _buffer(Path("x"), {"shape": entry[0], "dtype": entry[1]}, "position_ids", 3, 5)
+
+
+def test_a_length_given_stands_above_what_is_noted():
+    noted = {**BERT, "ctxext": {"trained_length": 9}}
+    assert [model_config(noted, given).encoding.trained_length for given in (None, 7)] == [9, 7]
+
+
+@pytest.mark.parametrize(
+    ("config", "first", "said"),
+    [
+        (BERT, 0, "a table with one row for each of 512 positions, which"),
+        (ROBERTA, 2, "a table with one row for each of 512 positions after 2 for others, which"),
+        (OPT, 0, "one row for each of 2048 positions after 2 for others, which"),
+        ({**BERT, "position_embedding_type": "absolute"}, 0, "one row for each of 512 positions, which"),
+        ({**BERT, "position_embedding_type": "relative_key"}, 0, "embeddings of distances, clipped at 511: farther"),
+        ({"model_type": "marian", "max_position_embeddings": 512}, 0, "sinusoidal position embeddings: a table comp"),
+    ],
+)
+def test_what_is_said_of_a_table(config, first, said):
+    """`position_ids` count the rows for others where the keys of config.json do."""
+    encoding = model_config(dict(config)).encoding
+    assert said in encoding.describe()
+    assert (encoding.first_index, encoding.carrier) == (first, "table")
+
+
+def test_which_weights_a_training_trains_too():
+    assert model_config(dict(GPT2)).encoding.learned_tensors == ("wpe.weight",)
+    assert model_config({"model_type": "marian", "max_position_embeddings": 512}).encoding.learned_tensors == ()
+
+
+def test_names_of_tensors_end_with_whole_parts():
+    names = ["wpe.weight", "transformer.wpe.weight", "xwpe.weight", "wpe.weight.x"]
+    assert tensors_named(names, "wpe.weight") == ["wpe.weight", "transformer.wpe.weight"]
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "reason"),
+    [
+        (Table, BERT, ""),
+        (Table, {**BERT, "position_embedding_type": "relative_key"}, "its table is one of distances"),
+        (Table, {"model_type": "whisper"}, "where its table lies was not tried"),
+        (Table, {"model_type": "llama"}, "it has rotary position embeddings, not learned position embeddings"),
+        (Range, {"model_type": "marian"}, ""),
+        (Range, BERT, "it has learned position embeddings, not sinusoidal position embeddings"),
+    ],
+)
+def test_tables_that_cannot_be_written(method, config, reason):
+    found = method.refusal(dict(config), family_of(config))
+    assert found.startswith(reason)
+    assert bool(found) == bool(reason)
+
+
+def test_a_model_without_a_table_is_not_edited():
+    llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 128}
+    with pytest.raises(CtxextError, match='"llama" has no table that table could lengthen: it has rotary') as caught:
+        Table(factor=2).edit(model_config(llama))
+    assert "ctxext inspect" in caught.value.hint
+    assert Table(factor=2).edit(model_config(dict(BERT))).config["max_position_embeddings"] == 1024
+
+
+def test_the_hierarchical_fill_ends_at_the_square():
+    bert = model_config({**BERT, "max_position_embeddings": 12}).encoding
+    assert Table(factor=12, fill="hierarchical").resolved(bert).factor == 12
+    assert Table(target_length=145).resolved(bert).reach(bert) == 145
+    with pytest.raises(CtxextError, match="hierarchical reaches 144 positions from 12, not 145"):
+        Table(target_length=145, fill="hierarchical").resolved(bert)
+
+
+@pytest.mark.parametrize(("alpha", "taken"), [(0.0, True), (0.9, True), (-0.01, False), (0.91, False)])
+def test_the_weight_of_the_coarse_row(alpha, taken):
+    bert = model_config(dict(BERT)).encoding
+    if taken:
+        assert Table(factor=2, alpha=alpha).resolved(bert).alpha == alpha
+        return
+    with pytest.raises(CtxextError, match="alpha must be at"):
+        Table(factor=2, alpha=alpha).resolved(bert)
+
+
+def test_reports_tell_tables_of_different_fills_apart():
+    assert Table(factor=2).summary() == "table ×2 (tile)"
+    assert Table(factor=2, fill="cubic").summary() == "table ×2 (cubic)"

@@ -14,7 +14,7 @@ from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.scoring.prefix_cache import is_static, sharing_works
 from ctxext.loading import DTYPES, choose_device, choose_dtype, loading_told, settle_dtype
 from ctxext.recipes.auto_class import auto_class
-from ctxext.recipes.own_code import carries_code, check_pinned
+from ctxext.recipes.own_code import carries_code, check_pinned, needs_code
 
 
 @dataclass(frozen=True)
@@ -144,17 +144,14 @@ def may_run_code(info: CheckpointInfo, loading: Loading) -> bool:
     Raises:
         CtxextError: it needs code that nobody allowed, or that may change on the Hub before it is run.
     """
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
     if info.is_own_code:
         return True
-    config = info.checkpoint.config
     if loading.trust_remote_code and carries_code(info.checkpoint):
         check_pinned(info.checkpoint, loading.revision)
         return True
-    if config.get("auto_map") and config.get("model_type") not in CONFIG_MAPPING_NAMES:
+    if needs_code(info.checkpoint.config):
         raise CtxextError(
-            f'"{info.name}" needs Python code that comes with it.',
+            f'"{info.name}" needs the Python code that comes with it, which is not this version\'s own.',
             hint="Read that code; if you trust it, add --trust-remote-code.",
         )
     return False

@@ -69,7 +69,7 @@ def _refusal(config: Mapping[str, Any]) -> str:
         return f"it is {config.get('peft_type')}, and only LoRA is merged"
     if config.get("bias", "none") != "none":
         return f'it trains biases ("bias": "{config["bias"]}")'
-    begun = config.get("init_lora_weights", True)
+    begun = config.get("init_lora_weights")
     if begun not in _KEPT_BASE:
         return f'it began as "{begun}", which changes the base; save it with path_initial_model_for_weight_conversion'
     return next((f'{reason} ("{key}")' for key, reason in _CANNOT.items() if config.get(key)), "")

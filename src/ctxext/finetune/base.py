@@ -12,7 +12,7 @@ from ctxext.recipes.auto_class import CAUSAL, MASKED, auto_class
 from ctxext.recipes.code import CodeMethod
 from ctxext.recipes.code_layout import depends_on_prompt
 from ctxext.recipes.methods import method_named
-from ctxext.recipes.own_code import runs_only_own_code
+from ctxext.recipes.own_code import needs_code, runs_only_own_code
 from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.recipes.rotary import ModelConfig, model_config, provenance
 
@@ -103,10 +103,11 @@ def _check(base: Base, source: str, length: int | None) -> None:
             f'"{source}" chooses again for each prompt, which no training sequence resembles.',
             hint="Convert its source with --head-order calibrated.",
         )
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    if config.get("auto_map") and not base.is_own_code and config.get("model_type") not in CONFIG_MAPPING_NAMES:
-        raise CtxextError(f'"{source}" needs Python code of its own, which ctxext does not run for training.')
+    if needs_code(config) and not base.is_own_code:
+        raise CtxextError(
+            f'"{source}" needs Python code that is not this version\'s, which ctxext does not run for training.',
+            hint=f"ctxext verify {source} says which; converted again by this version, its source can be trained.",
+        )
 
 
 def load_base(base: Base, options: TrainingOptions, attention: str | None, *, config: Any = None) -> tuple[Any, Any]:

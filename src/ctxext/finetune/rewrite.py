@@ -46,7 +46,8 @@ def rewrite(origin: Path, target: Path, changes: Changes, advance: Advance | Non
         The SHA-256 of what was written.
 
     Raises:
-        CtxextError: a tensor that changes is stored in a type that cannot be computed with.
+        CtxextError: a tensor that changes is stored in a type that cannot be computed with, or the file has become
+            shorter.
     """
     header = read_safetensors_header(origin)
     added = {head: name for head, name in changes.untied.items() if name in header and head not in header}
@@ -63,12 +64,13 @@ def rewrite(origin: Path, target: Path, changes: Changes, advance: Advance | Non
         own = reading.read(struct.unpack("<Q", prefix)[0])
         write(_with_entries(own, header, added) if added else prefix + own)
         kept: dict[str, bytes] = {}
-        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
-            size = entry["data_offsets"][1] - entry["data_offsets"][0]
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            begin, end = entry["data_offsets"]
+            size = end - begin
             if name not in changes.names and name not in added.values():
                 _copy(reading, size, write)
                 continue
-            content = reading.read(size)
+            content = _exactly(reading, size)
             kept.update((head, content) for head, embedding in added.items() if embedding == name)
             write(_changed(content, name, entry, changes))
         for head, name in added.items():
@@ -81,7 +83,8 @@ def _with_entries(own: bytes, header: Mapping[str, Any], added: Mapping[str, str
     entries = json.loads(own)
     end = max(entry["data_offsets"][1] for entry in header.values())
     for head, name in added.items():
-        begin, end = end, end + header[name]["data_offsets"][1] - header[name]["data_offsets"][0]
+        start, stop = header[name]["data_offsets"]
+        begin, end = end, end + stop - start
         entries[head] = {**header[name], "data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -104,6 +107,14 @@ def _changed(content: bytes, name: str, entry: Mapping[str, Any], changes: Chang
 
 def _copy(reading: BinaryIO, size: int, write: Callable[[bytes], None]) -> None:
     while size:
-        piece = reading.read(min(size, _CHUNK))
+        piece = _exactly(reading, min(size, _CHUNK))
         write(piece)
         size -= len(piece)
+
+
+def _exactly(reading: BinaryIO, size: int) -> bytes:
+    """So many bytes, whose place was there when the header was read."""
+    content = reading.read(size)
+    if len(content) < size:
+        raise CtxextError(f'"{reading.name}" became shorter while it was read.', hint="Run the same command again.")
+    return content

@@ -91,8 +91,6 @@ def parse_yaml(text: str, name: str) -> Any:
         raise CtxextError(f'"{name}" has the key "{error.args[0]}" twice.', hint="Keep one of the two.") from error
     except (yaml.YAMLError, ValueError, TypeError, OverflowError, AttributeError) as error:
         raise CtxextError(f'"{name}" is not valid YAML: {" ".join(str(error).split())}') from error
-    except RecursionError as error:
-        raise _too_deep(name) from error
     _check_tree(content, name)
     return content
 
@@ -134,18 +132,17 @@ def _check_tree(content: Any, name: str) -> None:
     """Refuse depth, and characters that cannot be written to a file."""
     level, depth = [content], 0
     while level:
-        depth += 1
-        if depth > _MAX_DEPTH + 1:
-            raise _too_deep(name)
         following: list[Any] = []
         for item in level:
+            if depth == _MAX_DEPTH and isinstance(item, dict | list):
+                raise _too_deep(name)
             if isinstance(item, dict):
                 following += [*item.keys(), *item.values()]
             elif isinstance(item, list):
                 following += item
             elif isinstance(item, str) and _SURROGATE.search(item):
                 raise CtxextError(f'"{name}" holds half a character (a lone surrogate), which no file can.')
-        level = following
+        level, depth = following, depth + 1
 
 
 def _too_deep(name: str) -> CtxextError:

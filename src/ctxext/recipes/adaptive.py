@@ -66,7 +66,7 @@ class Adaptive(Relation):
         assert step.factor is not None, "resolved"
         factors = rungs(step.factor)
         schedules = [self._at(factor, step.factor, plain) for factor in factors]
-        rows = [inverse_frequencies(one, round(one.context_length)) for one in schedules]
+        rows = [inverse_frequencies(one) for one in schedules]
         base = inverse_frequencies(plain)
         if own.rope_type != "default":
             there = inverse_frequencies(own, own.context_length)
@@ -82,19 +82,15 @@ class Adaptive(Relation):
         }
 
     def _at(self, factor: float, largest: float, rotary: Rotary) -> Rotary:
-        """The encoding that the schedule makes at a factor."""
+        """The encoding that the schedule makes at a factor, the same at any length."""
         numbers: dict[str, Any] = {}
         if self.around == "longrope":
-            share = math.log(factor) / math.log(largest) if largest > 1 else 1.0
+            share = 1.0 if factor == largest else math.log(factor) / math.log(largest)
             divisors = tuple(divisor**share for divisor in self.long_factor or ())
             numbers = {"long_factor": divisors, "short_factor": divisors}
         step = AROUND[self.around](factor=factor, **numbers)
-        return dataclasses.replace(
-            rotary,
-            theta=step.theta_after(rotary),
-            context_length=round(factor * rotary.trained_length),
-            parameters={"rope_type": step.rope_type, **step.schedule(rotary)},
-        )
+        parameters = {"rope_type": step.rope_type, **step.schedule(rotary)}
+        return dataclasses.replace(rotary, theta=step.theta_after(rotary), parameters=parameters)
 
 
 def slowed_alike(there: list[float], plain: list[float], slowed: list[float]) -> list[float]:
@@ -118,5 +114,4 @@ def slowed_alike(there: list[float], plain: list[float], slowed: list[float]) ->
 
 def rungs(factor: float) -> list[float]:
     """2, 4, 8 ... below the factor, and the factor itself."""
-    below = [2.0**i for i in range(1, 64) if 2.0**i < factor]
-    return [*below, float(factor)]
+    return [*(2.0**i for i in range(1, (math.ceil(factor) - 1).bit_length())), float(factor)]

@@ -12,6 +12,7 @@ from ctxext.families import Family, read, text_config
 from ctxext.recipes.encoding import Config, Encoding, provenance
 
 _USUAL_BIAS_MAX = 8
+_MOST = 2**31
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class Alibi(Encoding):
     """
 
     num_heads: int
-    bias_max: float = _USUAL_BIAS_MAX
-    stops: bool = False
+    bias_max: float
+    stops: bool
 
     @property
     def carrier(self) -> str:
@@ -61,7 +62,7 @@ def read_alibi(config: Config, family: Family, original_length: int | None = Non
     Raises:
         CtxextError: a number is missing or no size.
     """
-    length, heads = (_size(config, family, key, 2**31) for key in ("max_position_embeddings", "num_attention_heads"))
+    length, heads = (_size(config, family, key) for key in ("max_position_embeddings", "num_attention_heads"))
     attention = text_config(config, family).get("attn_config")
     said = attention.get("alibi_bias_max") if isinstance(attention, Mapping) else None
     bias_max = float(said) if isinstance(said, int | float) else _USUAL_BIAS_MAX
@@ -119,7 +120,7 @@ def read_buckets(config: Config, family: Family, original_length: int | None = N
         CtxextError: a number is missing or no size.
     """
     length, distance, count = (
-        _size(config, family, key, 2**31) for key in ("max_position_embeddings", _DISTANCE, _NUM_BUCKETS)
+        _size(config, family, key) for key in ("max_position_embeddings", _DISTANCE, _NUM_BUCKETS)
     )
     trained = original_length or provenance(config).get("trained_length") or length
     return Buckets(int(trained), length, distance, count)
@@ -136,13 +137,13 @@ def alibi_slopes(num_heads: int) -> list[float]:
     return own + [2 ** (-8 * (2 * extra + 1) / (2 * power)) for extra in range(num_heads - power)]
 
 
-def _size(config: Config, family: Family, key: str, most: int) -> int:
+def _size(config: Config, family: Family, key: str) -> int:
     """A positive whole number of config.json.
 
     Raises:
         CtxextError: it is none.
     """
     value = read(config, family, key)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
         raise CtxextError(f'config.json says nothing usable for {family.aliases.get(key, key)}: "{value}".')
     return value

@@ -218,7 +218,7 @@ def without_code(config: Config) -> Config:
             if isinstance(entry, dict) and entry.get("rope_type") == SENTINEL:
                 entry.update(block.get("rope") or {})
     if isinstance(scaling := text.get("rope_scaling"), dict):
-        text["rope_scaling"] = {key: scaling[key] for key in scaling if key in _SCHEDULE or key not in _BESIDE_SCALING}
+        text["rope_scaling"] = {key: scaling[key] for key in scaling if key not in _BESIDE_SCALING}
         if text["rope_scaling"] == {"rope_type": "default"}:
             del text["rope_scaling"]
     plain["architectures"] = [str(name).removeprefix(PREFIX) for name in plain.get("architectures") or []]

@@ -47,7 +47,7 @@ class Divided(Scaling):
 
     def attention_factor(self) -> float:
         """The factor on cos and sin; YaRN's."""
-        return 0.1 * math.log(self.stretch) + 1 if self.stretch > 1 else 1.0
+        return 0.1 * math.log(self.stretch) + 1
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
         """The `longrope` type of transformers with equal lists."""
@@ -59,6 +59,16 @@ class Divided(Scaling):
             "long_factor": list(divisors),
             "attention_factor": self.attention_factor(),
         }
+
+
+def _check_ends(name: str, fast: float, slow: float) -> None:
+    """Check that what rotates often is not what rotates seldom.
+
+    Raises:
+        CtxextError: the ends of the ramp stand the wrong way round.
+    """
+    if fast < slow:
+        raise CtxextError(f'{name}: beta_fast "{fast:g}" must not be below beta_slow "{slow:g}".')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +91,10 @@ class MrRope(Divided):
     )
     beta_slow: float = param(1.0, help="Rotations below which a dimension is divided by the whole factor.", min=0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_ends(self.name, self.beta_fast, self.beta_slow)
+
     def divisors(self, rotary: Rotary) -> list[float]:
         """s^e of each pair; the bounds are indices."""
         pairs = rotary.dim // 2
@@ -89,7 +103,7 @@ class MrRope(Divided):
         ]
         last_fast = max((i for i in range(pairs) if rotations[i] > self.beta_fast), default=-1)
         first_slow = next((i for i in range(pairs) if rotations[i] < self.beta_slow), pairs)
-        steps = max(first_slow - last_fast, 1)
+        steps = first_slow - last_fast
         found = []
         for i in range(pairs):
             t = min(max(i - last_fast, 0), steps)
@@ -114,6 +128,10 @@ class Resonance(Divided):
     )
     beta_slow: float = param(1.0, help="Rotations below which YaRN interpolates a dimension fully.", min=0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_ends(self.name, self.beta_fast, self.beta_slow)
+
     def divisors(self, rotary: Rotary) -> list[float]:
         """From the model's own wavelengths to YaRN's rounded ones."""
         plain = inverse_frequencies(rotary.with_parameters({"rope_type": "default"}))
@@ -121,7 +139,7 @@ class Resonance(Divided):
             return [1.0] * len(plain)
         ramp = {"factor": self.stretch, "beta_fast": self.beta_fast, "beta_slow": self.beta_slow}
         slowed = inverse_frequencies(rotary.with_parameters({"rope_type": "yarn", **ramp}))
-        return [old * max(round(2 * math.pi / new), 1) / (2 * math.pi) for old, new in zip(plain, slowed, strict=True)]
+        return [old * round(2 * math.pi / new) / (2 * math.pi) for old, new in zip(plain, slowed, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)

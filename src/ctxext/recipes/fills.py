@@ -1,7 +1,8 @@
 """How the rows of a longer position table are made of those of the old one: each is a sum of a few of them.
 
 A fill gives, for the new positions k, the old rows and their weights, both (positions, terms); L is the old number of
-positions and N the new one. Where one term has the weight 1 and stands alone, the row is the old row's very bytes.
+positions and N the new one. Weights sum to 1; rows whose weight is 0 are not read. Where one term stands alone, the row
+is the old row's very bytes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -43,7 +44,7 @@ def linear(k: "Array", old: int, new: int, alpha: float) -> "Terms":
     at = np.minimum(k * old / new, old - 1)
     below = np.floor(at).astype(np.int64)
     part = at - below
-    return np.stack([below, np.minimum(below + 1, old - 1)], axis=1), np.stack([1 - part, part], axis=1)
+    return np.stack([below, below + 1], axis=1), np.stack([1 - part, part], axis=1)
 
 
 def cubic(k: "Array", old: int, new: int, alpha: float) -> "Terms":
@@ -57,7 +58,7 @@ def cubic(k: "Array", old: int, new: int, alpha: float) -> "Terms":
     a = _SHARPNESS
     near = (a + 2) * x**3 - (a + 3) * x**2 + 1
     far = a * (x**3 - 5 * x**2 + 8 * x - 4)
-    return np.clip(rows, 0, old - 1), np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+    return np.clip(rows, 0, old - 1), np.where(x <= 1, near, far)
 
 
 FILLS: Mapping[str, Callable[["Array", int, int, float], "Terms"]] = {
@@ -89,17 +90,18 @@ def filled(raw: memoryview, dtype: str, width: int, special: int, new: int, fill
     """
     import numpy as np
 
-    table = np.frombuffer(raw, dtype=DTYPES[dtype]).reshape(-1, width)
+    table = np.frombuffer(raw, dtype=(DTYPES[dtype], (width,)))
     yield table[:special].tobytes()
     rows, old = table[special:], len(table) - special
     for start in range(0, new, _ROWS_AT_ONCE):
         which, weights = FILLS[fill](np.arange(start, min(start + _ROWS_AT_ONCE, new)), old, new, alpha)
         found = rows[which[:, 0]].copy()
-        alone = (weights == 1).any(axis=1) & ((weights != 0).sum(axis=1) == 1)
-        copied = which[np.arange(len(which)), (weights == 1).argmax(axis=1)]
+        counted = weights != 0
+        alone = counted.sum(axis=1) == 1
+        copied = which[np.arange(len(which)), counted.argmax(axis=1)]
         found[alone] = rows[copied[alone]]
         for row in np.flatnonzero(~alone):
-            used = np.flatnonzero(weights[row])
+            used = np.flatnonzero(counted[row])
             found[row] = _rounded(weights[row, used] @ _as_float64(rows[which[row, used]], dtype), dtype)
         yield found.tobytes()
 

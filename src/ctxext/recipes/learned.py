@@ -87,12 +87,10 @@ class LearnedTable(Encoding):
     Attributes:
         layout: Where it is.
         num_special: How many rows stand before that of position 0.
-        is_of_distances: Whether its rows are for distances, as Shaw et al. have them (1803.02155).
     """
 
     layout: Layout
     num_special: int
-    is_of_distances: bool = False
 
     @property
     def carrier(self) -> str:
@@ -111,11 +109,6 @@ class LearnedTable(Encoding):
 
     def describe(self) -> str:
         """How many rows it has, and how many of them are for positions."""
-        if self.is_of_distances:
-            return (
-                f"learned embeddings of distances, clipped at {self.context_length - 1}: farther tokens all look "
-                "equally far, and more rows would have to be trained"
-            )
         special = f" after {self.num_special} for others" if self.num_special else ""
         return (
             f"learned position embeddings: a table with one row for each of {self.context_length} positions{special}, "
@@ -128,6 +121,18 @@ class LearnedTable(Encoding):
         for number, key in enumerate(self.layout.length_keys):
             if number == 0 or key in text:
                 text[key] = length
+
+
+@dataclass(frozen=True)
+class DistanceTable(LearnedTable):
+    """A table whose rows are for distances, as Shaw et al. have them (1803.02155)."""
+
+    def describe(self) -> str:
+        """How far it tells distances apart."""
+        return (
+            f"learned embeddings of distances, clipped at {self.context_length - 1}: farther tokens all look "
+            "equally far, and more rows would have to be trained"
+        )
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,8 @@ def read_learned(config: Config, family: Family, original_length: int | None = N
     Raises:
         CtxextError: nobody tried the family, or its configuration does not say.
     """
-    return LearnedTable(*_read(config, family, LAYOUTS, original_length), is_of_distances(config, family))
+    kind = DistanceTable if is_of_distances(config, family) else LearnedTable
+    return kind(*_read(config, family, LAYOUTS, original_length))
 
 
 def is_of_distances(config: Config, family: Family) -> bool:
@@ -171,7 +177,7 @@ def _read(
     config: Config, family: Family, layouts: Mapping[str, Layout], given: int | None
 ) -> tuple[int, int, Layout, int]:
     layout = layouts.get(family.model_type)
-    if layout is None or family.reason:
+    if layout is None:
         raise CtxextError(
             f'"{family.model_type}" has {POSITIONS[family.positions]}; where its table lies was not tried.',
             hint=f"Tried: {', '.join(layouts)}.",

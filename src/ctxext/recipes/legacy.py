@@ -33,9 +33,9 @@ def upgraded(config: dict[str, Any]) -> dict[str, Any]:
         step["per_prompt"] = True
     text["ctxext_code"] = {**shared, "steps": [step]}
     renamed = {
-        "architectures": [str(name).replace(_PREFIX, "Ctxext", 1) for name in config.get("architectures") or ()],
+        "architectures": [str(name).replace(_PREFIX, "Ctxext") for name in config.get("architectures") or ()],
         "auto_map": {
-            auto: place.replace(f".{_PREFIX}", ".Ctxext", 1) for auto, place in (config.get("auto_map") or {}).items()
+            auto: place.replace(f".{_PREFIX}", ".Ctxext") for auto, place in (config.get("auto_map") or {}).items()
         },
     }
     return {**config, **renamed}

@@ -1,6 +1,7 @@
 """LongRoPE: one factor per dimension."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ _MOST = 1.25
 
 
 def _num_knots(rotary: Rotary) -> int:
+    """At least two, as no model rotates fewer than two pairs (`geometry.check_sizes`)."""
     return min(_KNOTS, rotary.dim // 2)
 
 
@@ -33,16 +35,16 @@ def _starts(rotary: Rotary, factor: float) -> list[float]:
     )
     curve = [math.log(own / other) / math.log(factor) for own, other in zip(plain, slowed, strict=True)]
     count = _num_knots(rotary)
-    heights = [_between(curve, knot / max(count - 1, 1)) for knot in range(count)]
-    rises = [count * (after - before) for before, after in zip([0.0, *heights], heights, strict=False)]
-    return [min(max(rise, 0.0), _MAX_RISE) for rise in rises]
+    heights = [_between(curve, knot / (count - 1)) for knot in range(count)]
+    rises = [count * (after - before) for before, after in itertools.pairwise(heights)]
+    return [0.0, *(min(max(rise, 0.0), _MAX_RISE) for rise in rises)]  # YaRN keeps the fastest pair.
 
 
 def _between(knots: Sequence[float], place: float) -> float:
-    """The height at a place from 0 to 1 of the line through evenly spaced knots."""
+    """The height at a place from 0 to 1 of the line through evenly spaced knots, two at least."""
     at = place * (len(knots) - 1)
-    left = min(int(at), len(knots) - 2) if len(knots) > 1 else 0
-    return knots[left] + (knots[min(left + 1, len(knots) - 1)] - knots[left]) * (at - left)
+    left = min(int(at), len(knots) - 2)
+    return knots[left] + (knots[left + 1] - knots[left]) * (at - left)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,7 @@ class LongRope(Scaling):
         for knot in range(count):
             level = min(level + numbers[f"rise_{knot}"] * math.log(factor) / count, most)
             knots.append(level)
-        long = tuple(float(f"{math.exp(_between(knots, pair / max(pairs - 1, 1))):.4g}") for pair in range(pairs))
+        long = tuple(float(f"{math.exp(_between(knots, pair / (pairs - 1))):.4g}") for pair in range(pairs))
         return cls(
             factor=factor,
             long_factor=long,

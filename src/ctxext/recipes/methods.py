@@ -60,6 +60,6 @@ def method_named(name: str) -> type[Method]:
     table = {key: method for method in METHODS for key in (method.name, *method.aliases)}
     if name.lower() in table:
         return table[name.lower()]
-    near = difflib.get_close_matches(name.lower(), table, n=1)
+    near = difflib.get_close_matches(name.lower(), table)
     hint = f'Did you mean "{near[0]}"?' if near else f"Choose one of: {', '.join(m.name for m in METHODS)}."
     raise CtxextError(f'There is no method "{name}".', hint=hint)

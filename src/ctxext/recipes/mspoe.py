@@ -97,7 +97,7 @@ class MsPoE(CodeMethod):
         learned = (self.ratios, self.ramps, self.temperatures)
         if any(learned) and (not all(learned) or self.schedule != "by-parts" or self.head_order != "fixed"):
             raise CtxextError("mspoe: ratios, ramps and temperatures go together, by parts and in a fixed order.")
-        if self.ratios and min(number for rows in learned for row in rows or () for number in row) <= 0:
+        if self.ratios and min(number for rows in learned if rows for row in rows for number in row) <= 0:
             raise CtxextError("mspoe: ratios, ramps and temperatures must be above zero.")
 
     def reach(self, encoding: Encoding) -> int:

@@ -5,7 +5,7 @@ What config.json says of its origin proves nothing, as anyone can write it: the 
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ctxext.checkpoint import Checkpoint
@@ -16,7 +16,7 @@ from ctxext.recipes.code import CodeMethod
 from ctxext.recipes.code_layout import SHARED_FILES, STUB_FILE, family_classes
 from ctxext.recipes.methods import METHODS
 from ctxext.recipes.recipe import recipe_from_dict
-from ctxext.recipes.rotary import provenance
+from ctxext.recipes.rotary import CODE_KEY, provenance
 
 CODE_FILES = frozenset(
     {STUB_FILE, legacy.MODELING_FILE, *(name for names in SHARED_FILES.values() for name in names)}
@@ -77,6 +77,19 @@ def runs_only_own_code(checkpoint: Checkpoint) -> bool:
 def carries_code(checkpoint: Checkpoint) -> bool:
     """Whether `trust_remote_code` would run anything at all, whoever wrote it."""
     return any(True for _ in _places(checkpoint))
+
+
+def needs_code(config: Mapping[str, Any]) -> bool:
+    """Whether no stock class can stand for the code that a configuration names.
+
+    Either transformers does not know the model type, or ctxext has hidden the schedule from it on purpose.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    hides = legacy.is_legacy(config) or any(
+        isinstance(part, Mapping) and CODE_KEY in part for part in (config, config.get("text_config"))
+    )
+    return bool(config.get("auto_map")) and (hides or config.get("model_type") not in CONFIG_MAPPING_NAMES)
 
 
 def check_pinned(checkpoint: Checkpoint, revision: str | None) -> None:

@@ -208,7 +208,7 @@ def step_from_dict(entry: Any, place: str) -> Method:
     numbers = {key: value for key, value in entry.items() if key != "method"}
     for key in numbers:
         if key not in names:
-            near = difflib.get_close_matches(str(key), names, n=1)
+            near = difflib.get_close_matches(str(key), names)
             raise CtxextError(
                 f'{place}: {method.name} has no number "{key}".',
                 hint=f'Did you mean "{near[0]}"?' if near else f"It takes: {', '.join(sorted(names))}.",

@@ -80,11 +80,6 @@ class Rotary(Encoding):
         return self.rope_type != "default" or self.context_length > self.trained_length
 
     @property
-    def claimed_length(self) -> int:
-        """What config.json says, in tokens."""
-        return self.declared_length or self.context_length
-
-    @property
     def usable_length(self) -> int:
         """The context it is meant for, in tokens; `dynamic` keeps the original maximum in config.json."""
         factor = self.parameters.get("factor") or 1.0 if self.rope_type == "dynamic" else 1.0
@@ -257,7 +252,7 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
         original_length: What the model was trained on, in tokens, where the user knows better.
 
     Raises:
-        CtxextError: the family is not rotary or cannot be converted, or its context length is missing.
+        CtxextError: the family is not rotary or cannot be converted, or its context length or its base is missing.
     """
     if family.positions != "rotary":
         raise _not_rotary(family)
@@ -265,12 +260,16 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
         raise CtxextError(f'"{family.model_type}" cannot be converted: {family.reason}.')
     text = dict(text_config(config, family))
     parameters = _full_attention_parameters(text, family)
-    theta = parameters.pop("rope_theta", None)
+    parameters.pop("rope_theta", None)
+    theta = read(config, family, "rope_theta")
     if theta is None:
-        theta = read(config, family, "rope_theta")
+        raise CtxextError(
+            "config.json says no rope_theta, and its family has none of its own.",
+            hint="Add the base that the model was trained with to config.json.",
+        )
     parameters["rope_type"] = parameters.get("rope_type") or parameters.pop("type", None) or "default"
     parameters.pop("type", None)
-    if parameters["rope_type"] == family.plain_type and parameters.get("factor") in (None, 1, 1.0):
+    if parameters["rope_type"] == family.plain_type and parameters.get("factor") in (None, 1):
         parameters["rope_type"] = "default"
     context_length = claimed_length(config, family)
     if not isinstance(context_length, int | float) or context_length <= 0:
@@ -363,7 +362,7 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     text: Config = edited[family.text_config] if text_config(edited, family) is not edited else edited  # type: ignore[index]
     parameters = {"rope_theta": rotary.theta, **_schedule(config, family, rotary)}
     partial = read(config, family, "partial_rotary_factor")
-    usual = {partial, family.defaults.get("partial_rotary_factor", 1.0)} <= {1.0, None}
+    usual = partial == family.defaults.get("partial_rotary_factor", 1.0) == 1.0
     above = family.partial_key or "partial_rotary_factor"
     if not usual or above in text or "partial_rotary_factor" in _full_attention_parameters(text, family):
         parameters["partial_rotary_factor"] = partial

@@ -14,7 +14,7 @@ from ctxext.recipes.base import Reaching
 from ctxext.recipes.encoding import Encoding
 from ctxext.recipes.fills import DTYPES, FILLS, KEEPS_ROWS, continued, filled
 from ctxext.recipes.learned import BUFFERS, COMPUTED, LAYOUTS, Layout, LearnedTable, is_of_distances, tensors_named
-from ctxext.recipes.new_tensor import NewTensor, stored_tensors
+from ctxext.recipes.new_tensor import SIZES, NewTensor, stored_tensors
 from ctxext.recipes.param import param
 from ctxext.recipes.rotary import Config, ModelConfig
 
@@ -102,9 +102,9 @@ class Rows(Reaching):
 def _buffer(path: Path, entry: dict[str, Any], name: str, rows: int, new: int) -> NewTensor:
     """A buffer with one entry per row: 0, 1, 2 ... or zeros."""
     shape, dtype = tuple(entry["shape"]), entry["dtype"]
-    if dtype not in ("I64", "I32") or not shape or shape[-1] != rows or math.prod(shape) != rows:
+    if dtype not in ("I64", "I32") or shape[-1:] != (rows,) or math.prod(shape) != rows:
         raise CtxextError(f'"{name}" is {dtype} {list(shape)}; expected one whole number for each of {rows} rows.')
-    size, counts = (8 if dtype == "I64" else 4), name.endswith("position_ids")
+    size, counts = SIZES[dtype], name.endswith("position_ids")
 
     def pieces(raw: memoryview) -> Iterator[bytes]:
         yield b"".join((index if counts else 0).to_bytes(size, "little") for index in range(new))
@@ -132,6 +132,10 @@ class Table(Rows):
         choices=tuple(FILLS),
     )
     alpha: float = param(0.4, help="The weight of the coarse row in the hierarchical fill.", min=0.0, max=0.9)
+
+    def summary(self) -> str:
+        """The step with its fill."""
+        return f"{super().summary()} ({self.fill})"
 
     def resolved(self, encoding: Encoding) -> "Table":
         """The same step with its factor known.

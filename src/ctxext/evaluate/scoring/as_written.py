@@ -12,6 +12,9 @@ import torch
 from ctxext.evaluate.scoring.prefix_cache import follows_length
 from ctxext.loading import quiet_transformers
 
+_SHORTEST = [[0]]
+"""A prompt of one token, whichever it is."""
+
 
 def run_as_written(model: Any, ids: torch.Tensor, num_answers: Sequence[int], num_kept: int) -> torch.Tensor:
     """The logits from which each answer's tokens would be written, of shape (batch, num_kept, vocabulary).
@@ -44,11 +47,9 @@ def _answer_logits(model: Any, ids: torch.Tensor, size: int, *, token_by_token: 
     forget_longer_prompts(model)
     first = model(input_ids=ids[:, :-size], use_cache=True, **_keep_one(model))
     cache, logits = first.past_key_values, [first.logits[:, -1:]]
-    answer = ids[:, -size:-1]
-    if token_by_token:
-        logits += [run(model, answer[:, at : at + 1], 1, cache) for at in range(size - 1)]
-    elif size > 1:
-        logits.append(run(model, answer, size - 1, cache))
+    if size > 1:
+        pieces = torch.split(ids[:, -size:-1], 1 if token_by_token else size, dim=1)
+        logits += [run(model, piece, piece.shape[1], cache) for piece in pieces]
     return torch.cat(logits, dim=1)
 
 
@@ -66,4 +67,4 @@ def forget_longer_prompts(model: Any) -> None:
     """
     if follows_length(model.config.to_dict()):
         with torch.no_grad():
-            model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=model.device), use_cache=False)
+            model(input_ids=torch.tensor(_SHORTEST, device=model.device), use_cache=False)

@@ -106,9 +106,8 @@ def _run_all(
 
 def _is_fixed(loaded: LoadedModel, ids: torch.Tensor, num_kept: int) -> bool:
     """Whether each token of these prompts is encoded in one way, whatever follows it."""
-    config = loaded.model.config.to_dict()
     common = grow(ids, num_kept).end if ids.shape[1] > 1 else ids.shape[2] - num_kept
-    return is_static(config) or is_static_for(config, common, ids.shape[2])
+    return is_static_for(loaded.model.config.to_dict(), common, ids.shape[2])
 
 
 def _can_crop(loaded: LoadedModel, ids: torch.Tensor) -> bool:

@@ -100,5 +100,5 @@ def _greedy(loaded: LoadedModel, ids: torch.Tensor, num_new: int) -> list[list[i
     finally:
         model.generation_config = own
     for logits in output.logits:
-        check_finite(loaded.name, logits.amax(-1))
+        check_finite(loaded.name, logits.amax(1))
     return [row.tolist() for row in output.sequences[:, ids.shape[1] :]]

@@ -82,7 +82,7 @@ def new_cache(model: Any) -> Any:
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
-    if getattr(model, "_is_stateful", False):
+    if model._is_stateful:
         return None
     cache = DynamicCache(config=model.config)
     return cache if all(type(layer) is DynamicLayer for layer in cache.layers) else None
@@ -92,7 +92,7 @@ def new_cache(model: Any) -> Any:
 def sharing_works(model: Any) -> bool:
     """Try it on a few tokens: a cropped and continued cache must give the logits of the whole prompt."""
     size = model.config.get_text_config(decoder=True).vocab_size
-    ids = (torch.arange(_PROBE_LENGTH, device=model.device)[None] * 7 + 3) % size
+    ids = (torch.arange(_PROBE_LENGTH, device=model.device)[None] * 7) % size
     try:
         cache = new_cache(model)
         if cache is None:

@@ -49,4 +49,4 @@ def pooled(loaded: LoadedModel, texts: Sequence[Sequence[int]]) -> torch.Tensor:
     ]
     states = torch.cat(means).cpu()
     check_finite(loaded.name, states)
-    return torch.nn.functional.normalize(states, dim=-1)
+    return torch.nn.functional.normalize(states)

@@ -1,0 +1,85 @@
+"""What an adapter's configuration says of its merge. Files made by hand; what peft makes is in test_merge_kinds."""
+
+import json
+
+import pytest
+
+from ctxext.errors import CtxextError
+from ctxext.finetune.adapter_config import AdapterConfig
+
+LORA = {"peft_type": "LORA", "r": 16, "lora_alpha": 8}
+
+
+def read(folder, **changes) -> AdapterConfig:
+    (folder / "adapter_config.json").write_text(json.dumps({**LORA, **changes}))
+    return AdapterConfig(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "module", "scale"),
+    [
+        ({}, "layers.0.q_proj", 8 / 16),
+        ({"use_rslora": False}, "layers.0.q_proj", 8 / 16),
+        ({"use_rslora": True}, "layers.0.q_proj", 8 / 4),
+        ({"alpha_pattern": {"q_proj": 32}}, "layers.0.q_proj", 32 / 16),
+        ({"alpha_pattern": {"q_proj": 32}}, "layers.0.k_proj", 8 / 16),
+        ({"alpha_pattern": {"q_proj": 32}, "use_rslora": True}, "layers.0.q_proj", 32 / 4),
+        ({"alpha_pattern": None}, "layers.0.q_proj", 8 / 16),
+    ],
+)
+def test_the_factor_is_alpha_over_the_rank_or_its_root(changes, module, scale, tmp_path):
+    assert read(tmp_path, **changes).scale(module, 16) == scale
+
+
+@pytest.mark.parametrize("given", [True, False, None, "gaussian", "eva", "orthogonal"])
+def test_beginnings_that_leave_the_base(given, tmp_path):
+    read(tmp_path, init_lora_weights=given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"peft_type": "IA3"}, "it is IA3, and only LoRA is merged"),
+        ({"peft_type": None}, "it is None, and only LoRA is merged"),
+        ({"bias": "all"}, 'it trains biases ("bias": "all")'),
+        (
+            {"init_lora_weights": "pissa"},
+            'it began as "pissa", which changes the base; save it with path_initial_model_for_weight_conversion',
+        ),
+        ({"layer_replication": [[0, 2], [0, 2]]}, 'it repeats layers ("layer_replication")'),
+        ({"lora_bias": True}, 'its matrices have biases ("lora_bias")'),
+    ],
+)
+def test_what_is_more_than_a_sum_of_matrices(changes, told, tmp_path):
+    with pytest.raises(CtxextError) as caught:
+        read(tmp_path, **changes)
+    assert caught.value.message == f'"{tmp_path}" cannot be merged: {told}.'
+    assert "merge_and_unload" in caught.value.hint
+
+
+def test_what_is_read_beside(tmp_path):
+    plain = read(tmp_path, bias="none", lora_bias=False, layer_replication=None)
+    assert (plain.is_tied, plain.is_transposed) == (False, False)
+    assert read(tmp_path, ensure_weight_tying=True).is_tied
+    assert read(tmp_path, fan_in_fan_out=True).is_transposed
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"lora_alpha": "8"}, '"lora_alpha" is "\'8\'", expected'),
+        ({"alpha_pattern": {"q_proj": "8"}}, r'"alpha_pattern\.q_proj" is "\'8\'", expected'),
+        ({"fan_in_fan_out": 1}, '"fan_in_fan_out" is "1", expected'),
+    ],
+)
+def test_numbers_that_are_none(changes, told, tmp_path):
+    with pytest.raises(CtxextError, match=f'"adapter_config.json": {told}'):
+        read(tmp_path, **changes)
+
+
+def test_a_folder_that_is_no_adapter(tmp_path):
+    with pytest.raises(CtxextError, match=r'" is not an adapter: it has no adapter_config\.json'):
+        AdapterConfig(tmp_path)
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    with pytest.raises(CtxextError, match='lacks "lora_alpha"'):
+        AdapterConfig(tmp_path)

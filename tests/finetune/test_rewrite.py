@@ -1,0 +1,130 @@
+"""A safetensors file written again: what changes is new, every other byte is the old one's. Files made by hand."""
+
+import hashlib
+import json
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ctxext.checkpoint import Checkpoint, read_safetensors_header
+from ctxext.errors import CtxextError
+from ctxext.finetune.rewrite import rewrite, stored_shapes
+
+OLD = {"a": torch.arange(4.0), "embed": torch.arange(6.0).reshape(3, 2), "z": torch.zeros(5)}
+
+
+class Add:
+    """One more in each number of some tensors."""
+
+    def __init__(self, *names, **untied) -> None:
+        self.names, self.untied = frozenset(names), untied
+
+    def new(self, name, old):
+        return old + 1
+
+
+class Turned(Add):
+    def new(self, name, old):
+        return old.T
+
+
+@pytest.fixture
+def again(tmp_path):
+    """Write a file of tensors again; returns the old file and the new one."""
+
+    def call(tensors, changes, advance=None):
+        save_file(tensors, tmp_path / "old", {"format": "pt"})
+        rewrite(tmp_path / "old", tmp_path / "new", changes, advance)
+        return tmp_path / "old", tmp_path / "new"
+
+    return call
+
+
+def test_nothing_changes(again):
+    old, new = again(OLD, Add())
+    assert new.read_bytes() == old.read_bytes()
+
+
+def test_what_it_gives_is_the_digest_of_what_it_wrote(tmp_path):
+    save_file(OLD, tmp_path / "old")
+    digest = rewrite(tmp_path / "old", tmp_path / "new", Add("a"))
+    assert digest == hashlib.sha256((tmp_path / "new").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", OLD)
+def test_one_tensor_changes(name, dtype, again):
+    old, new = again({key: tensor.to(dtype) for key, tensor in OLD.items()}, Add(name))
+    found = load_file(new)
+    for key, tensor in OLD.items():
+        assert torch.equal(found[key], (tensor + (key == name)).to(dtype)), key
+    assert read_safetensors_header(new) == read_safetensors_header(old)
+
+
+@pytest.mark.parametrize("head", ["h" * length for length in range(1, 9)])
+def test_an_output_embedding_of_its_own_comes_behind_all_others(head, again):
+    """By names of eight lengths, as the header is filled up so that the numbers begin at a multiple of eight bytes."""
+    seen = []
+    old, new = again(OLD, Add(head, **{head: "embed"}), seen.append)
+    found = load_file(new)
+    assert torch.equal(found.pop(head), OLD["embed"] + 1)
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        name: tensor.tolist() for name, tensor in OLD.items()
+    }
+    before, after = read_safetensors_header(old), read_safetensors_header(new)
+    assert after.pop(head) == {"dtype": "F32", "shape": [3, 2], "data_offsets": [60, 84]}
+    assert after == before
+    content = new.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    assert length % 8 == 0
+    assert len(content[8 : 8 + length].rstrip()) > length - 8
+    assert json.loads(content[8 : 8 + length])["__metadata__"] == {"format": "pt"}
+    assert sum(seen) == len(content)
+
+
+def test_two_output_embeddings_come_one_behind_the_other(again):
+    _, new = again(OLD, Add("first", "embed", first="embed", second="a"))
+    found = load_file(new)
+    assert torch.equal(found["first"], OLD["embed"] + 1)
+    assert torch.equal(found["embed"], OLD["embed"] + 1)
+    assert torch.equal(found["second"], OLD["a"])
+
+
+def test_an_output_embedding_that_is_stored_keeps_its_place(again):
+    old, new = again({**OLD, "head": OLD["embed"] + 5}, Add("head", head="embed"))
+    assert torch.equal(load_file(new)["head"], OLD["embed"] + 6)
+    assert read_safetensors_header(new) == read_safetensors_header(old)
+
+
+def test_a_shard_without_the_embedding_gets_none(again):
+    old, new = again({"a": OLD["a"]}, Add("head", head="embed"))
+    assert new.read_bytes() == old.read_bytes()
+
+
+def test_a_tensor_of_another_shape_is_refused(again):
+    with pytest.raises(CtxextError, match=r'"embed" was trained as \(2, 3\) but is stored as \(3, 2\)'):
+        again(OLD, Turned("embed"))
+
+
+def test_whole_numbers_are_refused(again):
+    with pytest.raises(CtxextError, match='"a" is stored as I64, which nothing can be merged into'):
+        again({"a": torch.arange(4)}, Add("a"))
+
+
+@pytest.mark.parametrize("changes", [Add(), Add("w")])
+def test_a_file_that_is_cut_off_meanwhile_is_one_line(changes, tmp_path):
+    """Cut off by whoever hears first that something was written."""
+    save_file({"w": torch.zeros(100_000)}, tmp_path / "old")
+    with pytest.raises(CtxextError, match='old" became shorter while it was read'):
+        rewrite(tmp_path / "old", tmp_path / "new", changes, lambda _: os.truncate(tmp_path / "old", 1000))
+
+
+def test_names_and_shapes_that_are_stored(tmp_path):
+    save_file(OLD, tmp_path / "model.safetensors")
+    assert stored_shapes(Checkpoint("mine", tmp_path, {})) == {"a": (4,), "embed": (3, 2), "z": (5,)}
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(CtxextError, match='"mine" has no safetensors weights to merge into') as caught:
+        stored_shapes(Checkpoint("mine", tmp_path, {}))
+    assert "--no-merge" in caught.value.hint

@@ -1,0 +1,145 @@
+"""Encodings that are biases: what config.json says of ALiBi's slopes and T5's buckets, and what bounds the others."""
+
+import pytest
+
+from ctxext.errors import CtxextError
+from ctxext.families import FAMILIES, family_of
+from ctxext.recipes.alibi import AlibiInterpolation, NtkAlibi
+from ctxext.recipes.biases import alibi_slopes
+from ctxext.recipes.bounds import bound_of
+from ctxext.recipes.rotary import model_config
+
+BLOOM = {"model_type": "bloom", "seq_length": 64, "n_head": 4}
+MPT = {"model_type": "mpt", "max_seq_len": 64, "n_heads": 4}
+T5 = {"model_type": "t5", "n_positions": 64}
+LENGTHS = {"bloom": "seq_length", "mpt": "max_seq_len", "t5": "n_positions"}
+
+
+@pytest.mark.parametrize("config", [BLOOM, MPT, T5], ids=lambda config: config["model_type"])
+def test_the_original_length_is_what_the_user_the_conversion_or_the_file_says(config):
+    noted = {**config, "ctxext": {"trained_length": 32}}
+    assert model_config(config).encoding.trained_length == 64
+    assert model_config(noted).encoding.trained_length == 32
+    assert model_config(noted, 16).encoding.trained_length == 16
+    assert {model_config(one).encoding.context_length for one in (config, noted)} == {64}
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (BLOOM, "seq_length"),
+        (BLOOM, "n_head"),
+        (T5, "n_positions"),
+        (T5, "relative_attention_max_distance"),
+        (T5, "relative_attention_num_buckets"),
+    ],
+)
+def test_sizes_are_whole_numbers_from_1_to_2_to_the_31(config, key):
+    for value in (1, 2**31):
+        model_config({**config, key: value})
+    for value in (0, 2**31 + 1, 7.0, "7", True, None):
+        with pytest.raises(CtxextError, match=f'nothing usable for {key}: "{value}"'):
+            model_config({**config, key: value})
+
+
+def test_what_such_an_encoding_says_of_itself():
+    encoding = model_config(BLOOM).encoding
+    assert (encoding.claimed_length, encoding.usable_length, encoding.first_index) == (64, 64, 0)
+    assert (encoding.is_scaled, encoding.at_length(65).is_scaled, encoding.at_length(63).is_scaled) == (
+        False,
+        True,
+        False,
+    )
+    assert (encoding.lacks_original, encoding.schedule_summary) == (False, "alibi from 64 tokens")
+
+
+def test_alibi_in_words():
+    said = "ALiBi: 4 slopes, by which scores fall with the distance; no position past 64 is out of range{}, but far "
+    said += "tokens fade"
+    assert model_config(BLOOM).encoding.describe() == said.format("")
+    assert model_config(MPT).encoding.describe() == said.format(", though transformers stops there")
+
+
+@pytest.mark.parametrize(
+    ("attention", "said"),
+    [
+        (None, None),
+        ("x", None),
+        ({}, None),
+        ({"alibi_bias_max": 8}, None),
+        ({"alibi_bias_max": "16"}, None),
+        ({"alibi_bias_max": 16}, "16"),
+        ({"alibi_bias_max": 8.5}, "8.5"),
+    ],
+)
+def test_slopes_that_transformers_does_not_read(attention, said):
+    config = {**MPT, **({} if attention is None else {"attn_config": attention})}
+    model = model_config(config)
+    cautions = model.encoding.cautions(config, model.family, is_changed=True)
+    told = (
+        f'config.json says alibi_bias_max "{said}", which transformers does not read: there its slopes are those of 8, '
+        "and these are what changes."
+    )
+    assert cautions == ((told,) if said else ())
+
+
+@pytest.mark.parametrize("config", [BLOOM, T5], ids=lambda config: config["model_type"])
+def test_a_recipe_is_taken_back(config):
+    encoding = model_config(config).encoding.at_length(256)
+    assert encoding.plain({"source_length": 96}).context_length == 96
+    assert encoding.plain({}).context_length == 64
+
+
+def test_buckets_are_taken_back_and_written():
+    model = model_config({**T5, "relative_attention_max_distance": 40})
+    assert model.encoding.noted() == {"trained_length": 64, "source_length": 64, "source_distance": 40}
+    assert model.encoding.plain({"source_distance": 20}).distance == 20
+    assert model.encoding.plain({}).distance == 40
+    longer = model.with_context_length(128).config
+    assert (longer["n_positions"], longer["relative_attention_max_distance"]) == (128, 40)
+
+
+def test_slopes_of_powers_of_two_and_of_others():
+    """ALiBi, section 3: 2^(-8h/H); for six heads those of four, then the first and the third of eight."""
+    assert alibi_slopes(1) == [2**-8]
+    assert alibi_slopes(4) == [2**-2, 2**-4, 2**-6, 2**-8]
+    assert alibi_slopes(6) == [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
+    assert AlibiInterpolation(factor=2).exponents(3) == [1, 1, 1]
+    assert NtkAlibi(factor=2).exponents(1) == [0]
+    assert NtkAlibi(factor=2).exponents(2) == [0, 1]
+    assert NtkAlibi(factor=2).exponents(6) == [1 / 5, 3 / 5, 4 / 5, 1, 0, 2 / 5]
+
+
+@pytest.mark.parametrize("rows", ["row-wise", "static"])
+def test_what_alibi_s_code_is_given_and_what_is_said_of_it(rows):
+    step, model = AlibiInterpolation(factor=4, rows=rows), model_config(BLOOM)
+    factor = {"row-wise": None, "static": 4}[rows]
+    assert step.settings(model) == {"original_length": 64, "factor": factor, "exponents": [1.0] * 4}
+    assert ("every input changes" in step.caution_for(model)) == (rows == "static")
+    assert ("give what they gave" in step.caution_for(model)) == (rows == "row-wise")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said"),
+    [
+        ("deberta", "clipped at max_relative_positions (-1, where -1 stands for max_position_embeddings)"),
+        ("deberta-v2", "into -1 logarithmic buckets up to max_relative_positions (-1, where"),
+        ("xlnet", "mem_len (not set)"),
+        ("whisper", "where this family keeps it was not tried"),
+    ],
+)
+def test_what_bounds_a_model_that_no_method_is_for(model_type, said):
+    config = {"model_type": model_type}
+    assert said in bound_of(config, family_of(config))
+
+
+def test_alibi_is_read_of_the_families_whose_code_was_tried():
+    for name in ("bloom", "mpt"):
+        assert NtkAlibi.refusal({"model_type": name}, FAMILIES[name]) == ""
+    falcon = {"model_type": "falcon", "alibi": True, "num_attention_heads": 4}
+    assert NtkAlibi.refusal(falcon, family_of(falcon)) == ""
+    other = type(FAMILIES["bloom"])(model_type="new", positions="alibi")
+    assert (
+        NtkAlibi.refusal({"model_type": "new", "num_hidden_layers": 2}, other)
+        == "where it makes its biases was not tried"
+    )

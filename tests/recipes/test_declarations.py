@@ -1,0 +1,100 @@
+"""What the methods declare: numbers where nobody said one, what a command offers, where a search starts."""
+
+import dataclasses
+
+import pytest
+
+from ctxext.families import FAMILIES
+from ctxext.recipes import METHODS
+from ctxext.recipes.methods import method_named
+from ctxext.recipes.param import default_of, options_of, search_ranges, search_start
+from ctxext.recipes.recipe import step_from_dict
+
+OWN = {"table": "gpt2", "range": "marian", "ntk-alibi": "bloom", "alibi-interpolation": "bloom", "buckets": "t5"}
+"""A family that each method is for; of the others llama."""
+
+RAMP = {"beta_fast": 32, "beta_slow": 1}
+DEFAULTS = {
+    "pi": {},
+    "ntk": {},
+    "abf": {},
+    "ntk-by-parts": {**RAMP, "truncate": True},  # Peng et al., section 3.2: α = 1 and β = 32.
+    "yarn": {**RAMP, "truncate": True},
+    "llama3": {"low_freq_factor": 1, "high_freq_factor": 4},  # Llama 3.1's config.json.
+    "longrope": {},
+    "mrrope": {**RAMP, "variant": "pro"},
+    "resonance": RAMP,
+    "cope": {},
+    "dynamic": {},
+    "mspoe": {
+        **{"ratio_min": 1.2, "ratio_max": 1.8, "first_layer": 2, "variant": "paper"},  # Zhang et al., section 3.
+        **{"head_order": "calibrated", "schedule": "ntk", "ramp_fast": 8, "ramp_slow": 1, "rescale": "uniform"},
+    },
+    "self-extend": {"temperature": "none"},
+    "bifocal": {"temperature": "none", "border": "continuous"},
+    "dca": {"temperature": "none"},
+    "rerope": {"temperature": "none"},
+    "string": {"temperature": "none"},
+    "adaptive": {"temperature": "none", "around": "yarn"},
+    "sinks": {"temperature": "none", "sinks": 4},  # Xiao et al., section 3.2.
+    "window": {"temperature": "none"},
+    "distance-aware": {},
+    "table": {"fill": "tile", "alpha": 0.4},  # Su, 2020: α = 0.4.
+    "range": {},
+    "ntk-alibi": {"rows": "row-wise"},
+    "alibi-interpolation": {"rows": "row-wise"},
+    "buckets": {},
+}
+
+
+def family(method):
+    return FAMILIES[OWN.get(method.name, "llama")]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_numbers_that_nobody_said(method):
+    assert not method.refusal({"model_type": family(method).model_type, "num_hidden_layers": 2}, family(method))
+    found = {field.name: default_of(field) for field in options_of(method)}
+    said = {name: value for name, value in found.items() if value not in (None, dataclasses.MISSING)}
+    assert said == DEFAULTS[method.name]
+    needed = {"abf": {"theta": 1e6}, "longrope": {"long_factor": [1.0]}}.get(method.name, {})
+    step = step_from_dict({"method": method.name, **needed}, "x")
+    assert step.summary().startswith(method.name)
+    assert method.reference is None or method.reference.is_file()
+
+
+def test_what_is_measured_or_learned_is_no_option():
+    method = method_named("mspoe")
+    assert method().summary() == "mspoe 1.2–1.8 ntk (calibrated order)"
+    measured = {field.name for field in dataclasses.fields(method)} - {field.name for field in options_of(method)}
+    assert measured == {"ranks", "ratios", "ramps", "temperatures", "reaches"}
+
+
+def test_whose_numbers_a_paper_gives_for_any_model():
+    """From there a search starts; the others follow from L, a list or a guess."""
+    published = {
+        "pi",
+        "ntk",
+        "abf",
+        "ntk-by-parts",
+        "yarn",
+        "llama3",
+        "mrrope",
+        "resonance",
+        "cope",
+        "dynamic",
+        "mspoe",
+    }
+    for method in METHODS:
+        assert not method.refusal({"model_type": family(method).model_type, "num_hidden_layers": 2}, family(method))
+        assert method.is_published == (method.name in published), method.name
+
+
+def test_a_search_may_leave_out_what_has_no_number_of_its_own():
+    ranges = search_ranges(method_named("yarn"))
+    assert {name: (tried.values, tried.start, tried.optional) for name, tried in ranges.items()} == {
+        "beta_fast": ((8, 64), 32, False),
+        "beta_slow": ((0.5, 4), 1, False),
+        "attention_factor": ((1.0, 1.6), None, True),
+    }
+    assert search_start(method_named("abf"), "theta") == 5e5

@@ -1,0 +1,127 @@
+"""What is written for both dialects of transformers, family by family, beside the schedule itself."""
+
+import dataclasses
+
+import pytest
+
+from ctxext.families import FAMILIES
+from ctxext.recipes import Yarn
+from ctxext.recipes.dialects import native_type, nested_by_type, rope_scaling, unsupported, write_explicit, write_length
+from ctxext.recipes.encoding import provenance
+from ctxext.recipes.rotary import model_config
+
+SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 6, "max_position_embeddings": 64}
+LLAMA = {"model_type": "llama", "rope_theta": 1e4, **SIZES}
+GEMMA = {"model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e4, "head_dim": 8, **SIZES}
+
+
+def edited(config):
+    return Yarn(factor=2).edit(model_config(config)).config
+
+
+def test_some_classes_of_transformers_4_accept_certain_keys_only():
+    lists = {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0], "long_factor": [2.0]}
+    assert rope_scaling(FAMILIES["phi3"], lists) == {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+    assert rope_scaling(FAMILIES["llama"], lists) == lists
+    assert rope_scaling(FAMILIES["olmo2"], {"rope_type": "linear"}) == {"type": "linear"}
+    assert rope_scaling(FAMILIES["olmo2"], {"rope_type": "yarn", "factor": 2.0}) == {"rope_type": "yarn", "factor": 2.0}
+
+
+def test_layer_types_have_schedules_of_their_own():
+    full, family = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}, FAMILIES["gemma3_text"]
+    sliding = {"rope_type": "default", "rope_theta": 1e4}
+    assert nested_by_type(GEMMA, family, full) == {"full_attention": full, "sliding_attention": sliding}
+    there = {"sliding_attention": {"rope_type": "default", "rope_theta": 7.0}, "full_attention": {"rope_theta": 9.0}}
+    own = {**GEMMA, "rope_parameters": {**there, "rope_theta": 5.0}}
+    found = nested_by_type(own, family, full)
+    assert found == {"full_attention": full, "sliding_attention": there["sliding_attention"]}
+    assert found["sliding_attention"] is not there["sliding_attention"]
+    without = dataclasses.replace(family, defaults={})
+    bare = {key: value for key, value in GEMMA.items() if key != "rope_local_base_freq"}
+    assert nested_by_type(bare, without, full) == {"full_attention": full}
+
+
+LATENT = {"model_type": "deepseek_v3", "qk_rope_head_dim": 8, **SIZES}
+FALCON = {"model_type": "falcon", **SIZES, "alibi": False}
+
+
+@pytest.mark.parametrize(
+    ("config", "said", "written"),
+    [
+        (LLAMA, {}, {"head_dim": 8}),
+        (LLAMA, {"head_dim": 16}, {"head_dim": 16}),
+        (FALCON, {}, {}),
+        (LATENT, {}, {}),
+        ({"model_type": "llama"}, {}, {}),
+    ],
+)
+def test_the_head_s_size_is_said_where_the_class_takes_it(config, said, written):
+    family = FAMILIES[config["model_type"]]
+    text = dict(said)
+    write_explicit(config, {}, text, family if len(config) > 1 else dataclasses.replace(family, defaults={}))
+    assert text == written
+
+
+@pytest.mark.parametrize("said", [{}, {"rope_local_base_freq": 1e4}])
+def test_the_sliding_base_is_said_where_a_key_is_for_it(said):
+    text, config = {}, {key: value for key, value in GEMMA.items() if key != "rope_local_base_freq"}
+    write_explicit({**config, **said}, {}, text, FAMILIES["gemma3_text"])
+    assert text == {"head_dim": 8, "rope_local_base_freq": 1e4}
+
+
+@pytest.mark.parametrize("said", [{}, {"dtype": "bfloat16"}, {"torch_dtype": "bfloat16"}])
+def test_the_weights_type_is_said_under_both_names(said):
+    whole, text = dict(said), {"head_dim": 8, "dtype": "float32"}
+    write_explicit(LLAMA, whole, text, FAMILIES["llama"])
+    assert whole == (dict.fromkeys(("dtype", "torch_dtype"), "bfloat16") if said else {})
+    assert text == {"head_dim": 8, "dtype": "float32", "torch_dtype": "float32"}, "a nested part has its own"
+    assert edited({**LLAMA, **said}).get("torch_dtype") == ("bfloat16" if said else None)
+
+
+@pytest.mark.parametrize(("above", "wanted"), [({}, {}), ({"model_max_length": 64}, {"model_max_length": 128})])
+def test_a_length_stands_wherever_the_family_reads_it(above, wanted):
+    text = {"max_position_embeddings": 64, "max_seq_len": 64, **above}
+    write_length(text, FAMILIES["llama"], 128)
+    assert text == {"max_position_embeddings": 128, "max_seq_len": 64, **wanted}
+
+
+@pytest.mark.parametrize(
+    ("name", "rope_type", "carried"),
+    [
+        ("llama", "default", "default"),
+        ("llama", "linear", "linear"),
+        ("llama", "yarn", "yarn"),
+        ("gemma4_text", "default", "proportional"),
+        ("gemma4_text", "linear", "proportional"),
+        ("gemma4_text", "yarn", "yarn"),
+    ],
+)
+def test_linear_is_proportional_where_a_part_of_the_head_rotates_at_the_heads_pace(name, rope_type, carried):
+    assert native_type(FAMILIES[name], rope_type) == carried
+
+
+def test_why_a_family_does_not_carry_a_schedule():
+    assert unsupported(FAMILIES["llama"], "yarn") == ""
+    assert unsupported(FAMILIES["gemma4_text"], "linear") == ""
+    assert unsupported(FAMILIES["codegen"], "default") == FAMILIES["codegen"].reason != ""
+    said = 'its code does not carry the rope type "yarn" (it takes: default, proportional)'
+    assert unsupported(FAMILIES["gemma4_text"], "yarn") == said
+    none = dataclasses.replace(FAMILIES["llama"], rope_types=())
+    assert unsupported(none, "yarn") == 'its code does not carry the rope type "yarn" (it takes: none)'
+    assert unsupported(none, "default") == ""
+
+
+def test_a_length_is_written_into_the_part_of_the_language_model():
+    text = {"max_position_embeddings": 12, "hidden_size": 8}
+    nested = model_config({"model_type": "clip", "text_config": dict(text), "vision_config": {}})
+    assert nested.encoding.with_length_written(nested.config, nested.family) == nested.config
+    longer = nested.encoding.at_length(24).with_length_written(nested.config, nested.family)
+    assert longer == {"model_type": "clip", "text_config": {**text, "max_position_embeddings": 24}, "vision_config": {}}
+    flat = model_config({"model_type": "bert", **text})
+    assert flat.encoding.at_length(24).with_length_written(flat.config, flat.family)["max_position_embeddings"] == 24
+
+
+@pytest.mark.parametrize(("noted", "found"), [({"trained_length": 7}, {"trained_length": 7}), ("x", {}), (None, {})])
+def test_what_a_conversion_noted(noted, found):
+    assert provenance({"ctxext": noted}) == found
+    assert provenance({}) == {}

@@ -1,0 +1,73 @@
+"""Which sizes can be a rotary model's, and the context length that config.json claims."""
+
+import pytest
+
+from ctxext.errors import CtxextError
+from ctxext.families import family_of
+from ctxext.geometry import check_sizes, claimed_length
+
+LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"head_dim": 4},
+        {"head_dim": 6},
+        {"head_dim": 8, "partial_rotary_factor": 0.5},
+        {"layer_types": ["full_attention"] * 2},
+        {"layer_types": ["full_attention"] * 3},
+        {"no_rope_layers": None},
+        {"head_dim": None, "num_key_value_heads": None, "rope_theta": None},
+        # Whoever needs a family says what is wrong with it, and other encodings have no rotated part.
+        {"model_type": "unheard-of", "head_dim": 7},
+        {"model_type": "bert", "head_dim": 7},
+        {"model_type": "gptj", "head_dim": 7, "layer_types": []},
+    ],
+)
+def test_sizes_that_can_be(changes):
+    check_sizes({**LLAMA, **changes}, "config.json")
+
+
+EVEN = "dimensions of a head rotate, expected an even number of at least 4."
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"head_dim": 2}, f'"2" {EVEN}'),
+        ({"head_dim": 3}, f'"3" {EVEN}'),
+        ({"head_dim": 7}, f'"7" {EVEN}'),
+        ({"head_dim": 16, "partial_rotary_factor": 0.125}, f'"2" {EVEN}'),
+        ({"layer_types": ["full_attention"]}, '"layer_types" has "1" entries, expected one for each of 2 layers.'),
+        ({"no_rope_layers": [1]}, '"no_rope_layers" has "1" entries, expected one for each of 2 layers.'),
+        ({"layer_rope_theta": []}, '"layer_rope_theta" has "0" entries, expected one for each of 2 layers.'),
+        ({"num_hidden_layers": None}, '"num_hidden_layers" is null, expected a number.'),
+        ({"rope_parameters": {"rope_theta": 0.5}}, '"rope_theta" is "0.5", expected greater than 1.'),
+        # Under the family's own name for it.
+        ({"model_type": "mpt", "n_layers": None}, '"n_layers" is null, expected a number.'),
+        (
+            {"model_type": "falcon", "num_kv_heads": 0.5, "new_decoder_architecture": True},
+            '"num_key_value_heads" is "0.5", expected a valid integer.',
+        ),
+    ],
+)
+def test_sizes_that_cannot_be(changes, told):
+    with pytest.raises(CtxextError) as caught:
+        check_sizes({**LLAMA, **changes}, "x/config.json")
+    assert caught.value.message == f'"x/config.json": {told}'
+
+
+@pytest.mark.parametrize(
+    ("model_type", "above", "length"),
+    [
+        ("cohere", 131072, 131072),
+        ("cohere", None, 8192),
+        ("cohere2", 131072, 131072),
+        ("llama", 131072, 8192),
+    ],
+)
+def test_command_r_says_its_length_elsewhere(model_type, above, length):
+    config = {"model_type": model_type, "max_position_embeddings": 8192, "model_max_length": above}
+    assert claimed_length(config, family_of(config)) == length

@@ -1,0 +1,108 @@
+"""A Hub id, with a stand-in for the Hub's client: what is asked of it, and what is said of each of its errors.
+
+`test_hub.py` runs the client itself against a server.
+"""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+
+from ctxext.checkpoint import WEIGHT_SUFFIXES, open_checkpoint
+from ctxext.errors import CtxextError
+
+COMMIT = "c" * 40
+CONFIG = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+SIZES = {"README.md": 10, "model.safetensors": 1234, "empty.bin": 0, "untold.gguf": None}
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """What the client was asked: one dictionary for each call."""
+    calls, snapshot = [], tmp_path / COMMIT
+    snapshot.mkdir()
+    (snapshot / "config.json").write_text(json.dumps(CONFIG))
+
+    def download(source, **options):
+        calls.append({"source": source, **options})
+        return str(snapshot)
+
+    class Api:
+        def __init__(self, token):
+            self.token = token
+
+        def model_info(self, source, *, revision, files_metadata):
+            calls.append({"source": source, "revision": revision, "token": self.token})
+            files = [SimpleNamespace(rfilename=name, size=files_metadata and size) for name, size in SIZES.items()]
+            return SimpleNamespace(siblings=files if source == "you/model" else None)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    enable_progress_bars()
+    yield calls
+    enable_progress_bars()
+
+
+def test_a_checkpoint_comes_with_its_weights(asked):
+    found = open_checkpoint("you/model", revision="main", token="t")
+    assert asked == [{"source": "you/model", "revision": "main", "token": "t", "ignore_patterns": []}]
+    assert (found.name, found.revision, found.remote_sizes, found.config) == ("you/model", COMMIT, {}, CONFIG)
+    assert not are_progress_bars_disabled()
+
+
+def test_or_without_them_and_tells_their_sizes(asked):
+    found = open_checkpoint("you/model", token="t", weights=False)
+    told = {"source": "you/model", "revision": None, "token": "t"}
+    assert asked == [{**told, "ignore_patterns": [f"*{suffix}" for suffix in WEIGHT_SUFFIXES]}, told]
+    assert found.remote_sizes == {"model.safetensors": 1234, "empty.bin": 0, "untold.gguf": 0}
+    assert [found.size_of(Path(name)) for name in found.remote_sizes] == [1234, 0, 0]
+    assert are_progress_bars_disabled()  # Small files need none.
+    assert open_checkpoint("you/other", weights=False).remote_sizes == {}
+
+
+def error_of(kind, *words):
+    """An error as the client raises it, without the answer of a server that it would quote."""
+    return kind.__new__(kind, *words)
+
+
+UNREACHABLE = '"you/model" is neither a folder nor in the Hub\'s cache, and the Hub cannot be reached.'
+UNKNOWN = 'There is no folder "you/model", and the Hub knows no such repository.'
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "hint"),
+    [
+        (error_of(errors.GatedRepoError), '"you/model" is gated on the Hub.', "Accept its terms there"),
+        (error_of(errors.RevisionNotFoundError), '"you/model" has no revision "v2".', ""),
+        (error_of(errors.RepositoryNotFoundError), UNKNOWN, "Check the spelling"),
+        (errors.HFValidationError("you"), UNKNOWN, "Check the spelling"),
+        (error_of(errors.LocalEntryNotFoundError), UNREACHABLE, "Check the name and the network"),
+        (errors.OfflineModeIsEnabled("off"), UNREACHABLE, "Check the name and the network"),
+        (error_of(errors.HTTPError), UNREACHABLE, "Check the name and the network"),
+        (OSError("no route"), UNREACHABLE, "Check the name and the network"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_errors_of_the_client(error, message, hint, asked, monkeypatch):
+    def download(source, **options):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(CtxextError) as caught:
+        open_checkpoint("you/model", revision="v2", token="t")
+    assert caught.value.message == message
+    assert (caught.value.hint or "").startswith(hint)
+
+
+@pytest.mark.parametrize("name", ["no/such/folder", "a model", "models/", "/no/where"])
+def test_what_cannot_be_a_hub_id_is_not_asked_for(name, asked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CtxextError) as caught:
+        open_checkpoint(name)
+    assert caught.value.message == f'There is no folder "{name}".'
+    assert caught.value.hint == "Give a folder, a Hub id (user/name) or demo."
+    assert asked == []
