@@ -298,3 +298,35 @@ def test_a_folder_s_name_is_a_word_on_the_card(llama, tmp_path):
     card = (tmp_path / "out" / "README.md").read_text()
     assert "<img" not in card
     assert "\n# title" not in card
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "size"), [("F32", [2, 2], 15), ("BF16", [2, 2], 16), ("F64", [1], 0), ("BOOL", [3], 4)]
+)
+def test_a_tensor_has_the_bytes_that_its_shape_needs(dtype, shape, size, tmp_path):
+    """The library refuses such a file only when it is loaded; a position table was cut into rows before."""
+    header = json.dumps({"w": {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+    with pytest.raises(CtxextError, match="truncated or not a safetensors file"):
+        read_safetensors_header(path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names are text there")
+def test_a_name_that_is_no_text(llama, run):
+    """Neither a record nor the Hub can hold it: a file is refused by name, a folder is called otherwise."""
+    odd = llama.with_name("\udcff")
+    llama.rename(odd)
+    assert run("convert", odd, odd.with_name("out"), "-m", "pi", "--factor", 2).exit_code == 0
+    (odd / "notes\udcff.txt").write_text("x")
+    result = run("convert", odd, odd.with_name("out2"), "-m", "pi", "--factor", 2)
+    assert "has a name that is not text" in result.exception.message
+
+
+def test_a_file_that_no_disk_has_room_for(llama, run):
+    """A sparse file of a terabyte is refused at once and not copied until the disk is full."""
+    with (llama / "notes.txt").open("wb") as file:
+        file.truncate(1 << 42)
+    result = run("convert", llama, llama.with_name("out"), "-m", "pi", "--factor", 2)
+    assert "There is no space left" in result.exception.message
+    assert not llama.with_name("out").exists()

@@ -25,6 +25,14 @@ _INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _LOADABLE = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
 _SKIPPED_FOLDERS = (".git", ".cache", "__pycache__")
 _MAX_HEADER_BYTES = 100_000_000
+_BYTES: Mapping[str, int] = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
+"""The size of a number in bytes, by safetensors' name of its type."""
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -201,13 +209,16 @@ def read_safetensors_header(path: Path) -> dict[str, Any]:
     header.pop("__metadata__", None)
     checked({"tensors": header}, Header, path.name)
     end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if 8 + length + end != size or any(one > other for one, other in _spans(header)):
+    if 8 + length + end != size or not all(map(_is_whole, header.values())):
         raise broken
     return header
 
 
-def _spans(header: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-    return ((entry["data_offsets"][0], entry["data_offsets"][1]) for entry in header.values())
+def _is_whole(entry: Mapping[str, Any]) -> bool:
+    """Whether a tensor has as many bytes as its shape and type need; of types with less than a byte that is unknown."""
+    start, end = entry["data_offsets"]
+    each = _BYTES.get(entry["dtype"])
+    return bool(start <= end and (each is None or math.prod(entry["shape"]) * each == end - start))
 
 
 def open_checkpoint(

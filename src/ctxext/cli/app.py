@@ -1,5 +1,6 @@
 """The `ctxext` command: which commands there are, and how their errors are told."""
 
+import contextlib
 import io
 import os
 import sys
@@ -89,4 +90,5 @@ def _make_streams_take_everything() -> None:
         if stream is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  Until the process ends.
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            with contextlib.suppress(OSError):  # It writes out what it holds first, which a full disk refuses.
+                stream.reconfigure(errors="backslashreplace")

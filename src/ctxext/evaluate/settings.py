@@ -14,6 +14,7 @@ from ctxext.evaluate.tasks.kv import KeyValue
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.files import sha256_of
+from ctxext.limits import check_numbers
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Settings:
     original_length: int | None = None
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         for task in self.tasks:
             if task not in TASKS:
                 raise CtxextError(f'There is no task "{task}".', hint=f"Tasks: {', '.join(TASKS)}.")

@@ -7,6 +7,7 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.finetune.documents import LEARN
+from ctxext.limits import check_numbers
 
 _CHOICES = {
     "pack": ("off", "run-on", "restart"),
@@ -138,6 +139,7 @@ class TrainingOptions:
     report_to: str = "none"
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 raise CtxextError(f'{_option(name)} "{value}" is not known.', hint=f"Choose {', '.join(choices)}.")

@@ -82,7 +82,7 @@ class Rows(Reaching):
 
     def _table(self, path: Path, entry: dict[str, Any], name: str, table: LearnedTable, rows: int) -> NewTensor:
         shape, dtype = tuple(entry["shape"]), entry["dtype"]
-        if len(shape) != 2 or shape[0] != rows:
+        if len(shape) != 2 or shape[0] != rows or not shape[1]:
             raise CtxextError(
                 f'"{name}" has the shape {list(shape)}; config.json says {rows} rows.',
                 hint="Correct the length in config.json, or download the checkpoint again.",

@@ -6,6 +6,7 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import even_depths
+from ctxext.limits import check_numbers
 from ctxext.recipes.length import format_length
 
 DEFAULT_MINUTES = 20.0
@@ -46,6 +47,7 @@ class SearchOptions:
     original_length: int | None = None
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         least = {"target_length": 1, "trials": 1, "samples": 1, "num_depths": 1, "checked": 2}
         for name, smallest in least.items():
             value = getattr(self, name)

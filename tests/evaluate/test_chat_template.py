@@ -1,0 +1,38 @@
+"""A chat template is a program of a stranger's: whatever it does, there is one line, and it ends."""
+
+import time
+
+import pytest
+
+from ctxext.data import chat_template
+from ctxext.data.chat_template import rendered
+from ctxext.data.encoding import Encoder
+from ctxext.errors import CtxextError
+from hand_made import make_tokenizer
+
+SAID = [{"role": "user", "content": "w2"}]
+LOOPS = "{% for i in range(9999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def with_template(text):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = text
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "text", ["{{ 1 / 0 }}", "{% if %}", "{{ x.y.z }}", "{{ messages[9].content }}", "{{ range('x') }}"]
+)
+def test_a_template_that_fails(text):
+    with pytest.raises(CtxextError, match="chat template cannot be rendered") as caught:
+        Encoder(with_template(text)).frame("a", "What? It is")
+    assert "\n" not in caught.value.message
+
+
+def test_a_template_that_does_not_end(monkeypatch):
+    monkeypatch.setattr(chat_template, "_SECONDS", 0.3)
+    begun = time.process_time()
+    with pytest.raises(CtxextError, match=r"was not done after 0\.3 seconds"):
+        rendered(with_template(LOOPS), SAID)
+    assert time.process_time() - begun < 3
+    assert rendered(with_template("{{ messages[0].content }}"), SAID) == "w2"
