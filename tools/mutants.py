@@ -85,11 +85,8 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
     ("recipes/fills.py", "x <= 1", "(x < 1)"): "Both pieces of Keys's cubic are 0 at 1.",
     ("recipes/param.py", "1e30", "(1e+30)"): "One more is the same number in floating point.",
     ("evaluate/scoring/prefix_cache.py", "7", "(8)"): "Made-up tokens of a trial.",
-    ("evaluate/scoring/prefix_cache.py", "3", "(4)"): "Made-up tokens of a trial.",
     ("evaluate/scoring/token_losses.py", "11", "(12)"): "Made-up tokens of a trial.",
-    ("evaluate/scoring/token_losses.py", "5", "(6)"): "Made-up tokens of a trial.",
     ("finetune/loss.py", "11", "(12)"): "Made-up tokens of a trial.",
-    ("finetune/loss.py", "5", "(6)"): "Made-up tokens of a trial.",
     (
         "finetune/merge.py",
         'keys or ["lm_head.weight"]',
