@@ -30,8 +30,8 @@ def nested(levels, inside="", begin="[", end="]") -> str:
 
 
 def shown(value) -> str:
-    """A test's name need not hold all of a text."""
-    return value[:24] if isinstance(value, str) else ""
+    """A test's name holds what of a text can be typed."""
+    return "".join(filter(str.isalnum, value[:24].encode("ascii", "ignore").decode())) if isinstance(value, str) else ""
 
 
 @pytest.mark.parametrize(

@@ -114,8 +114,8 @@ def test_what_another_model_has_and_what_is_no_adapter_is_refused(tmp_path):
         AdapterChanges(folder, STORED, tied={})
     assert caught.value.hint == "Is it another model's?"
     path = folder / "adapter_model.safetensors"
-    header = b'{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,4]}}'  # Three numbers in four bytes.
-    path.write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
+    header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}'  # Four bytes before it that are nobody's.
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"12345678")
     with pytest.raises(CtxextError, match=rf'^"{path}" cannot be read: .+\.$'):
         AdapterChanges(folder, STORED, tied={})
     path.unlink()
