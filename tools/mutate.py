@@ -92,7 +92,9 @@ def in_fork(place: Path, log: Path, task: Callable[[], int], seconds: int) -> in
     return -1
 
 
-def run_tests(place: Path, tests: Sequence[str], patch: Callable[[], None] = lambda: None) -> int:
+def run_tests(
+    place: Path, tests: Sequence[str], patch: Callable[[], None] = lambda: None, seconds: int = SECONDS
+) -> int:
     """Run tests on the copy until one fails; gives pytest's code, or a signal, or -1 where they hang."""
     import pytest
 
@@ -104,7 +106,7 @@ def run_tests(place: Path, tests: Sequence[str], patch: Callable[[], None] = lam
             return UNPATCHED
         return int(pytest.main(["-x", *WORDS, *tests]))
 
-    return in_fork(place, place / "log.txt", task, SECONDS)
+    return in_fork(place, place / "log.txt", task, seconds)
 
 
 def test_map(place: Path) -> dict[str, dict]:
@@ -165,8 +167,6 @@ def main() -> None:
         if chosen.planted:
             trials = planted(chosen.only)
             files = {test.split("::")[0] for _, (tests,) in trials for test in tests}
-            if run_tests(place, sorted({test for _, (tests,) in trials for test in tests})):
-                sys.exit(f"The tests fail without any mutant:\n{(place / 'log.txt').read_text()[-3000:]}")
         else:
             known, found = test_map(place), population(chosen.only)
             files = set(known)
@@ -175,6 +175,8 @@ def main() -> None:
             picked = random.Random(chosen.seed).sample(found, min(chosen.count, len(found)))
             sys.stdout.write(f"{len(picked)} of {len(found)} mutants, seed {chosen.seed}\n")
             trials = [(one, tests_for(known, one.path, one.function, chosen.limit)) for one in picked]
+        if run_tests(place, sorted({test for _, parts in trials for part in parts for test in part}), seconds=3600):
+            sys.exit(f"The tests fail without any mutant:\n{(place / 'log.txt').read_text()[-3000:]}")
         survived = try_all(place, trials, chosen.numbers, sorted(files))
     sys.exit(bool(survived))
 
