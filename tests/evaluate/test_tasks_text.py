@@ -1,4 +1,7 @@
+import bz2
+import gzip
 import json
+import lzma
 import os
 import random
 from dataclasses import replace
@@ -165,6 +168,17 @@ def test_files_that_are_no_files_are_not_waited_for(tmp_path):
             read(tmp_path / "hole.jsonl")
     with pytest.raises(CtxextError, match="neither a file nor a folder"):
         next(read_records(str(tmp_path / "pipe.jsonl")))
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zst"])
+def test_a_broken_archive_is_told(tmp_path, kind):
+    path = tmp_path / f"x.jsonl.{kind}"
+    text = b'{"text": "a tower and a bridge"}\n' * 9
+    whole = {"gz": gzip, "bz2": bz2, "xz": lzma}[kind].compress(text) if kind != "zst" else b"(\xb5/\xfd" + text
+    for content in (whole[: len(whole) // 2], whole[:20] + bytes(9) + whole[29:], b"x" + whole[1:]):
+        path.write_bytes(content)
+        with pytest.raises(CtxextError, match="cannot be"):
+            list(read_records(str(path)))
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "txt"])

@@ -132,6 +132,11 @@ def _read_file(path: Path) -> Iterator[tuple[str, Record]]:
         raise CtxextError(f'"{path}" cannot be read: {error}.', hint="Give a UTF-8 text file.") from error
     except ValueError as error:
         raise CtxextError(f'"{path}" cannot be opened: {error}.', hint="pip install zstandard reads .zst.") from error
+    except Exception as error:
+        if isinstance(error, CtxextError) or path.suffix.lower() not in _COMPRESSED:
+            raise
+        # Every library that decompresses raises a class of its own for what it cannot.
+        raise CtxextError(f'"{path}" cannot be decompressed: {error}.', hint="Is it whole?") from error
 
 
 def _open(path: Path) -> TextIO:
