@@ -8,6 +8,7 @@ from ctxext.errors import CtxextError
 
 _MOST: Mapping[str, int] = {
     "seed": 2**32 - 1,  # The widest that numpy takes.
+    "steps": 10_000_000,  # Each is looked at before the first.
     **dict.fromkeys(("samples", "checked", "num_needles", "batch_size", "rank"), 1_000_000),
 }
 _OTHERS = 10**10

@@ -9,6 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder, split_question
 from ctxext.data.prompt import encode_parts, lay_out
+from ctxext.data.texts import read_corpus
+from ctxext.demo.long_documents import long_documents
 from ctxext.errors import CtxextError
 from ctxext.evaluate.scoring.prefix_tree import grow
 from ctxext.evaluate.settings import Settings, even_depths
@@ -167,3 +169,25 @@ def test_a_users_haystack_is_used(tokenizer, tmp_path):
     assert task.text == ("Alpha beta gamma.", "Delta epsilon!", "Zeta eta theta?", "Iota kappa")
     prompt = make_questions(task, Encoder(tokenizer), 400, [0], Settings())[0][0]
     assert "Delta epsilon! Zeta eta theta? Iota kappa Alpha" in tokenizer.decode(prompt.ids)
+
+
+def made_of(vocabulary, **more):
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocab=vocabulary, merges=[], **more)))
+
+
+def test_a_tokenizer_that_makes_nothing_of_text_is_refused():
+    """Loops that write until there are tokens enough would not end."""
+    deaf = Encoder(made_of({"<s>": 0}))
+    assert deaf.document("a b") == []
+    with pytest.raises(CtxextError, match="makes no token of"):
+        read_corpus(None, deaf, count=1, length=8, most=8, seed=0)
+    with pytest.raises(CtxextError, match="makes no token of"):
+        make_questions(PassKey(), deaf, 200, [0], Settings(depths=(0.5,)))
+    with pytest.raises(CtxextError, match="makes no token of"):
+        next(iter(long_documents(made_of({"<s>": 0}), {64: 1}, seed=0)))
+
+
+def test_a_tokenizer_that_fails_is_told_in_a_line():
+    broken = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordPiece(vocab={"b": 0}, unk_token="[UNK]")))
+    with pytest.raises(CtxextError, match=r"The tokenizer fails: .*\[UNK\]"):
+        Encoder(broken)

@@ -1,12 +1,19 @@
+import bz2
+import gzip
 import json
+import lzma
+import os
 import random
 from dataclasses import replace
 from itertools import islice
 
 import pytest
 
-from ctxext.data import prose
+from ctxext.converters import calibration
+from ctxext.data import prose, records
+from ctxext.data.haystack import read_haystack
 from ctxext.data.prompt import Pieces
+from ctxext.data.records import read_records
 from ctxext.errors import CtxextError
 from ctxext.evaluate.scoring.subspan_match import best_subspan_match
 from ctxext.evaluate.tasks.documents import Documents, read_questions
@@ -144,10 +151,47 @@ def test_a_broken_line_is_named_by_its_number(tmp_path, line):
 
 
 def test_missing_and_empty_files_are_refused(tmp_path):
-    with pytest.raises(CtxextError, match="Cannot read"):
+    with pytest.raises(CtxextError, match="cannot be read"):
         read_questions(tmp_path / "absent.jsonl")
     with pytest.raises(CtxextError, match="no questions"):
         read_questions(questions_file(tmp_path, ""))
+
+
+def test_files_that_are_no_files_are_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with (tmp_path / "hole.jsonl").open("wb") as file:
+        file.truncate(1 << 40)
+    for read in (read_questions, read_haystack, calibration.read_text):
+        with pytest.raises(CtxextError, match="not a regular file"):
+            read(tmp_path / "pipe.jsonl")
+        with pytest.raises(CtxextError, match="larger than"):
+            read(tmp_path / "hole.jsonl")
+    with pytest.raises(CtxextError, match="neither a file nor a folder"):
+        next(read_records(str(tmp_path / "pipe.jsonl")))
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zst"])
+def test_a_broken_archive_is_told(tmp_path, kind):
+    path = tmp_path / f"x.jsonl.{kind}"
+    text = b'{"text": "a tower and a bridge"}\n' * 9
+    whole = {"gz": gzip, "bz2": bz2, "xz": lzma}[kind].compress(text) if kind != "zst" else b"(\xb5/\xfd" + text
+    for content in (whole[: len(whole) // 2], whole[:20] + bytes(9) + whole[29:], b"x" + whole[1:]):
+        path.write_bytes(content)
+        with pytest.raises(CtxextError, match="cannot be"):
+            list(read_records(str(path)))
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "txt"])
+def test_a_text_without_end_is_refused(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(records, "_MOST_LINE", 1000)
+    monkeypatch.setattr(records, "_MOST_TEXT", 2000)
+    for size in (5000, 1 << 40):
+        with (tmp_path / f"hole.{suffix}").open("wb") as file:
+            file.truncate(size)
+        with pytest.raises(CtxextError, match=r"longer than|more than"):
+            next(read_records(str(tmp_path / f"hole.{suffix}")))
+    (tmp_path / f"whole.{suffix}").write_text("[" + "1," * 700 + "1]" if suffix == "jsonl" else "x" * 999)
+    list(read_records(str(tmp_path / f"whole.{suffix}")))
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,12 @@ from typing import Any, TypeGuard
 
 from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.converters.plan import Plan, make_plan
+from ctxext.data.encoding import tokenized
 from ctxext.described_size import check_described
 from ctxext.errors import CtxextError
 from ctxext.files import Progress
 from ctxext.loading import choose_device, choose_dtype, loading_told, settle_dtype
+from ctxext.reading import strict
 from ctxext.recipes.auto_class import CAUSAL
 from ctxext.recipes.base import Method
 from ctxext.recipes.mspoe import MsPoE, ranks_from_scores
@@ -115,10 +117,7 @@ def read_text(path: Path | None) -> str:
     """
     if path is None:
         return (resources.files("ctxext.converters") / "calibration.txt").read_text(encoding="utf-8")
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CtxextError(f'The calibration text "{path}" cannot be read.') from error
+    content = strict.read_text(path)
     if path.suffix != ".jsonl":
         return content
     return "\n\n".join(_text_of(path, number, line) for number, line in enumerate(content.splitlines(), 1))
@@ -177,7 +176,7 @@ def head_scores(
     import torch
 
     stage = f"calibrating the head order ({model.device.type}, {str(model.dtype).removeprefix('torch.')})"
-    ids = tokenizer(text, return_tensors="pt", verbose=False)["input_ids"][0]
+    ids = tokenized(tokenizer, text, return_tensors="pt")[0]
     length = min(trained_length, _MAX_LENGTH, len(ids) // _NUM_SEQUENCES)
     if length < _MIN_LENGTH:
         raise CtxextError(

@@ -12,6 +12,27 @@ _MARK = "\x00haystack\x00"
 _WORD_STARTS = ("▁", "Ġ")
 
 
+def tokenized(tokenizer: Any, text: str | list[str], **more: Any) -> Any:
+    """What a tokenizer makes of a text or of several, under `input_ids`.
+
+    Raises:
+        CtxextError: it fails, as one without a token for what it does not know; its files are a stranger's.
+    """
+    try:
+        return tokenizer(text, verbose=False, **more)["input_ids"]
+    except Exception as error:  # The tokenizers library has no class of its own for what it raises.
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CtxextError(
+            f"The tokenizer fails: {said}",
+            hint="Are its files whole, and those of this model?",
+        ) from error
+
+
+def no_tokens(text: str) -> CtxextError:
+    """The refusal of a tokenizer that makes nothing of a text: no prompt can be written with it."""
+    return CtxextError(f'The tokenizer makes no token of "{text[:40]}".', hint="Are its files those of this model?")
+
+
 class Encoder:
     """Turns the pieces of a prompt into token ids.
 
@@ -29,7 +50,7 @@ class Encoder:
         self._needs_anchor = bool(first) and str(first[0]).startswith(_WORD_STARTS)
 
     def _plain(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        return list(tokenized(self.tokenizer, text, add_special_tokens=False))
 
     def document(self, text: str) -> list[int]:
         """A whole document with the begin token that the tokenizer adds."""
@@ -38,14 +59,14 @@ class Encoder:
     def start(self) -> list[int]:
         """What the tokenizer puts before every text."""
         bare = self._plain("a")
-        full = list(self.tokenizer("a")["input_ids"])
+        full = list(tokenized(self.tokenizer, "a"))
         at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
         return full[:at]
 
     def end(self) -> list[int]:
         """What the tokenizer puts behind every text: nothing, or the end token of encoders."""
         bare = self._plain("a")
-        full = list(self.tokenizer("a")["input_ids"])
+        full = list(tokenized(self.tokenizer, "a"))
         return full[len(self.start()) + len(bare) :]
 
     def piece(self, text: str) -> list[int]:
@@ -66,7 +87,7 @@ class Encoder:
             self._known.clear()
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         if new and not self._needs_anchor:
-            found = self.tokenizer(new, add_special_tokens=False, verbose=False)["input_ids"]
+            found = tokenized(self.tokenizer, new, add_special_tokens=False)
             self._known.update((text, list(ids)) for text, ids in zip(new, found, strict=True))
         return [self.piece(text) for text in texts]
 

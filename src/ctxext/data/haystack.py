@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ctxext.data import prose
 from ctxext.errors import CtxextError
+from ctxext.reading.strict import read_text
 
 _SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|\n\s*\n")
 
@@ -22,11 +23,7 @@ def read_haystack(path: Path) -> tuple[str, ...]:
     Raises:
         CtxextError: the file cannot be read or holds no text.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CtxextError(f'The haystack "{path}" cannot be read: {error}.', hint="Give a UTF-8 text file.") from error
-    units = sentences_of(text)
+    units = sentences_of(read_text(path))
     if not units:
         raise CtxextError(f'The haystack "{path}" is empty.', hint="Give a text file with some pages of prose.")
     return units

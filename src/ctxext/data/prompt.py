@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice
 
-from ctxext.data.encoding import Encoder
+from ctxext.data.encoding import Encoder, no_tokens
 from ctxext.errors import CtxextError
 
 _BLOCK = 128
@@ -96,11 +96,16 @@ def encode_parts(pieces: Pieces, encoder: Encoder, *, answer_room: int = 0) -> P
         pieces: The text of the question.
         encoder: Its tokenizer.
         answer_room: Keep at least so many tokens for an answer that is generated.
+
+    Raises:
+        CtxextError: the tokenizer makes nothing of an answer.
     """
     asks = []
     for question, text in pieces.asks or ((pieces.question, pieces.answer),):
         head, tail = encoder.frame(pieces.opening, question)
         answer = encoder.piece(text)
+        if not answer:
+            raise no_tokens(text)
         asks.append(Ask(tail, answer + answer[-1:] * (answer_room - len(answer)), text))
     return Parts(head, encoder.pieces(pieces.needles), asks)
 
@@ -188,6 +193,8 @@ def _fill(pieces: Pieces, encoder: Encoder, room: int, more: int) -> tuple[list[
     whole = sum(end <= room for end in ends)
     taken = ends[whole - 1] if whole else 0
     if pieces.padding:
+        if not encoder.piece(pieces.padding):
+            raise no_tokens(pieces.padding)
         return units[:whole], encoder.piece(pieces.padding)[-1:] * (room - taken + more)
     following = list(chain.from_iterable(units[whole:]))
     if room > taken:

@@ -16,6 +16,9 @@ HELD_OUT = ("test", "validation", "train")
 """The splits that are measured on, in the order in which they are looked for."""
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 _BUFFER = 1000
+_MOST_TEXT = 1 << 32
+"""Characters of a text, or of one array of records: they are read whole."""
+_MOST_LINE = 1 << 27
 _ID_PARTS = 2
 
 
@@ -87,8 +90,11 @@ def check_place(data: str) -> None:
     """Refuse what is not there and can only be a file: asking the Hub for it would take a minute of tries.
 
     Raises:
-        CtxextError: it is so.
+        CtxextError: it is so, or what is there is a pipe, a device or a socket.
     """
+    path = Path(data)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise CtxextError(f'"{data}" is neither a file nor a folder.', hint="Put a copy of its content in its place.")
     name = data.partition(":")[0]
     is_name = _kind_of(Path(name)) in (*_READERS, ".txt", ".md") or name.startswith((".", "/", "~"))
     if not Path(data).exists() and (is_name or name.count("/") >= _ID_PARTS):
@@ -126,6 +132,11 @@ def _read_file(path: Path) -> Iterator[tuple[str, Record]]:
         raise CtxextError(f'"{path}" cannot be read: {error}.', hint="Give a UTF-8 text file.") from error
     except ValueError as error:
         raise CtxextError(f'"{path}" cannot be opened: {error}.', hint="pip install zstandard reads .zst.") from error
+    except Exception as error:
+        if isinstance(error, CtxextError) or path.suffix.lower() not in _COMPRESSED:
+            raise
+        # Every library that decompresses raises a class of its own for what it cannot.
+        raise CtxextError(f'"{path}" cannot be decompressed: {error}.', hint="Is it whole?") from error
 
 
 def _open(path: Path) -> TextIO:
@@ -138,17 +149,45 @@ def _open(path: Path) -> TextIO:
 
 def _read_text(path: Path) -> Iterator[tuple[str, Record]]:
     with _open(path) as file:
-        yield f'"{path}"', {FIELD: io.IncrementalNewlineDecoder(None, translate=True).decode(file.read())}
+        yield f'"{path}"', {FIELD: io.IncrementalNewlineDecoder(None, translate=True).decode(_rest(file, path))}
+
+
+def _rest(file: TextIO, path: Path) -> str:
+    """All that is left of a file.
+
+    Raises:
+        CtxextError: it is more than can be read at once.
+    """
+    is_small = path.stat().st_size <= _MOST_TEXT  # A file with a hole may say a terabyte.
+    text = file.read(_MOST_TEXT) if is_small else ""
+    if not is_small or file.read(1):
+        raise CtxextError(f'"{path}" is one text of more than 4 GB.', hint="Cut it into several files in a folder.")
+    return text
+
+
+def _lines(file: TextIO, path: Path, *, may_be_array: bool = False) -> Iterator[str]:
+    """The lines of a file; of one that begins an array perhaps only the beginning.
+
+    Raises:
+        CtxextError: one does not end, as in a file that is a hole.
+    """
+    number = 0
+    while line := file.readline(_MOST_LINE):
+        number += 1
+        is_cut = len(line) == _MOST_LINE and not line.endswith("\n")
+        if is_cut and not (may_be_array and line.lstrip().startswith("[")):
+            raise CtxextError(f'Line {number} of "{path}" is longer than {_MOST_LINE} characters.')
+        yield line
 
 
 def _read_json(path: Path) -> Iterator[tuple[str, Record]]:
     """JSON lines, or one array of records."""
     with _open(path) as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(_lines(file, path, may_be_array=True), start=1):
             if not line.strip():
                 continue
             if line.lstrip().startswith("["):
-                yield from _read_array(path, line + file.read())
+                yield from _read_array(path, line + _rest(file, path))
                 return
             place = f'Line {number} of "{path}"'
             # A line that is no object has none of the fields, and is refused by who looks for them.
@@ -174,7 +213,7 @@ def _parsed(text: str, place: str) -> Any:
 def _read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[str, Record]]:
     csv.field_size_limit(1 << 30)
     with _open(path) as file:
-        lines = csv.DictReader(file, delimiter=delimiter)
+        lines = csv.DictReader(_lines(file, path), delimiter=delimiter)
         try:
             for record in lines:
                 # A row with too many cells has the rest under None.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ctxext.data import prose
-from ctxext.data.encoding import Encoder
+from ctxext.data.encoding import Encoder, no_tokens
 from ctxext.data.records import FIELD, is_plain_text, read_records
 from ctxext.errors import CtxextError
 
@@ -71,7 +71,11 @@ def _prose(encoder: Encoder, length: int, seed: str) -> list[int]:
     sentences = prose.sentences(random.Random(seed))
     ids = encoder.document(next(sentences))
     while len(ids) < length:
-        for unit in encoder.pieces([" " + sentence for sentence in islice(sentences, 64)]):
+        texts = [" " + sentence for sentence in islice(sentences, 64)]
+        units = encoder.pieces(texts)
+        if not any(units):
+            raise no_tokens(texts[0])
+        for unit in units:
             ids = ids + unit
     return ids[:length]
 

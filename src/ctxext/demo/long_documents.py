@@ -7,7 +7,7 @@ from itertools import cycle
 from typing import Any
 
 from ctxext.data import prose
-from ctxext.data.encoding import Encoder
+from ctxext.data.encoding import Encoder, no_tokens
 from ctxext.data.prose import random_number
 from ctxext.demo.corpus import Encode, Example, make_example
 from ctxext.evaluate.tasks.needle import OPENING, PHRASINGS
@@ -36,7 +36,10 @@ def long_documents(tokenizer: Any, wanted: Mapping[int, int], seed: int, learn: 
 
     @lru_cache(maxsize=20_000)
     def known(text: str) -> tuple[int, ...]:
-        return tuple(encoder.piece(text))
+        ids = encoder.piece(text)
+        if text.strip() and not ids:  # Documents are written until they are long enough.
+            raise no_tokens(text)
+        return tuple(ids)
 
     def encode(text: str) -> list[int]:
         return list(known(text))

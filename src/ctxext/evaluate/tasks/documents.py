@@ -12,6 +12,7 @@ from ctxext.data.prompt import Pieces, Prompt
 from ctxext.errors import CtxextError
 from ctxext.evaluate.scoring.subspan_match import best_subspan_match
 from ctxext.evaluate.tasks.base import RetrievalTask, Scores
+from ctxext.reading.strict import read_text
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel
@@ -160,12 +161,7 @@ def read_questions(path: Path) -> tuple[Question, ...]:
     Raises:
         CtxextError: if the file cannot be read, is empty, or a line is not such a record; names the line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CtxextError(
-            f'Cannot read "{path}": {error}.', hint="Give a text file with one JSON object per line."
-        ) from error
+    lines = read_text(path).splitlines()
     questions = tuple(_parse(path, number, line) for number, line in enumerate(lines, start=1) if line.strip())
     if not questions:
         raise CtxextError(f'"{path}" holds no questions.', hint="Give a file with one JSON object per line.")
