@@ -186,7 +186,7 @@ def test_how_far_a_map_reaches_in_a_few_words(numbers, said):
 
 
 def recipe(*names):
-    numbers = {"abf": {"theta": 1e6, "factor": 2}, "mspoe": {}}
+    numbers = {"abf": {"theta": 1e6, "factor": 2}, "mspoe": {}, "distance-aware": {}}
     return Recipe([step_from_dict({"method": name, **numbers.get(name, {"factor": 2})}, "here") for name in names])
 
 
@@ -221,6 +221,10 @@ def test_steps_that_do_not(names, told):
         (("mspoe",), {"needs_code"}),
         (("table",), {"replaces_encoding", "rewrites_weights"}),
         (("range",), {"replaces_encoding", "rewrites_weights"}),
+        (
+            ("yarn", "distance-aware"),
+            {"needs_code", "changes_frequencies", "replaces_encoding", "rewrites_weights"},
+        ),
         (("ntk-alibi",), {"needs_code"}),
         (("buckets",), {"replaces_encoding"}),
     ],
