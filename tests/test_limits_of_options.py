@@ -35,3 +35,8 @@ def test_usual_numbers_pass():
     assert Settings(seed=2**32 - 1, samples=10**6).seed == 2**32 - 1
     assert TrainingOptions(learning_rate=1e-3).learning_rate == 1e-3
     assert SearchOptions(target_length=10**10).target_length == 10**10
+
+
+def test_steps_that_nobody_waits_for_are_refused():
+    with pytest.raises(CtxextError, match="steps must be a number"):
+        TrainingOptions(steps=2**32)

@@ -103,6 +103,33 @@ def loading_told(what: str, hint: str = "") -> Iterator[None]:
         raise CtxextError(f"{what}: {told}", hint=hint) from error
 
 
+def guard_vocabulary(model: Any, tokenizer: Any) -> None:
+    """Make a model refuse tokens that it has no embedding for; torch would stop with an index, or the whole device.
+
+    A vocabulary may name more than a model knows as long as nothing is written with it, so that each input is looked
+    at: on a CPU, and on an accelerator, which would have to be waited for, where the vocabulary reaches beyond.
+    """
+    try:
+        embedding = model.get_input_embeddings()
+    except NotImplementedError:
+        return
+    rows = getattr(embedding, "num_embeddings", None)
+    if rows is None:
+        return
+    reaches_beyond = max(tokenizer.get_vocab().values(), default=0) >= rows
+
+    def check(_module: Any, given: tuple[Any, ...]) -> None:
+        if not given or not given[0].numel() or not (reaches_beyond or given[0].device.type == "cpu"):
+            return
+        if (largest := int(given[0].max())) >= rows:
+            raise CtxextError(
+                f"The tokenizer gives the token {largest}, and the model knows {rows}.",
+                hint="Are the tokenizer's files those of this model?",
+            )
+
+    embedding.register_forward_pre_hook(check)
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """No bars and warnings of transformers while it loads; we tell what matters ourselves."""

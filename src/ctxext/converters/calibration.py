@@ -17,7 +17,7 @@ from ctxext.data.encoding import tokenized
 from ctxext.described_size import check_described
 from ctxext.errors import CtxextError
 from ctxext.files import Progress
-from ctxext.loading import choose_device, choose_dtype, loading_told, settle_dtype
+from ctxext.loading import choose_device, choose_dtype, guard_vocabulary, loading_told, settle_dtype
 from ctxext.reading import strict
 from ctxext.recipes.auto_class import CAUSAL
 from ctxext.recipes.base import Method
@@ -155,6 +155,7 @@ def _load(folder: Path, calibration: Calibration) -> tuple[Any, Any]:
     with loading_told("The model does not load for calibration", "Try --head-order fixed."):
         tokenizer = AutoTokenizer.from_pretrained(folder)
         model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=dtype)
+    guard_vocabulary(model, tokenizer)
     return settle_dtype(model, calibration.dtype, device).to(device).eval(), tokenizer
 
 

@@ -12,7 +12,7 @@ from ctxext.engine import ENGINE_NAMES
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.scoring.prefix_cache import is_static, sharing_works
-from ctxext.loading import DTYPES, choose_device, choose_dtype, loading_told, settle_dtype
+from ctxext.loading import DTYPES, choose_device, choose_dtype, guard_vocabulary, loading_told, settle_dtype
 from ctxext.recipes.auto_class import auto_class
 from ctxext.recipes.own_code import carries_code, check_pinned, needs_code
 
@@ -135,6 +135,7 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
     if missing:
         raise CtxextError(f'"{info.name}" lacks {len(missing)} weights, "{missing[0]}" among them.')
     model = settle_dtype(model, loading.dtype, device)
+    guard_vocabulary(model, tokenizer)
     return make_ready(info.name, model.to(device), tokenizer, chat_template=loading.chat_template, kind=info.kind)
 
 

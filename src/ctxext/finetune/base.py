@@ -7,7 +7,7 @@ from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.described_size import check_described
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
-from ctxext.loading import choose_dtype, loading_told
+from ctxext.loading import choose_dtype, guard_vocabulary, loading_told
 from ctxext.recipes.auto_class import CAUSAL, MASKED, auto_class
 from ctxext.recipes.code import CodeMethod
 from ctxext.recipes.code_layout import depends_on_prompt
@@ -153,6 +153,7 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
             # bitsandbytes would repack the weights of a model in eval mode for a kernel that has no gradient.
             module.support_avx512bf16_for_cpu = False
     model.config.use_cache = False
+    guard_vocabulary(model, tokenizer)
     return model, tokenizer
 
 
