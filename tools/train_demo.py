@@ -1,6 +1,6 @@
 """Trains the demo checkpoint from scratch: tokenizer, model, figures. One command, CPU or GPU.
 
-    python tools/train_demo.py --work work-folder
+    python tools/train_demo.py --work work-folder --threads 1 --bfloat16
 
 Run it again with the same work folder and it goes on from its last state. Every batch is made from the seed and the
 number of its step, so a resumed run sees the batches that an uninterrupted one would have seen.
@@ -55,7 +55,9 @@ STAGES = (
     (3500, 4096, {64: 0.04, 96: 0.06, 128: 0.1, 192: 0.1, 256: 0.15, 384: 0.13, 512: 0.42}, 0.5),
 )
 EMBEDDING_DEVIATION, EMBEDDING_RATE = 0.15, 0.3  # how embeddings begin, and their learning rate beside the others'
-FEWEST, WIDEN_FROM, WIDEN_STEPS = 0.03, 900, 120  # share of numbers in use, and how often it doubles from which step
+# Numbers in use: all of them until each has been seen, then few, then twice as many every so many steps.
+FEW_FROM, FEWEST, WIDEN_FROM, WIDEN_STEPS = 500, 0.03, 900, 120
+FIRST_SHARE, FIRST_FROM = 1 / 3, 0.75  # share of prompts that ask for what stands first, and from which part of the run
 STAGE_ENDS = [round(options.scale * sum(stage[0] for stage in STAGES[: i + 1])) for i in range(len(STAGES))]
 NUM_STEPS = STAGE_ENDS[-1]
 LANGUAGE_WEIGHT, LANGUAGE_SHARE = 0.5, 0.25  # prose is scored at a quarter of its tokens, which is cheaper
@@ -132,11 +134,13 @@ def make_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     _, tokens, lengths, prompt_share = STAGES[next(i for i, end in enumerate(STAGE_ENDS) if step < end)]
     rng = random.Random(f"{options.seed} {step}")
     length = rng.choices(list(lengths), list(lengths.values()))[0]
-    variety = min(1.0, FEWEST * 2 ** (max(0, step - options.scale * WIDEN_FROM) / WIDEN_STEPS))
+    variety = 1.0 if step < options.scale * FEW_FROM else FEWEST
+    variety = min(1.0, variety * 2 ** (max(0, step - options.scale * WIDEN_FROM) / WIDEN_STEPS))
+    first = FIRST_SHARE if step >= FIRST_FROM * NUM_STEPS else 0.0
     examples = []
     for _ in range(tokens // length):
         start = [0] if rng.random() < 0.85 else []
-        examples.append(make_example(encode, start, rng, length, prompt_share, variety))
+        examples.append(make_example(encode, start, rng, length, prompt_share, variety, first))
     ids = torch.tensor([example.ids for example in examples])
     return ids.to(options.device), torch.tensor([example.is_answer for example in examples]).to(options.device)
 
@@ -241,8 +245,10 @@ while step < NUM_STEPS:
         logits = model.lm_head(hidden[chosen])
     losses = torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][chosen], reduction="none")
     of_answer = answers[chosen]
-    # An evaluation prompt holds one answer where other documents hold dozens: each counts by the root of its number.
-    weight = answers.sum(1, keepdim=True).clamp(min=1).float().rsqrt().expand_as(answers)[chosen][of_answer]
+    # Recall forms from documents with dozens of answers. Once evaluation prompts are to be learned, which hold one,
+    # each document counts by the root of its number.
+    number = answers.sum(1, keepdim=True).clamp(min=1).float()
+    weight = number.pow(-0.5 if step >= STAGE_ENDS[2] else 0.0).expand_as(answers)[chosen][of_answer]
     answer_loss = (losses[of_answer] * weight).sum() / weight.sum().clamp(min=1e-6)
     language_loss = losses[~of_answer].mean()
     (answer_loss + LANGUAGE_WEIGHT * language_loss).backward()

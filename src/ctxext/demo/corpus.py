@@ -40,7 +40,13 @@ class Example:
 
 
 def make_example(
-    encode: Encode, start: list[int], rng: random.Random, length: int, prompt_share: float, variety: float = 1.0
+    encode: Encode,
+    start: list[int],
+    rng: random.Random,
+    length: int,
+    prompt_share: float,
+    variety: float = 1.0,
+    first_share: float = 0.0,
 ) -> Example:
     """A training document of exactly `length` tokens.
 
@@ -51,11 +57,14 @@ def make_example(
         length: Number of tokens, `start` included.
         prompt_share: Share of documents that are evaluation prompts, where one fits into the length.
         variety: Share of all numbers and names that facts are made of. Recall is learned sooner from few of them.
+        first_share: Share of evaluation prompts that ask for what stands first; it is the hardest place to find, and
+            until looking up is learned a place that can be had without it.
     """
     if rng.random() < prompt_share:
         names = list(TASKS)
         task = TASKS[rng.choices(names, [TASKS[name][1] for name in names])[0]][0]
-        example = make_prompt(encode, start, rng, length, task, rng.choice((0.0, rng.random(), rng.random())))
+        depth = 0.0 if rng.random() < first_share else rng.random()
+        example = make_prompt(encode, start, rng, length, task, depth)
         if example is not None:
             return example
     shares = (0.25, 0.3, 0.15, 0.25, 0.05) if length < 96 else (0.17, 0.45, 0.28, 0.02, 0.08)
