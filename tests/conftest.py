@@ -1,7 +1,14 @@
 """Shared fixtures: a small Llama checkpoint on disk, and the command line run in this process."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
+
+# Transformers 4 keeps the code of every checkpoint called "out" in one folder, where test processes would read each
+# other's. It looks at this when it is imported.
+os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="ctxext-modules-")
 
 import pytest
 from typer.testing import CliRunner
@@ -9,6 +16,7 @@ from typer.testing import CliRunner
 from small_llama import make_llama
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+atexit.register(shutil.rmtree, os.environ["HF_MODULES_CACHE"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
