@@ -63,8 +63,8 @@ def markdown(report: dict, samples: int) -> str:
     """The page that goes with the report."""
     lines = ["# Every method on the demo checkpoint", ""]
     lines += [
-        "Beside this page: [relation maps](relation.md), [fine-tuning](finetune.md), [search](search.md),"
-        " [tables of positions and ALiBi](beyond-rotary.md) and [a model that somebody trained](smollm2.md).",
+        "Beside this page: [relation maps](relation.md), [fine-tuning](finetune.md), [search](search.md),",
+        "[tables of positions and ALiBi](beyond-rotary.md) and [a model that somebody trained](smollm2.md).",
         "",
     ]
     lines += ["Made with `python benchmarks/methods.py docs/results`. Trained to 512 tokens, factor 4, no fine-tuning;"]
@@ -85,7 +85,15 @@ def markdown(report: dict, samples: int) -> str:
                 shown.append(f"{percent(share)} % ({percent(low)}–{percent(high)})")
             lines.append(f"| {model['name']} | {' | '.join(shown)} |")
         lines.append("")
-    lines += ["## Loss by position", "", "![loss by position](perplexity.png)", ""]
+    lines += ["## Cost at the original context length", ""]
+    lines += ["Nats per token of prose against the demo as it is, paired by document.", ""]
+    lines += ["| model | more nats per token | perplexity |", "|---|---|---|"]
+    for model in report["models"]:
+        cost = (model["short"] or {}).get("against")
+        if cost:
+            interval = f"{cost['low']:+.4f} to {cost['high']:+.4f}"
+            lines.append(f"| {model['name']} | {cost['loss']:+.4f} ({interval}) | × {cost['ratio']:.3f} |")
+    lines += ["", "## Loss by position", "", "![loss by position](perplexity.png)", ""]
     lines += [
         "Single figures are in [report.json](report.json); [report.html](report.html) shows all of it on one page."
     ]

@@ -50,6 +50,7 @@ GROUPS = {
     "beyond-by-row": (BY_ROW, ("needle",), (12288, 16384), 3),
     "beyond-loss": (BEYOND, ("perplexity",), (4096, 8192, 12288, 16384), 4),
     "inside": (INSIDE, ("needle", "documents"), (2048, 4096), 6),
+    "inside-far": (("stock", "mspoe-by-parts", "mspoe-ntk"), ("needle", "documents"), (8192,), 3),
     "inside-loss": (INSIDE, ("perplexity",), (4096,), 8),
 }
 ORIGINAL_LENGTH = 8192
