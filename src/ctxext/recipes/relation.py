@@ -112,9 +112,9 @@ class Relation(CodeMethod):
         return round(self.factor * encoding.context_length)
 
     def summary(self) -> str:
-        """The step with how far it reaches."""
+        """The step with how far it reaches, and its temperature if it has one."""
         reach = f"×{self.factor:g}" if self.factor is not None else f"to {self.target_length}"
-        return f"{self.name} {reach}"
+        return f"{self.name} {reach}" + (f" ({self.temperature})" if self.temperature != "none" else "")
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
         """The numbers of the map, the layers, and L.
@@ -224,6 +224,10 @@ class Bifocal(Relation):
     groups: tuple[float, ...] | None = param(
         None, help="One group per rotated pair of dimensions: a file with a list of whole numbers."
     )
+
+    def summary(self) -> str:
+        """The step with its border where it is the published one."""
+        return super().summary() + (", border as published" if self.border == "published" else "")
 
     def defaults(self, length: int) -> dict[str, Any]:
         """A sixteenth of L, the proportion of the paper."""
