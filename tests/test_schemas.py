@@ -7,7 +7,7 @@ import pytest
 
 from ctxext.errors import CtxextError
 from ctxext.geometry import check_sizes
-from ctxext.reading.journal import TrainerState, is_as, is_line
+from ctxext.reading.journal import SavedState, is_as, is_line
 from ctxext.reading.report import Report
 from ctxext.reading.schemas import (
     Config,
@@ -220,11 +220,11 @@ LATER = {"step": 2, "loss": 0.5}
     ],
 )  # fmt: skip
 def test_edges_of_a_training(key, good, bad):
-    assert is_as(STATE, TrainerState)
+    assert is_as(STATE, SavedState)
     for value in good:
-        assert is_as({**STATE, key: value}, TrainerState), value
+        assert is_as({**STATE, key: value}, SavedState), value
     for value in bad:
-        assert not is_as({**STATE, key: value}, TrainerState), value
+        assert not is_as({**STATE, key: value}, SavedState), value
 
 
 HEADER = {"settings": {}, "loading": {}, "models": [{"name": "x"}], "versions": {}}

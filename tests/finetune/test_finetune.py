@@ -100,7 +100,12 @@ def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout):
 def test_a_save_that_was_not_finished_is_passed_over(tmp_path):
     whole = {"global_step": 2, "max_steps": 6, "epoch": 1.0, "log_history": [], "stateful_callbacks": {}}
     whole["log_history"] = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.0}]
-    broken = [{**whole, "log_history": []}, {**whole, "global_step": 7}, {**whole, "max_steps": 7}]
+    broken = [
+        {**whole, "eval_st[]": 1},
+        {**whole, "log_history": []},
+        {**whole, "global_step": 7},
+        {**whole, "max_steps": 7},
+    ]
     for step, text in enumerate([json.dumps(whole), *map(json.dumps, broken), "{}", '{"half'], 2):
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(text)

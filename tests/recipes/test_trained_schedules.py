@@ -59,7 +59,7 @@ def published(name, folder):
 def logits(folder, length):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
     with torch.no_grad():
-        return model(torch.arange(3, 3 + length)[None]).logits
+        return model(3 + torch.arange(length)[None] % 100).logits
 
 
 NEUTRAL = {
@@ -67,6 +67,46 @@ NEUTRAL = {
     "self-extend": SelfExtend(factor=1, group=1),
     "adaptive": Adaptive(factor=1),
 }
+
+
+@pytest.mark.parametrize("step", [SelfExtend(factor=2), Adaptive(factor=2)], ids=lambda step: step.name)
+@pytest.mark.parametrize("name", [name for name in SHAPES if name != "deepseek-v3"])
+def test_what_lengthens_a_trained_schedule_is_bit_equal_inside(name, step, tmp_path):
+    source = published(name, tmp_path / "source")
+    convert(str(source), tmp_path / "out", Recipe([step]), check=False)
+    for length in (SHORT, LONG):
+        assert torch.equal(logits(tmp_path / "out", length), logits(source, length))
+    assert logits(tmp_path / "out", 200).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "step", [SelfExtend(factor=2), MsPoE(head_order="fixed", first_layer=0)], ids=lambda step: step.name
+)
+def test_longrope_passes_the_check_after_converting(step, tmp_path):
+    source = published("phi-3-128k", tmp_path / "source")
+    done = convert(str(source), tmp_path / "out", Recipe([step]))
+    assert done.verification.difference < 1e-4
+    assert done.verification.change > 1e-3
+    written = open_checkpoint(tmp_path / "out")
+    assert attention_scaling(model_config(written.config).rotary) == math.sqrt(1 + math.log(4) / math.log(32))
+
+
+@pytest.mark.parametrize(
+    ("rope_type", "missing"),
+    [
+        ("linear", "factor"),
+        ("dynamic", "factor"),
+        ("yarn", "factor"),
+        ("llama3", "factor"),
+        ("longrope", "short_factor"),
+    ],
+)
+def test_a_schedule_that_lacks_a_number_is_refused(rope_type, missing, tmp_path):
+    published("llama-3.1", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["rope_scaling"] = {"rope_type": rope_type, "original_max_position_embeddings": 32}
+    with pytest.raises(CtxextError, match=f'"{rope_type}" of config.json lacks "{missing}"'):
+        model_config(config)
 
 
 @pytest.mark.parametrize("step", NEUTRAL.values(), ids=NEUTRAL)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import SequentialSampler
-from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainingArguments
+from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 from transformers.training_args import OptimizerNames
 from transformers.utils import logging
@@ -24,7 +24,7 @@ from ctxext.finetune.evaluation import Evaluations, NeedleProbe, PositionLosses
 from ctxext.finetune.muon import MuonAndAdamW
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.watch import STEPS, LiveLine, StopAfterStep
-from ctxext.reading.journal import TrainerState, is_as
+from ctxext.reading.journal import SavedState, is_as
 
 STATE = "trainer_state.json"
 MUON = "muon"
@@ -218,12 +218,13 @@ def _take_over(state: Path, arguments: TrainingArguments) -> None:
 
 def newest_save(folder: Path, steps: int) -> Path | None:
     """The newest save of a run of so many steps that was written to the end: the Trainer writes its state last."""
+    known = {field.name for field in dataclasses.fields(TrainerState)}
     saves = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]), reverse=True)
     for save in saves:
         try:
             state = read_json_object(save / STATE)
         except CtxextError:
             continue
-        if is_as(state, TrainerState) and state["max_steps"] == steps:
+        if is_as(state, SavedState) and state.keys() <= known and state["max_steps"] == steps:
             return save
     return None

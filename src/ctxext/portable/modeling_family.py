@@ -164,7 +164,8 @@ def own_schedule(config):
         hidden = [None]
     if settings is None or not hidden:
         return config, []
-    config, entries = copy.copy(config), {**entries, **{k: {**entries[k], **settings["rope"]} for k in hidden}}
+    rope = {**settings["rope"], **settings.get("held", {})}
+    config, entries = copy.copy(config), {**entries, **{k: {**entries[k], **rope} for k in hidden}}
     if MODERN:
         config.rope_parameters = entries.get(None, entries)
     elif None in hidden:

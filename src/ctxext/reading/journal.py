@@ -79,7 +79,7 @@ class Logged(Schema):
     eval_loss: Number | None = None
 
 
-class TrainerState(Schema):
+class SavedState(Schema):
     """trainer_state.json."""
 
     global_step: Offset
@@ -89,7 +89,7 @@ class TrainerState(Schema):
     stateful_callbacks: dict[str, dict[str, Any]]
 
     @model_validator(mode="after")
-    def _is_whole(self) -> "TrainerState":
+    def _is_whole(self) -> "SavedState":
         learned = [entry.step for entry in self.log_history if entry.loss is not None]
         if not learned or not 1 <= min(learned) <= max(learned) <= self.global_step <= self.max_steps:
             raise ValueError("losses of the steps until then")

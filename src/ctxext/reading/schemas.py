@@ -102,6 +102,7 @@ class CodeNote(Schema):
     """What the modeling code of a converted checkpoint reads, under `ctxext_code`."""
 
     rope: Scaling | None = None
+    held: Scaling | None = None
     hidden_act: Word | None = None
     dropout: Number | None = None
     steps: list[CodeStep] = Field(min_length=1, max_length=100)

@@ -66,7 +66,7 @@ class CodeMethod(Method):
         settings = {**self.settings(model), **({"per_prompt": True} if self.depends_on_prompt else {})}
         edited = code_layout.with_step(model, self.name, settings)
         reach = self.reach(model.encoding)
-        return edited if reach == model.encoding.context_length else edited.with_context_length(reach)
+        return edited if reach == model.encoding.context_length else code_layout.with_length(edited, reach)
 
 
 def code_files(steps: Iterable[Method], config: Config) -> Mapping[str, str]:

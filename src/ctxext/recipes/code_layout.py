@@ -15,7 +15,16 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.families import Family, text_config
-from ctxext.recipes.rotary import CODE_KEY, SENTINEL, Config, ModelConfig, Rotary, unsupported, write_rotary
+from ctxext.recipes.rotary import (
+    CODE_KEY,
+    SENTINEL,
+    Config,
+    ModelConfig,
+    Rotary,
+    attention_scaling,
+    unsupported,
+    write_rotary,
+)
 
 STUB_FILE = "modeling_ctxext.py"
 SHARED_FILES: Mapping[str, tuple[str, ...]] = {
@@ -142,6 +151,21 @@ def with_step(model: ModelConfig, name: str, settings: Mapping[str, Any]) -> Mod
     block = text[CODE_KEY]
     text[CODE_KEY] = {**block, "steps": [*block["steps"], {"method": name, **settings}]}
     return ModelConfig(config, model.family, model.encoding)
+
+
+def with_length(model: ModelConfig, length: int) -> ModelConfig:
+    """The configuration of a checkpoint with code at another context length in tokens, its schedule as it was.
+
+    transformers works LongRoPE's factor on cos and sin out from the length that config.json claims (Phi-3), the new one
+    from now on: the old factor is written down beside the schedule.
+    """
+    longer, rotary = model.with_context_length(length), model.encoding
+    if not isinstance(rotary, Rotary) or rotary.rope_type != "longrope" or rotary.parameters.get("attention_factor"):
+        return longer
+    held = {"attention_factor": attention_scaling(rotary)}
+    text = _text(longer.config, model.family)
+    text[CODE_KEY] = {**text[CODE_KEY], "held": held}
+    return ModelConfig(longer.config, model.family, longer.rotary.with_parameters({**rotary.parameters, **held}))
 
 
 def code_of(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,11 +4,32 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from ctxext.errors import CtxextError
 from ctxext.families import Family, read, text_config
 from ctxext.geometry import LENGTH_ABOVE
 from ctxext.recipes.encoding import Config
 
 _DTYPES = ("dtype", "torch_dtype")
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+"""Numbers without which transformers builds no such schedule."""
+
+
+def check_numbers(parameters: Mapping[str, Any]) -> None:
+    """Refuse a schedule that lacks a number.
+
+    Raises:
+        CtxextError: it does.
+    """
+    for key in _NEEDED.get(str(parameters["rope_type"]), ()):
+        if parameters.get(key) is None:
+            raise CtxextError(
+                f'The schedule "{parameters["rope_type"]}" of config.json lacks "{key}".',
+                hint="Add it there, in rope_scaling as in rope_parameters, or take the schedule out.",
+            )
 
 
 def rope_scaling(family: Family, parameters: Mapping[str, Any]) -> dict[str, Any]:

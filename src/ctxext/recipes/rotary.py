@@ -24,8 +24,8 @@ from ctxext.families import (
 )
 from ctxext.geometry import claimed_length
 from ctxext.recipes import legacy
+from ctxext.recipes.dialects import check_numbers, nested_by_type, rope_scaling, write_explicit, write_length
 from ctxext.recipes.dialects import native_type as native_type
-from ctxext.recipes.dialects import nested_by_type, rope_scaling, write_explicit, write_length
 from ctxext.recipes.dialects import unsupported as unsupported
 from ctxext.recipes.encoding import POSITIONS, Encoding
 from ctxext.recipes.encoding import Config as Config
@@ -252,7 +252,8 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
         original_length: What the model was trained on, in tokens, where the user knows better.
 
     Raises:
-        CtxextError: the family is not rotary or cannot be converted, or its context length or its base is missing.
+        CtxextError: the family is not rotary or cannot be converted, or its context length, its base or a number of its
+            schedule is missing.
     """
     if family.positions != "rotary":
         raise _not_rotary(family)
@@ -271,6 +272,7 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
     parameters.pop("type", None)
     if parameters["rope_type"] == family.plain_type and parameters.get("factor") in (None, 1):
         parameters["rope_type"] = "default"
+    check_numbers(parameters)
     context_length = claimed_length(config, family)
     if not isinstance(context_length, int | float) or context_length <= 0:
         raise CtxextError(
@@ -337,9 +339,9 @@ def _full_attention_parameters(text: Mapping[str, Any], family: Family) -> dict[
         nested = [found[name] for name in family.full_types if isinstance(found.get(name), dict)]
         flat = {} if any(isinstance(value, dict) for value in found.values()) else found
         merged.update(nested[0] if nested else flat)
-    if merged.get("rope_type") == SENTINEL:
-        merged.update((text.get(CODE_KEY) or {}).get("rope") or {})
-    return copy.deepcopy(merged)
+    block = text.get(CODE_KEY) or {}
+    hidden = block.get("rope") if merged.get("rope_type") == SENTINEL else None
+    return copy.deepcopy({**merged, **(hidden or {}), **(block.get("held") or {})})
 
 
 def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:

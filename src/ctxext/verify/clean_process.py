@@ -59,21 +59,24 @@ class Rotation:
         self.frequencies, self.apply, self.torch = getattr(self.module, self.buffer).clone(), apply, torch
         # Which pair of dimensions each column of the family's cos and sin belongs to.
         known = torch.linspace(0.1, 1.4, len(self.frequencies))
-        cos, sin = self.table(known)
-        if all(torch.equal(one, other) for one, other in zip((cos, sin), self.table(self.frequencies), strict=True)):
+        (cos, sin), used = self.table(known)
+        if not torch.equal(used, known.to(used.dtype)):
+            known = used  # It goes by the length of what it is asked (LongRoPE).
+        elif torch.equal(sin, self.table(self.frequencies)[0][1]):
             known = self.frequencies  # It works its frequencies out anew each time (Phi-MoE).
         self.scaling = float(torch.hypot(cos, sin).flatten()[0])
         self.columns = (sin.flatten()[:, None] / self.scaling - known.sin()).abs().argmin(-1)
 
     def table(self, angles: Any) -> Any:
-        """The family's own cos and sin at position 1 with these inverse frequencies."""
-        setattr(self.module, self.buffer, angles.to(self.frequencies.dtype))
+        """The family's own cos and sin at position 1 with these inverse frequencies, and those it holds afterwards."""
+        setattr(self.module, self.buffer, angles.to(self.frequencies.dtype).clone())  # They are changed in place.
         try:
             one = self.torch.ones(1, 1)
             shape = (3, 1, 1) if hasattr(self.module, "mrope_section") else (1, 1)
-            return parts_of(self.module(one, one.expand(shape), *self.layer_types))
+            found = parts_of(self.module(one, one.expand(shape), *self.layer_types))
+            return found, getattr(self.module, self.buffer)
         finally:
-            setattr(self.module, self.buffer, self.frequencies)
+            setattr(self.module, self.buffer, self.frequencies.clone())
 
     def rows(self, states: Any, angles: Any, loudness: float = 1.0) -> Any:
         """Rotate one head's rows (l, d) each by its own angles (l, pairs), cos and sin times a factor."""
