@@ -201,12 +201,11 @@ def _more(check: "Check") -> str:
     answers = check.answers[point.trial.number]
     target = max(answers.lengths)
     rise, spread = answers.rise(check.stock)
-    breaks = rise + spread > check.keep_short
-    why = f"but it changes the loss at the original context length by {100 * rise:+.2f} ± {100 * spread:.2f} %, "
-    why += (
-        f"beyond the bound of {100 * check.keep_short:g} %."
-        if breaks
-        else f"and its loss of an answer is {answers.loss:.4f}."
+    cost = f"the loss at the original context length by {100 * rise:+.2f} ± {100 * spread:.2f} %"
+    why = (
+        f"but changes {cost}, beyond the bound of {100 * check.keep_short:g} %."
+        if rise + spread > check.keep_short
+        else f"but did worse on the prompts that chose; it changes {cost}."
     )
     ours = f" where the one taken answers {check.found.share:.1%}" if check.found else ""
     return (
