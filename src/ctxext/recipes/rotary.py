@@ -339,9 +339,11 @@ def _full_attention_parameters(text: Mapping[str, Any], family: Family) -> dict[
         nested = [found[name] for name in family.full_types if isinstance(found.get(name), dict)]
         flat = {} if any(isinstance(value, dict) for value in found.values()) else found
         merged.update(nested[0] if nested else flat)
-    block = text.get(CODE_KEY) or {}
-    hidden = block.get("rope") if merged.get("rope_type") == SENTINEL else None
-    return copy.deepcopy({**merged, **(hidden or {}), **(block.get("held") or {})})
+    block = text.get(CODE_KEY)
+    if isinstance(block, Mapping):
+        hidden = block.get("rope") if merged.get("rope_type") == SENTINEL else None
+        merged.update({**(hidden or {}), **(block.get("held") or {})})
+    return copy.deepcopy(merged)
 
 
 def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
