@@ -37,7 +37,7 @@ SENTINEL = "ctxext_needs_trust_remote_code"
 """The rope type that only a checkpoint's own code knows, so that plain transformers refuses to load it without."""
 
 CODE_KEY = "ctxext_code"
-"""The block of config.json that such code reads; its `rope` holds the schedule that the sentinel hides."""
+"""The block of config.json that such code reads. `rope` is the schedule that the sentinel hides, `held` what stays."""
 
 _ORIGINAL = "original_max_position_embeddings"
 _FROM_ORIGINAL = ("llama3", "longrope", "yarn")
