@@ -55,9 +55,7 @@ def test_the_sentence_names_what_finds_more_and_breaks_the_bound():
     assert "+1.50 ± 0.00 %, beyond the bound of 1 %." in said
     assert "more prompts" not in verdict(found_with(KEPT, winner=KEPT), OPTIONS)
     inside = point(2, Yarn(factor=3), 1.0, 0.3, 0.0)
-    assert "but did worse on the prompts that chose; it" in verdict(
-        found_with(KEPT, inside, winner=KEPT), OPTIONS
-    )
+    assert "but did worse on the prompts that chose; it" in verdict(found_with(KEPT, inside, winner=KEPT), OPTIONS)
     assert "answers more prompts" in verdict(found_with(COSTLY, winner=None), OPTIONS)
 
 
