@@ -62,6 +62,13 @@ def logits(folder, length):
         return model(3 + torch.arange(length)[None] % 100).logits
 
 
+def assert_equal_inside(name, step, place):
+    source = published(name, place / "source")
+    convert(str(source), place / "out", Recipe([step]), check=False)
+    for length in (SHORT, LONG):
+        assert torch.equal(logits(place / "out", length), logits(source, length))
+
+
 NEUTRAL = {
     "mspoe": MsPoE(ratio_min=1, ratio_max=1, head_order="fixed", first_layer=0),
     "self-extend": SelfExtend(factor=1, group=1),
@@ -70,12 +77,18 @@ NEUTRAL = {
 
 
 @pytest.mark.parametrize("step", [SelfExtend(factor=2), Adaptive(factor=2)], ids=lambda step: step.name)
+def test_a_schedule_that_goes_by_the_input_takes_no_map(step, tmp_path):
+    published("llama-3.1", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["rope_scaling"] = {"rope_type": "dynamic", "factor": 4.0}
+    with pytest.raises(CtxextError, match=f"{step.name} goes by each row"):
+        step.edit(model_config(config))
+
+
+@pytest.mark.parametrize("step", [SelfExtend(factor=2), Adaptive(factor=2)], ids=lambda step: step.name)
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "deepseek-v3"])
 def test_what_lengthens_a_trained_schedule_is_bit_equal_inside(name, step, tmp_path):
-    source = published(name, tmp_path / "source")
-    convert(str(source), tmp_path / "out", Recipe([step]), check=False)
-    for length in (SHORT, LONG):
-        assert torch.equal(logits(tmp_path / "out", length), logits(source, length))
+    assert_equal_inside(name, step, tmp_path)
     assert logits(tmp_path / "out", 200).isfinite().all()
 
 
@@ -112,10 +125,7 @@ def test_a_schedule_that_lacks_a_number_is_refused(rope_type, missing, tmp_path)
 @pytest.mark.parametrize("step", NEUTRAL.values(), ids=NEUTRAL)
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "deepseek-v3"])
 def test_what_changes_nothing_is_bit_equal_on_a_trained_schedule(name, step, tmp_path):
-    source = published(name, tmp_path / "source")
-    convert(str(source), tmp_path / "out", Recipe([step]), check=False)
-    for length in (SHORT, LONG):
-        assert torch.equal(logits(tmp_path / "out", length), logits(source, length))
+    assert_equal_inside(name, step, tmp_path)
 
 
 def test_shared_keys_still_refuse_what_moves_them(tmp_path):

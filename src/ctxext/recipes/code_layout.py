@@ -160,7 +160,9 @@ def with_length(model: ModelConfig, length: int) -> ModelConfig:
     from now on: the old factor is written down beside the schedule.
     """
     longer, rotary = model.with_context_length(length), model.encoding
-    if not isinstance(rotary, Rotary) or rotary.rope_type != "longrope" or rotary.parameters.get("attention_factor"):
+    if not isinstance(rotary, Rotary) or rotary.rope_type != "longrope":
+        return longer
+    if rotary.parameters.get("attention_factor") is not None:
         return longer
     held = {"attention_factor": attention_scaling(rotary)}
     text = _text(longer.config, model.family)

@@ -12,6 +12,7 @@ from ctxext.recipes.base import Scaling
 from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.param import param
 from ctxext.recipes.rotary import Config, ModelConfig, Rotary
+from ctxext.recipes.yarn import check_ends
 
 _STILL = 1e6
 """The divisor of a frequency that no longer rotates: a list cannot hold infinity."""
@@ -61,16 +62,6 @@ class Divided(Scaling):
         }
 
 
-def _check_ends(name: str, fast: float, slow: float) -> None:
-    """Check that what rotates often is not what rotates seldom.
-
-    Raises:
-        CtxextError: the ends of the ramp stand the wrong way round.
-    """
-    if fast < slow:
-        raise CtxextError(f'{name}: beta_fast "{fast:g}" must not be below beta_slow "{slow:g}".')
-
-
 @dataclass(frozen=True, kw_only=True)
 class MrRope(Divided):
     """Raise the divisor step by step between the dimensions that rotate often and those that never do. No training.
@@ -93,7 +84,7 @@ class MrRope(Divided):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_ends(self.name, self.beta_fast, self.beta_slow)
+        check_ends(self.name, self.beta_fast, self.beta_slow)
 
     def divisors(self, rotary: Rotary) -> list[float]:
         """s^e of each pair; the bounds are indices."""
@@ -130,7 +121,7 @@ class Resonance(Divided):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_ends(self.name, self.beta_fast, self.beta_slow)
+        check_ends(self.name, self.beta_fast, self.beta_slow)
 
     def divisors(self, rotary: Rotary) -> list[float]:
         """From the model's own wavelengths to YaRN's rounded ones."""

@@ -120,8 +120,14 @@ class Relation(CodeMethod):
         """The numbers of the map, the layers, and L.
 
         Raises:
-            CtxextError: no layer looks back over the whole context with a rotary embedding.
+            CtxextError: no layer looks back over the whole context with a rotary embedding, or the schedule goes by the
+                whole input.
         """
+        if model.rotary.rope_type == "dynamic":  # Its formula starts from the length that the map raises, besides.
+            raise CtxextError(
+                f"{self.name} goes by each row, and this model's dynamic schedule by the length of the whole input.",
+                hint="adaptive does row by row what dynamic means to do: convert a copy without the schedule with it.",
+            )
         layers = rotated_layers(model.config, model.family)
         if not layers:
             raise CtxextError(

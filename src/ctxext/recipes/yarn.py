@@ -16,6 +16,17 @@ from ctxext.recipes.rotary import Rotary
 _BETA_FAST, _BETA_SLOW = 32.0, 1.0
 
 
+def check_ends(name: str, fast: float, slow: float) -> None:
+    """Check that what rotates often is not what rotates seldom.
+
+    Raises:
+        CtxextError: the ends of the ramp stand the wrong way round.
+    """
+    # Kimi K2 has both at 1: a step from one dimension to the next.
+    if fast < slow:
+        raise CtxextError(f'{name}: beta_fast "{fast:g}" must not be below beta_slow "{slow:g}".')
+
+
 @dataclass(frozen=True, kw_only=True)
 class NtkByParts(Scaling):
     """Interpolate only the dimensions that never complete a rotation in the original context, and keep the fast ones.
@@ -49,11 +60,7 @@ class NtkByParts(Scaling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Kimi K2 has both at 1: a step from one dimension to the next.
-        if self._beta_fast < self._beta_slow:
-            raise CtxextError(
-                f'{self.name}: beta_fast "{self._beta_fast:g}" must not be below beta_slow "{self._beta_slow:g}".'
-            )
+        check_ends(self.name, self._beta_fast, self._beta_slow)
 
     @property
     def _beta_fast(self) -> float:
