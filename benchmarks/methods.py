@@ -70,7 +70,8 @@ def markdown(report: dict, samples: int) -> str:
     lines += ["Made with `python benchmarks/methods.py docs/results`. Trained to 512 tokens, factor 4, no fine-tuning;"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     lines += [
-        f"{samples} questions per depth and length, five depths, seed {report['settings']['seed']}; {versions}.",
+        f"{samples} questions per depth and length, five depths, seed {report['settings']['seed']}, float32;"
+        f" {versions}.",
         "",
     ]
     lines += ["## What it shows", "", *(f"- {sentence}" for sentence in findings(report)), ""]
