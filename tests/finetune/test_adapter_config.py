@@ -83,3 +83,15 @@ def test_a_folder_that_is_no_adapter(tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
     with pytest.raises(CtxextError, match='lacks "lora_alpha"'):
         AdapterConfig(tmp_path)
+
+
+@pytest.mark.parametrize("pattern", ["(", "a{99999999999}", "*x"])
+def test_a_pattern_that_is_no_regular_expression(pattern, tmp_path):
+    with pytest.raises(CtxextError, match=r'"alpha_pattern" has ".*", which is not a regular expression'):
+        read(tmp_path, alpha_pattern={"q_proj": 8, pattern: 8})
+
+
+@pytest.mark.parametrize("alpha", [pytest.param(10**350, id="1e350"), "8"])
+def test_an_alpha_that_is_no_number(alpha, tmp_path):
+    with pytest.raises(CtxextError, match='"lora_alpha" is'):
+        read(tmp_path, lora_alpha=alpha)

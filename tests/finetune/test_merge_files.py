@@ -232,3 +232,20 @@ def test_an_adapter_is_saved_without_its_optimizer_and_with_the_name_of_its_base
         save_adapter(adapter, tmp_path / "none", SimpleNamespace())
     assert str(caught.value) == f'"{adapter}" holds no adapter.'
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("alpha", [1e308, 1e39])
+def test_numbers_that_are_not_finite_are_refused_before_out_appears(alpha, model, adapter, tmp_path):
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "lora_alpha": alpha}))
+    with pytest.raises(CtxextError, match=f'"{QUERY}" would hold numbers that are not finite in F32'):
+        merge(str(model), adapter, tmp_path / "out")
+    assert names(tmp_path) == sorted(f"{folder.name}/{name}" for folder in (model, adapter) for name in names(folder))
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(torch.float16, 70_000.0), (torch.float32, float("nan"))])
+def test_whole_tensors_that_are_not_finite_in_the_stored_type(dtype, value, tmp_path):
+    base = make(tmp_path / "model", tensors={**TENSORS, QUERY: torch.zeros(4, 4, dtype=dtype)})
+    changed = make_adapter(tmp_path / "adapter", **{QUERY: torch.full((4, 4), value)})
+    with pytest.raises(CtxextError, match="not finite"):
+        merge(str(base), changed, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,5 +1,6 @@
 """What an adapter's configuration says of its merge, and what of it cannot be merged."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ class AdapterConfig:
         if reason := _refusal(self.content):
             raise CtxextError(f'"{folder}" cannot be merged: {reason}.', hint=_BY_PEFT)
         checked(self.content, AdapterFile, "adapter_config.json")
+        for pattern in self.content.get("alpha_pattern") or {}:
+            _check_pattern(pattern)
         self.is_tied = bool(self.content.get("ensure_weight_tying"))
         self.is_transposed = bool(self.content.get("fan_in_fan_out"))
 
@@ -61,6 +64,21 @@ class AdapterConfig:
         alphas: Mapping[str, Any] = self.content.get("alpha_pattern") or {}
         alpha = float(alphas.get(get_pattern_key(alphas.keys(), module), self.content["lora_alpha"]))
         return alpha / (rank**0.5 if self.content.get("use_rslora") else rank)
+
+
+def _check_pattern(pattern: str) -> None:
+    """Refuse what peft could not match module names with.
+
+    Raises:
+        CtxextError: the pattern is not a regular expression.
+    """
+    try:
+        re.compile(rf"(.*\.)?({pattern})$")  # As peft's get_pattern_key puts it.
+    except (re.error, OverflowError, RecursionError) as error:
+        raise CtxextError(
+            f'"adapter_config.json": "alpha_pattern" has "{pattern}", which is not a regular expression: {error}.',
+            hint="Write the end of a module's name, as q_proj.",
+        ) from error
 
 
 def _refusal(config: Mapping[str, Any]) -> str:

@@ -46,8 +46,8 @@ def rewrite(origin: Path, target: Path, changes: Changes, advance: Advance | Non
         The SHA-256 of what was written.
 
     Raises:
-        CtxextError: a tensor that changes is stored in a type that cannot be computed with, or the file has become
-            shorter.
+        CtxextError: a tensor that changes is stored in a type that cannot be computed with or would hold numbers that
+            are not finite, or the file has become shorter.
     """
     header = read_safetensors_header(origin)
     added = {head: name for head, name in changes.untied.items() if name in header and head not in header}
@@ -102,7 +102,13 @@ def _changed(content: bytes, name: str, entry: Mapping[str, Any], changes: Chang
     new = changes.new(name, old)
     if new.shape != old.shape:
         raise CtxextError(f'"{name}" was trained as {tuple(new.shape)} but is stored as {shape}.')
-    return new.to(DTYPES[dtype]).contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    new = new.to(DTYPES[dtype])  # A number that is finite before may be too large for the stored type.
+    if not torch.isfinite(new).all():
+        raise CtxextError(
+            f'"{name}" would hold numbers that are not finite in {dtype}.',
+            hint="Look at the adapter: its lora_alpha, its alpha_pattern, and infinite numbers or NaN in its tensors.",
+        )
+    return new.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _copy(reading: BinaryIO, size: int, write: Callable[[bytes], None]) -> None:
