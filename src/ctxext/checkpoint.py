@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
@@ -14,6 +14,7 @@ from ctxext.errors import CtxextError
 from ctxext.families import Family
 from ctxext.files import MANIFEST, is_text, open_regular
 from ctxext.geometry import check_sizes, claimed_length
+from ctxext.reading.safetensors_header import fault_of_metadata, fault_of_tensors
 from ctxext.reading.schemas import SCHEMAS, Header, check_config, checked
 from ctxext.reading.strict import parse_json, read_text
 from ctxext.tokens import hub_token
@@ -25,13 +26,7 @@ _INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _LOADABLE = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
 _SKIPPED_FOLDERS = (".git", ".cache", "__pycache__")
 _MAX_HEADER_BYTES = 100_000_000
-_BYTES: Mapping[str, int] = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-    **dict.fromkeys(("U32", "I32", "F32"), 4),
-    **dict.fromkeys(("U64", "I64", "F64"), 8),
-}
-"""The size of a number in bytes, by safetensors' name of its type."""
+_JSON_SPACES = " \t\r\n"
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -189,36 +184,36 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_safetensors_header(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file, checked against the file's size; the tensors are not read.
+    """The header of a safetensors file, valid by the rules of the library itself; the tensors are not read.
 
     Raises:
-        CtxextError: the header is truncated or broken, or the file is shorter than it says.
+        CtxextError: the header is truncated or broken, or does not describe every byte of the file exactly once.
     """
-    broken = CtxextError(f'"{path.name}" is truncated or not a safetensors file.', hint="Download the file again.")
+
+    def broken(fault: str = "") -> CtxextError:
+        told = f": {fault}" if fault else ""
+        return CtxextError(
+            f'"{path.name}" is truncated or not a safetensors file{told}.', hint="Download the file again."
+        )
+
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
-            raise broken
+            raise broken()
         try:
-            header = parse_json(file.read(length).decode(), path.name)
+            text = file.read(length).decode()
         except UnicodeDecodeError as error:
-            raise broken from error
-    if not isinstance(header, dict):
-        raise broken
-    header.pop("__metadata__", None)
+            raise broken() from error
+    if not text.lstrip(_JSON_SPACES).startswith("{"):
+        raise broken()
+    header = parse_json(text, path.name, constants=False)
+    if fault := fault_of_metadata(header.pop("__metadata__", None)):
+        raise broken(fault)
     checked({"tensors": header}, Header, path.name)
-    end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if 8 + length + end != size or not all(map(_is_whole, header.values())):
-        raise broken
-    return header
-
-
-def _is_whole(entry: Mapping[str, Any]) -> bool:
-    """Whether a tensor has as many bytes as its shape and type need; of types with less than a byte that is unknown."""
-    start, end = entry["data_offsets"]
-    each = _BYTES.get(entry["dtype"])
-    return bool(start <= end and (each is None or math.prod(entry["shape"]) * each == end - start))
+    if fault := fault_of_tensors(header, size - 8 - length):
+        raise broken(fault)
+    return header  # type: ignore[no-any-return]
 
 
 def open_checkpoint(

@@ -41,12 +41,13 @@ def read_text(path: Path, limit: int = _MAX_BYTES) -> str:
         raise CtxextError(f'"{path}" is not text in UTF-8: byte {error.start} is no part of it.') from error
 
 
-def parse_json(text: str, name: str) -> Any:
+def parse_json(text: str, name: str, *, constants: bool = True) -> Any:
     """The content of a JSON text.
 
     Args:
         text: The text.
         name: What errors call it.
+        constants: Whether NaN and Infinity count as numbers, which JSON itself does not have.
 
     Raises:
         CtxextError: it is not JSON, names a key twice, nests too deep, or holds numbers or characters that nothing can.
@@ -64,8 +65,15 @@ def parse_json(text: str, name: str) -> Any:
             raise CtxextError(f'"{name}" holds a number of {len(digits)} digits.')
         return int(digits)
 
+    def constant(word: str) -> float:
+        if not constants:
+            raise CtxextError(f'"{name}" is not valid JSON: {word} is no number of it.')
+        return float(word)
+
     try:
-        content = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=once, parse_int=whole)
+        content = json.loads(
+            text.removeprefix("\ufeff"), object_pairs_hook=once, parse_int=whole, parse_constant=constant
+        )
     except json.JSONDecodeError as error:
         raise CtxextError(f'"{name}" is not valid JSON: {error.msg} in line {error.lineno}.') from error
     except RecursionError as error:
