@@ -9,6 +9,8 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
+from aligned import aligned
+
 LENGTH, WIDTH, VOCABULARY = 12, 16, 40
 _SHARED = {"vocab_size": VOCABULARY, "initializer_range": 0.3, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
 _BERT = {
@@ -193,7 +195,7 @@ def source_for(encoding: str, rotary: Path, folder: Path) -> Path:
 def load(folder: Path) -> Any:
     """The model as its class loads it, in eval mode."""
     config = json.loads((folder / "config.json").read_text())
-    return getattr(transformers, config["architectures"][0]).from_pretrained(folder).eval()
+    return aligned(getattr(transformers, config["architectures"][0]).from_pretrained(folder).eval())
 
 
 def logits(model: Any, length: int, seed: int = 0) -> torch.Tensor:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from ctxext.checkpoint import open_checkpoint
 from ctxext.errors import CtxextError
@@ -65,23 +65,46 @@ def test_needles_are_asked_as_an_evaluation_asks_them(tmp_path):
     assert 0 < sum(right) < len(right), "so that both answers occur"
 
 
-def test_the_best_save_is_taken(base, tmp_path):
+@pytest.fixture
+def report_losses(monkeypatch):
+    """Makes evaluations report given losses by step, as which save is best must not rest on a processor's rounding."""
+
+    def fix(*losses: float) -> dict[int, float]:
+        evaluate, measured = Trainer.evaluation_loop, {}
+
+        def report(trainer, *args, **options):
+            output = evaluate(trainer, *args, **options)
+            step = trainer.state.global_step
+            measured[step] = output.metrics["eval_loss"]
+            output.metrics["eval_loss"] = losses[step - 1]
+            return output
+
+        monkeypatch.setattr(Trainer, "evaluation_loop", report)
+        return measured
+
+    return fix
+
+
+STEPS_THAT_CHANGE_MUCH = {"save_every": 1, "learning_rate": 0.3, "schedule": "constant", "warmup": 0.0}
+
+
+def test_the_best_save_is_taken(base, tmp_path, report_losses):
     lines = []
-    options = change(steps=5, save_every=1, keep_best=True, learning_rate=1.0, schedule="constant", warmup=0.0)
+    measured = report_losses(5.0, 4.0, 2.0, 3.0, 4.0)
+    options = change(steps=5, keep_best=True, **STEPS_THAT_CHANGE_MUCH)
     tune(base, tmp_path / "out", options, read_held_out=held_out, tell=lines.append)
-    found = {step: line["eval_loss"] for step, line in evaluated(tmp_path / "out").items()}
-    best = min(found, key=found.get)
-    assert best != max(found), "the last one is not the best, as it happens"
-    assert any(line.startswith(f"kept step {best}, the best") for line in lines)
-    assert float(losses_of(tmp_path / "out").mean()) == pytest.approx(found[best], abs=1e-3)
+    assert [line["eval_loss"] for line in evaluated(tmp_path / "out").values()] == [5.0, 4.0, 2.0, 3.0, 4.0]
+    assert any(line.startswith("kept step 3, the best") for line in lines)
+    others = [loss for step, loss in measured.items() if step != 3]
+    assert min(abs(loss - measured[3]) for loss in others) > 0.01, "so that the saves can be told apart"
+    assert float(losses_of(tmp_path / "out").mean()) == pytest.approx(measured[3], abs=1e-3)
 
 
-def test_patience_stops_a_run_that_gets_no_better(base, tmp_path):
-    options = change(steps=9, save_every=1, patience=2, learning_rate=0.3, schedule="constant", warmup=0.0)
+def test_patience_stops_a_run_that_gets_no_better(base, tmp_path, report_losses):
+    report_losses(5.0, 4.0, 2.0, 3.0, 2.5, 1.0, 1.0, 1.0, 1.0)
+    options = change(steps=9, patience=2, **STEPS_THAT_CHANGE_MUCH)
     tune(base, tmp_path / "out", options, read_held_out=held_out)
-    found = {step: line["eval_loss"] for step, line in evaluated(tmp_path / "out").items()}
-    assert len(found) < 9
-    assert max(found) == min(found, key=found.get) + 2
+    assert list(evaluated(tmp_path / "out")) == [1, 2, 3, 4, 5]
     with pytest.raises(CtxextError, match="measured on other data"):
         tune(base, tmp_path / "other", options)
     with pytest.raises(CtxextError, match="might not have been saved"):
