@@ -10,6 +10,9 @@ from pathlib import Path
 # other's. It looks at this when it is imported.
 os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="ctxext-modules-")
 
+# Where links that conversions make are noted: not in the home of whoever runs the tests.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="ctxext-state-")
+
 import pytest
 from typer.testing import CliRunner
 
@@ -17,6 +20,7 @@ from small_llama import make_llama
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 atexit.register(shutil.rmtree, os.environ["HF_MODULES_CACHE"], ignore_errors=True)
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import pytest
 
 from ctxext.checkpoint import Checkpoint, claimed_lengths, is_cached, open_checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
+from ctxext.files import note_link
 from ctxext.families import family_of
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
@@ -90,12 +91,15 @@ def in_cache(tmp_path, repository="models--a--b") -> tuple[Path, Path]:
     return blobs, snapshot
 
 
-def test_digests_that_the_cache_knows(tmp_path):
+def test_digests_that_the_cache_knows(tmp_path, monkeypatch):
     blobs, snapshot = in_cache(tmp_path)
     source = made(snapshot)
     for name, blob in (("large.bin", "0f" * 32), ("small.txt", "0f" * 20), ("upper.bin", "0F" * 32)):
         (blobs / blob).write_bytes(b"")
         (snapshot / name).symlink_to(blobs / blob)
+    # A folder that is laid out like the cache, and is not: a name is no digest there.
+    assert source.known_digest(Path("large.bin")) is None
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert is_cached(blobs / "x")
     assert not is_cached(snapshot / "x")
     assert source.known_digest(Path("large.bin")) == "0f" * 32
@@ -120,24 +124,67 @@ def test_links_within_the_folder_and_its_own_cache_are_followed(tmp_path):
         Checkpoint("mine", snapshot, {}).check_files()
 
 
-def test_links_that_ctxext_noted_are_followed_for_weights_alone(tmp_path):
+def test_links_that_this_user_s_command_made_are_followed_for_weights_alone(tmp_path):
     target = tmp_path / "other" / "model.safetensors"
     target.parent.mkdir()
     target.write_bytes(b"")
-    for name, noted, passes in (
-        ("model.safetensors", str(target), True),
-        ("notes.txt", str(target), False),
-        ("model.safetensors", str(target) + "x", False),
-        ("model.safetensors", None, False),
-    ):
-        folder = tmp_path / f"{name}-{noted is None}-{len(noted or '')}"
-        source = made(folder, **{"ctxext.json": {"links": {name: noted}} if noted else {}})
+    for name, is_noted in (("model.safetensors", True), ("notes.txt", True), ("model.safetensors", False)):
+        folder = tmp_path / f"{name}-{is_noted}"
+        source = made(folder)
         (folder / name).symlink_to(target)
-        if passes:
+        if is_noted:
+            note_link(folder / name)
+        if is_noted and name == "model.safetensors":
             source.check_files()
-        else:
-            with pytest.raises(CtxextError, match="link out of the folder"):
-                source.check_files()
+            folder.rename(tmp_path / "elsewhere")  # As a finished conversion gets its name.
+            Checkpoint("mine", tmp_path / "elsewhere", {}).check_files()
+            continue
+        with pytest.raises(CtxextError, match="link out of the folder"):
+            source.check_files()
+
+
+def test_a_link_that_was_put_in_the_place_of_a_noted_one_is_not_followed(tmp_path):
+    for name in ("one", "other"):
+        (tmp_path / name).write_bytes(b"")
+    source = made(tmp_path / "in")
+    link = source.folder / "model.safetensors"
+    link.symlink_to(tmp_path / "one")
+    note_link(link)
+    link.unlink()
+    link.symlink_to(tmp_path / "other")
+    with pytest.raises(CtxextError, match="link out of the folder"):
+        source.check_files()
+
+
+@pytest.mark.parametrize("name", ["x.bin", "model.safetensors"])
+def test_a_record_in_the_folder_is_a_claim_and_no_permission(name, tmp_path):
+    """Issue: SOURCE's own ctxext.json let any file be copied into OUT."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"")
+    source = made(tmp_path / "in", **{"ctxext.json": {"links": {name: str(secret)}}})
+    (source.folder / name).symlink_to(secret)
+    with pytest.raises(CtxextError, match=f'"{name}" of "mine" is a link out of the folder'):
+        source.check_files()
+
+
+@pytest.mark.parametrize(
+    ("folder", "blob"),
+    [
+        ("in", "blobs/x"),  # A parent that is called blobs, in a folder above.
+        ("models--a--b/in", "models--a--b/blobs/x"),  # No snapshot.
+        ("models--a--b/snapshots/c", "blobs/x"),
+        ("a/snapshots/c", "a/blobs/x"),
+        ("models--a--b/snapshots/c", "models--c--d/blobs/x"),
+        ("models--a--b/snapshots/c", "models--a--b/blobs/x/y"),
+    ],
+)
+def test_what_is_called_blobs_is_not_the_cache(folder, blob, tmp_path):
+    (tmp_path / blob).parent.mkdir(parents=True)
+    (tmp_path / blob).write_bytes(b"")
+    source = made(tmp_path / folder)
+    (source.folder / "x.bin").symlink_to(tmp_path / blob)
+    with pytest.raises(CtxextError, match="link out of the folder"):
+        source.check_files()
 
 
 def test_files_that_are_none(tmp_path):

@@ -12,7 +12,7 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.families import Family
-from ctxext.files import MANIFEST, is_text, open_regular
+from ctxext.files import is_noted_link, is_text, open_regular
 from ctxext.geometry import check_sizes, claimed_length
 from ctxext.reading.safetensors_header import fault_of_metadata, fault_of_tensors
 from ctxext.reading.schemas import SCHEMAS, Header, check_config, checked
@@ -86,32 +86,63 @@ class Checkpoint:
         return read_json_object(self.folder / name) if (self.folder / name).is_file() else None
 
     def known_digest(self, path: Path) -> str | None:
-        """A file's SHA-256 where it costs nothing: the Hub's cache names large files by it."""
+        """A file's SHA-256 where it costs nothing: the Hub's client names large files of its cache by it.
+
+        Only in the cache of this user, which that client alone writes: elsewhere a name is a claim.
+        """
         target = (self.folder / path).resolve()
-        return target.name if is_cached(target) and _SHA256.fullmatch(target.name) else None
+        if not _SHA256.fullmatch(target.name) or not self._is_own_blob(target):
+            return None
+        from huggingface_hub import constants
+
+        return target.name if Path(constants.HF_HUB_CACHE).resolve() in target.parents else None
 
     def check_files(self) -> None:
-        """Check that every file is a regular one, in the folder itself, in the Hub's cache, or linked by ctxext.
+        """Check that every file is a regular one that belongs to the checkpoint, as `check_file` says.
 
         Raises:
             CtxextError: one is a pipe or a device, or a link that leads nowhere or elsewhere.
         """
-        home, linked = self.folder.resolve(), (self.read_json(MANIFEST) or {}).get("links") or {}
         for path in self.files:
-            if not is_text(str(path)):
-                raise CtxextError(f'"{path}" of "{self.name}" has a name that is not text in UTF-8.', hint="Rename it.")
-            place = self.folder / path
-            target = place.resolve()
-            if not place.exists():
-                raise CtxextError(f'"{path}" of "{self.name}" is a link that leads nowhere.', hint="Remove it.")
-            if not place.is_file():
-                raise CtxextError(f'"{path}" of "{self.name}" is not a regular file.', hint="Remove it.")
-            own = home in target.parents or (is_cached(target) and target.parent.parent in home.parents)
-            if not own and not (path.suffix in WEIGHT_SUFFIXES and linked.get(path.as_posix()) == str(target)):
-                raise CtxextError(
-                    f'"{path}" of "{self.name}" is a link out of the folder, to "{target}".',
-                    hint="Put the file itself in its place, or remove the link.",
-                )
+            self.check_file(path)
+
+    def check_file(self, path: Path) -> None:
+        """Check that a file is a regular one: in the folder itself, in its own part of the Hub's cache, or linked by us.
+
+        Whether a link may be followed is asked of the file system and of this user's record of links, never of a
+        file of the checkpoint: whoever wrote the link wrote that too.
+
+        Args:
+            path: Relative to the folder.
+
+        Raises:
+            CtxextError: it is a pipe or a device, or a link that leads nowhere or elsewhere.
+        """
+        if not is_text(str(path)):
+            raise CtxextError(f'"{path}" of "{self.name}" has a name that is not text in UTF-8.', hint="Rename it.")
+        place = self.folder / path
+        target = place.resolve()
+        if not place.exists():
+            raise CtxextError(f'"{path}" of "{self.name}" is a link that leads nowhere.', hint="Remove it.")
+        if not place.is_file():
+            raise CtxextError(f'"{path}" of "{self.name}" is not a regular file.', hint="Remove it.")
+        if self.folder.resolve() in target.parents or self._is_own_blob(target):
+            return
+        if not (path.suffix in WEIGHT_SUFFIXES and place.is_symlink() and is_noted_link(place)):
+            raise CtxextError(
+                f'"{path}" of "{self.name}" is a link out of the folder, to "{target}".',
+                hint="Put the file itself in its place; links are followed if your own --link symlink made them.",
+            )
+
+    def _is_own_blob(self, target: Path) -> bool:
+        """Whether a file belongs to the same repository in a cache as the Hub's client lays it out.
+
+        That is models--USER--NAME/snapshots/COMMIT for the folder, and models--USER--NAME/blobs/DIGEST for the file.
+        """
+        home, repository = self.folder.resolve(), target.parent.parent
+        if target.parent.name != "blobs" or not repository.name.startswith("models--") or repository not in home.parents:
+            return False
+        return home.relative_to(repository).parts[0] == "snapshots"
 
     def check_weights(self) -> None:
         """Check from headers and indexes alone that the weights are all there.
@@ -153,7 +184,7 @@ class Checkpoint:
 
 
 def is_cached(path: Path) -> bool:
-    """Whether a file is one of the Hub's cache, which several checkpoints and programs share."""
+    """Whether a file may be one of the Hub's cache, which several checkpoints and programs share: no reason to trust it."""
     return path.parent.name == "blobs"
 
 

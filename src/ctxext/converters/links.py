@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ctxext.checkpoint import is_cached
 from ctxext.errors import CtxextError
-from ctxext.files import Progress, check_room
+from ctxext.files import Progress, check_room, note_link
 
 CLONED, HARD, SYMBOLIC, COPIED = "cloned", "hard-linked", "symlinked", "copied"
 SHARED = (HARD, SYMBOLIC)
@@ -68,6 +68,11 @@ def _symbolic(origin: Path, target: Path, _progress: Progress | None) -> str | N
     if is_guarded(origin):
         return None
     target.symlink_to(origin)
+    try:
+        note_link(target)
+    except OSError:
+        target.unlink()  # Later commands would not follow it.
+        return None
     return SYMBOLIC
 
 
