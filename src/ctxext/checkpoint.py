@@ -140,7 +140,11 @@ class Checkpoint:
         That is models--USER--NAME/snapshots/COMMIT for the folder, and models--USER--NAME/blobs/DIGEST for the file.
         """
         home, repository = self.folder.resolve(), target.parent.parent
-        if target.parent.name != "blobs" or not repository.name.startswith("models--") or repository not in home.parents:
+        if (
+            target.parent.name != "blobs"
+            or not repository.name.startswith("models--")
+            or repository not in home.parents
+        ):
             return False
         return home.relative_to(repository).parts[0] == "snapshots"
 
