@@ -39,6 +39,11 @@ class Handler(BaseHTTPRequestHandler):
     def _read(self) -> None:
         if not self._begin():
             return None
+        if self.path_only == "/api/whoami-v2":
+            user = self._user()
+            return self._json(
+                {"type": "user", "name": user} if user else {"error": "Unauthorized"}, 200 if user else 401
+            )
         for name in self.server.repositories:
             if self.path_only.startswith(f"/api/models/{name}/discussions"):
                 return self._json(self.server.discussions(name))
@@ -92,7 +97,7 @@ class Handler(BaseHTTPRequestHandler):
         if path.startswith("/objects/"):
             server.objects[path.removeprefix("/objects/")] = self.content
             return self._json({})
-        user = server.tokens.get(self.headers.get("Authorization", "").removeprefix("Bearer "))
+        user = self._user()
         if user is None:
             return self._json({"error": "Invalid username or password."}, 401)
         if path == "/api/validate-yaml":
@@ -111,6 +116,9 @@ class Handler(BaseHTTPRequestHandler):
             return self._json({}, 200 if body["oid"] in server.objects else 404)
         action, _, revision = path.removeprefix(f"/api/models/{name}/").partition("/")
         return getattr(self, f"_{action}")(name, revision, body)
+
+    def _user(self) -> str | None:
+        return self.server.tokens.get(self.headers.get("Authorization", "").removeprefix("Bearer "))
 
     def _create(self, body: dict, user: str) -> None:
         name = f"{body.get('organization') or user}/{body['name']}"
@@ -161,10 +169,8 @@ class Handler(BaseHTTPRequestHandler):
         opens_pr = "create_pr" in parse_qs(urlparse(self.path).query)
         answer = {}
         if opens_pr:
-            number = len(self.server.pulls) + 1
-            self.server.pulls[number] = (name, lines[0]["value"]["summary"])
+            number = self.server.open_pull(name, lines[0]["value"]["summary"], self._user())
             revision = f"refs/pr/{number}"
-            self.server.copy_branch(name, revision)
             answer["pullRequestUrl"] = f"{self.server.url}/{name}/discussions/{number}"
         folder, _ = self.server.at(name, revision)
         if folder is None:
@@ -195,6 +201,11 @@ class Handler(BaseHTTPRequestHandler):
             self.rfile.read(length // 2)
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
+            return False
+        if self.server.trouble and self.server.trouble in line and self.server.trouble_times > 0:
+            self.server.trouble_times -= 1
+            self.rfile.read(length)
+            self._json({"error": "Internal Error"}, 500)
             return False
         self.content = self._chunks() if "chunked" in self.headers.get("Transfer-Encoding", "") else b""
         self.content = self.content or self.rfile.read(length)
@@ -235,7 +246,8 @@ class Hub(ThreadingHTTPServer):
     """The server's state: folders by repository and branch, large objects, who may write, and what was asked.
 
     `tokens` maps a token to its user. `cut` is a part of a request line, "PUT /objects" for example; so many of those
-    requests as `cut_times` says lose their connection half-way.
+    requests as `cut_times` says lose their connection half-way. `trouble` and `trouble_times` are the same for
+    those that are answered with status 500.
     """
 
     def __init__(self, repositories: dict[str, Path], root: Path | None) -> None:
@@ -246,9 +258,11 @@ class Hub(ThreadingHTTPServer):
         self.private: set[str] = set()
         self.objects: dict[str, bytes] = {}
         self.pulls: dict[int, tuple[str, str]] = {}
+        self.authors: dict[int, str] = {}
         self.commits: dict[str, tuple[str, str]] = {}
         self._branches: dict[tuple[str, str], tuple[Path, str]] = {}
         self.cut, self.cut_times = "", 0
+        self.trouble, self.trouble_times = "", 0
 
     @property
     def url(self) -> str:
@@ -279,6 +293,12 @@ class Hub(ThreadingHTTPServer):
         shutil.copytree(self.repositories[name], folder)
         self._branches[name, branch] = (folder, self.at(name, "main")[1])
 
+    def open_pull(self, name: str, title: str, author: str) -> int:
+        number = len(self.pulls) + 1
+        self.pulls[number], self.authors[number] = (name, title), author
+        self.copy_branch(name, f"refs/pr/{number}")
+        return number
+
     def new_commit(self, name: str, revision: str) -> str:
         commit = hashlib.sha1(f"{name} {len(self.commits)}".encode()).hexdigest()
         self._branches[name, revision] = (self.at(name, revision)[0], commit)
@@ -293,7 +313,7 @@ class Hub(ThreadingHTTPServer):
                 "title": title,
                 "status": "open",
                 "isPullRequest": True,
-                "author": {"name": name.split("/")[0]},
+                "author": {"name": self.authors[number]},
                 "createdAt": "2026-01-01T00:00:00.000Z",
                 "repo": owner,
             }

@@ -43,6 +43,11 @@ def test_tokens_are_taken_out_of_text():
     assert text.startswith("Illegal header value b'Bearer …")
 
 
+@pytest.mark.parametrize("kind", ["hf_", "api_org_", "Bearer ", "Bearer\t"])
+def test_every_kind_of_token_is_known_by_its_form(kind):
+    assert redacted(f"with {kind}SecretSecret in it") == f"with {kind}… in it"
+
+
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
 def test_no_command_shows_a_token(words, llama_source, tmp_path):
     """The Hub refuses, is not there, or the token cannot be sent at all: nothing that is said or written holds it."""

@@ -106,6 +106,8 @@ _CALIBRATION = ("tests/converters/test_calibration.py",)
 _SEARCH = ("tests/search/test_bounds.py",)
 _TOKENS = ("tests/test_tokens.py",)
 _TERMINAL = ("tests/cli/test_terminal.py",)
+_PAGE = ("tests/evaluate/test_page.py",)
+_SERVING = ("tests/serving/test_row_wise.py", "tests/serving/test_vllm_models.py")
 
 PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("recipes/ntk.py", "(rotary.span / (rotary.dim - 2))", "(rotary.dim / (rotary.dim - 2))", _FORMULAS),
@@ -134,5 +136,90 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("cli/terminal.py", "return redacted(_UNSEEN.sub(", "return (_UNSEEN.sub(", _TERMINAL),
     ("cli/output.py", "text = redacted(json.dumps(", "text = (json.dumps(", _TERMINAL),
     ("cli/app.py", "sys.stderr.write(redacted(", "sys.stderr.write((", _TOKENS),
+    (
+        "finetune/batches.py",
+        'positions {step} {number}")',
+        'positions {step}")',
+        ("tests/finetune/test_training_data.py",),
+    ),
+    (
+        "finetune/loop.py",
+        "math.ceil(options.warmup",
+        "math.floor(options.warmup",
+        ("tests/finetune/test_finetune.py::test_warm_up_is_rounded_up",),
+    ),
+    ("evaluate/report/effective_length.py", "round(0.975 * _DRAWS) - 1", "round(0.99 * _DRAWS) - 1", _PAGE),
+    (
+        "evaluate/report/effective_length.py",
+        'correct + cell["correct"], samples + cell["samples"]',
+        'cell["correct"], cell["samples"]',
+        _PAGE,
+    ),
+    ("evaluate/report/report.py", 'min((number + 1) * width, records[0]["length"])', "(number + 1) * width", _PAGE),
+    (
+        "data/chat_template.py",
+        "        signal.setitimer(signal.ITIMER_VIRTUAL, 0)\n",
+        "",
+        ("tests/evaluate/test_chat_template.py",),
+    ),
+    (
+        "publish/upload_plan.py",
+        '("stamps", "links")',
+        '("stamps",)',
+        ("tests/publish/test_push.py::test_what_a_record_says_of_this_machine_is_not_published",),
+    ),
+    (
+        "publish/push.py",
+        "pull.author == user and pull.title == options.message",
+        "pull.author == user",
+        ("tests/publish/test_push.py::test_only_ones_own_pull_request_of_the_same_title_is_used_again",),
+    ),
+    (
+        "publish/push.py",
+        "pull.author == user and pull.title == options.message",
+        "pull.title == options.message",
+        ("tests/publish/test_push.py::test_only_ones_own_pull_request_of_the_same_title_is_used_again",),
+    ),
+    (
+        "publish/hub_errors.py",
+        "status >= 500",
+        "status > 500",
+        ("tests/publish/test_push.py::test_what_is_tried_again",),
+    ),
+    ("serving/row_wise.py", 'options["softcap"] = cap', "pass", _SERVING),
+    ("serving/row_wise.py", "if not torch.equal(found[held].sort().values, numbers):", "if not held.any():", _SERVING),
+    ("serving/row_wise.py", "key.shape[1], self.first_head", "key.shape[1], 0", _SERVING),
+    ("serving/vllm_models.py", "rank * model.text_config.num_key_value_heads // ranks", "rank", _SERVING),
+    (
+        "portable/method.py",
+        "found * (torch.distributed.get_rank() % ranks)",
+        "torch.distributed.get_rank() % ranks",
+        ("tests/portable/test_tensor_parallel.py::test_the_first_head_of_a_rank",),
+    ),
+    ("tokens.py", "(hf_|api_org_|", "(hf_|", ("tests/test_tokens.py::test_every_kind_of_token_is_known_by_its_form",)),
+    (
+        "cli/config_file.py",
+        '"dry_run", "token", ',
+        '"dry_run", ',
+        ("tests/finetune/test_finetune_command.py::test_a_run_is_written_as_a_file_that_runs_again",),
+    ),
+    (
+        "cli/push.py",
+        "check=verify",
+        "check=True",
+        ("tests/publish/test_push.py::test_no_verify_shares_what_was_changed",),
+    ),
+    (
+        "cli/convert.py",
+        "check=verify",
+        "check=True",
+        ("tests/cli/test_convert_command.py::test_no_verify_checks_nothing",),
+    ),
+    (
+        "verify/file_checks.py",
+        "tokenizer not in (None, config)",
+        "tokenizer is not None and tokenizer < (config or 0)",
+        ("tests/publish/test_verify.py::test_a_tokenizer_of_another_length_is_found_even_if_recorded",),
+    ),
 )
 """File, what stands there once, what to put in its place, and the tests that must fail then."""

@@ -31,6 +31,16 @@ def test_dry_run_shows_the_change_and_writes_nothing(run, llama, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_no_verify_checks_nothing(run, llama, tmp_path):
+    words = ("--method", "yarn", "--factor", 4, "--json")
+    checked, left = (
+        json.loads(run("convert", llama, tmp_path / name, *words, *more).stdout)["verification"]
+        for name, more in (("one", ()), ("two", ("--no-verify",)))
+    )
+    assert checked["of"] == "frequencies"
+    assert left is None
+
+
 def test_default_name(run, llama, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run("convert", "llama", "--method", "ntk", "--target-length", "2k", "-q").exit_code == 0

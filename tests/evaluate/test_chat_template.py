@@ -1,5 +1,7 @@
 """A chat template is a program of a stranger's: whatever it does, there is one line, and it ends."""
 
+import contextlib
+import signal
 import time
 
 import pytest
@@ -27,6 +29,16 @@ def test_a_template_that_fails(text):
     with pytest.raises(CtxextError, match="chat template cannot be rendered") as caught:
         Encoder(with_template(text)).frame("a", "What? It is")
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["{{ messages[0].content }}", "{{ 1 / 0 }}"])
+def test_the_alarm_is_off_and_as_before_afterwards(text):
+    """One that stays armed ends whatever comes next, minutes later."""
+    before = signal.getsignal(signal.SIGVTALRM)
+    with contextlib.suppress(CtxextError):
+        rendered(with_template(text), SAID)
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGVTALRM) is before
 
 
 def test_a_template_that_does_not_end(monkeypatch):

@@ -132,6 +132,38 @@ def test_effective_length_over_tasks_is_by_their_mean_and_depths_are_pooled():
     assert effective_lengths(cells[:2]) is None, "one length tells nothing"
 
 
+def test_the_interval_ends_where_95_in_100_draws_lie():
+    """Chances of getting no further than each length, from 1k on: 1.5 %, 2 %, 93 %, 2 % and 1.5 %."""
+    cells = [cell("needle", 1024, 10**9, 10**9)]
+    right = {2048: 92.2573, 4096: 91.8896, 8192: 78.3557, 16384: 84.4714}
+    cells += [cell("needle", length, correct) for length, correct in right.items()]
+    found = effective_lengths(cells)
+    assert (found["low"], found["high"]) == (2048, 8192)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_every_depth_counts_whichever_comes_last(order):
+    cells = [
+        cell("needle", length, correct, 50, depth)
+        for length, shares in ((2048, (50, 50)), (8192, (50, 10)), (32768, (50, 50)))
+        for depth, correct in zip((0.0, 1.0), shares[::order], strict=True)
+    ]
+    found = effective_lengths(cells)
+    assert (found["length"], found["figure"]) == (2048, 1.0)
+
+
+@pytest.mark.parametrize("length", [96, 100, 112, 113])
+def test_a_curve_ends_with_the_text(length):
+    width = 16
+    count = -(-length // width)
+    loss = {"task": "perplexity", "length": length, "depth": None, "samples": [0], "seconds": 1.0}
+    record = {"model": "demo", **loss, "width": width, "buckets": [[2.0 * width, width]] * count, "lengths": {}}
+    header = {"settings": Settings(tasks=("perplexity",)).to_dict(), "models": [{"name": "demo", "source": None}]}
+    curve = make_report(header, [record])["models"][0]["perplexity"]["curve"]
+    assert [point["start"] for point in curve] == [*range(0, length, width)]
+    assert [point["end"] for point in curve] == [*range(width, length, width), length]
+
+
 def test_few_samples_make_a_wide_interval():
     few, many = (
         effective_lengths([cell("needle", n, right * k, 10 * k) for n, right in zip(LENGTHS, (10, 9, 8), strict=True)])

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from ctxext.errors import CtxextError
 from ctxext.finetune import TrainingOptions, finetune
 from ctxext.finetune.documents import Document
-from ctxext.finetune.loop import newest_save
+from ctxext.finetune.loop import newest_save, warmup_steps
 from ctxext.finetune.muon import MuonAndAdamW
 from ctxext.finetune.run import training_folder
 from ctxext.recipes import MsPoE, PositionInterpolation
@@ -95,6 +95,12 @@ def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout):
     assert furthest(adapter(tmp_path / "killed"), adapter(tmp_path / "straight")) < 1e-6
     straight = json.loads((tmp_path / "straight" / "finetune.json").read_text())["losses"]
     assert torch.allclose(torch.tensor(done.losses), torch.tensor(straight), atol=1e-4)
+
+
+@pytest.mark.parametrize(("share", "steps", "rising"), [(0.03, 10, 1), (0.1, 25, 3), (0.1, 20, 2), (0.0, 20, 0)])
+def test_warm_up_is_rounded_up(share, steps, rising):
+    """A short run has one too, unless it is asked for none."""
+    assert warmup_steps(TrainingOptions(length=64, steps=steps, warmup=share)) == rising
 
 
 def test_a_save_that_was_not_finished_is_passed_over(tmp_path):

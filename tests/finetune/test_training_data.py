@@ -84,6 +84,15 @@ def make(folder, trained=8, **changes):
     return Sequences(folder, options)
 
 
+def test_every_row_of_a_step_jumps_by_itself(tmp_path):
+    """In one batch there are as many distances as rows; the same again for the same seed."""
+    data, again = (make(tmp_path, steps=2, batch_size=16, short_share=0.0, positions="pose", length=4096) for _ in "ab")
+    rows = [tuple(data[index]["position_ids"][0].tolist()) for index in range(32)]
+    assert len(set(rows[:16])) == len(set(rows[16:])) == 16
+    assert len(set(rows)) == 32
+    assert rows == [tuple(again[index]["position_ids"][0].tolist()) for index in range(32)]
+
+
 def test_one_step_in_five_is_short(tmp_path):
     data = make(tmp_path, short_share=0.2)
     shapes = [tuple(data[2 * step]["input_ids"].shape) for step in range(10)]

@@ -4,10 +4,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from ctxext.portable.method import Call
 from ctxext.recipes import MsPoE
 from ctxext.recipes.relation import SelfExtend
 from portable_checkpoints import MODERN, llama, load, write
@@ -44,3 +46,23 @@ def test_two_processes_give_the_logits_of_one(recipe, tmp_path):
         alone = load(folder)(torch.arange(3, 3 + length)[None] % 64).logits
     found = torch.load(tmp_path / "logits.pt")
     assert (found - alone).abs().max() < 1e-5 * max(1.0, alone.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("rank", "local", "total", "first"),
+    [(0, 4, 4, 0), (0, 2, 8, 0), (1, 2, 8, 2), (3, 2, 8, 6), (5, 2, 8, 2), (2, 1, 3, 2)],
+)
+def test_the_first_head_of_a_rank(rank, local, total, first, monkeypatch):
+    """Ranks hold one slice after the other; where there are more of them than slices they begin again."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+    call = SimpleNamespace(layer=0)
+    Call.see_heads(call, local, total)
+    assert (call.kv_heads, call.first_head) == (local, first)
+
+
+@pytest.mark.parametrize(("local", "is_spread"), [(3, True), (4, False)])
+def test_heads_that_are_no_rank_s_are_refused(local, is_spread, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: is_spread)
+    with pytest.raises(ValueError, match=f"numbers for 8 KV heads; layer 5 has {local}"):
+        Call.see_heads(SimpleNamespace(layer=5), local, 8)

@@ -1,18 +1,24 @@
 """`ctxext push`, by the Hub's own client, against a Hub on loopback."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub import errors
 from safetensors.torch import save_file
 
 from ctxext.errors import CtxextError
+from ctxext.publish.hub_errors import told_in_one_line
 from ctxext.publish.push import PushOptions, prepare
+from ctxext.publish.upload_plan import seal
 from small_llama import read_json
 
+push_module = importlib.import_module("ctxext.publish.push")
 TOKEN, STRANGER = "hf_goodgoodgood", "hf_otherother"
 
 LOGITS = """
@@ -110,6 +116,32 @@ def test_a_broken_connection_then_the_same_command(commands, server, converted):
     assert len(server.commits) == 1
 
 
+def test_trouble_of_the_hubs_own_is_tried_again(commands, server, converted):
+    folder = converted("yarn")
+    server.trouble, server.trouble_times = "/commit/", 2
+    [[code, _, err]] = commands(["push", folder, "me/tiny", "--token", TOKEN])
+    assert code == 0, err
+    assert err.count("(status 500). Trying again") == 2
+    assert held(server) == local(folder)
+
+
+@pytest.mark.parametrize(("status", "attempts"), [(500, 3), (503, 3), (429, 1), (403, 1)])
+def test_what_is_tried_again(status, attempts, monkeypatch):
+    tried = []
+
+    def action():
+        tried.append(1)
+        error = errors.HfHubHTTPError.__new__(errors.HfHubHTTPError)
+        error.response = SimpleNamespace(status_code=status)
+        with told_in_one_line("me/tiny"):
+            raise error
+
+    monkeypatch.setattr(push_module.time, "sleep", lambda _seconds: None)
+    with pytest.raises(CtxextError):
+        push_module._patiently(action, None)
+    assert len(tried) == attempts
+
+
 def test_a_connection_that_breaks_in_a_large_file_is_taken_up_by_the_client(commands, server, converted):
     folder = converted("yarn")
     server.cut, server.cut_times = "PUT /objects/", 1
@@ -164,6 +196,42 @@ def test_branches_private_repositories_and_pull_requests(commands, server, conve
     assert server.pulls == {1: ("me/asked", "Longer")}  # Running it again opens no second one.
     assert held(server, "me/asked") == {}
     assert server.folder("me/asked", "refs/pr/1").joinpath("model.safetensors").exists()
+
+
+def test_only_ones_own_pull_request_of_the_same_title_is_used_again(commands, server, converted):
+    folder = converted("yarn")
+    line = ["push", folder, "me/tiny", "--token", TOKEN, "--create-pr", "--message", "Longer"]
+    server.make("me/tiny")
+    server.open_pull("me/tiny", "Longer", "you")
+    server.open_pull("me/tiny", "Something else", "me")
+    answers = commands(line, line)
+    assert [code for code, _, _ in answers] == [0, 0], answers
+    assert (list(server.pulls), server.authors[3]) == ([1, 2, 3], "me")
+    assert [(server.folder("me/tiny", f"refs/pr/{n}") / "config.json").exists() for n in (1, 2, 3)] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_what_a_record_says_of_this_machine_is_not_published(converted):
+    """Times of files and places on this disk."""
+    folder = converted("yarn")
+    manifest = read_json(folder / "ctxext.json")
+    manifest |= {"links": {"model.safetensors": "/home/me/models/model.safetensors"}, "stamps": {"config.json": [1, 2]}}
+    (folder / "ctxext.json").write_text(json.dumps(manifest))
+    seal(prepare(folder, "me/tiny", PushOptions(check=False)))
+    assert not {"links", "stamps"} & read_json(folder / "ctxext.json").keys()
+    assert "/home/me" not in (folder / "ctxext.json").read_text() + (folder / "README.md").read_text()
+
+
+def test_no_verify_shares_what_was_changed(run, converted):
+    folder = converted("yarn")
+    (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
+    refused = run("push", folder, "me/tiny", "--dry-run")
+    assert refused.exit_code == 1
+    assert "is not what was recorded" in refused.exception.message
+    assert run("push", folder, "me/tiny", "--dry-run", "--no-verify").exit_code == 0
 
 
 def test_dry_run_shows_everything_and_writes_nothing(commands, server, converted):

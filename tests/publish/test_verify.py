@@ -130,6 +130,17 @@ def test_configuration_that_contradicts_its_recipe_is_found_even_if_recorded(con
     assert found[check][0] == "failed", found
 
 
+@pytest.mark.parametrize("length", [128, 511, 513, 4096])
+def test_a_tokenizer_of_another_length_is_found_even_if_recorded(converted, length):
+    """Shorter or longer: one cuts what the model reads, the other hands it more than it can."""
+    folder = converted("yarn")
+    assert told(folder, load=False)["lengths"] == ("passed", "all files say 512 tokens")
+    rewrite(folder, "tokenizer_config.json", lambda config: config.update(model_max_length=length))
+    found = told(folder, load=False)
+    assert found["files"][0] == "passed"
+    assert found["lengths"] == ("failed", f'"config.json" says 512, "tokenizer_config.json" {length}')
+
+
 def test_code_of_another_version_is_found_even_if_recorded_and_not_run(converted):
     folder = converted("mspoe")
     code = folder / "mspoe.py"

@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from ctxext.portable import modeling_family  # noqa: F401  # A checkpoint's stub imports it.
 from ctxext.portable.method import Part
 from ctxext.serving.row_wise import Layout, Rows, row_wise
-from relation_cases import BASE, LENGTH, METHODS, PAIRS, Call, made, states, stock
+from relation_cases import BASE, LENGTH, METHODS, PAIRS, Call, made, states, stock, stock_eager
 
 TOKENS, BLOCKS, HEADS, GROUPS, SIZE = 16, 64, 4, 2, 2 * PAIRS
 
@@ -100,11 +100,58 @@ def test_one_token_at_a_time(name):
     assert (output[:, first:] - wanted[:, first:]).abs().amax() < 2e-5
 
 
-def test_a_cache_that_is_not_understood_is_refused():
-    engine = Implementation()
-    engine.do_kv_cache_update = lambda layer, key, value, cache, slots: cache.fill_(1.0)
+UNKNOWN = {
+    "one number everywhere": lambda write, cache, key, value: cache.fill_(1.0),
+    "nothing": lambda write, cache, key, value: None,
+    "keys alone": lambda write, cache, key, value: write(key, torch.zeros_like(value)),
+    "values alone": lambda write, cache, key, value: write(torch.zeros_like(key), value),
+    "keys twice": lambda write, cache, key, value: write(key, key),
+    "halves of numbers": lambda write, cache, key, value: write(key // 2 + 1, value // 2 + 1),
+    "one number too few": lambda write, cache, key, value: (write(key, value), cache.view(-1)[7:9].zero_()),
+}
+
+
+@pytest.mark.parametrize("way", UNKNOWN)
+def test_a_cache_that_is_not_understood_is_refused(way):
+    engine, known = Implementation(), Implementation()
+
+    def update(layer, key, value, cache, slots):
+        UNKNOWN[way](lambda *pair: known.do_kv_cache_update(layer, *pair, cache, slots), cache, key, value)
+
+    engine.do_kv_cache_update = update
     with pytest.raises(ValueError, match="does not understand"):
         Layout(engine, None, torch.zeros(BLOCKS, GROUPS, TOKENS, 2 * SIZE))
+
+
+@pytest.mark.parametrize(
+    ("of_engine", "of_family"),
+    [
+        ({"logits_soft_cap": 2.0}, {"softcap": 2.0}),
+        ({"logits_soft_cap": 0}, {}),
+        ({"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}, {"s_aux": torch.tensor([0.5, -1.0, 2.0, 0.0])}),
+    ],
+    ids=["softcap", "none", "sinks"],
+)
+def test_what_a_family_adds_to_its_attention_is_the_engines(of_engine, of_family):
+    total = 100
+    (query, key, value), scale = states(total, HEADS, GROUPS, SIZE), 0.3
+    engine, rows = SimpleNamespace(scale=scale, **of_engine), rows_of("self-extend")
+    found = rows.attended(engine, query[:, :, rows.first :], key, value, rows.first)
+    mask = torch.zeros(total, total).masked_fill(torch.ones(total, total).triu(1).bool(), -1e30)[None, None]
+    call = Call(torch.arange(total)[None], backend="eager")
+    wanted = made("self-extend").attend(stock_eager, call, query, key, value, mask, scaling=scale, **of_family)[0]
+    assert (found - wanted[:, rows.first :]).abs().amax() < 2e-5
+
+
+def test_rows_know_which_heads_of_the_model_they_are():
+    """A method with numbers for each head takes those of this rank."""
+    rows, seen = rows_of("self-extend"), []
+    rows.first_head = 6
+    attend = rows.methods[0].attend
+    rows.methods[0].attend = lambda inner, call, *a, **k: seen.append(call) or attend(inner, call, *a, **k)
+    query, key, value = states(70, HEADS, GROUPS, SIZE)
+    rows.attended(SimpleNamespace(scale=0.3), query[:, :, 64:], key, value, 64)
+    assert [(call.first_head, call.kv_heads) for call in seen] == [(6, GROUPS)]
 
 
 def test_the_border_is_where_rows_begin_to_differ():

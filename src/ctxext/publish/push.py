@@ -237,11 +237,15 @@ def _upload(api: "HfApi", folder: Path, repository: str, options: PushOptions) -
 
 
 def _target(api: "HfApi", repository: str, options: PushOptions) -> tuple[str | None, bool]:
-    """The branch to push to, and whether to open a pull request: an open one with this title is used again."""
+    """The branch to push to, and whether to open a pull request: the user's own open one of this title is used again.
+
+    Anybody may have opened one of the same title, which is ours unless --message says another.
+    """
     if not options.create_pr:
         return options.revision, False
-    found = api.get_repo_discussions(repository, discussion_type="pull_request", discussion_status="open")
-    number = next((entry.num for entry in found if entry.title == options.message), None)
+    user = api.whoami()["name"]
+    pulls = api.get_repo_discussions(repository, discussion_type="pull_request", discussion_status="open")
+    number = next((pull.num for pull in pulls if pull.author == user and pull.title == options.message), None)
     return (None, True) if number is None else (f"refs/pr/{number}", False)
 
 

@@ -165,7 +165,7 @@ class Layout:
             block = scratch.flatten().long().cpu()
             found = (block - 1) * _DIGITS**digit + (found if digit else 0)
         held = block > 0
-        if int(held.sum()) != count or not torch.equal(found[held].sort().values, numbers):
+        if not torch.equal(found[held].sort().values, numbers):
             raise ValueError("ctxext's vLLM plugin does not understand the cache of this attention backend.")
         places = torch.empty(count, dtype=torch.long)
         places[found[held]] = held.nonzero().flatten()

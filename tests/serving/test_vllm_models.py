@@ -1,0 +1,145 @@
+"""What the plugin makes of a model of vLLM's, with a stand-in for the parts of vLLM that it asks."""
+
+import importlib
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from ctxext.portable import modeling_family  # noqa: F401  # A checkpoint's stub imports it.
+from relation_cases import made
+
+
+class Stock:
+    """vLLM's transformers backend: makes its attention and nothing else."""
+
+    def _create_attention_instances(self, prefix=""):
+        self.prefixes = [*getattr(self, "prefixes", ()), prefix]
+
+
+@pytest.fixture
+def plugin(monkeypatch):
+    """The module `ctxext.serving.vllm_models`, of rank `rank` of `ranks`."""
+    place = SimpleNamespace(rank=0, ranks=1)
+    backend = ModuleType("vllm.model_executor.models.transformers")
+    backend.VLLM_ATTN_ATTR = "vllm_attention"
+    backend.TransformersForCausalLM = backend.TransformersMoEForCausalLM = Stock
+    distributed = ModuleType("vllm.distributed")
+    distributed.get_tensor_model_parallel_rank = lambda: place.rank
+    distributed.get_tensor_model_parallel_world_size = lambda: place.ranks
+    models = ModuleType("vllm.model_executor.models")
+    models.transformers = backend
+    found = {"vllm": ModuleType("vllm"), "vllm.model_executor": ModuleType("vllm.model_executor")}
+    found |= {module.__name__: module for module in (distributed, models, backend)}
+    for name, module in found.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "ctxext.serving.vllm_models", raising=False)
+    module = importlib.import_module("ctxext.serving.vllm_models")
+    monkeypatch.delitem(sys.modules, "ctxext.serving.vllm_models")
+    return SimpleNamespace(module=module, place=place)
+
+
+class Attention:
+    """An engine's attention implementation."""
+
+    def do_kv_cache_update(self):
+        """Never called here."""
+
+    def forward(self):
+        """Never called here."""
+
+
+def layer(number, layers=(0, 1)):
+    """A decoder layer's attention with a relation map on some layers, as a converted model has it."""
+    method = made("self-extend")
+    method.settings["layers"] = [*layers]
+    part = SimpleNamespace(layer=number, methods=[method], is_left_to_engine=False)
+    part.attention = SimpleNamespace(vllm_attention=SimpleNamespace(impl=Attention()))
+    return SimpleNamespace(ctxext_part=part)
+
+
+def model(*layers, **changes):
+    """A model of vLLM's; `changes` are of its parts."""
+    rotary = SimpleNamespace(ctxext_layouts={None: ([0], None)}, inv_freq=torch.ones(1))
+    parts = {"rotaries": [rotary], "uses_mrope": False, "cache_dtype": "auto", "heads": 8, **changes}
+    found = Stock()
+    found.model = SimpleNamespace(modules=lambda: [SimpleNamespace(), *parts["rotaries"], *layers])
+    found.model_config = SimpleNamespace(uses_mrope=parts["uses_mrope"])
+    found.cache_config = SimpleNamespace(cache_dtype=parts["cache_dtype"])
+    found.text_config = SimpleNamespace(num_key_value_heads=parts["heads"])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "heads", "first"),
+    [(0, 1, 8, 0), (0, 4, 8, 0), (1, 4, 8, 2), (3, 4, 8, 6), (3, 8, 4, 1), (6, 8, 4, 3)],
+)
+def test_every_rank_begins_with_its_own_heads(rank, ranks, heads, first, plugin):
+    """Where there are more ranks than KV heads, several hold the same one."""
+    plugin.place.rank, plugin.place.ranks = rank, ranks
+    one = layer(0)
+    plugin.module.bind(model(one, heads=heads))
+    attention = one.ctxext_part.attention.vllm_attention.impl
+    assert attention.ctxext_rows.first_head == first
+    assert isinstance(attention, Attention)
+    assert type(attention) is not Attention
+
+
+def test_layers_that_take_no_part_are_left_alone(plugin):
+    acting, other = layer(0, layers=(0,)), layer(1, layers=(0,))
+    plugin.module.bind(model(acting, other))
+    kinds = [type(one.ctxext_part.attention.vllm_attention.impl) is Attention for one in (acting, other)]
+    assert kinds == [False, True]
+    assert all(one.ctxext_part.is_left_to_engine for one in (acting, other))
+    rows = acting.ctxext_part.attention.vllm_attention.impl.ctxext_rows
+    assert (rows.part, rows.methods) == (acting.ctxext_part, acting.ctxext_part.methods)
+
+
+def test_models_without_relation_maps_are_left_alone(plugin):
+    one = layer(0)
+    one.ctxext_part.methods = [SimpleNamespace(acts_on=lambda _number: True)]
+    plugin.module.bind(model(one, rotaries=[], cache_dtype="fp8"))
+    assert not one.ctxext_part.is_left_to_engine
+
+
+ROTARY = SimpleNamespace(ctxext_layouts={None: ([0], None)}, inv_freq=torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rotaries": []}, "one rotary embedding"),
+        ({"rotaries": [ROTARY, ROTARY]}, "one rotary embedding"),
+        ({"rotaries": [SimpleNamespace(ctxext_layouts={"full_attention": ([0], None)})]}, "one rotary embedding"),
+        ({"uses_mrope": True}, "one position per token"),
+        ({"cache_dtype": "fp8"}, "--kv-cache-dtype auto"),
+        ({"cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype auto"),
+    ],
+)
+def test_what_was_not_worked_out_is_refused(changes, message, plugin):
+    with pytest.raises(ValueError, match=message):
+        plugin.module.bind(model(layer(0), **changes))
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float16", "bfloat16", "float32"])
+def test_caches_that_hold_keys_as_they_are(dtype, plugin):
+    plugin.module.bind(model(layer(0), cache_dtype=dtype))
+
+
+@pytest.mark.parametrize("attention", [None, SimpleNamespace(impl=SimpleNamespace())])
+def test_an_attention_that_is_not_known_is_refused(attention, plugin):
+    one = layer(3)
+    one.ctxext_part.attention.vllm_attention = attention
+    with pytest.raises(ValueError, match="the attention of layer 3"):
+        plugin.module.bind(model(one))
+
+
+def test_layers_are_bound_once_vllm_has_made_its_own(plugin):
+    """By the classes that the plugin registers."""
+    for kind in (plugin.module.TransformersForCausalLM, plugin.module.TransformersMoEForCausalLM):
+        one, built = layer(0), kind()
+        vars(built).update(vars(model(one)))
+        built._create_attention_instances("language_model")
+        assert built.prefixes == ["language_model"]
+        assert hasattr(one.ctxext_part.attention.vllm_attention.impl, "ctxext_rows")
