@@ -135,7 +135,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("tokens.py", 'return _LOOKS_LIKE_ONE.sub(r"\\1…", text)', "return text", _TOKENS),
     ("cli/terminal.py", "return redacted(_UNSEEN.sub(", "return (_UNSEEN.sub(", _TERMINAL),
     ("cli/output.py", "text = redacted(json.dumps(", "text = (json.dumps(", _TERMINAL),
-    ("cli/app.py", "sys.stderr.write(redacted(", "sys.stderr.write((", _TOKENS),
+    ("cli/faults.py", "{visible(line)}", "{line}", ("tests/cli/test_faults.py",)),
     (
         "finetune/batches.py",
         'positions {step} {number}")',
