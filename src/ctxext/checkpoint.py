@@ -107,7 +107,7 @@ class Checkpoint:
             self.check_file(path)
 
     def check_file(self, path: Path) -> None:
-        """Check that a file is a regular one: in the folder itself, in its own part of the Hub's cache, or linked by us.
+        """Check that a file is a regular one: in the folder, in its part of the Hub's cache, or linked by this user.
 
         Whether a link may be followed is asked of the file system and of this user's record of links, never of a
         file of the checkpoint: whoever wrote the link wrote that too.
@@ -188,7 +188,7 @@ class Checkpoint:
 
 
 def is_cached(path: Path) -> bool:
-    """Whether a file may be one of the Hub's cache, which several checkpoints and programs share: no reason to trust it."""
+    """Whether a file may be one of the Hub's cache, shared by several checkpoints; that is no reason to trust it."""
     return path.parent.name == "blobs"
 
 

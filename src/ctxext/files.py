@@ -118,4 +118,4 @@ def is_noted_link(link: Path) -> bool:
 def _identity(link: Path) -> list[object]:
     """What a symbolic link keeps when its folder is renamed, and no other link has."""
     found = link.lstat()
-    return [found.st_dev, found.st_ino, os.readlink(link)]
+    return [found.st_dev, found.st_ino, str(link.readlink())]
