@@ -1,7 +1,9 @@
 """A chat template is a program of a stranger's: whatever it does, there is one line, and it ends."""
 
 import contextlib
+import resource
 import signal
+import sys
 import time
 
 import pytest
@@ -48,3 +50,37 @@ def test_a_template_that_does_not_end(monkeypatch):
         rendered(with_template(LOOPS), SAID)
     assert time.process_time() - begun < 3
     assert rendered(with_template("{{ messages[0].content }}"), SAID) == "w2"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no limit of memory for a process there")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ 'x' * 10**10 }}",
+        "{{ [0] * 10**10 }}",
+        "{{ 'x'.center(10**10) }}",
+        "{{ '%10000000000d' % 1 }}",
+        "{% set n = namespace(x='x') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+    ],
+)
+def test_a_template_that_takes_all_memory(text):
+    before, peak = resource.getrlimit(resource.RLIMIT_AS), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CtxextError, match="it takes more than 256 MB of memory"):
+        rendered(with_template(text), SAID)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 400_000  # In kilobytes.
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_a_lower_limit_of_memory_stays(monkeypatch):
+    limits = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1, 2))
+    monkeypatch.setattr(resource, "setrlimit", lambda *given: limits.append(given))
+    assert rendered(with_template("{{ messages[0].content }}"), SAID) == "w2"
+    assert limits == []
+
+
+def test_a_template_that_writes_far_more_than_was_said():
+    with pytest.raises(CtxextError, match="it makes 2000000 characters of"):
+        rendered(with_template("{{ 'x y ' * 500000 }}"), SAID)
+    long = [{"role": "user", "content": "w2 " * 500_000}]
+    assert len(rendered(with_template("{{ messages[0].content }}{{ messages[0].content }}"), long)) == 3_000_000

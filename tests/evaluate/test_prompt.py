@@ -6,10 +6,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ctxext.data import prose
+from ctxext.checkpoint import open_checkpoint
+from ctxext.data import encoding, prose
 from ctxext.data.encoding import Encoder, split_question
 from ctxext.data.prompt import encode_parts, lay_out
 from ctxext.data.texts import read_corpus
+from ctxext.data.tokenizer import open_tokenizer
 from ctxext.demo.long_documents import long_documents
 from ctxext.errors import CtxextError
 from ctxext.evaluate.scoring.prefix_tree import grow
@@ -191,3 +193,41 @@ def test_a_tokenizer_that_fails_is_told_in_a_line():
     broken = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordPiece(vocab={"b": 0}, unk_token="[UNK]")))
     with pytest.raises(CtxextError, match=r"The tokenizer fails: .*\[UNK\]"):
         Encoder(broken)
+
+
+@pytest.mark.parametrize("kind", ["words", "word starts", "bytes"])
+def test_a_long_text_is_tokenized_in_parts_to_the_same_tokens(kind, tokenizer, word_start_tokenizer, monkeypatch):
+    chosen = {"words": tokenizer, "word starts": word_start_tokenizer, "bytes": demo_tokenizer()}[kind]
+    rng, ends = random.Random(1), (" ", "\n", "\n\n", "  ", " -- ")
+    text = "".join(sentence + rng.choice(ends) for sentence in islice(prose.sentences(rng), 300))
+    whole = list(chosen(text, add_special_tokens=False)["input_ids"])
+    calls = []
+    counted = encoding.tokenized
+    monkeypatch.setattr(
+        encoding, "tokenized", lambda *given, **more: calls.append(len(given[1])) or counted(*given, **more)
+    )
+    monkeypatch.setattr(encoding, "_AT_ONCE", 2500)
+    encoder = Encoder(chosen)
+    assert encoder._plain(text) == whole
+    assert max(calls) < len(text) / 4
+
+
+def test_a_long_text_without_a_place_to_cut_it(monkeypatch):
+    monkeypatch.setattr(encoding, "_AT_ONCE", 1000)
+    monkeypatch.setattr(encoding, "_MOST_AT_ONCE", 4000)
+    encoder = Encoder(demo_tokenizer())
+    assert len(encoder._plain("x" * 3900)) > 900
+    with pytest.raises(CtxextError, match="goes on for 4000 characters without a place to cut it"):
+        encoder._plain("x" * 9000)
+
+
+def test_a_cut_that_would_change_tokens_is_not_made(monkeypatch):
+    """Two spaces are one token there, so that no space is a place to cut."""
+    monkeypatch.setattr(encoding, "_AT_ONCE", 1000)
+    chosen = demo_tokenizer()
+    text = "x  y" * 900
+    assert Encoder(chosen)._plain(text) == list(chosen(text, add_special_tokens=False)["input_ids"])
+
+
+def demo_tokenizer():
+    return open_tokenizer(open_checkpoint("demo").folder)

@@ -194,6 +194,21 @@ def test_a_text_without_end_is_refused(tmp_path, monkeypatch, suffix):
     list(read_records(str(tmp_path / f"whole.{suffix}")))
 
 
+@pytest.mark.parametrize("line", ['{"text": "\\ud800"}', '{"messages": [{"content": "\\udc00 \\ud83d"}]}'])
+def test_half_a_character_is_named_with_its_line(tmp_path, line):
+    (tmp_path / "x.jsonl").write_text('{"text": "\\ud83d\\ude00"}\n' + line + "\n")
+    records = read_records(str(tmp_path / "x.jsonl"))
+    assert next(records)[1] == {"text": "\U0001f600"}
+    with pytest.raises(CtxextError, match=r'^Line 2 of ".*" holds half a character'):
+        next(records)
+
+
+def test_a_line_of_a_hundred_megabytes_is_refused(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"text": "' + "x " * 52_500_000 + '"}\n')
+    with pytest.raises(CtxextError, match=r'^Line 1 of ".*" is longer than 67108864 characters'):
+        next(read_records(str(tmp_path / "x.jsonl")))
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("It was Ada  Bell.", True), ("the ADA-BELL", False), ("a\nada the bell!", True), ("Ada", False), ("", False)],

@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.data.encoding import tokenized
+from ctxext.data.tokenizer import open_tokenizer
 from ctxext.described_size import check_described
 from ctxext.errors import CtxextError
 from ctxext.files import Progress
@@ -28,6 +29,8 @@ from ctxext.recipes.recipe import Recipe
 _NUM_SEQUENCES = 16
 _MAX_LENGTH = 4096
 _MIN_LENGTH = 16
+_CHARACTERS_PER_TOKEN = 64
+"""More than any text has on average: what is behind them is not tokenized."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ def _linked_checkpoint(plan: Plan, place: Path) -> Path:
 
 def _load(folder: Path, calibration: Calibration) -> tuple[Any, Any]:
     """The model and the tokenizer."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     device, dtype = choose_device(calibration.device), choose_dtype(calibration.dtype)
     checkpoint = open_checkpoint(str(folder))
@@ -153,7 +156,7 @@ def _load(folder: Path, calibration: Calibration) -> tuple[Any, Any]:
             "The source brings Python code of its own, which calibration would run.", hint="Use --head-order fixed."
         )
     with loading_told("The model does not load for calibration", "Try --head-order fixed."):
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = open_tokenizer(folder)
         model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=dtype)
     guard_vocabulary(model, tokenizer)
     return settle_dtype(model, calibration.dtype, device).to(device).eval(), tokenizer
@@ -177,7 +180,8 @@ def head_scores(
     import torch
 
     stage = f"calibrating the head order ({model.device.type}, {str(model.dtype).removeprefix('torch.')})"
-    ids = tokenized(tokenizer, text, return_tensors="pt")[0]
+    most = _NUM_SEQUENCES * min(trained_length, _MAX_LENGTH)
+    ids = tokenized(tokenizer, text[: _CHARACTERS_PER_TOKEN * most], return_tensors="pt")[0]
     length = min(trained_length, _MAX_LENGTH, len(ids) // _NUM_SEQUENCES)
     if length < _MIN_LENGTH:
         raise CtxextError(

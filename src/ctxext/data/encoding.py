@@ -1,15 +1,26 @@
 """Text to token ids, piece by piece, the way the tokenizer would see the pieces inside one long text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from ctxext.data.chat_template import rendered
+from ctxext.data.tokenizer import failures_told
 from ctxext.errors import CtxextError
 
 _ANCHORS = ("\n", ":", "a")
 _MAX_REMEMBERED, _MAX_REMEMBERED_SIZE = 20_000, 1000
 _MARK = "\x00haystack\x00"
 _WORD_STARTS = ("▁", "Ġ")
+_AT_ONCE, _MOST_AT_ONCE = 1 << 20, 1 << 23
+"""Characters that are tokenized in one call, and at most where no cut is found: a call takes 200 to 400 bytes of memory
+for each."""
+
+_SURROUNDINGS = 1000
+"""Characters on either side of a cut whose tokens must be the same with and without it."""
+
+_MOST_CUTS = 16
+"""Ends of lines, and of words, that are tried before a longer part is."""
 
 
 def tokenized(tokenizer: Any, text: str | list[str], **more: Any) -> Any:
@@ -18,14 +29,8 @@ def tokenized(tokenizer: Any, text: str | list[str], **more: Any) -> Any:
     Raises:
         CtxextError: it fails, as one without a token for what it does not know; its files are a stranger's.
     """
-    try:
+    with failures_told("The tokenizer fails"):
         return tokenizer(text, verbose=False, **more)["input_ids"]
-    except Exception as error:  # The tokenizers library has no class of its own for what it raises.
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CtxextError(
-            f"The tokenizer fails: {said}",
-            hint="Are its files whole, and those of this model?",
-        ) from error
 
 
 def no_tokens(text: str) -> CtxextError:
@@ -50,7 +55,44 @@ class Encoder:
         self._needs_anchor = bool(first) and str(first[0]).startswith(_WORD_STARTS)
 
     def _plain(self, text: str) -> list[int]:
+        if len(text) <= _AT_ONCE:
+            return self._in_one_call(text)
+        ids, begin = list[int](), 0
+        while begin < len(text):
+            end = self._end_of_part(text, begin)
+            ids += self._continued(text[begin:end]) if begin else self._in_one_call(text[:end])
+            begin = end
+        return ids
+
+    def _in_one_call(self, text: str) -> list[int]:
         return list(tokenized(self.tokenizer, text, add_special_tokens=False))
+
+    def _continued(self, text: str) -> list[int]:
+        return self._in_context(text, self._in_one_call) if self._needs_anchor else self._in_one_call(text)
+
+    def _end_of_part(self, text: str, begin: int) -> int:
+        """Where the part of a long text ends that is tokenized next.
+
+        Raises:
+            CtxextError: there is no place to cut it for millions of characters.
+        """
+        size = _AT_ONCE
+        while len(text) - begin > size:
+            for at in _places_to_cut(text, begin + size // 2, begin + size):
+                if self._may_cut(text, at):
+                    return at
+            size *= 2
+            if size > _MOST_AT_ONCE:
+                raise CtxextError(
+                    f"A text goes on for {_MOST_AT_ONCE} characters without a place to cut it for the tokenizer.",
+                    hint="Give texts with spaces and lines, or shorter ones.",
+                )
+        return len(text)
+
+    def _may_cut(self, text: str, at: int) -> bool:
+        """Whether the tokens around a place are the same if the text is tokenized in two parts there."""
+        left, right = text[at - _SURROUNDINGS : at], text[at : at + _SURROUNDINGS]
+        return self._continued(left + right) == self._continued(left) + self._continued(right)
 
     def document(self, text: str) -> list[int]:
         """A whole document with the begin token that the tokenizer adds."""
@@ -73,7 +115,7 @@ class Encoder:
         """A piece that stands in the middle of a text."""
         if text in self._known:
             return self._known[text]
-        ids = self._in_context(text) if self._needs_anchor else self._plain(text)
+        ids = self._in_context(text, self._plain) if self._needs_anchor else self._plain(text)
         # Short pieces come again; a document does not, and all of them would fill the memory.
         if len(text) <= _MAX_REMEMBERED_SIZE:
             if len(self._known) >= _MAX_REMEMBERED:
@@ -91,12 +133,12 @@ class Encoder:
             self._known.update((text, list(ids)) for text, ids in zip(new, found, strict=True))
         return [self.piece(text) for text in texts]
 
-    def _in_context(self, text: str) -> list[int]:
+    def _in_context(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
         for anchor in _ANCHORS:
-            before, both = self._plain(anchor), self._plain(anchor + text)
+            before, both = encode(anchor), encode(anchor + text)
             if both[: len(before)] == before:
                 return both[len(before) :]
-        return self._plain(text)
+        return encode(text)
 
     def frame(self, opening: str, question: str) -> tuple[list[int], list[int]]:
         """What stands before the haystack and what stands between it and the answer.
@@ -118,6 +160,17 @@ class Encoder:
                 "The tokenizer's chat template does not keep the user's text.", hint="Evaluate with --no-chat-template."
             )
         return self._plain(head), [*self.piece(tail), *(self.piece(lead_in) if lead_in else [])]
+
+
+def _places_to_cut(text: str, first: int, last: int) -> Iterator[int]:
+    """Where a text may be cut: behind the last ends of lines, then before the last spaces."""
+    yield from (at + 1 for at in islice(_found_backwards(text, "\n", first, last), _MOST_CUTS))
+    yield from islice(_found_backwards(text, " ", first, last), _MOST_CUTS)
+
+
+def _found_backwards(text: str, mark: str, first: int, last: int) -> Iterator[int]:
+    while (last := text.rfind(mark, first, last)) >= 0:
+        yield last
 
 
 def split_question(question: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ctxext.errors import CtxextError
+from ctxext.reading.strict import check_characters
 
 Record = Mapping[str, Any]
 FIELD = "text"
@@ -18,7 +19,8 @@ _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 _BUFFER = 1000
 _MOST_TEXT = 1 << 32
 """Characters of a text, or of one array of records: they are read whole."""
-_MOST_LINE = 1 << 27
+_MOST_LINE = 1 << 26
+"""Characters of a line: its record takes up to 24 bytes of memory for each, and its tokens up to 40."""
 _ID_PARTS = 2
 
 
@@ -203,11 +205,14 @@ def _read_array(path: Path, text: str) -> Iterator[tuple[str, Record]]:
 
 def _parsed(text: str, place: str) -> Any:
     try:
-        return json.loads(text)
+        content = json.loads(text)
     except json.JSONDecodeError as error:
         raise CtxextError(f"{place} is not valid JSON: {error.msg}.") from error
     except (RecursionError, ValueError) as error:  # Brackets without end, or a number of thousands of digits.
         raise CtxextError(f"{place} is no record: {str(error).splitlines()[0]}.") from error
+    if "\\u" in text:  # UTF-8 itself has no halves of characters.
+        check_characters(content, place)
+    return content
 
 
 def _read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[str, Record]]:

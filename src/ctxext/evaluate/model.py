@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ctxext.data.encoding import Encoder
+from ctxext.data.tokenizer import open_tokenizer
 from ctxext.described_size import check_described
 from ctxext.engine import ENGINE_NAMES
 from ctxext.errors import CtxextError
@@ -104,11 +105,9 @@ def load_tokenizer(info: CheckpointInfo, loading: Loading) -> Any:
     Raises:
         CtxextError: it cannot be loaded.
     """
-    from transformers import AutoTokenizer
-
     hint = "Copy the tokenizer files of its source into its folder."
     with loading_told(f'The tokenizer of "{info.name}" cannot be loaded', hint):
-        return AutoTokenizer.from_pretrained(info.checkpoint.folder, trust_remote_code=may_run_code(info, loading))
+        return open_tokenizer(info.checkpoint.folder, trust_remote_code=may_run_code(info, loading))
 
 
 def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxext.checkpoint import Checkpoint, open_checkpoint
+from ctxext.data.tokenizer import open_tokenizer
 from ctxext.described_size import check_described
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
@@ -124,7 +125,6 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
     """
     import torch
     import transformers
-    from transformers import AutoTokenizer
 
     on_cpu = options.device == "cpu" or not torch.cuda.is_available()
     name, folder = base.checkpoint.name, base.checkpoint.folder
@@ -137,7 +137,7 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
         extra["quantization_config"] = _four_bits(dtype)
     check_described(base.checkpoint, auto_class(base.checkpoint.config))
     with loading_told(f'"{name}" cannot be loaded'):
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=base.is_own_code)
+        tokenizer = open_tokenizer(folder, trust_remote_code=base.is_own_code)
         model, report = getattr(transformers, auto_class(base.checkpoint.config)).from_pretrained(
             folder,
             dtype=dtype,

@@ -77,9 +77,9 @@ def parse_json(text: str, name: str, *, constants: bool = True) -> Any:
     except json.JSONDecodeError as error:
         raise CtxextError(f'"{name}" is not valid JSON: {error.msg} in line {error.lineno}.') from error
     except RecursionError as error:
-        raise _too_deep(name) from error
+        raise _too_deep(f'"{name}"') from error
     if "\\u" in text or text.count("[") + text.count("{") > _MAX_DEPTH:
-        _check_tree(content, name)
+        check_characters(content, f'"{name}"')
     return content
 
 
@@ -102,7 +102,7 @@ def parse_yaml(text: str, name: str) -> Any:
         raise CtxextError(f'"{name}" has the key "{error.args[0]}" twice.', hint="Keep one of the two.") from error
     except (yaml.YAMLError, *_OF_VALUES) as error:
         raise CtxextError(f'"{name}" is not valid YAML: {" ".join(str(error).split())}') from error
-    _check_tree(content, name)
+    check_characters(content, f'"{name}"')
     return content
 
 
@@ -136,25 +136,33 @@ def _check_events(events: Iterable[Any], name: str) -> None:
             raise CtxextError(f'"{name}" uses more than {_MAX_ALIASES} YAML aliases.', hint="Write them out.")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _MAX_DEPTH:
-            raise _too_deep(name)
+            raise _too_deep(f'"{name}"')
 
 
-def _check_tree(content: Any, name: str) -> None:
-    """Refuse depth, and characters that cannot be written to a file."""
+def check_characters(content: Any, place: str) -> None:
+    """Refuse halves of characters, and what nests too deep, in what JSON text became.
+
+    Args:
+        content: Dicts, lists and words.
+        place: What errors call it.
+
+    Raises:
+        CtxextError: there is such a word, or more than 64 levels.
+    """
     level, depth = [content], 0
     while level:
         following: list[Any] = []
         for item in level:
             if depth == _MAX_DEPTH and isinstance(item, dict | list):
-                raise _too_deep(name)
+                raise _too_deep(place)
             if isinstance(item, dict):
                 following += [*item.keys(), *item.values()]
             elif isinstance(item, list):
                 following += item
             elif isinstance(item, str) and _SURROGATE.search(item):
-                raise CtxextError(f'"{name}" holds half a character (a lone surrogate), which no file can.')
+                raise CtxextError(f"{place} holds half a character (a lone surrogate), which no file can.")
         level, depth = following, depth + 1
 
 
-def _too_deep(name: str) -> CtxextError:
-    return CtxextError(f'"{name}" nests deeper than {_MAX_DEPTH} levels.')
+def _too_deep(place: str) -> CtxextError:
+    return CtxextError(f"{place} nests deeper than {_MAX_DEPTH} levels.")
