@@ -9,7 +9,15 @@ from ctxext.checkpoint import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe
 from ctxext.recipes.legacy import is_legacy, upgraded
-from ctxext.recipes.own_code import CODE_FILES, carries_code, check_pinned, needs_code, own_code, runs_only_own_code
+from ctxext.recipes.own_code import (
+    CODE_FILES,
+    carries_code,
+    check_pinned,
+    code_of_versions,
+    needs_code,
+    own_code,
+    runs_only_own_code,
+)
 from ctxext.recipes.relation import Window
 from ctxext.recipes.rotary import model_config
 
@@ -46,7 +54,7 @@ def test_own_code_is_known_by_every_byte_of_it(version, request):
     checkpoint = request.getfixturevalue(version)
     assert runs_only_own_code(checkpoint)
     assert carries_code(checkpoint)
-    files = own_code(checkpoint.config)
+    files = own_code(checkpoint)
     assert set(files) == {path.name for path in checkpoint.folder.glob("*.py")}
     assert set(files) <= CODE_FILES
     for name in files:
@@ -73,9 +81,9 @@ def test_a_checkpoint_without_code(tmp_path):
     plain = write(tmp_path / "plain", **{"config.json": {**LLAMA, "text_config": {"x": 1}}})
     assert not carries_code(plain)
     assert not runs_only_own_code(plain)
-    assert own_code(plain.config) == {}
+    assert own_code(plain) == {}
     noted = {**LLAMA, "ctxext": {"recipe": {"steps": [{"method": "yarn", "factor": 4.0}]}}}
-    assert own_code(noted) == {}
+    assert code_of_versions(noted) == []
     # A stub that no recipe asks for is nobody's: there is nothing to hold it against.
     named = {"auto_map": {"AutoModel": "modeling_ctxext.CtxextLlamaModel"}}
     for config in (
@@ -90,7 +98,7 @@ def test_a_checkpoint_without_code(tmp_path):
 
 def test_a_recipe_that_was_broken_by_hand_is_told(older):
     with pytest.raises(CtxextError, match=r'"config.json" makes no sense: AttributeError'):
-        own_code({**older.config, "text_config": ["x"]})
+        code_of_versions({**older.config, "text_config": ["x"]})
 
 
 NAMED = {"auto_map": {"AutoModel": "modeling_x.X"}}

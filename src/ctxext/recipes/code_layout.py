@@ -36,6 +36,12 @@ SHARED_FILES: Mapping[str, tuple[str, ...]] = {
 PREFIX = "Ctxext"
 """Of the names of its classes."""
 
+STUB_STYLE = "0.2.0"
+"""Of how `render_stub` writes the stub; another one wherever its text changes (`released.py`)."""
+
+AUTO_CLASSES = ("AutoModel", "AutoModelForCausalLM", "AutoModelForImageTextToText")
+"""The Auto classes that a stub may have classes for."""
+
 _TOWER = "its language model is another family's; convert that family's own checkpoint"
 _INDEXER = "its indexer reads the same rotary embedding, which must stay the model's own"
 

@@ -1,4 +1,4 @@
-"""Whether loading a checkpoint would run only code that ctxext wrote: this version, or 0.1.0.
+"""Whether loading a checkpoint would run only code that ctxext wrote: this version, or an earlier one.
 
 What config.json says of its origin proves nothing, as anyone can write it: the files themselves are compared.
 """
@@ -16,10 +16,11 @@ from ctxext.recipes.code import CodeMethod
 from ctxext.recipes.code_layout import SHARED_FILES, STUB_FILE, family_classes
 from ctxext.recipes.methods import METHODS
 from ctxext.recipes.recipe import recipe_from_dict
+from ctxext.recipes.released import code_of_releases, released_files
 from ctxext.recipes.rotary import CODE_KEY, provenance
 
 CODE_FILES = frozenset(
-    {STUB_FILE, legacy.MODELING_FILE, *(name for names in SHARED_FILES.values() for name in names)}
+    {STUB_FILE, legacy.MODELING_FILE, *released_files(), *(name for names in SHARED_FILES.values() for name in names)}
     | {file.name for method in METHODS if issubclass(method, CodeMethod) for file in method.code}
 )
 """Names of the modeling code that this package writes, or wrote."""
@@ -27,33 +28,52 @@ CODE_FILES = frozenset(
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def own_code(config: dict[str, Any]) -> dict[str, str]:
-    """The modeling code that a converted checkpoint's recipe needs, as this version or 0.1.0 writes it.
+def own_code(checkpoint: Checkpoint) -> dict[str, str]:
+    """The modeling code that a converted checkpoint's recipe needs, as the version that wrote it did.
 
     Args:
-        config: The content of its config.json.
+        checkpoint: The converted checkpoint.
 
     Returns:
-        File names and the SHA-256 of their contents.
+        File names and the SHA-256 of their contents: the set of the version whose files these are, and of this one
+        where they are no version's.
+
+    Raises:
+        CtxextError: the configuration was broken by someone.
+    """
+    sets = code_of_versions(checkpoint.config)
+    return next((code for code in sets if _is_there(checkpoint, code)), sets[0] if sets else {})
+
+
+def code_of_versions(config: dict[str, Any]) -> list[dict[str, str]]:
+    """The modeling code that a configuration's recipe needs as each version wrote it, this one first.
 
     Raises:
         CtxextError: the configuration was broken by someone.
     """
     noted = provenance(config).get("recipe")
     if noted is None:
-        return {}
+        return []
     try:
-        files = recipe_from_dict(noted, "config.json").code_files(config)
+        recipe = recipe_from_dict(noted, "config.json")
+        files, steps = recipe.code_files(config), [step for step in recipe.steps if isinstance(step, CodeMethod)]
         if legacy.is_legacy(config):
             classes = family_classes(config)
             models = (classes.by_auto_class[auto] for auto in ("AutoModel", "AutoModelForCausalLM"))
-            return {
-                legacy.MODELING_FILE: legacy.MODELING_DIGEST,
-                STUB_FILE: _digest(legacy.stub(classes.modeling, *models)),
-            }
+            stub = _digest(legacy.stub(classes.modeling, *models))
+            return [{legacy.MODELING_FILE: legacy.MODELING_DIGEST, STUB_FILE: stub}]
+        if not steps:
+            return []
+        names, classes = [step.name for step in steps], family_classes(config)
+        earlier = code_of_releases(steps[0].encoding, names, classes, STUB_FILE)
+        return [{name: _digest(text) for name, text in files.items()}, *earlier]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CtxextError(f'"config.json" makes no sense: {type(error).__name__} {error}') from error
-    return {name: _digest(text) for name, text in files.items()}
+
+
+def _is_there(checkpoint: Checkpoint, code: Mapping[str, str]) -> bool:
+    files = {name: checkpoint.folder / name for name in code}
+    return bool(code) and all(path.is_file() and sha256_of(path) == code[name] for name, path in files.items())
 
 
 def _digest(text: str) -> str:
@@ -67,11 +87,9 @@ def runs_only_own_code(checkpoint: Checkpoint) -> bool:
     if not places or any(not isinstance(place, str) or place.partition(".")[0] != stub for place in places):
         return False
     try:
-        code = own_code(checkpoint.config)
+        return any(_is_there(checkpoint, code) for code in code_of_versions(checkpoint.config))
     except CtxextError:
         return False
-    files = {name: checkpoint.folder / name for name in code}
-    return bool(code) and all(path.is_file() and sha256_of(path) == code[name] for name, path in files.items())
 
 
 def carries_code(checkpoint: Checkpoint) -> bool:

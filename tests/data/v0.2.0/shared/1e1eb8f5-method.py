@@ -1,0 +1,232 @@
+"""What a method of a checkpoint may change, and what it sees: five hooks, one call per layer, one state per sequence.
+
+This file travels inside checkpoints, beside one file for each of their methods. Every method wraps what stands inside
+it, in the order of the recipe, so any number of them compose. config.json holds their numbers, one entry of `steps`
+each. Shapes: b batch, h query heads, g KV heads, l length, d head, p rotated pairs, c columns of cos and sin.
+"""
+
+import functools
+import types
+from collections import namedtuple
+
+import torch
+
+# From where to where tensors rotate: positions (b or 1, l) or (b or 1, l, c), `since` None for no rotation at all, and
+# frequencies (p) in the place of the model's own, or None.
+Turn = namedtuple("Turn", ["to", "since", "frequencies"])
+# What angles are made of: the inverse frequencies (p) in use, the number of the frequency of each column (c), the
+# factor on cos and sin, and their type.
+Frame = namedtuple("Frame", ["inverse", "columns", "scaling", "dtype"])
+# What a rotary embedding returns in the place of cos: the family's own cos; for every set of positions the methods'
+# tables for queries and for keys; the positions (b or 1, l); and a dict for one forward. Device maps move all of it.
+Tables = namedtuple("Tables", ["cos", "sets", "positions", "frame", "memory"])
+
+
+class Method:
+    """What a method may change. Every default hands on to what stands inside it."""
+
+    name = ""  # That of its entries in `steps`.
+
+    def __init__(self, settings):
+        self.settings = settings
+
+    def acts_on(self, layer):
+        """Whether a layer takes part."""
+        return layer in self.settings["layers"]
+
+    def equip(self, attention):
+        """Give the attention of a layer that takes part weights of the method's own, while the model is built."""
+
+    def positions(self, inner, sets):
+        """Pairs of (query positions, key positions), each (b or 1, l), at which this model rotates."""
+        return inner(sets)
+
+    def tables(self, inner, frame, turn):
+        """What rotates tensors as a `Turn` says; at the innermost cos and sin, each (b or 1, l, c)."""
+        return inner(frame, turn)
+
+    def rotate(self, inner, tensors, tables, axis, call):
+        """Rotate un-rotated queries (b, h, l, d) and keys (b, g, l, d), or one of them; `axis` counts their heads.
+
+        Tables are made once for all layers, so this is asked in layers that take no part too.
+        """
+        return inner(tensors, tables, axis, call)
+
+    def merge(self, inner, queries, keys):
+        """One query and one key from those of every set of positions, as they go into the cache."""
+        return inner(queries, keys)
+
+    def attend(self, inner, call, query, key, value, mask, **kwargs):
+        """The attention of rotated states, in layers that take part: (b, l, h, d) and the weights or None."""
+        return inner(query, key, value, mask, **kwargs)
+
+
+HOOKS = {name: getattr(Method, name) for name in ("positions", "tables", "rotate", "merge", "attend")}
+
+
+def chained(methods, hook, innermost):
+    """Put the innermost function inside the hook of each method that has one, one after the other."""
+    own = [getattr(method, hook) for method in methods if getattr(type(method), hook) is not HOOKS[hook]]
+    return functools.reduce(lambda inner, outer: functools.partial(outer, inner), own, innermost)
+
+
+class Part:
+    """What a decoder layer of a private copy knows of itself."""
+
+    def __init__(self, methods, attention, original, rotary=None):
+        self.methods, self.attention, self.original = methods, attention, original
+        self.layer = getattr(attention, "layer_idx", getattr(attention, "block_idx", None))
+        self.scaling = getattr(attention, "scaling", None)
+        self.rotary = rotary  # Where it is the attention's own.
+        self.is_left_to_engine = False  # Whether the attention function itself asks the methods, sequence by sequence.
+
+
+class Call:
+    """One layer's part of one forward, in the place of cos: what its methods see, and what they may keep.
+
+    `positions` are the rows' (b or 1, l), `mask` what the layer was given, in any backend's form, `cache` its cache or
+    None; `memory` is a dict that all layers of this forward share, `own` one of this layer alone; `kv_heads` is the
+    number of KV heads here, `first_head` the number of the first of them: above 0 on later ranks of tensor parallelism.
+    """
+
+    def __init__(self, part, tables, inputs):
+        # Some families run one layer at several depths, and say so in these arguments.
+        self.layer = inputs.get("layer_idx", part.layer) + inputs.get("cycle_offset", 0)
+        self.methods, self.attention, self.original = part.methods, part.attention, part.original
+        self.own = {}
+        if tables is not None:
+            self.see_tables(tables)
+        names = ("past_key_values", "past_key_value", "layer_past")
+        self.cache = next((inputs[name] for name in names if name in inputs), None)
+        self.mask, self.scaling = inputs.get("attention_mask"), part.scaling
+        self.is_left_to_engine = part.is_left_to_engine
+        self.is_paged = "read_index" in inputs  # Continuous batching, which keeps the name of any backend.
+        self.kv_heads, self.first_head = None, 0
+
+    def see_tables(self, tables):
+        """Note what the rotary embedding made for this forward."""
+        self.tables, self.positions, self.memory = tables, tables.positions, tables.memory
+
+    def to(self, *args, **kwargs):
+        """Itself: families that rotate by one complex tensor bring it to a device."""
+        return self
+
+    @property
+    def backend(self):
+        """The name of the attention implementation that this layer asks for."""
+        return getattr(getattr(self.attention, "config", None), "_attn_implementation", None) or "sdpa"
+
+    def needs_sequences(self, what):
+        """Refuse engines that lay sequences end to end (vLLM, continuous batching), where `what` would be wrong.
+
+        Raises:
+            ValueError: the attention belongs to such an engine.
+        """
+        if self.backend == "vllm" or "paged" in self.backend or self.is_paged:
+            name = "paged" if self.is_paged else self.backend
+            raise ValueError(f'{what} needs whole sequences; "{name}" attention lays them end to end.')
+
+    @property
+    def is_plain(self):
+        """Whether no method takes part in this layer."""
+        return not any(method.acts_on(self.layer) for method in self.methods)
+
+    def see_heads(self, found, total):
+        """Note which of the checkpoint's KV heads are here: all, or under tensor parallelism this rank's share."""
+        ranks, rest = divmod(total, found)
+        if rest or (ranks > 1 and not torch.distributed.is_initialized()):
+            raise ValueError(f"This checkpoint has numbers for {total} KV heads; layer {self.layer} has {found}.")
+        self.kv_heads = found
+        self.first_head = found * (torch.distributed.get_rank() % ranks) if ranks > 1 else 0
+
+    def rotated(self, tensors, tables, axis):
+        """Rotate tensors, whose heads `axis` counts, inside all methods; at the innermost as the family does."""
+        return chained(self.methods, "rotate", self.plainly_rotated)(tensors, tables, axis, self)
+
+    def plainly_rotated(self, tensors, tables, axis, call):
+        """The family's own rotation, of two tensors or of one."""
+        apply, takes_key = self.original
+        if not takes_key:
+            return [apply(tensor, *tables, unsqueeze_dim=axis) for tensor in tensors]
+        pair = tensors if len(tensors) == 2 else (tensors[0], tensors[0].narrow(axis, 0, 1))
+        return list(apply(*pair, *tables, unsqueeze_dim=axis))[: len(tensors)]
+
+    def turn(self, tensor, to, since=None, frequencies=None):
+        """Rotate an already rotated tensor (b, heads, l, d) by the angles from `since` to `to`, in float32.
+
+        Positions are (b or 1, l), or (b or 1, l, p) with one for every pair; `since` None stands for 0, `frequencies`
+        (p) for others than the model's. The model's factor on cos and sin is not applied again.
+        """
+        frame = self.tables.frame._replace(scaling=1.0, dtype=torch.float32)
+        to, since = (one if one is None or one.ndim == 2 else one[..., frame.columns] for one in (to, since))
+        tables = chained(self.methods, "tables", cos_and_sin)(frame, Turn(to, since, frequencies))
+        width = 2 * len(frame.inverse)
+        (rotated,) = self.rotated([tensor[..., :width].float()], tables, 1)
+        rotated = rotated.to(tensor.dtype)
+        return rotated if width == tensor.shape[-1] else torch.cat([rotated, tensor[..., width:]], -1)
+
+
+def per_column(positions):
+    """Positions (b, l) or (b, l, c) as float32 (b, l, 1 or c)."""
+    return positions.float() if positions.ndim == 3 else positions.float()[..., None]
+
+
+def cos_and_sin(frame, turn):
+    """The innermost tables of a correction: cos and sin (b, l, c) in the family's own layout."""
+    inverse = frame.inverse if turn.frequencies is None else turn.frequencies
+    moved = per_column(turn.to) if turn.since is None else per_column(turn.to) - per_column(turn.since)
+    return waves(frame, moved * inverse[frame.columns])
+
+
+def waves(frame, angles):
+    """Cos and sin of angles as the family computes them: by polar coordinates the last bit is another."""
+    if frame.dtype.is_complex:
+        turn = torch.polar(torch.ones_like(angles), angles) * frame.scaling
+        return turn.real, turn.imag
+    return tuple((f(angles) * frame.scaling).to(frame.dtype) for f in (torch.cos, torch.sin))
+
+
+MOVES = {
+    "reorder_cache": lambda rows, index: rows.index_select(0, index.to(rows.device)),
+    "batch_select_indices": lambda rows, indices: rows[indices],
+    "batch_repeat_interleave": lambda rows, repeats: rows.repeat_interleave(repeats, dim=0),
+    "crop": lambda rows, length: rows,
+    "reset": lambda rows: rows,
+}
+
+
+def following(name):
+    """A cache's method of this name, after which what is remembered of its sequences is where they are."""
+
+    def moved(cache, *args, **kwargs):
+        getattr(type(cache), name)(cache, *args, **kwargs)
+        state = cache.ctxext_state
+        state.derived.clear()
+        kept = state.rows if cache.get_seq_length() else {}  # An empty cache has forgotten its prompt.
+        state.rows = {key: MOVES[name](rows, *args, *kwargs.values()) for key, rows in kept.items()}
+
+    return moved
+
+
+FOLLOWING = {name: following(name) for name in MOVES}
+
+
+class SequenceState:
+    """What methods remember of a cache's sequences: see `state_of`."""
+
+    def __init__(self):
+        self.rows, self.derived = {}, {}
+
+
+def state_of(cache):
+    """What methods remember of a cache's sequences.
+
+    `rows`, tensors (b, ...) by any key, follow the sequences through reordering, selection and repetition; `derived` is
+    forgotten whenever they move or are cropped.
+    """
+    if not hasattr(cache, "ctxext_state"):
+        cache.ctxext_state = SequenceState()
+        for name in FOLLOWING if not torch.compiler.is_compiling() else ():
+            if hasattr(cache, name):  # Bound to this cache alone; a deep copy of it binds its own.
+                setattr(cache, name, types.MethodType(FOLLOWING[name], cache))
+    return cache.ctxext_state

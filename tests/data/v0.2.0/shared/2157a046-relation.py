@@ -1,0 +1,294 @@
+"""Attention by relation maps: every row reads near and far keys by the rule of its own position, in one softmax.
+
+This file travels inside checkpoints. Queries and keys come rotated by their own positions, and the cache holds them so;
+what is far turns by the difference. Rows that change nothing are the inner attention's, bit by bit. The others take one
+of three ways: one call of the inner attention for a single row; tiles merged by their log-sum-exp where causality is
+all that hides keys; blocks of rows with one softmax for everything else. Shapes: b batch, h heads, g key heads, l rows,
+n keys, d head.
+"""
+
+from collections import namedtuple
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from .method import Method
+from .relation_maps import MAPS, Rows, stages
+from .relation_parts import (
+    attend_tile,
+    band,
+    can_keep,
+    first_base,
+    joined,
+    keep_side,
+    key_positions,
+    merge,
+    operator,
+    plain_base,
+    product,
+    scaled,
+    scaling,
+    serve,
+    served_rows,
+    side_of,
+    softmaxed,
+    turned,
+    without,
+)
+
+BLOCK = 128  # Rows whose scores are in memory at once.
+# What all layers with one mask share. `positions` (b or 1, l); `keys` (b or 1, n): positions of keys; `rows`, `scale`:
+# what the map says of rows; `base`: how many keys come before the first row; `first`: the first row that changes;
+# `served`: how many rows the inner attention serves; `pieces`: the work, in the form's own way.
+Plan = namedtuple("Plan", ["form", "positions", "keys", "rows", "scale", "base", "first", "served", "pieces"])
+# Rows `start` to `stop`: keys below `low` are far for all of them, from `high` on near, and from `end` on hidden. The
+# rungs that occur are tensors (b or 1, 1), so that every sequence of the batch has its own first, second and so on.
+Block = namedtuple("Block", ["start", "stop", "low", "high", "end", "rungs"])
+# A single row: keys below `low` stay far for later rows while `rungs` and `origins` are the same; keys between the two
+# borders of `hole` are not read.
+Single = namedtuple("Single", ["low", "rungs", "origins", "hole"])
+
+
+class Relation(Method):
+    """The attention of one method, which the subclass names; its map says which keys a row reads at which distance."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.map = MAPS[self.name](settings)
+
+    def attend(self, inner, call, query, key, value, mask, **kwargs):
+        """The attention (b, l, h, d) of query (b, h, l, d), key and value (b, g, n, d), and weights or None."""
+        if not call.is_left_to_engine:
+            call.needs_sequences(self.name)
+        plan = self.plan(call, query, key, value, mask, kwargs)
+        if plan.form == "one":
+            query, key, value, mask = self.one(call, plan, query, key, value, mask)
+        if plan.form in ("inside", "one"):
+            return inner(query, key, value, mask, **kwargs)
+        stock = None, None
+        if plan.served:
+            stock = serve(inner, plan.served, plan.base, query, key, value, mask, kwargs)
+        if plan.form == "tiles":
+            return self.tiles(call, plan, stock[0], query, key, value, scaling(call, query, kwargs)), None
+        own = self.blocks(call, plan, query, key, value, mask, kwargs)
+        return joined(plan.positions >= self.map.first, plan, stock, own)
+
+    def plan(self, call, query, key, value, mask, kwargs):
+        """The Plan of this call, made once per forward. Unless it is traced, it reads positions and masks."""
+        if torch.compiler.is_compiling():
+            return self.traced_plan(call, query, key, mask)
+        name = (self.name, id(mask), query.shape[2], key.shape[2], query.device)
+        if name not in call.memory:
+            call.memory[name] = self.made_plan(call, query, key, value, mask, kwargs), mask  # Its id stays taken.
+        return call.memory[name][0]
+
+    def traced_plan(self, call, query, key, mask):
+        """A plan without a look at positions: one row takes one call; more rows are made both ways, then chosen."""
+        (length, total), m = (query.shape[2], key.shape[2]), call.positions
+        base = first_base(call, length, total, mask)
+        read = m, key_positions(m, mask, total, base), self.map.rows(m), self.map.temperature(m), base, 0
+        if length == 1 and (not self.map.drops_keys or getattr(mask, "ndim", 0) == 4):
+            return Plan("one", *read, 0, Single(0, None, None, ()))
+        last = self.map.last_rung(max(self.settings.get("target_length", self.map.length), total))
+        rungs = [torch.full_like(m[:, :1], rung) for rung in range(int(self.map.first == self.map.start), last + 1)]
+        starts = range(0, length, BLOCK)
+        pieces = [Block(start, min(start + BLOCK, length), 0, total, total, rungs) for start in starts]
+        return Plan("blocks", *read, length, pieces)
+
+    def made_plan(self, call, query, key, value, mask, kwargs):
+        """The cheapest plan for these positions and this mask."""
+        (length, total), m = (query.shape[2], key.shape[2]), call.positions
+        if int(m.max()) < self.map.first:
+            return Plan("inside", *[None] * 8)
+        changed, base = m >= self.map.first, first_base(call, length, total, mask)
+        first = int(changed.any(0).long().argmax())
+        served = 0 if bool(changed.all()) else int((~changed).any(0).nonzero().amax()) + 1
+        served = served_rows(call.backend, served, length, mask)
+        plain = plain_base(m, mask, total, base)
+        trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+        start = int(m[0, first])
+        if not trains and plain == start - first and is_tiled(call, query, value, total, kwargs):
+            m = m[:1, first:]
+            pieces, rows = stages(self.map, start, start + length - first), self.map.rows(m)
+            if length == 1 and rows.turn_middle is not None:
+                rows = rows._replace(turn_far=torch.cat([rows.turn_far, rows.turn_middle], 1))  # Both in one call.
+            return Plan("tiles", m, None, rows, self.map.temperature(m), plain, first, served, pieces)
+        read = m, key_positions(m, mask, total, base), self.map.rows(m), self.map.temperature(m), base, first
+        if length == 1 and (not self.map.drops_keys or plain is not None or getattr(mask, "ndim", 0) == 4):
+            return Plan("one", *read, 0, self.single(read[2], read[1], plain, len(key), trains))
+        return Plan("blocks", *read, served, block_pieces(read[2], read[1], mask, base, first))
+
+    def single(self, rows, keys, plain, batch, trains):
+        """What a plan for one row holds beside positions."""
+        rung, origins = rows.rung.expand(batch, 1), keys[:, :1].expand(batch, 1)
+        if self.map.drops_keys:
+            hole = [int(border[0, 0] - origins[0, 0]) for border in (rows.far, rows.near)] if plain is not None else ()
+            return Single(0, None, None, hole)
+        is_kept = self.settings.get("side_cache", True) and not trains
+        low = max(int((rows.far - origins).amin()), 0)
+        return Single(low, rung[:, 0].tolist() if is_kept else None, origins[:, 0].tolist(), ())
+
+    def one(self, call, plan, query, key, value, mask):
+        """Query, key, value and mask of the one call that reads every key right.
+
+        The query stands where it reads far keys, and near keys turn with it. If a method's far keys do not turn, its
+        query does not either, and they turn instead.
+        """
+        rows, single, total = plan.rows, plan.pieces, key.shape[2]
+        query, n = scaled(query, plan.scale), plan.keys
+        if single.hole:  # Only the first keys turn.
+            first = call.turn(key[:, :, : single.hole[0]], -rows.turn_far.expand(-1, single.hole[0]))
+            key = torch.cat([first, key[:, :, single.hole[1] :]], 2)
+            mask = mask if mask is None else without(mask[..., :total], single.hole, -1)
+            return query, key, without(value, single.hole, 2), mask
+        if self.map.drops_keys:
+            hidden = ((n >= rows.far) & (n < rows.near))[:, None, None]
+            mask = mask[..., :total]
+            mask = mask & ~hidden if mask.dtype == torch.bool else mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
+        side = side_of(call, key, single.rungs, single.origins) if single.rungs and can_keep(call) else None
+        start = min(side.filled, single.low) if side else 0
+        key = turned(call, key[:, :, start:], self.turns(rows, n[:, start:]))
+        if side:
+            side.buffer[:, :, start:total] = key
+            keep_side(call, side._replace(filled=min(single.low, total)))
+            key = side.buffer[:, :, :total]
+        return turned(call, query, rows.turn_far) if self.map.turns_keys else query, key, value, mask
+
+    def turns(self, rows, n):
+        """How far keys at n (b, k) turn for the one call of a single row: (b, k) or (b, k, p)."""
+        far, near = (self.map.keys(n, rows.rung), rows.turn_far) if self.map.turns_keys else (-rows.turn_far, 0)
+        wide = (lambda borders: borders[..., None]) if rows.turn_far.ndim == 3 else lambda borders: borders
+        turned = torch.where(wide(n < rows.far), far, near)
+        if rows.turn_middle is None:
+            return turned
+        return torch.where((n >= rows.middle) & (n < rows.near), near - rows.turn_middle, turned)
+
+    def tiles(self, call, plan, stock, query, key, value, scale):
+        """The output where only causality hides keys: tiles of each run of rows, near and far, in one softmax."""
+        (batch, heads, length, size), groups, first = query.shape, key.shape[1], plan.first
+        output, key = query.new_empty(batch, length, heads, size), key[:, :, : plan.base + length]
+        if first:
+            output[:, :first] = stock[:, :first]
+        query, rows = scaled(query[:, :, first:], plan.scale), plan.rows
+        parts = {"near": query}
+        if any(end for _, end, _ in plan.pieces) and (length > 1 or rows.turn_middle is None):
+            parts["far"] = turned(call, query, rows.turn_far, "far")
+        if rows.turn_middle is not None and length == 1:
+            parts["far"], parts["middle"] = turned(call, torch.cat([query, query], 2), rows.turn_far).chunk(2, 2)
+        elif rows.turn_middle is not None:
+            parts["middle"] = turned(call, query, rows.turn_middle, "middle")
+        parts = {name: part.unflatten(1, (groups, -1)) for name, part in parts.items()}
+        own = output[:, first:].transpose(1, 2)
+        total = own if own.dtype == torch.float32 else torch.empty_like(own, dtype=torch.float32)
+        total, sums = total.unflatten(1, (groups, -1)), total.new_empty(*total.shape[:3]).unflatten(1, (groups, -1))
+        origin, written, bands = plan.base + first, set(), {}
+        for rung, end, tiles in plan.pieces:
+            far_key = self.far_keys(call, plan, key, rung, end)
+            for part, start, stop, low, high, form in tiles:
+                if form == "band" and (stop - start, high - low) not in bands:
+                    bands[stop - start, high - low] = band(stop - start, high - low, query, heads // groups)
+                bias = bands[stop - start, high - low] if form == "band" else None
+                span, keys = slice(start - origin, stop - origin), far_key if part == "far" else key
+                for i in range(batch):
+                    tile = (parts[part][i, :, :, span], keys[i, :, low:high], value[i, :, low:high])
+                    more = attend_tile(*tile, form, bias, scale)
+                    merge(total[i, :, :, span], sums[i, :, :, span], *more, start not in written)
+                written.add(start)
+        if own.dtype != torch.float32:
+            own.copy_(total.flatten(1, 2))
+        return output
+
+    def far_keys(self, call, plan, key, rung, end):
+        """Keys (b, g, at least `end`, d) as the far rows of a rung read them. With a cache the last rung's are kept."""
+        if not self.map.turns_keys or rung == 0 or end == 0:
+            return key
+        is_kept = plan.base and rung == plan.pieces[-1][0] and self.settings.get("side_cache", True) and can_keep(call)
+        side = side_of(call, key, [rung] * len(key), [0] * len(key)) if is_kept else None
+        start = side.filled if side else 0
+        if start < end:
+            end = key.shape[2] if side else end  # What is near now will be far, so that later rows find it.
+            n, rungs = torch.arange(start, end, device=key.device)[None], torch.tensor([[rung]], device=key.device)
+            made = turned(call, key[:, :, start:end], self.map.keys(n, rungs), None if side else "keys")
+            if not side:
+                return made
+            side.buffer[:, :, start:end] = made
+            keep_side(call, side._replace(filled=end))
+        return side.buffer
+
+    def blocks(self, call, plan, query, key, value, mask, kwargs):
+        """Output (b, l, h, d) and weights, or None, of all rows from the plan's first on, block by block."""
+        made, by_rung = [], {}
+        for block in plan.pieces:
+            by_rung = {id(rung): by_rung.get(id(rung)) for rung in block.rungs}
+            for rung in block.rungs if self.map.turns_keys else ():
+                if by_rung[id(rung)] is None:
+                    by_rung[id(rung)] = turned(call, key, self.map.keys(plan.keys, rung))
+            far = [key if by_rung[id(rung)] is None else by_rung[id(rung)] for rung in block.rungs]
+            inputs = call, plan, block, mask, kwargs, query, key, value, *far
+            if torch.is_grad_enabled() and query.requires_grad and not torch.compiler.is_compiling():
+                made.append(checkpoint(self.block, *inputs, use_reentrant=False))  # Scores are not kept.
+            else:
+                made.append(self.block(*inputs))
+        outputs, weights = zip(*made, strict=True)
+        return torch.cat(outputs, 1), None if weights[0] is None else torch.cat(weights, 2)
+
+    def block(self, call, plan, block, mask, kwargs, query, key, value, *far_keys):
+        """Output (b, l, h, d) and weights (b, h, l, n), or None, of the rows of a block."""
+        start, stop, low, high, end, rungs = block
+        rows = Rows(*(x if x is None else x[:, start:stop] for x in plan.rows))
+        query = scaled(query[:, :, start:stop], plan.scale if plan.scale is None else plan.scale[:, start:stop])
+        far_query = turned(call, query, rows.turn_far)
+        far = product(far_query, far_keys[0][:, :, :high].mT)
+        for rung, keys in zip(rungs[1:], far_keys[1:], strict=True):
+            far = torch.where((rows.rung == rung)[:, None, :, None], product(far_query, keys[:, :, :high].mT), far)
+        near, n = product(query, key[:, :, low:end].mT), plan.keys[:, None, :end]
+        is_near = (n[..., low:high] >= rows.near[..., None])[:, None]
+        mixed = torch.where(is_near, near[..., : high - low], far[..., low:])
+        if rows.turn_middle is not None:
+            middle = product(turned(call, query, rows.turn_middle), key[:, :, low:high].mT)
+            is_middle = (n[..., low:high] >= rows.middle[..., None]) & (n[..., low:high] < rows.near[..., None])
+            mixed = torch.where(is_middle[:, None], middle, mixed)
+        scores = torch.cat([far[..., :low], mixed, near[..., high - low :]], -1) * scaling(call, query, kwargs)
+        hidden = (n >= rows.far[..., None]) & (n < rows.middle[..., None]) if self.map.drops_keys else None
+        output, weights = softmaxed(scores, value[:, :, :end], mask, (start, stop), plan.base, hidden, kwargs)
+        if call.backend != "eager":
+            return output, None
+        return output, torch.nn.functional.pad(weights, (0, key.shape[2] - end))
+
+
+def is_tiled(call, query, value, total, kwargs):
+    """Whether nothing about a call asks for more than tiles can do."""
+    special = any(kwargs.get(name) for name in ("dropout", "softcap", "output_attentions"))
+    special = special or kwargs.get("s_aux") is not None or 0 < (kwargs.get("sliding_window") or 0) < total
+    own = (call.backend == "sdpa" or call.is_left_to_engine) and query.shape[3] == value.shape[3]
+    return own and not special and operator(query.device.type, query.dtype) is not None
+
+
+def block_pieces(rows, keys, mask, base, first):
+    """Blocks of the rows from `first` on, and what is the same for all rows of each."""
+    (length, total), shared, blocks = (rows.near.shape[1], keys.shape[1]), {}, []
+    is_steady, rungs = bool((keys.diff() == 1).all()), rows.rung.cpu()
+    low, high = ((border - keys[:, :1]).cpu() for border in (rows.far, rows.near))
+    for start in range(first, length, BLOCK):
+        stop = min(start + BLOCK, length)
+        found = [row[start:stop].unique().tolist() for row in rungs]
+        places = [tuple(own[min(i, len(own) - 1)] for own in found) for i in range(max(map(len, found)))]
+        tensors = [shared.setdefault(place, torch.tensor(place, device=keys.device)[:, None]) for place in places]
+        if isinstance(mask, torch.Tensor) and mask.ndim == 4:
+            seen = mask[:, :, start:stop, :total]
+            seen = seen if seen.dtype == torch.bool else seen > torch.finfo(seen.dtype).min / 2
+            end = int(seen.any(2).flatten(0, 1).any(0).nonzero().amax()) + 1
+        else:
+            end = total if hasattr(mask, "mask_mod") else min(base + stop, total)
+        borders = (int(low[:, start:stop].amin()), int(high[:, start:stop].amax())) if is_steady else (0, end)
+        blocks.append(Block(start, stop, *(min(max(border, 0), end) for border in borders), end, tensors))
+    return blocks
+
+
+def of(method):
+    """The class of a method, for a stub to name."""
+    return type(method, (Relation,), {"name": method})
+
+
+SelfExtend, Bifocal, Dca, Rerope = of("self-extend"), of("bifocal"), of("dca"), of("rerope")
+String, Sinks, Window, Adaptive = of("string"), of("sinks"), of("window"), of("adaptive")

@@ -1,0 +1,62 @@
+"""A private copy of a family's modeling module, which methods may change: the installed one, which others use, stays.
+
+This file travels inside checkpoints and knows no method.
+"""
+
+import functools
+import importlib.util
+import inspect
+import sys
+import types
+
+import transformers
+from transformers import AutoModel, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+PREFIX = "Ctxext"  # Of the classes in the stub.
+MODERN = int(transformers.__version__.split(".")[0]) >= 5
+conversion_mapping = importlib.import_module("transformers.conversion_mapping") if MODERN else None
+
+
+def private_copy(stub, modeling):
+    """Return a copy of the module `modeling` for the checkpoint module named `stub`."""
+    name = f"{modeling}_for_{stub.replace('.', '_')}"
+    spec = importlib.util.spec_from_file_location(name, importlib.util.find_spec(modeling).origin)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def from_config(config, **kwargs):  # Models within a model are private too.
+        cls = getattr(module, str(MODEL_MAPPING_NAMES.get(config.model_type)), None)
+        return AutoModel.from_config(config, **kwargs) if cls is None else cls._from_config(config, **kwargs)
+
+    module.AutoModel = types.SimpleNamespace(from_config=from_config)
+    for cls in classes_of(module):
+        if issubclass(cls, PreTrainedModel):
+            cls.is_custom_code = classmethod(lambda cls: False)  # Its weights are stored as the family's are.
+    return module
+
+
+def classes_of(module):
+    """The classes that a private module defines."""
+    return [cls for cls in vars(module).values() if inspect.isclass(cls) and cls.__module__ == module.__name__]
+
+
+def is_model(cls):
+    """Whether a class is a whole model, with an `__init__` of its own."""
+    return issubclass(cls, PreTrainedModel) and "__init__" in vars(cls) and not cls.__name__.endswith("PreTrainedModel")
+
+
+def find_renamed_weights(model):
+    """Let transformers 5, which finds some renamed weights by the name of the class, find those of ours."""
+    name = type(model).__name__
+    if MODERN and (renamed := conversion_mapping.get_checkpoint_conversion_mapping(name.removeprefix(PREFIX))):
+        conversion_mapping.register_checkpoint_conversion_mapping(name, renamed, overwrite=True)
+
+
+def replace(cls, name, new):
+    """Put `new(original, ...)` in the place of a method of a private class, once."""
+    original = getattr(cls, name)
+    if not hasattr(original, "ctxext"):
+        method = functools.wraps(original)(lambda *args, **kwargs: new(original, *args, **kwargs))
+        method.ctxext = True
+        setattr(cls, name, method)

@@ -1,0 +1,189 @@
+"""Ms-PoE: every KV head gets its own position scale, ordered once for all or again by each prompt.
+
+Paper: "Found in the Middle", https://arxiv.org/abs/2403.04797. A step holds `ratios` (one per KV head, ascending),
+`layers` (those that take part), `ranks` (for each of these the number of each head's ratio; absent: each prompt
+chooses), `schedule`, `rescale` and `variant`; or, in the place of ratios and ranks, `heads`: the `ratios`, `ramps` and
+`temperatures` of every KV head of each of these layers. Shapes: b batch, g KV heads, n queries per KV head, l length, d
+rotary, r ratios, c columns of cos and sin.
+"""
+
+import math
+
+import torch
+from transformers.utils import logging
+
+from .method import Method, per_column, state_of, waves
+
+CALIBRATED = "Converted with --head-order calibrated it answers alike however it is run."
+
+
+class MsPoE(Method):
+    """Rotates each KV head, and all queries that read it, with that head's ratio."""
+
+    name = "mspoe"
+    length = 0  # Of the last call without a cache, to see whether a text grows.
+
+    def tables(self, inner, frame, turn):
+        """What stands inside, for layers that take no part, and cos and sin of every ratio (r, b, l, 2 c)."""
+        inverse = frame.inverse if turn.frequencies is None else turn.frequencies
+        positions = self.moved(turn.to)
+        if turn.since is not None:
+            positions = positions - self.moved(turn.since)
+        if "heads" in self.settings:  # Each layer has curves of its own, and makes its tables itself.
+            return inner(frame, turn), (positions, frame._replace(inverse=inverse))
+        frequencies = head_frequencies(self.settings, inverse)[:, frame.columns]
+        angles = positions * frequencies[:, None, None]
+        return inner(frame, turn), torch.cat(waves(frame, angles), -1)
+
+    def moved(self, positions):
+        """Positions as the ratios see them, (1 or r, b, l, 1 or c): only a stretch of them may be compressed."""
+        positions = per_column(positions)[None]
+        if self.settings["rescale"] == "uniform":
+            return positions
+        start, end = self.settings["rescale"]
+        ratios = torch.tensor(self.settings["ratios"], device=positions.device).view(-1, 1, 1, 1)
+        return positions - (positions.clamp(start, end) - start) * (1 - 1 / ratios)
+
+    def rotate(self, inner, tensors, tables, axis, call):
+        """Each KV head and its queries as one group, with the table of the ratio that the head has."""
+        plain, table = tables
+        if not self.acts_on(call.layer):
+            return inner(tensors, plain, axis, call)
+        total = len(self.settings["heads"]["ratios"][0] if "heads" in self.settings else self.settings["ratios"])
+        if len(tensors) == 2 and call.kv_heads is None:
+            call.see_heads(tensors[1].shape[axis], total)
+        heads = call.kv_heads or total
+        tensors = [tensor.view(*tensor.shape[:axis], heads, -1, *tensor.shape[axis + 1 :]) for tensor in tensors]
+        here = slice(call.first_head, call.first_head + heads)  # Tensor parallelism: a rank holds a slice of them.
+        if "heads" in self.settings:
+            cos, sin = self.made(call.layer, table, here)
+        else:
+            ranks = self.ranks(call, tensors, axis)
+            cos, sin = pick(table, ranks if ranks.shape[1] == heads else ranks[:, here])
+        if axis == 2:
+            cos, sin = cos.transpose(1, 2), sin.transpose(1, 2)
+        return [tensor.flatten(axis, axis + 1) for tensor in inner(tensors, (cos, sin), axis + 1, call)]
+
+    def made(self, layer, table, here):
+        """Cos and sin (b, g, l, c) of a layer whose heads have curves of their own: see `own_frequencies`."""
+        positions, frame = table
+        at, heads = self.settings["layers"].index(layer), self.settings["heads"]
+        own = [
+            torch.as_tensor(heads[name][at], dtype=torch.float32, device=positions.device)[here, None]
+            for name in ("ratios", "ramps", "temperatures")
+        ]
+        frequencies = own_frequencies(self.settings, frame.inverse, *own[:2])
+        angles = positions * frequencies[:, frame.columns][:, None, None]
+        factor = frame.scaling * own[2][:, None, None]
+        return [(f(angles) * factor).to(frame.dtype).transpose(0, 1) for f in (torch.cos, torch.sin)]
+
+    def ranks(self, call, tensors, axis):
+        """The number of each head's ratio, (1 or b, g): the recipe's, the prompt's own, or chosen now."""
+        if "ranks" in self.settings:
+            own = self.settings["ranks"][self.settings["layers"].index(call.layer)]
+            return torch.tensor([own], device=tensors[0].device)
+        place = (self.name, call.layer)
+        if place not in call.own:
+            kept = state_of(call.cache).rows.get(place) if call.cache is not None else None
+            self.mind(call, tensors[0].shape[0], tensors[0].shape[3 if axis == 1 else 1], kept is not None)
+            call.own[place] = self.choose(call, tensors, axis) if kept is None else kept
+            if call.cache is not None:
+                state_of(call.cache).rows[place] = call.own[place]
+        return call.own[place]
+
+    def mind(self, call, batch, length, is_chosen):
+        """Warn once of ways to run it that order the heads by something other than the prompt."""
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or call.layer != self.settings["layers"][0]:
+            return
+        grows, self.length = call.cache is None and length == self.length + 1, 0 if call.cache is not None else length
+        if is_chosen and length > 1:
+            told = "a cache goes on with several tokens, but its first part alone has ordered the heads"
+        elif grows:
+            told = "a text grows without a cache, so every new token orders the heads again"
+        elif batch > 1 and call.mask is None and not is_chosen:
+            told = "a batch has no mask; where its rows are padded, padding orders the heads"
+        else:
+            return
+        logging.get_logger("transformers.ctxext").warning_once(f"Ms-PoE in prompt order: {told}. {CALIBRATED}")
+
+    def choose(self, call, tensors, axis):
+        """The number of each head's ratio for this prompt, (b, g), by the awareness of its last query."""
+        call.needs_sequences("Ms-PoE in prompt order (--head-order calibrated does not)")
+        if call.kv_heads != len(self.settings["ratios"]):
+            raise ValueError("Under tensor parallelism no rank sees all heads: convert with --head-order calibrated.")
+        query, key = (tensor if axis == 1 else tensor.movedim(1, 3) for tensor in tensors)
+        return self.order(call, awareness(query, key[:, :, 0], call.mask, call.scaling))
+
+    def order(self, call, scores):
+        """Order a layer's heads by awareness (b, g), ties by number; the most aware gets the smallest ratio."""
+        order = scores.argsort(dim=-1, descending=True, stable=True)
+        # The released code takes the order for the ratios' numbers; the paper's number is the head's place in it.
+        return order if self.settings["variant"] == "released" else order.argsort(-1)
+
+
+def visible_keys(mask, length):
+    """Which keys the last query sees, (1 or b, l), or None for all of them. Padding on either side is not seen."""
+    mask = mask["causal"] if isinstance(mask, dict) else mask
+    if hasattr(mask, "mask_mod"):  # Flex attention.
+        keys = torch.arange(length, device=mask.kv_num_blocks.device)
+        rows = torch.arange(mask.shape[0], device=keys.device)[:, None]
+        return mask.mask_mod(rows, keys[:1], keys[-1:], keys).expand(len(rows), length)
+    if mask is None or mask.ndim == 2:  # Flash attention has the tokenizer's.
+        return None if mask is None else mask[:, :length] != 0
+    row = mask[:, 0, length - 1, :length]
+    return row if row.dtype == torch.bool else row > -1
+
+
+@torch.no_grad()
+def awareness(query, key, mask=None, scaling=None):
+    """Share of keys with over three times the mean attention of the last query, from un-rotated states: (b, g).
+
+    `query` is (b, g, n, l, d), `key` (b, g, l, d). One attention row is computed, in float32: O(l) time and memory.
+    """
+    seen = visible_keys(mask, key.shape[2])
+    if seen is None:
+        last, count = query[:, :, :, -1], key.shape[2]
+    else:
+        seen = seen.to(key.device).expand(len(key), -1)
+        end = (seen * torch.arange(key.shape[2], device=key.device)).amax(-1)
+        last = query.gather(3, end.view(-1, 1, 1, 1, 1).expand_as(query[:, :, :, :1])).squeeze(3)
+        count = seen.sum(-1).view(-1, 1, 1, 1)
+    scores = last.float() @ key.float().transpose(2, 3) * (scaling or key.shape[3] ** -0.5)
+    scores = scores if seen is None else scores.masked_fill(~seen[:, None, None], -math.inf)
+    # A row's mean is one over its keys. Queries that share a KV head share one count: whole numbers tie exactly.
+    return ((scores.softmax(-1) * count > 3).sum((2, 3), keepdim=True) / (count * query.shape[2])).flatten(1)
+
+
+def head_frequencies(settings, inverse):
+    """Evaluate the schedule at every ratio, on top of the model's own inverse frequencies (d / 2): (r, d / 2)."""
+    ratios, size = torch.tensor(settings["ratios"], device=inverse.device)[:, None], len(inverse)
+    if settings["rescale"] != "uniform":
+        return inverse.expand(len(ratios), -1)
+    if settings["schedule"] == "ntk":  # The base times ratio ** (d / (d - 2)), written per frequency.
+        return inverse / ratios ** torch.linspace(0, 1, size, device=inverse.device)
+    if settings["schedule"] == "by-parts":  # YaRN's ramp, from frequencies that stay to those that slow down.
+        rotations = (settings["trained_length"] / (2 * math.pi * settings[beta]) for beta in ("beta_fast", "beta_slow"))
+        first, last = (size * math.log(count) / math.log(settings["theta"]) for count in rotations)
+        first, last = max(math.floor(first), 0), min(math.ceil(last), 2 * size - 1)
+        steps = torch.arange(size, device=inverse.device) - first
+        return inverse * (1 - (steps / max(last - first, 0.001)).clamp(0, 1) * (1 - 1 / ratios))
+    return inverse / ratios
+
+
+def own_frequencies(settings, inverse, ratios, ramps):
+    """YaRN's ramp over inverse frequencies (d / 2) with a ratio and a place for each head, (g, 1): (g, d / 2).
+
+    A frequency stays where it makes `beta_fast` * ramp rotations in the trained length, and is divided by the ratio
+    where it makes `beta_slow` * ramp; in between the ramp is straight over the logarithm, without YaRN's rounding.
+    """
+    rotations = settings["trained_length"] * inverse / (2 * math.pi)
+    fast, width = settings["beta_fast"] * ramps, math.log(settings["beta_fast"] / settings["beta_slow"])
+    return inverse * (1 - ((fast / rotations).log() / width).clamp(0, 1) * (1 - 1 / ratios))
+
+
+def pick(table, ranks):
+    """Cos and sin (b, g, l, c) from tables (r, b, l, 2 c) and the numbers of the heads' ratios (1 or b, g)."""
+    batch = table.shape[1]
+    rows = ranks if batch == 1 else ranks * batch + torch.arange(batch, device=ranks.device)[:, None]
+    own = table.flatten(0, 1).index_select(0, rows.flatten())
+    return own.view(*rows.shape, *own.shape[1:]).chunk(2, -1)

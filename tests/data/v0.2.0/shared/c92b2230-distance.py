@@ -1,0 +1,73 @@
+"""Distance-aware attention: every head learns how much its scores grow or fade with the distance.
+
+This file travels inside checkpoints. A step holds `original_length` (L), `num_heads` and `layers`. Each attention of
+these layers has two numbers per head among its weights, w and v: a score above zero between tokens d apart is
+multiplied by (1 + e^v) / (1 + e^(v - w d / L)), others stay as they are. At w = 0 nothing changes. Paper:
+"DA-Transformer", https://arxiv.org/abs/2010.06925, section 3.2. Shapes: b batch, h heads, g key heads, l rows, n keys,
+d head.
+"""
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from .method import Method
+from .relation_parts import first_base, key_positions, product, scaling, softmaxed
+
+BLOCK = 128  # Rows whose scores are in memory at once.
+PLACE = "distance"  # Under this name an attention holds the weights.
+
+
+class DistanceWeights(torch.nn.Module):
+    """The numbers of one attention, (2, h): w, then v. A module, so that what trains whole modules finds it."""
+
+    def __init__(self, heads):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2, heads))
+
+    def forward(self, like):
+        """The numbers in float32, where a tensor is."""
+        return self.weight.to(like.device, torch.float32)
+
+
+class DistanceAware(Method):
+    """Multiplies positive scores by what each head has learned of the distance."""
+
+    name = "distance-aware"
+
+    def equip(self, attention):
+        """Give an attention its numbers."""
+        if not hasattr(attention, PLACE):
+            setattr(attention, PLACE, DistanceWeights(self.settings["num_heads"]))
+
+    def attend(self, inner, call, query, key, value, mask, **kwargs):
+        """The attention (b, l, h, d) of query (b, h, l, d), key and value (b, g, n, d), and weights or None."""
+        numbers = getattr(call.attention, PLACE)(query)
+        if numbers.shape[1] != query.shape[1]:
+            raise ValueError(f"{self.name} has numbers for {numbers.shape[1]} heads; here are {query.shape[1]}.")
+        learns = torch.is_grad_enabled() and numbers.requires_grad
+        if not (torch.compiler.is_compiling() or learns or bool(numbers[0].any())):
+            return inner(query, key, value, mask, **kwargs)
+        call.needs_sequences(self.name)
+        length, total = query.shape[2], key.shape[2]
+        base = first_base(call, length, total, mask)
+        keys = key_positions(call.positions, mask, total, base)
+        made = []
+        for start in range(0, length, BLOCK):
+            span = start, min(start + BLOCK, length)
+            inputs = call, span, base, keys, mask, kwargs, numbers, query[:, :, start : span[1]], key, value
+            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                made.append(checkpoint(self.block, *inputs, use_reentrant=False))  # Scores are not kept.
+            else:
+                made.append(self.block(*inputs))
+        outputs, weights = zip(*made, strict=True)
+        return torch.cat(outputs, 1), torch.cat(weights, 2) if call.backend == "eager" else None
+
+    def block(self, call, span, base, keys, mask, kwargs, numbers, query, key, value):
+        """Output (b, l, h, d) and weights (b, h, l, n) of the rows of a block."""
+        scores = product(query, key.mT) * scaling(call, query, kwargs)
+        rows = call.positions[:, span[0] : span[1]]
+        distances = (rows[:, :, None] - keys[:, None]).clamp(min=0) / self.settings["original_length"]
+        w, v = numbers[:, None, :, None, None]
+        grown = torch.nn.functional.logsigmoid(w * distances[:, None] - v) - torch.nn.functional.logsigmoid(-v)
+        scores = torch.where(scores > 0, (scores * grown.exp()).to(scores.dtype), scores)
+        return softmaxed(scores, value, mask, span, base, None, kwargs)

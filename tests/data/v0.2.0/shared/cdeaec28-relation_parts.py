@@ -1,0 +1,272 @@
+"""What attention by relation maps is put together from: masks, positions of keys, tiles, and keys that stay turned.
+
+This file travels inside checkpoints. Shapes: b batch, h heads, g key heads, l rows, n keys, d head.
+"""
+
+import functools
+from collections import namedtuple
+
+import torch
+from transformers.cache_utils import Cache
+
+from .method import state_of
+
+
+def first_base(call, length, total, mask):
+    """How many keys come before the first row. Without a mask sdpa counts from the first key, others from the last."""
+    counts_from_first = mask is None and length > 1 and "flash" not in call.backend and not call.is_left_to_engine
+    return 0 if counts_from_first else total - length
+
+
+def causal(rows, total, base, mask=None, window=0):
+    """Which keys each row sees without a mask of scores: rows (b or 1, l) by number, (b or 1, l, n)."""
+    keys, own = torch.arange(total, device=rows.device), (base + rows)[..., None]
+    seen = (keys <= own) & (keys > own - window) if window else keys <= own
+    return seen if mask is None else seen & (mask[:, None, :total] != 0)
+
+
+def visible(mask, rows, total, base, window=0):
+    """Which keys some rows see: rows (b or 1, l) by number, any backend's mask, (b or 1, l, n)."""
+    if hasattr(mask, "mask_mod"):  # Flex attention.
+        batch = torch.arange(mask.shape[0], device=rows.device)[:, None, None]
+        return mask.mask_mod(batch, torch.zeros_like(batch), rows[..., None], torch.arange(total, device=rows.device))
+    if mask is None or mask.ndim == 2:  # Flash attention has the tokenizer's.
+        return causal(rows, total, base, mask, window)
+    mask = mask[:, 0, :, :total]
+    batch = max(len(mask), len(rows))
+    picked = mask.expand(batch, -1, -1).gather(1, rows.expand(batch, -1)[..., None].expand(-1, -1, mask.shape[2]))
+    return picked if picked.dtype == torch.bool else picked > torch.finfo(picked.dtype).min / 2
+
+
+def key_positions(m, mask, total, base):
+    """The positions of all keys (b or 1, n), from those of the rows (b or 1, l). Hidden ones may be below zero.
+
+    Keys that are all of this call have their rows' own. Others count back from the row that is furthest on.
+    """
+    row = m.argmax(-1, keepdim=True)
+    keys = torch.arange(total, device=m.device)
+    own = base + row
+    if not (mask is None or getattr(mask, "ndim", 0) == 2):
+        own = (visible(mask, row, total, base) * keys).amax(-1)
+    counted = m.gather(1, row) - own + keys
+    if total > m.shape[1]:
+        return counted
+    if not torch.compiler.is_compiling() and bool(((counted == m) | (counted < 0)).all()):
+        return counted  # What differs is padding. This way all can be cut at one index.
+    return m
+
+
+def plain_base(m, mask, total, base):
+    """How many keys come before the first row if causality is all that hides keys and no position jumps, else None."""
+    length = m.shape[1]
+    steps = torch.arange(length, device=m.device)
+    if not bool((m == m[:1, :1] + steps).all()):
+        return None
+    if mask is None:
+        return base
+    if not isinstance(mask, torch.Tensor) or mask.dtype.is_floating_point:
+        return None
+    if mask.ndim == 2:
+        return base if bool((mask[:, :total] != 0).all()) else None
+    base = int(mask[0, 0, 0, :total].sum()) - 1
+    same = mask[..., :total] == causal(steps[None], total, base)[:, None]
+    return base if bool(same.all()) else None
+
+
+def served_rows(backend, count, length, mask):
+    """At least `count` of the first rows, so many that each comes out as it would in a call of all rows, bit by bit.
+
+    On processors sdpa divides rows by 256 and keys by 512, and works otherwise below 768 rows.
+    """
+    if count == 0 or backend != "sdpa" or not (mask is None or mask.dtype == torch.bool):
+        return count and length
+    return min(max(-(-count // 512) * 512, 1024 if length >= 768 else 0), length)
+
+
+def serve(inner, count, base, query, key, value, mask, kwargs):
+    """The inner attention of the first `count` rows."""
+    if count == query.shape[2]:
+        return inner(query, key, value, mask, **kwargs)
+    if kwargs.get("position_ids") is not None:
+        kwargs = {**kwargs, "position_ids": kwargs["position_ids"][..., :count]}
+    if mask is None:
+        key, value = key[:, :, : base + count], value[:, :, : base + count]
+    return inner(query[:, :, :count], key, value, mask if mask is None else mask[:, :, :count], **kwargs)
+
+
+def joined(changed, plan, stock, own):
+    """Output (b, l, h, d) and weights (b, h, l, n) of all rows: where `changed` (b or 1, l) their own, else stock."""
+    made = []
+    for axis, whole, part in zip((1, 2), stock, own, strict=True):
+        if part is None or (whole is None and plan.served):
+            made.append(None)
+            continue
+        if plan.served:
+            count = plan.served - plan.first
+            here = changed[:, plan.first : plan.served]
+            here = here[..., None, None] if axis == 1 else here[:, None, :, None]
+            both = torch.where(here, part.narrow(axis, 0, count), whole.narrow(axis, plan.first, count))
+            rest = part.narrow(axis, count, part.shape[axis] - count)
+            part = torch.cat([whole.narrow(axis, 0, plan.first), both, rest], axis)
+        made.append(part)
+    return tuple(made)
+
+
+def scaling(call, query, kwargs):
+    """What scores are multiplied by."""
+    given = kwargs.get("scaling")
+    given = getattr(call, "scaling", None) if given is None else given
+    return query.shape[-1] ** -0.5 if given is None else given
+
+
+def scaled(query, scale):
+    """The query (b, h, l, d) by the temperature of its rows (b or 1, l), or None for 1."""
+    return query if scale is None else (query.float() * scale[:, None, :, None]).to(query.dtype)
+
+
+def turned(call, tensor, to, name=None):
+    """Turn a tensor (b, h, l, d) by `to` (b or 1, l) or (b or 1, l, p), in pieces that stay in the processor's cache.
+
+    With a name, into memory that the next tensor of this name is written to, in this layer or a later one.
+    """
+    step = max(32, 65536 // (tensor.shape[0] * tensor.shape[1] * tensor.shape[3]))
+    if torch.compiler.is_compiling() or tensor.requires_grad or tensor.shape[2] < 2 * step or tensor.is_cuda:
+        return call.turn(tensor, to)
+    name = name and (name, tensor.dtype, tensor.device)
+    made = call.memory.get(name)
+    if made is None or made.numel() < tensor.numel():
+        made = tensor.new_empty(tensor.numel())
+    if name:
+        call.memory[name] = made
+    made = made[: tensor.numel()].view(tensor.shape)
+    for row in range(0, tensor.shape[2], step):
+        made[:, :, row : row + step] = call.turn(tensor[:, :, row : row + step], to[:, row : row + step])
+    return made
+
+
+def without(tensor, hole, axis):
+    """A tensor without the keys of a hole."""
+    return torch.cat(
+        [tensor.narrow(axis, 0, hole[0]), tensor.narrow(axis, hole[1], tensor.shape[axis] - hole[1])], axis
+    )
+
+
+def product(left, right):
+    """Multiply (b, h, l, x) with (b, g, x, y), where h / g heads share one: (b, h, l, y)."""
+    heads = left.shape[1] // right.shape[1]
+    grouped = left.unflatten(1, (-1, heads)).flatten(2, 3) @ right
+    return grouped.unflatten(2, (heads, -1)).flatten(1, 2)
+
+
+def softmaxed(scores, value, mask, span, base, hidden, kwargs):
+    """Output (b, l, h, d) and weights (b, h, l, n) of the scores of the rows span[0] to span[1], value (b, g, n, d).
+
+    `hidden` (b or 1, l, n) are keys which the map leaves out, or None; `kwargs` are the family's own of this attention.
+    """
+    low, end = torch.finfo(scores.dtype).min, scores.shape[3]
+    if kwargs.get("softcap"):
+        scores = torch.tanh(scores / kwargs["softcap"]) * kwargs["softcap"]
+    if getattr(mask, "ndim", 0) == 4 and not hasattr(mask, "mask_mod"):
+        seen = mask[:, :, span[0] : span[1], :end]
+    else:
+        rows = torch.arange(*span, device=scores.device)[None]
+        seen = visible(mask, rows, end, base, kwargs.get("sliding_window") or 0)[:, None]
+    scores = scores.masked_fill(~seen, low) if seen.dtype == torch.bool else scores + seen
+    if hidden is not None:
+        scores = scores.masked_fill(hidden[:, None], low)
+    if kwargs.get("s_aux") is not None:  # A learned score for no key at all.
+        none = kwargs["s_aux"].view(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores.dtype)
+        weights = torch.cat([scores, none], -1).softmax(-1, dtype=torch.float32)[..., :-1]
+    else:
+        weights = scores.softmax(-1, dtype=torch.float32)
+    weights = torch.nn.functional.dropout(weights.to(value.dtype), kwargs.get("dropout") or 0.0)
+    return product(weights, value).transpose(1, 2), weights
+
+
+# Attention that also returns the logarithm of the sum of exponents of each row. Private to torch, so tried before use.
+OPERATORS = {
+    "cpu": lambda q, k, v, bias, causal, scale: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, causal, attn_mask=bias, scale=scale
+    ),
+    "cuda": lambda q, k, v, bias, causal, scale: torch.ops.aten._scaled_dot_product_efficient_attention(
+        q, k, v, bias, True, 0.0, causal, scale=scale
+    ),
+}
+
+
+@functools.cache
+def operator(kind, dtype):
+    """The operator of a kind of device if it does what is expected of it with this dtype, else None."""
+    if kind not in OPERATORS:
+        return None
+    try:
+        q, k = torch.linspace(-1, 1, 256, device=kind).to(dtype).view(2, 1, 2, 4, 16).unbind(0)
+        bias = torch.zeros(4, 16, device=kind, dtype=dtype)[:, :4].fill_diagonal_(-torch.inf)
+        for hides, causal in ((None, False), (None, True), (bias, False)):
+            output, sums = OPERATORS[kind](q, k, k, hides, causal, 0.5)[:2]
+            scores = q.double() @ k.double().transpose(2, 3) * 0.5
+            scores = scores if hides is None else scores + hides
+            scores = scores.masked_fill(torch.ones(4, 4, device=kind).triu(1) > 0, -torch.inf) if causal else scores
+            torch.testing.assert_close(sums[..., :4].double(), scores.logsumexp(-1), rtol=0.01, atol=0.01)
+            torch.testing.assert_close(output.double(), scores.softmax(-1) @ k.double(), rtol=0.02, atol=0.02)
+    except (RuntimeError, AttributeError, TypeError, NotImplementedError, AssertionError):
+        return None
+    return OPERATORS[kind]
+
+
+def attend_tile(query, key, value, form, bias, scale):
+    """Attention (g, r, l, d) of a tile and its log-sum-exp (g, r, l): query (g, r, l, d), key and value (g, n, d)."""
+    heads, rows = query.shape[1:3]
+    run = operator(query.device.type, query.dtype)
+    if form == "causal":
+        key, value = (tensor[:, None].expand(-1, heads, -1, -1) for tensor in (key, value))
+        output, sums = run(query, key, value, None, True, scale)[:2]
+        return output, sums[..., :rows]
+    # Heads that share a key head are rows of one product, which is faster.
+    output, sums = run(query.flatten(1, 2)[None], key[None], value[None], bias, False, scale)[:2]
+    return output[0].unflatten(1, (heads, rows)), sums[0, :, : heads * rows].unflatten(1, (heads, rows))
+
+
+def band(rows, total, query, heads):
+    """The bias of a band tile of `total` keys: row i sees the `total - rows` after key i. Once for each head."""
+    keys, row = torch.arange(total, device=query.device), torch.arange(rows, device=query.device)[:, None]
+    room = query.new_zeros(rows, -(-total // 16) * 16)  # Aligned, as some operators need.
+    room[:, :total].masked_fill_((keys <= row) | (keys > row + total - rows), -torch.inf)
+    return room.repeat(heads, 1)[None, None, :, :total]
+
+
+def merge(total, sums, output, more, is_first):
+    """Add a tile's output and log-sum-exp to those of the tiles before, in place."""
+    if is_first:
+        total.copy_(output)
+        sums.copy_(more)
+    else:
+        total.lerp_(output.to(total.dtype), torch.sigmoid(more - sums)[..., None].to(total.dtype))
+        torch.logaddexp(sums, more, out=sums)
+
+
+# Keys of one layer that stay turned: the rungs and first positions of the sequences, for which they are; a buffer
+# (b, g, room, d); how many are final. They are kept with the cache, and made again when its sequences moved.
+Side = namedtuple("Side", ["rungs", "origins", "buffer", "filled"])
+
+
+def side_of(call, key, rungs, origins):
+    """The turned keys kept for a layer, with room for all of key (b, g, n, d); `filled` is 0 if there are none."""
+    side = state_of(call.cache).derived.get(("turned keys", call.layer))
+    if side is None or (side.rungs, side.origins) != (rungs, origins) or side.buffer.device != key.device:
+        side = Side(rungs, origins, key[:, :, :0], 0)
+    if side.buffer.shape[2] < key.shape[2]:
+        buffer = key.new_empty(*key.shape[:2], key.shape[2] + 256, key.shape[3])
+        buffer[:, :, : side.filled] = side.buffer[:, :, : side.filled]
+        side = side._replace(buffer=buffer)
+    return side
+
+
+def keep_side(call, side):
+    """Keep turned keys with the cache."""
+    state_of(call.cache).derived["turned keys", call.layer] = side
+
+
+def can_keep(call):
+    """Whether there is a cache with which turned keys can be kept."""
+    return isinstance(call.cache, Cache) and not torch.compiler.is_compiling()
