@@ -10,6 +10,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ctxext.portable import relation
+from ctxext.portable.method import Frame, Tables, Turn, angles_of
 
 RELATIONS = [one for one in vars(relation).values() if isinstance(one, type) and getattr(one, "name", "")]
 LENGTH, PAIRS = 64, 8
@@ -67,21 +68,22 @@ def rotated(x, angles, interleaved=False):
 class Call:
     """What the seam tells an attention about the call."""
 
-    def __init__(self, positions, layer=0, cache=None, memory=None, backend="sdpa", interleaved=False):
-        self.positions, self.layer, self.cache, self.backend = positions, layer, cache, backend
+    def __init__(self, positions, layer=0, cache=None, memory=None, backend="sdpa", interleaved=False, seen=None):
+        self.positions = self.rotated = positions
+        self.layer, self.cache, self.backend, self.seen = layer, cache, backend, seen
         self.memory, self.scaling, self.interleaved, self.turns = {} if memory is None else memory, None, interleaved, 0
         self.is_left_to_engine = False
+        self.tables = Tables(None, [], positions, Frame(torch.tensor(BASE), None, 1.0, torch.float32), {})
 
     def needs_sequences(self, what):
         """Engines that lay sequences end to end are refused by the seam."""
 
-    def turn(self, tensor, to, since=None, frequencies=None):
-        to = to if since is None else to - since
+    def turn(self, tensor, to, since, slowed=None):
         self.turns += tensor.shape[2]
-        inverse = torch.tensor(BASE if frequencies is None else frequencies, dtype=torch.float32)
-        to = to.float()
-        angles = (to if to.ndim == 3 else to[..., None]) * inverse
-        return rotated(tensor, angles, self.interleaved)
+        return rotated(tensor, angles_of(Turn(to, since, slowed), self.inverse()), self.interleaved)
+
+    def inverse(self):
+        return torch.tensor(BASE)
 
 
 def stock(query, key, value, mask, **kwargs):
@@ -142,9 +144,13 @@ class Attached:
 
     def begin(self, module, args, kwargs):
         self.memory, self.cache = {}, kwargs.get("past_key_values")
+        self.seen = self.cache.get_seq_length() if self.cache is not None else 0
+        self.seen = self.seen.clone() if torch.is_tensor(self.seen) else self.seen
 
     def attend(self, inner, module, query, key, value, mask, **kwargs):
-        call = ModelCall(kwargs["position_ids"], module.layer_idx, self.cache, self.memory, self.backend)
+        call = ModelCall(
+            kwargs["position_ids"], module.layer_idx, self.cache, self.memory, self.backend, seen=self.seen
+        )
         call.rotary, call.apply, call.scaling = self.model.model.rotary_emb, self.apply, module.scaling
         return self.method.attend(functools.partial(inner, module), call, query, key, value, mask, **kwargs)
 
@@ -152,10 +158,8 @@ class Attached:
 class ModelCall(Call):
     """With the model's own rotary function."""
 
-    def turn(self, tensor, to, since=None, frequencies=None):
-        inverse = self.rotary.inv_freq.float()
-        to = (to if since is None else to - since).float()
-        angles = (to if to.ndim == 3 else to[..., None]) * inverse
+    def turn(self, tensor, to, since, slowed=None):
+        angles = angles_of(Turn(to, since, slowed), self.rotary.inv_freq.float())
         angles = torch.cat([angles, angles], -1)
         one = tensor.float()
         return self.apply(one, one[:, :1, :1], angles.cos(), angles.sin())[0].to(tensor.dtype)

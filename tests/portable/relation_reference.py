@@ -7,7 +7,7 @@ checkpoint's configuration.
 
 import numpy as np
 
-from ctxext.verify.references.relation import relation, temperature
+from ctxext.verify.references.relation import relation, rotated_factor, temperature
 
 
 def rotate(vector, angles, interleaved=False):
@@ -36,7 +36,10 @@ def attention(step, query, key, value, positions, inverse, *, scaling, seen=None
             turned = np.stack([rotate(key[group, j], pair[1], interleaved) for j, pair in pairs])
             for head in range(group * heads // groups, (group + 1) * heads // groups):
                 queries = np.stack([rotate(query[head, i], pair[0], interleaved) for _, pair in pairs])
-                scores = (queries * turned).sum(-1) * scaling * temperature(step, positions[i])
+                products, size = queries * turned, 2 * len(inverse)
+                scores = products[:, :size].sum(-1) * rotated_factor(step, positions[i]) ** 2
+                scores = scores + products[:, size:].sum(-1)
+                scores = scores * scaling * temperature(step, positions[i])
                 weights = np.exp(scores - scores.max())
                 out[head, i] = weights / weights.sum() @ np.stack([value[group, j] for j, _ in pairs])
     return out

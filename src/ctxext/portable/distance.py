@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from .method import Method
-from .relation_parts import first_base, key_positions, product, scaling, softmaxed
+from .relation_parts import first_base, places_of, product, scaling, softmaxed
 
 BLOCK = 128  # Rows whose scores are in memory at once.
 PLACE = "distance"  # Under this name an attention holds the weights.
@@ -50,11 +50,11 @@ class DistanceAware(Method):
         call.needs_sequences(self.name)
         length, total = query.shape[2], key.shape[2]
         base = first_base(call, length, total, mask)
-        keys = key_positions(call.positions, mask, total, base)
+        places = places_of(call, key, length, mask, base)
         made = []
         for start in range(0, length, BLOCK):
             span = start, min(start + BLOCK, length)
-            inputs = call, span, base, keys, mask, kwargs, numbers, query[:, :, start : span[1]], key, value
+            inputs = call, span, base, places, mask, kwargs, numbers, query[:, :, start : span[1]], key, value
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 made.append(checkpoint(self.block, *inputs, use_reentrant=False))  # Scores are not kept.
             else:
@@ -62,11 +62,11 @@ class DistanceAware(Method):
         outputs, weights = zip(*made, strict=True)
         return torch.cat(outputs, 1), torch.cat(weights, 2) if call.backend == "eager" else None
 
-    def block(self, call, span, base, keys, mask, kwargs, numbers, query, key, value):
+    def block(self, call, span, base, places, mask, kwargs, numbers, query, key, value):
         """Output (b, l, h, d) and weights (b, h, l, n) of the rows of a block."""
         scores = product(query, key.mT) * scaling(call, query, kwargs)
-        rows = call.positions[:, span[0] : span[1]]
-        distances = (rows[:, :, None] - keys[:, None]).clamp(min=0) / self.settings["original_length"]
+        rows = places.rows[:, span[0] : span[1]]
+        distances = (rows[:, :, None] - places.keys[:, None]).clamp(min=0) / self.settings["original_length"]
         w, v = numbers[:, None, :, None, None]
         grown = torch.nn.functional.logsigmoid(w * distances[:, None] - v) - torch.nn.functional.logsigmoid(-v)
         scores = torch.where(scores > 0, (scores * grown.exp()).to(scores.dtype), scores)

@@ -6,20 +6,25 @@ each. Shapes: b batch, h query heads, g KV heads, l length, d head, p rotated pa
 """
 
 import functools
+import math
 import types
 from collections import namedtuple
 
 import torch
 
-# From where to where tensors rotate: positions (b or 1, l) or (b or 1, l, c), `since` None for no rotation at all, and
-# frequencies (p) in the place of the model's own, or None.
-Turn = namedtuple("Turn", ["to", "since", "frequencies"])
+# From where to where tensors rotate: positions (b or 1, l) or (b or 1, l, c), `since` None for no rotation at all. At
+# `to` the frequencies are multiplied by `slowed` (b or 1, l or 1, c), float64, or None for 1.
+Turn = namedtuple("Turn", ["to", "since", "slowed"], defaults=[None])
 # What angles are made of: the inverse frequencies (p) in use, the number of the frequency of each column (c), the
 # factor on cos and sin, and their type.
 Frame = namedtuple("Frame", ["inverse", "columns", "scaling", "dtype"])
 # What a rotary embedding returns in the place of cos: the family's own cos; for every set of positions the methods'
-# tables for queries and for keys; the positions (b or 1, l); and a dict for one forward. Device maps move all of it.
+# tables for queries and for keys; the positions (b or 1, l) it rotates by; and a dict for one forward, whose "given" is
+# a `Given`. Device maps move all of it.
 Tables = namedtuple("Tables", ["cos", "sets", "positions", "frame", "memory"])
+# What the model's forward was called with: the mask of tokens (b, n) or None; how many tokens its cache held before, a
+# number or a tensor; and the positions of the rows (b, l) by that mask where none were given and it hides tokens.
+Given = namedtuple("Given", ["mask", "seen", "rows"])
 
 
 class Method:
@@ -84,9 +89,11 @@ class Part:
 class Call:
     """One layer's part of one forward, in the place of cos: what its methods see, and what they may keep.
 
-    `positions` are the rows' (b or 1, l), `mask` what the layer was given, in any backend's form, `cache` its cache or
-    None; `memory` is a dict that all layers of this forward share, `own` one of this layer alone; `kv_heads` is the
-    number of KV heads here, `first_head` the number of the first of them: above 0 on later ranks of tensor parallelism.
+    `positions` are the rows' (b or 1, l) within their text, `rotated` those by which they are rotated: the same, unless
+    a batch was padded and nobody gave positions. `seen` is how many tokens the cache held before, or None. `mask` is
+    what the layer was given, in any backend's form, `cache` its cache or None; `memory` is a dict that all layers of
+    this forward share, `own` one of this layer alone; `kv_heads` is the number of KV heads here, `first_head` that of
+    the first of them: above 0 on later ranks of tensor parallelism.
     """
 
     def __init__(self, part, tables, inputs):
@@ -105,7 +112,10 @@ class Call:
 
     def see_tables(self, tables):
         """Note what the rotary embedding made for this forward."""
-        self.tables, self.positions, self.memory = tables, tables.positions, tables.memory
+        self.tables, self.rotated, self.memory = tables, tables.positions, tables.memory
+        given = tables.memory.get("given")
+        self.seen = None if given is None else given.seen
+        self.positions = self.rotated if given is None or given.rows is None else given.rows
 
     def to(self, *args, **kwargs):
         """Itself: families that rotate by one complex tensor bring it to a device."""
@@ -139,7 +149,7 @@ class Call:
         self.kv_heads = found
         self.first_head = found * (torch.distributed.get_rank() % ranks) if ranks > 1 else 0
 
-    def rotated(self, tensors, tables, axis):
+    def rotate(self, tensors, tables, axis):
         """Rotate tensors, whose heads `axis` counts, inside all methods; at the innermost as the family does."""
         return chained(self.methods, "rotate", self.plainly_rotated)(tensors, tables, axis, self)
 
@@ -151,17 +161,18 @@ class Call:
         pair = tensors if len(tensors) == 2 else (tensors[0], tensors[0].narrow(axis, 0, 1))
         return list(apply(*pair, *tables, unsqueeze_dim=axis))[: len(tensors)]
 
-    def turn(self, tensor, to, since=None, frequencies=None):
-        """Rotate an already rotated tensor (b, heads, l, d) by the angles from `since` to `to`, in float32.
+    def turn(self, tensor, to, since, slowed=None):
+        """Rotate a tensor (b, heads, l, d) that is rotated by the positions `since` on to the positions `to`.
 
-        Positions are (b or 1, l), or (b or 1, l, p) with one for every pair; `since` None stands for 0, `frequencies`
-        (p) for others than the model's. The model's factor on cos and sin is not applied again.
+        Positions are (b or 1, l), or (b or 1, l, p) with one for every pair, and need not be whole. `slowed`, (b or 1,
+        l or 1, p) in float64 or None, multiplies the frequencies at `to`. The model's factor on cos and sin is not
+        applied again.
         """
         frame = self.tables.frame._replace(scaling=1.0, dtype=torch.float32)
-        to, since = (one if one is None or one.ndim == 2 else one[..., frame.columns] for one in (to, since))
-        tables = chained(self.methods, "tables", cos_and_sin)(frame, Turn(to, since, frequencies))
+        to, since, slowed = (x if x is None or x.ndim == 2 else x[..., frame.columns] for x in (to, since, slowed))
+        tables = chained(self.methods, "tables", cos_and_sin)(frame, Turn(to, since, slowed))
         width = 2 * len(frame.inverse)
-        (rotated,) = self.rotated([tensor[..., :width].float()], tables, 1)
+        (rotated,) = self.rotate([tensor[..., :width].float()], tables, 1)
         rotated = rotated.to(tensor.dtype)
         return rotated if width == tensor.shape[-1] else torch.cat([rotated, tensor[..., width:]], -1)
 
@@ -171,11 +182,28 @@ def per_column(positions):
     return positions.float() if positions.ndim == 3 else positions.float()[..., None]
 
 
+def exact(numbers):
+    """Numbers in float64 where the device has it."""
+    return numbers.to(torch.float32 if numbers.device.type == "mps" else torch.float64)
+
+
+def angles_of(turn, frequencies, per_column=per_column):
+    """The angles (b, l, c), float32, of a `Turn` at frequencies (c), from the family's at `since` to those at `to`.
+
+    A family works its angles out in float32, where one of a million radians is known to 0.03. What it rounded to is
+    taken back as it is, in float64, so that a turn is exact to the last bits of a small angle, however far it goes.
+    """
+    at = frequencies if turn.slowed is None else (exact(frequencies) * turn.slowed).float()
+    to = per_column(turn.to) * at
+    if turn.since is None:
+        return to
+    angles = exact(to) - exact(per_column(turn.since) * frequencies)
+    return (angles - 2 * math.pi * (angles / (2 * math.pi)).round()).float()
+
+
 def cos_and_sin(frame, turn):
     """The innermost tables of a correction: cos and sin (b, l, c) in the family's own layout."""
-    inverse = frame.inverse if turn.frequencies is None else turn.frequencies
-    moved = per_column(turn.to) if turn.since is None else per_column(turn.to) - per_column(turn.since)
-    return waves(frame, moved * inverse[frame.columns])
+    return waves(frame, angles_of(turn, frame.inverse[frame.columns]))
 
 
 def waves(frame, angles):

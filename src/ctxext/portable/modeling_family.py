@@ -16,7 +16,7 @@ import torch
 import transformers
 from transformers.activations import ACT2FN
 
-from .method import Call, Frame, Method, Part, Tables, Turn, chained
+from .method import Call, Frame, Given, Method, Part, Tables, Turn, chained
 from .private_copy import MODERN, classes_of, find_renamed_weights, is_model, private_copy, replace
 
 KEY = "ctxext_code"
@@ -72,13 +72,49 @@ def rotary_forward(original, rotary, *args, **kwargs):
     sets = chained(methods, "positions", lambda sets: sets)([(positions, positions)])
     made = []
     for query, key in sets:  # Mostly they share their positions; the keys' tables are then None.
-        made.append((table(Turn(query, None, None)), None if key is query else table(Turn(key, None, None))))
+        made.append((table(Turn(query, None)), None if key is query else table(Turn(key, None))))
     is_complex, call = torch.is_tensor(found), getattr(rotary, "ctxext_call", None)
-    tables = Tables(found if is_complex else cos, made, rows, frame, {})
+    tables = Tables(found if is_complex else cos, made, rows, frame, {"given": getattr(rotary, "ctxext_given", None)})
     if call is None:
         return tables, None if is_complex else sin
     call.see_tables(tables)  # The rotary embedding of one attention.
     return (cos if call.is_plain else call), sin
+
+
+def counted(mask, seen, length):
+    """Positions of rows (b, l), counted from the first column that a mask of tokens (b, n) shows, or None if that is 0.
+
+    What a family rotates by counts from the first column, so that padding between tokens counts as tokens do.
+    """
+    if not torch.compiler.is_compiling() and bool((mask[:, 0] != 0).all()):
+        return None
+    first = (mask != 0).long().argmax(-1, keepdim=True)
+    return (torch.arange(length, device=mask.device) + seen - first).clamp(min=0)
+
+
+def model_forward(names, original, model, *args, **kwargs):
+    """Call the family's model, and let its layers know what only it is told: the mask of tokens and the cache.
+
+    Models within a model (a text model within a multimodal one) may get another form of the mask.
+    """
+    given = dict(zip(names, args, strict=False)) | kwargs
+    inputs = next((given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None), None)
+    if inputs is None or not model.ctxext_rotaries:
+        return original(model, *args, **kwargs)
+    outer, cache = getattr(model.ctxext_rotaries[0], "ctxext_given", None), given.get("past_key_values")
+    mask, length = given.get("attention_mask"), inputs.shape[1]
+    if not (torch.is_tensor(mask) and mask.ndim == 2):
+        mask = None if outer is None else outer.mask
+    seen = cache.get_seq_length() if hasattr(cache, "get_seq_length") else 0
+    seen = seen.clone() if torch.is_tensor(seen) else seen  # A static cache counts in place.
+    rows = counted(mask, seen, length) if mask is not None and given.get("position_ids") is None else None
+    for rotary in model.ctxext_rotaries:
+        rotary.ctxext_given = Given(mask, seen, rows)
+    try:
+        return original(model, *args, **kwargs)
+    finally:
+        for rotary in model.ctxext_rotaries:
+            rotary.ctxext_given = outer
 
 
 def layer_forward(original, layer, *args, **kwargs):
@@ -115,8 +151,8 @@ def apply(original, names, *args, **kwargs):
     tensors = [given[name] for name in names[:where]]  # Query and key, or one of them.
     sets = []
     for for_query, for_key in call.tables.sets:
-        rotated = call.rotated(tensors, for_query, axis)
-        sets.append(rotated if for_key is None else [rotated[0], call.rotated(tensors, for_key, axis)[1]])
+        rotated = call.rotate(tensors, for_query, axis)
+        sets.append(rotated if for_key is None else [rotated[0], call.rotate(tensors, for_key, axis)[1]])
     if len(tensors) == 1:
         return sets[0][0]
     return chained(call.methods, "merge", lambda queries, keys: (queries[0], keys[0]))(*zip(*sets, strict=True))
@@ -241,6 +277,8 @@ def model_init(methods, rotation, original, model, config, *args, **kwargs):
     for name in ("ctxext_layouts", "ctxext_part") if settings else ():
         if not any(hasattr(module, name) for module in model.modules()):
             raise ValueError(f"{type(model).__name__} does not have the parts that the methods replace.")
+    # In a tuple, as they have their places in the model already.
+    model.ctxext_rotaries = tuple(module for module in model.modules() if hasattr(module, "ctxext_layouts"))
     find_renamed_weights(model)
 
 
@@ -272,4 +310,6 @@ def family(stub, modeling, methods):
             replace(cls, "forward", rotary_forward)
         elif is_model(cls):
             replace(cls, "__init__", functools.partial(model_init, made, rotation))
+            names = list(inspect.signature(cls.forward).parameters)[1:]
+            replace(cls, "forward", functools.partial(model_forward, names))
     return module

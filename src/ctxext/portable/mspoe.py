@@ -12,7 +12,7 @@ import math
 import torch
 from transformers.utils import logging
 
-from .method import Method, per_column, state_of, waves
+from .method import Method, angles_of, per_column, state_of, waves
 
 CALIBRATED = "Converted with --head-order calibrated it answers alike however it is run."
 
@@ -25,14 +25,10 @@ class MsPoE(Method):
 
     def tables(self, inner, frame, turn):
         """What stands inside, for layers that take no part, and cos and sin of every ratio (r, b, l, 2 c)."""
-        inverse = frame.inverse if turn.frequencies is None else turn.frequencies
-        positions = self.moved(turn.to)
-        if turn.since is not None:
-            positions = positions - self.moved(turn.since)
         if "heads" in self.settings:  # Each layer has curves of its own, and makes its tables itself.
-            return inner(frame, turn), (positions, frame._replace(inverse=inverse))
-        frequencies = head_frequencies(self.settings, inverse)[:, frame.columns]
-        angles = positions * frequencies[:, None, None]
+            return inner(frame, turn), (turn, frame)
+        frequencies = head_frequencies(self.settings, frame.inverse)[:, frame.columns]
+        angles = angles_of(turn, frequencies[:, None, None], self.moved)
         return inner(frame, turn), torch.cat(waves(frame, angles), -1)
 
     def moved(self, positions):
@@ -66,14 +62,14 @@ class MsPoE(Method):
 
     def made(self, layer, table, here):
         """Cos and sin (b, g, l, c) of a layer whose heads have curves of their own: see `own_frequencies`."""
-        positions, frame = table
+        turn, frame = table
         at, heads = self.settings["layers"].index(layer), self.settings["heads"]
         own = [
-            torch.as_tensor(heads[name][at], dtype=torch.float32, device=positions.device)[here, None]
+            torch.as_tensor(heads[name][at], dtype=torch.float32, device=turn.to.device)[here, None]
             for name in ("ratios", "ramps", "temperatures")
         ]
         frequencies = own_frequencies(self.settings, frame.inverse, *own[:2])
-        angles = positions * frequencies[:, frame.columns][:, None, None]
+        angles = angles_of(turn, frequencies[:, frame.columns][:, None, None], self.moved)
         factor = frame.scaling * own[2][:, None, None]
         return [(f(angles) * factor).to(frame.dtype).transpose(0, 1) for f in (torch.cos, torch.sin)]
 

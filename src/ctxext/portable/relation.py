@@ -1,10 +1,10 @@
 """Attention by relation maps: every row reads near and far keys by the rule of its own position, in one softmax.
 
 This file travels inside checkpoints. Queries and keys come rotated by their own positions, and the cache holds them so;
-what is far turns by the difference. Rows that change nothing are the inner attention's, bit by bit. The others take one
-of three ways: one call of the inner attention for a single row; tiles merged by their log-sum-exp where causality is
-all that hides keys; blocks of rows with one softmax for everything else. Shapes: b batch, h heads, g key heads, l rows,
-n keys, d head.
+what is far turns from there to where the map says. Rows that change nothing are the inner attention's, bit by bit. The
+others take one of three ways: one call of the inner attention for a single row; tiles merged by their log-sum-exp where
+causality is all that hides keys; blocks of rows with one softmax for everything else. Shapes: b batch, h heads, g key
+heads, l rows, n keys, d head.
 """
 
 from collections import namedtuple
@@ -13,17 +13,19 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from .method import Method
-from .relation_maps import MAPS, Rows, stages
+from .relation_maps import MAPS, Rows, chosen, stages
 from .relation_parts import (
+    Places,
     attend_tile,
     band,
+    begins_again,
     can_keep,
     first_base,
     joined,
     keep_side,
-    key_positions,
     merge,
     operator,
+    places_of,
     plain_base,
     product,
     scaled,
@@ -37,10 +39,10 @@ from .relation_parts import (
 )
 
 BLOCK = 128  # Rows whose scores are in memory at once.
-# What all layers with one mask share. `positions` (b or 1, l); `keys` (b or 1, n): positions of keys; `rows`, `scale`:
-# what the map says of rows; `base`: how many keys come before the first row; `first`: the first row that changes;
-# `served`: how many rows the inner attention serves; `pieces`: the work, in the form's own way.
-Plan = namedtuple("Plan", ["form", "positions", "keys", "rows", "scale", "base", "first", "served", "pieces"])
+# What all layers with one mask share. `places`: where rows and keys are; `rows`, `scales`: what the map says of rows;
+# `base`: how many keys come before the first row; `first`: the first row that changes; `served`: how many rows the
+# inner attention serves; `pieces`: the work, in the form's own way.
+Plan = namedtuple("Plan", ["form", "places", "rows", "scales", "base", "first", "served", "pieces"])
 # Rows `start` to `stop`: keys below `low` are far for all of them, from `high` on near, and from `end` on hidden. The
 # rungs that occur are tensors (b or 1, 1), so that every sequence of the batch has its own first, second and so on.
 Block = namedtuple("Block", ["start", "stop", "low", "high", "end", "rungs"])
@@ -71,7 +73,7 @@ class Relation(Method):
         if plan.form == "tiles":
             return self.tiles(call, plan, stock[0], query, key, value, scaling(call, query, kwargs)), None
         own = self.blocks(call, plan, query, key, value, mask, kwargs)
-        return joined(plan.positions >= self.map.first, plan, stock, own)
+        return joined(plan.places.rows >= self.map.first, plan, stock, own)
 
     def plan(self, call, query, key, value, mask, kwargs):
         """The Plan of this call, made once per forward. Unless it is traced, it reads positions and masks."""
@@ -84,39 +86,55 @@ class Relation(Method):
 
     def traced_plan(self, call, query, key, mask):
         """A plan without a look at positions: one row takes one call; more rows are made both ways, then chosen."""
-        (length, total), m = (query.shape[2], key.shape[2]), call.positions
+        length, total = query.shape[2], key.shape[2]
         base = first_base(call, length, total, mask)
-        read = m, key_positions(m, mask, total, base), self.map.rows(m), self.map.temperature(m), base, 0
+        places = places_of(call, key, length, mask, base)
+        read = places, self.map.rows(places.rows, places.rotated), self.scales(places.rows), base, 0
         if length == 1 and (not self.map.drops_keys or getattr(mask, "ndim", 0) == 4):
             return Plan("one", *read, 0, Single(0, None, None, ()))
         last = self.map.last_rung(max(self.settings.get("target_length", self.map.length), total))
-        rungs = [torch.full_like(m[:, :1], rung) for rung in range(int(self.map.first == self.map.start), last + 1)]
+        first = int(self.map.first == self.map.start)
+        rungs = [torch.full_like(places.rows[:, :1], rung) for rung in range(first, last + 1)]
         starts = range(0, length, BLOCK)
         pieces = [Block(start, min(start + BLOCK, length), 0, total, total, rungs) for start in starts]
         return Plan("blocks", *read, length, pieces)
 
     def made_plan(self, call, query, key, value, mask, kwargs):
-        """The cheapest plan for these positions and this mask."""
-        (length, total), m = (query.shape[2], key.shape[2]), call.positions
+        """The cheapest plan for these positions and this mask.
+
+        Raises:
+            ValueError: positions begin again, and nothing hides the text before.
+        """
+        length, total = query.shape[2], key.shape[2]
+        base = first_base(call, length, total, mask)
+        places = places_of(call, key, length, mask, base)
+        m = places.rows
         if int(m.max()) < self.map.first:
-            return Plan("inside", *[None] * 8)
-        changed, base = m >= self.map.first, first_base(call, length, total, mask)
+            return Plan("inside", *[None] * 7)
+        if begins_again(m, mask, base):
+            raise ValueError(
+                f"{self.name}: positions begin again within a row, and no mask hides the text before; "
+                "with a cache transformers makes none. Pass use_cache=False, or a mask."
+            )
+        changed = m >= self.map.first
         first = int(changed.any(0).long().argmax())
         served = 0 if bool(changed.all()) else int((~changed).any(0).nonzero().amax()) + 1
         served = served_rows(call.backend, served, length, mask)
-        plain = plain_base(m, mask, total, base)
+        plain = plain_base(places, mask, total, base)
         trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
         start = int(m[0, first])
         if not trains and plain == start - first and is_tiled(call, query, value, total, kwargs):
             m = m[:1, first:]
-            pieces, rows = stages(self.map, start, start + length - first), self.map.rows(m)
-            if length == 1 and rows.turn_middle is not None:
-                rows = rows._replace(turn_far=torch.cat([rows.turn_far, rows.turn_middle], 1))  # Both in one call.
-            return Plan("tiles", m, None, rows, self.map.temperature(m), plain, first, served, pieces)
-        read = m, key_positions(m, mask, total, base), self.map.rows(m), self.map.temperature(m), base, first
+            pieces, rows = stages(self.map, start, start + length - first), self.map.rows(m, m)
+            return Plan("tiles", Places(m, m, None, None), rows, self.scales(m), plain, first, served, pieces)
+        read = places, self.map.rows(m, places.rotated), self.scales(m), base, first
         if length == 1 and (not self.map.drops_keys or plain is not None or getattr(mask, "ndim", 0) == 4):
-            return Plan("one", *read, 0, self.single(read[2], read[1], plain, len(key), trains))
-        return Plan("blocks", *read, served, block_pieces(read[2], read[1], mask, base, first))
+            return Plan("one", *read, 0, self.single(read[1], places.keys, plain, len(key), trains))
+        return Plan("blocks", *read, served, block_pieces(read[1], places.keys, mask, base, first))
+
+    def scales(self, m):
+        """What queries of rows at m are multiplied by: all of each, and what of each rotates."""
+        return self.map.temperature(m), self.map.loudness(m)
 
     def single(self, rows, keys, plain, batch, trains):
         """What a plan for one row holds beside positions."""
@@ -125,7 +143,8 @@ class Relation(Method):
             hole = [int(border[0, 0] - origins[0, 0]) for border in (rows.far, rows.near)] if plain is not None else ()
             return Single(0, None, None, hole)
         is_kept = self.settings.get("side_cache", True) and not trains
-        low = max(int((rows.far - origins).amin()), 0)
+        is_far = keys < rows.far  # Up to the first that is not, whatever padding stands between.
+        low = int(is_far.long().cumprod(-1).sum(-1).amin())
         return Single(low, rung[:, 0].tolist() if is_kept else None, origins[:, 0].tolist(), ())
 
     def one(self, call, plan, query, key, value, mask):
@@ -135,9 +154,10 @@ class Relation(Method):
         query does not either, and they turn instead.
         """
         rows, single, total = plan.rows, plan.pieces, key.shape[2]
-        query, n = scaled(query, plan.scale), plan.keys
+        query, places = scaled(call, query, plan.scales), plan.places
+        n, rotated = places.keys, places.rotated
         if single.hole:  # Only the first keys turn.
-            first = call.turn(key[:, :, : single.hole[0]], -rows.turn_far.expand(-1, single.hole[0]))
+            first = call.turn(key[:, :, : single.hole[0]], rotated, rows.at_far)
             key = torch.cat([first, key[:, :, single.hole[1] :]], 2)
             mask = mask if mask is None else without(mask[..., :total], single.hole, -1)
             return query, key, without(value, single.hole, 2), mask
@@ -147,21 +167,26 @@ class Relation(Method):
             mask = mask & ~hidden if mask.dtype == torch.bool else mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
         side = side_of(call, key, single.rungs, single.origins) if single.rungs and can_keep(call) else None
         start = min(side.filled, single.low) if side else 0
-        key = turned(call, key[:, :, start:], self.turns(rows, n[:, start:]))
+        slowed = self.map.slowed(rows.rung)
+        key = turned(call, key[:, :, start:], *self.ends(places, rows, start), slowed)
         if side:
             side.buffer[:, :, start:total] = key
             keep_side(call, side._replace(filled=min(single.low, total)))
             key = side.buffer[:, :, :total]
-        return turned(call, query, rows.turn_far) if self.map.turns_keys else query, key, value, mask
+        return turned(call, query, rows.at_far, rotated, slowed) if self.map.turns_keys else query, key, value, mask
 
-    def turns(self, rows, n):
-        """How far keys at n (b, k) turn for the one call of a single row: (b, k) or (b, k, p)."""
-        far, near = (self.map.keys(n, rows.rung), rows.turn_far) if self.map.turns_keys else (-rows.turn_far, 0)
-        wide = (lambda borders: borders[..., None]) if rows.turn_far.ndim == 3 else lambda borders: borders
-        turned = torch.where(wide(n < rows.far), far, near)
-        if rows.turn_middle is None:
-            return turned
-        return torch.where((n >= rows.middle) & (n < rows.near), near - rows.turn_middle, turned)
+    def ends(self, places, rows, start):
+        """Where the keys from number `start` on turn to for the one call of a single row, and since where."""
+        n, rotated = places.keys[:, start:], places.rotated_keys[:, start:]
+        if self.map.turns_keys:  # The query stands where it reads far keys; the others go the way that it went.
+            far, other = (self.map.keys(n, rotated, rows.rung), rotated), (rows.at_far, places.rotated)
+        else:
+            far, other = (places.rotated, rows.at_far), (rotated, rotated)
+        ends = [chosen(n < rows.far, *pair) for pair in zip(far, other, strict=True)]
+        if rows.at_middle is None:
+            return ends
+        is_middle = (n >= rows.middle) & (n < rows.near)
+        return [chosen(is_middle, *pair) for pair in zip((rows.at_far, rows.at_middle), ends, strict=True)]
 
     def tiles(self, call, plan, stock, query, key, value, scale):
         """The output where only causality hides keys: tiles of each run of rows, near and far, in one softmax."""
@@ -169,14 +194,16 @@ class Relation(Method):
         output, key = query.new_empty(batch, length, heads, size), key[:, :, : plan.base + length]
         if first:
             output[:, :first] = stock[:, :first]
-        query, rows = scaled(query[:, :, first:], plan.scale), plan.rows
-        parts = {"near": query}
-        if any(end for _, end, _ in plan.pieces) and (length > 1 or rows.turn_middle is None):
-            parts["far"] = turned(call, query, rows.turn_far, "far")
-        if rows.turn_middle is not None and length == 1:
-            parts["far"], parts["middle"] = turned(call, torch.cat([query, query], 2), rows.turn_far).chunk(2, 2)
-        elif rows.turn_middle is not None:
-            parts["middle"] = turned(call, query, rows.turn_middle, "middle")
+        query, rows = scaled(call, query[:, :, first:], plan.scales), plan.rows
+        parts, m, slowed = {"near": query}, plan.places.rows, self.map.slowed(rows.rung)
+        if length == 1 and rows.at_middle is not None:  # Both in one call.
+            at = torch.cat([rows.at_far, rows.at_middle], 1)
+            parts["far"], parts["middle"] = turned(call, torch.cat([query, query], 2), at, m).chunk(2, 2)
+        else:
+            if any(end for _, end, _ in plan.pieces):
+                parts["far"] = turned(call, query, rows.at_far, m, slowed, "far")
+            if rows.at_middle is not None:
+                parts["middle"] = turned(call, query, rows.at_middle, m, name="middle")
         parts = {name: part.unflatten(1, (groups, -1)) for name, part in parts.items()}
         own = output[:, first:].transpose(1, 2)
         total = own if own.dtype == torch.float32 else torch.empty_like(own, dtype=torch.float32)
@@ -208,7 +235,8 @@ class Relation(Method):
         if start < end:
             end = key.shape[2] if side else end  # What is near now will be far, so that later rows find it.
             n, rungs = torch.arange(start, end, device=key.device)[None], torch.tensor([[rung]], device=key.device)
-            made = turned(call, key[:, :, start:end], self.map.keys(n, rungs), None if side else "keys")
+            slowed, name = self.map.slowed(rungs), None if side else "keys"
+            made = turned(call, key[:, :, start:end], self.map.keys(n, n, rungs), n, slowed, name)
             if not side:
                 return made
             side.buffer[:, :, start:end] = made
@@ -218,11 +246,13 @@ class Relation(Method):
     def blocks(self, call, plan, query, key, value, mask, kwargs):
         """Output (b, l, h, d) and weights, or None, of all rows from the plan's first on, block by block."""
         made, by_rung = [], {}
+        n, rotated = plan.places.keys, plan.places.rotated_keys
         for block in plan.pieces:
             by_rung = {id(rung): by_rung.get(id(rung)) for rung in block.rungs}
             for rung in block.rungs if self.map.turns_keys else ():
                 if by_rung[id(rung)] is None:
-                    by_rung[id(rung)] = turned(call, key, self.map.keys(plan.keys, rung))
+                    at, slowed = self.map.keys(n, rotated, rung), self.map.slowed(rung)
+                    by_rung[id(rung)] = turned(call, key, at, rotated, slowed)
             far = [key if by_rung[id(rung)] is None else by_rung[id(rung)] for rung in block.rungs]
             inputs = call, plan, block, mask, kwargs, query, key, value, *far
             if torch.is_grad_enabled() and query.requires_grad and not torch.compiler.is_compiling():
@@ -236,16 +266,17 @@ class Relation(Method):
         """Output (b, l, h, d) and weights (b, h, l, n), or None, of the rows of a block."""
         start, stop, low, high, end, rungs = block
         rows = Rows(*(x if x is None else x[:, start:stop] for x in plan.rows))
-        query = scaled(query[:, :, start:stop], plan.scale if plan.scale is None else plan.scale[:, start:stop])
-        far_query = turned(call, query, rows.turn_far)
+        scales = [scale if scale is None else scale[:, start:stop] for scale in plan.scales]
+        query, rotated = scaled(call, query[:, :, start:stop], scales), plan.places.rotated[:, start:stop]
+        far_query = turned(call, query, rows.at_far, rotated, self.map.slowed(rows.rung))
         far = product(far_query, far_keys[0][:, :, :high].mT)
         for rung, keys in zip(rungs[1:], far_keys[1:], strict=True):
             far = torch.where((rows.rung == rung)[:, None, :, None], product(far_query, keys[:, :, :high].mT), far)
-        near, n = product(query, key[:, :, low:end].mT), plan.keys[:, None, :end]
+        near, n = product(query, key[:, :, low:end].mT), plan.places.keys[:, None, :end]
         is_near = (n[..., low:high] >= rows.near[..., None])[:, None]
         mixed = torch.where(is_near, near[..., : high - low], far[..., low:])
-        if rows.turn_middle is not None:
-            middle = product(turned(call, query, rows.turn_middle), key[:, :, low:high].mT)
+        if rows.at_middle is not None:
+            middle = product(turned(call, query, rows.at_middle, rotated), key[:, :, low:high].mT)
             is_middle = (n[..., low:high] >= rows.middle[..., None]) & (n[..., low:high] < rows.near[..., None])
             mixed = torch.where(is_middle[:, None], middle, mixed)
         scores = torch.cat([far[..., :low], mixed, near[..., high - low :]], -1) * scaling(call, query, kwargs)

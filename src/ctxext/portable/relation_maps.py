@@ -2,8 +2,8 @@
 
 This file travels inside checkpoints. A row is a query at position m; a key is at n. A row reads keys n < far as far
 ones, middle <= n < near as middle ones and n >= near at their own distance; any between far and middle not at all.
-Queries and keys arrive rotated by their own positions, so a map says how much further each turns, in positions. All
-depends on the row's own position, never on the call. Shapes: b batch, l rows, k keys, p rotated pairs.
+A map says at which positions the query and the key of such a pair stand, which need not be whole numbers. All depends
+on the row's own position, never on the call. Shapes: b batch, l rows, k keys, p rotated pairs.
 """
 
 import itertools
@@ -12,9 +12,11 @@ from collections import namedtuple
 
 import torch
 
+from .method import exact
+
 # Of rows (b, l): the number of the key table that a row reads (0: the row is as in the source model), the borders, and
-# the turns of its query, (b, l) or (b, l, p). `turn_middle` is None for methods without a middle.
-Rows = namedtuple("Rows", ["rung", "far", "middle", "near", "turn_middle", "turn_far"])
+# where its query stands for middle and for far keys, (b, l) or (b, l, p). `at_middle` is None where there is no middle.
+Rows = namedtuple("Rows", ["rung", "far", "middle", "near", "at_middle", "at_far"])
 # Rows of equal rung whose borders stand still or move on by one with every row. Numbers of rows and keys, for plans.
 Run = namedtuple("Run", ["rung", "start", "stop", "far", "middle", "near", "far_moves", "near_moves"])
 
@@ -30,24 +32,27 @@ class Map:
         self.start = start
         self.first = start if self.temperature_name == "none" else min(start, self.length)
 
-    def rows(self, m):
-        """Return the Rows of positions m (b, l)."""
+    def rows(self, m, rotated):
+        """Return the Rows of positions m (b, l), which are rotated by other ones (b, l) where these differ."""
         changed, end = m >= self.start, m + 1
-        rung, far, middle, near, turn_middle, turn_far = self.beyond(m)
+        rung, far, middle, near, at_middle, at_far = self.beyond(m)
         borders = (torch.where(changed, border.clamp(min=0), end) for border in (far, middle, near))
-        if turn_middle is not None:
-            turn_middle = torch.where(changed, turn_middle, 0)
-        turn_far = torch.where(changed if turn_far.ndim == 2 else changed[..., None], turn_far, 0)
-        return Rows(torch.where(changed, rung, 0), *borders, turn_middle, turn_far)
+        if at_middle is not None:  # Its keys stay where they are rotated, so that the query moves by the difference.
+            at_middle = chosen(changed, rotated + at_middle - m, rotated)
+        at_far = chosen(changed, at_far if self.turns_keys else rotated + at_far - m, rotated)
+        return Rows(torch.where(changed, rung, 0), *borders, at_middle, at_far)
 
-    def keys(self, n, rung):
-        """How far keys at n (b, k) turn for far rows of a rung (b, 1): (b, k) or (b, k, p)."""
-        turn = self.far_keys(n, rung.clamp(min=1))
-        return torch.where(rung > 0 if turn.ndim == 2 else rung[..., None] > 0, turn, 0)
+    def keys(self, n, rotated, rung):
+        """Where keys at n (b, k), rotated by `rotated`, stand for far rows of a rung (b, 1): (b, k) or (b, k, p)."""
+        return chosen(rung > 0, self.far_keys(n, rung.clamp(min=1)), rotated)
 
     def far_keys(self, n, rung):
         """The same for rungs of at least 1."""
-        return torch.zeros_like(n)
+        return n
+
+    def slowed(self, rung):
+        """What frequencies are multiplied by where far pairs of a rung (b, l) stand, (b, l, p), or None for 1."""
+        return
 
     def last_rung(self, length):
         """The highest rung among the first `length` positions."""
@@ -64,10 +69,21 @@ class Map:
             return 1 + 0.1 * (1 + torch.div(m, self.length, rounding_mode="floor")).clamp(min=1).float().log()
         return None
 
+    def loudness(self, m):
+        """The same for what of the query rotates, or None."""
+        return
+
+
+def chosen(where, these, others):
+    """These positions where (b, l) says so, else others: each (b, l), or (b, l, p) with one for every pair."""
+    if 3 in (these.ndim, others.ndim):
+        where, these, others = (x if x.ndim == 3 else x[..., None] for x in (where, these, others))
+    return torch.where(where, these, others)
+
 
 def floored(n, group):
-    """The way to the group's number, floor(n / group) - n, exact in whole numbers."""
-    return torch.div(n, group, rounding_mode="floor") - n
+    """The group's number, exact in whole numbers."""
+    return torch.div(n, group, rounding_mode="floor")
 
 
 class SelfExtend(Map):
@@ -90,13 +106,13 @@ class SelfExtend(Map):
         return 1 if self.group is not None else (length - 1 - self.window) // (self.length - self.window) + 1
 
     def beyond(self, m):
-        """Rows of at least `start`; the far turn is that of `floor(m / group) + w - w / group`."""
+        """Rows of at least `start`; the query stands at `floor(m / group) + w - w / group`."""
         rung, near = self.rung(m), m - self.window + 1
-        group = rung.clamp(min=1) if self.group is None else self.group
-        return rung, near, near, near, None, floored(m, group) + (self.window - self.window / group)
+        group = rung.clamp(min=1) if self.group is None else torch.full_like(m, self.group)
+        return rung, near, near, near, None, floored(m, group) + (self.window - self.window / exact(group))
 
     def far_keys(self, n, rung):
-        """To floor(n / group)."""
+        """At floor(n / group)."""
         return floored(n, rung if self.group is None else self.group)
 
 
@@ -125,11 +141,11 @@ class Bifocal(Map):
         by_row = torch.div(m - self.exact, self.length - self.exact, rounding_mode="floor") + 1
         rung = torch.ones_like(m) if self.groups else by_row
         near = m - self.window + int(self.is_continuous)
-        group = self.grouped(m, rung.clamp(min=1))[1]
-        return rung, near, near, near, None, floored(*self.grouped(m, group)) + self.exact - self.exact / group
+        at, group = self.grouped(m, rung.clamp(min=1))
+        return rung, near, near, near, None, floored(at, group) + (self.exact - self.exact / exact(group))
 
     def far_keys(self, n, rung):
-        """To floor(n / group)."""
+        """At floor(n / group)."""
         return floored(*self.grouped(n, rung))
 
 
@@ -144,11 +160,12 @@ class DualChunk(Map):
     def beyond(self, m):
         """Keys of the chunk before are read from min(m mod c + c, size), earlier ones from `size`."""
         middle = (near := m - m % self.chunk) - self.chunk
-        return torch.ones_like(m), middle, middle, near, (self.size + middle - m).clamp(max=0), self.size - m
+        at_middle = (m - middle).clamp(max=self.size) + middle
+        return torch.ones_like(m), middle, middle, near, at_middle, torch.full_like(m, self.size)
 
     def far_keys(self, n, rung):
-        """To n mod c."""
-        return n % self.chunk - n
+        """At n mod c."""
+        return n % self.chunk
 
 
 class ReRoPE(Map):
@@ -161,11 +178,11 @@ class ReRoPE(Map):
     def beyond(self, m):
         """The query at w, keys at 0."""
         near = m - self.window + 1
-        return torch.ones_like(m), near, near, near, None, self.window - m
+        return torch.ones_like(m), near, near, near, None, torch.full_like(m, self.window)
 
     def far_keys(self, n, rung):
-        """To 0."""
-        return -n
+        """At 0."""
+        return torch.zeros_like(n)
 
 
 class String(Map):
@@ -183,7 +200,7 @@ class String(Map):
     def beyond(self, m):
         """Near is d <= shift; farther keys are at d - shift + window."""
         near = m - self.shift
-        return torch.ones_like(m), near, near, near, None, torch.full_like(m, self.window - self.shift)
+        return torch.ones_like(m), near, near, near, None, m + (self.window - self.shift)
 
 
 class Sinks(Map):
@@ -197,8 +214,8 @@ class Sinks(Map):
 
     def beyond(self, m):
         """The query at sinks + window - 1 for the first keys."""
-        near = m - self.window + 1
-        return torch.ones_like(m), torch.full_like(m, self.sinks), near, near, None, self.sinks + self.window - 1 - m
+        near, at = m - self.window + 1, torch.full_like(m, self.sinks + self.window - 1)
+        return torch.ones_like(m), torch.full_like(m, self.sinks), near, near, None, at
 
 
 class Adaptive(Map):
@@ -209,8 +226,8 @@ class Adaptive(Map):
 
     def __init__(self, settings):
         base, self.ends = settings["base"], [factor * settings["original_length"] for factor in settings["factors"]]
-        self.slower = [[0.0] * len(base)] + [
-            [new / old - 1 if old else 0.0 for new, old in zip(row, base, strict=True)]
+        self.shares = [[1.0] * len(base)] + [
+            [new / old if old else 1.0 for new, old in zip(row, base, strict=True)]
             for row in settings["inverse_frequencies"]
         ]
         self.scales = [1.0] + [float(factor) ** 2 for factor in settings.get("attention_factors", [])]
@@ -225,20 +242,19 @@ class Adaptive(Map):
         return len(self.ends)
 
     def beyond(self, m):
-        """All keys are far: turned with the row's frequencies."""
-        return (rung := self.rung(m)), m + 1, m + 1, m + 1, None, self.far_keys(m, rung)
+        """All keys are far, where they are."""
+        return self.rung(m), m + 1, m + 1, m + 1, None, m
 
-    def far_keys(self, n, rung):
-        """To n times the ratio of the frequencies."""
-        return n[..., None] * torch.tensor(self.slower, device=n.device)[rung]
+    def slowed(self, rung):
+        """The frequencies of the rung over the model's."""
+        kind = exact(torch.zeros(0, device=rung.device)).dtype
+        return torch.tensor(self.shares, device=rung.device, dtype=kind)[rung]
 
-    def temperature(self, m):
-        """The attention factor of the row's rung squared, times the general one."""
-        general = super().temperature(m)
+    def loudness(self, m):
+        """The attention factor of the row's rung squared: as YaRN has it, of what rotates alone."""
         if len(self.scales) == 1:
-            return general
-        own = torch.tensor(self.scales, device=m.device)[torch.where(m >= self.start, self.rung(m), 0)]
-        return own if general is None else own * general
+            return None
+        return torch.tensor(self.scales, device=m.device)[torch.where(m >= self.start, self.rung(m), 0)]
 
 
 MAPS = {
@@ -253,7 +269,7 @@ MAPS = {
 def runs(rules, start, stop):
     """Yield Runs of the rows start to stop, at positions of the same numbers. All must be at least `first`."""
     m = torch.arange(start, stop, device="cpu")[None]
-    rows = rules.rows(m)
+    rows = rules.rows(m, m)
     lines = [rows.rung[0], *(border[0] for border in (rows.far, rows.middle, rows.near))]
     cuts = torch.zeros(stop - start, dtype=torch.bool, device="cpu")
     for line, step in zip(lines, (0, 1, 1, 1), strict=True):

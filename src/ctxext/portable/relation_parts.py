@@ -38,29 +38,98 @@ def visible(mask, rows, total, base, window=0):
     return picked if picked.dtype == torch.bool else picked > torch.finfo(picked.dtype).min / 2
 
 
-def key_positions(m, mask, total, base):
-    """The positions of all keys (b or 1, n), from those of the rows (b or 1, l). Hidden ones may be below zero.
+# Where the rows and the keys of a call are: the positions of rows (b or 1, l) and of keys (b or 1, n) within their
+# texts, and those by which they are rotated. Of keys that no row sees they are any.
+Places = namedtuple("Places", ["rows", "rotated", "keys", "rotated_keys"])
+NOWHERE = 1 << 40  # Where keys are that a cache has room for: behind every row.
 
-    Keys that are all of this call have their rows' own. Others count back from the row that is furthest on.
+
+def places_of(call, key, length, mask, base):
+    """The Places of this call over keys (b, g, n, d), worked out once per forward. The cache keeps those of its keys.
+
+    Raises:
+        ValueError: nobody can know where the keys are.
     """
-    row = m.argmax(-1, keepdim=True)
-    keys = torch.arange(total, device=m.device)
-    own = base + row
-    if not (mask is None or getattr(mask, "ndim", 0) == 2):
-        own = (visible(mask, row, total, base) * keys).amax(-1)
-    counted = m.gather(1, row) - own + keys
-    if total > m.shape[1]:
-        return counted
-    if not torch.compiler.is_compiling() and bool(((counted == m) | (counted < 0)).all()):
-        return counted  # What differs is padding. This way all can be cut at one index.
-    return m
+    name = ("places", length, key.shape[2])
+    if name not in call.memory:
+        call.memory[name] = made_places(call, key, length, mask, base)
+    return call.memory[name]
 
 
-def plain_base(m, mask, total, base):
+def made_places(call, key, length, mask, base):
+    """As `places_of`. What a cache kept is (b, n, 2): positions and those by which keys are rotated."""
+    total, seen, traced = key.shape[2], call.seen, torch.compiler.is_compiling()
+    has_cache = isinstance(call.cache, Cache) and seen is not None
+    if torch.is_tensor(seen) and not traced:
+        seen = int(seen)
+    rows = torch.stack(torch.broadcast_tensors(call.positions, call.rotated), -1)
+    if total > length and not has_cache:  # An engine's cache, whose sequences are told by other means.
+        return guessed_places(call, rows, total, length, mask, base)
+    if has_cache and not torch.is_tensor(seen) and seen + length > total:
+        return guessed_places(call, rows, total, length, mask, base)
+    if not has_cache:
+        return Places(*rows.unbind(-1), *rows.unbind(-1))
+    kept = state_of(call.cache).rows.get("positions")
+    if kept is None and (torch.is_tensor(seen) or seen == 0):
+        kept = rows.new_zeros(len(key), 0, 2)
+    if kept is None or (not torch.is_tensor(seen) and kept.shape[1] < seen):
+        return guessed_places(call, rows, total, length, mask, base)
+    if call.positions is call.rotated and kept.shape[1] and not torch.is_tensor(seen) and seen:
+        # Positions that are given count as those by which the tokens before are rotated.
+        last = kept[:, seen - 1, None]
+        rows = rows + torch.nn.functional.pad(last[..., :1] - last[..., 1:], (0, 1))
+    rows = rows.expand(len(key), -1, -1)
+    if torch.is_tensor(seen) or seen + length < total:  # A cache with room: written to in place, as it is itself.
+        if kept.shape[1] != total:
+            kept = torch.cat([kept, kept.new_full((len(key), total - kept.shape[1], 2), NOWHERE)], 1)
+            if not traced:
+                torch._dynamo.mark_static_address(kept)
+        kept.index_copy_(1, torch.arange(length, device=kept.device) + seen, rows)
+    else:
+        kept = torch.cat([kept[:, :seen], rows], 1)
+    state_of(call.cache).rows["positions"] = kept
+    if not traced and len(kept) > 1 and bool((kept == kept[:1]).all()):
+        rows, kept = rows[:1], kept[:1]
+    return Places(*rows.unbind(-1), *kept.unbind(-1))
+
+
+def begins_again(m, mask, base):
+    """Whether positions of rows (b or 1, l) fall within a text and no mask of scores hides what comes before."""
+    if hasattr(mask, "mask_mod") or getattr(mask, "ndim", 2) == 4:
+        return False
+    falls = m.diff() < 0
+    if mask is not None:  # Where padding ends, positions may fall.
+        falls = falls & (mask[:, base : base + m.shape[1] - 1] != 0)
+    return bool(falls.any())
+
+
+def guessed_places(call, rows, total, length, mask, base):
+    """Places where nothing is kept of earlier keys: counted back from the rows, if no key before is hidden."""
+    m, rotated = rows.unbind(-1)
+    keys, last = torch.arange(total, device=m.device), base + length - 1
+    if not torch.compiler.is_compiling() and mask is not None:
+        row = torch.full((1, 1), length - 1, device=m.device)
+        seen = visible(mask, row, total, base)[:, 0]
+        own = (seen * keys).amax(-1, keepdim=True)
+        if bool((seen.sum(-1, keepdim=True) != own - seen.long().argmax(-1, keepdim=True) + 1).any()):
+            raise ValueError(
+                "The cache holds padding between tokens, and this model did not see where: fill it with this model."
+            )
+        last = own
+    elif mask is not None:
+        last = (visible(mask, m.argmax(-1, keepdim=True), total, base) * keys).amax(-1)
+    return Places(m, rotated, *(one[:, -1:] - last + keys for one in (m, rotated)))
+
+
+def plain_base(places, mask, total, base):
     """How many keys come before the first row if causality is all that hides keys and no position jumps, else None."""
+    m, rotated, keys, rotated_keys = places
     length = m.shape[1]
     steps = torch.arange(length, device=m.device)
-    if not bool((m == m[:1, :1] + steps).all()):
+    if not bool((m == m[:1, :1] + steps).all() and (m == rotated).all()):
+        return None
+    count = torch.arange(base + length, device=m.device)
+    if not bool((keys[:, : base + length] == count).all() and (rotated_keys[:, : base + length] == count).all()):
         return None
     if mask is None:
         return base
@@ -119,19 +188,24 @@ def scaling(call, query, kwargs):
     return query.shape[-1] ** -0.5 if given is None else given
 
 
-def scaled(query, scale):
-    """The query (b, h, l, d) by the temperature of its rows (b or 1, l), or None for 1."""
-    return query if scale is None else (query.float() * scale[:, None, :, None]).to(query.dtype)
+def scaled(call, query, scales):
+    """The query (b, h, l, d) by two factors of its rows (b or 1, l), None for 1: of all of it, and of what rotates."""
+    whole, rotating = (one if one is None else one[:, None, :, None] for one in scales)
+    if rotating is not None and (width := 2 * len(call.tables.frame.inverse)) < query.shape[-1]:
+        rest = torch.ones_like(rotating).expand(*rotating.shape[:3], query.shape[-1] - width)
+        rotating = torch.cat([rotating.expand(*rotating.shape[:3], width), rest], -1)
+    factor = whole if rotating is None else rotating if whole is None else whole * rotating
+    return query if factor is None else (query.float() * factor).to(query.dtype)
 
 
-def turned(call, tensor, to, name=None):
-    """Turn a tensor (b, h, l, d) by `to` (b or 1, l) or (b or 1, l, p), in pieces that stay in the processor's cache.
+def turned(call, tensor, to, since, slowed=None, name=None):
+    """Turn a tensor (b, h, l, d) from positions to others (`call.turn`), in pieces that stay in the processor's cache.
 
     With a name, into memory that the next tensor of this name is written to, in this layer or a later one.
     """
     step = max(32, 65536 // (tensor.shape[0] * tensor.shape[1] * tensor.shape[3]))
     if torch.compiler.is_compiling() or tensor.requires_grad or tensor.shape[2] < 2 * step or tensor.is_cuda:
-        return call.turn(tensor, to)
+        return call.turn(tensor, to, since, slowed)
     name = name and (name, tensor.dtype, tensor.device)
     made = call.memory.get(name)
     if made is None or made.numel() < tensor.numel():
@@ -140,7 +214,9 @@ def turned(call, tensor, to, name=None):
         call.memory[name] = made
     made = made[: tensor.numel()].view(tensor.shape)
     for row in range(0, tensor.shape[2], step):
-        made[:, :, row : row + step] = call.turn(tensor[:, :, row : row + step], to[:, row : row + step])
+        piece = slice(row, row + step)
+        ends = (x if x is None or x.shape[1] == 1 else x[:, piece] for x in (to, since, slowed))
+        made[:, :, piece] = call.turn(tensor[:, :, piece], *ends)
     return made
 
 

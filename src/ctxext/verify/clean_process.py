@@ -219,6 +219,8 @@ class Expected:
             q = self.rotation.rows(queries[0, head][i], for_query)
             k = self.rotation.rows(keys[0, head // group][j], for_key)
             found = (q * k).sum(-1)
+            if hasattr(reference, "rotated_factor"):  # YaRN's, of what rotates alone.
+                found = found * torch.tensor([reference.rotated_factor(settings, m) for m in self.positions])[i] ** 2
             if query.shape[-1] > width:  # The part of each head that does not rotate.
                 found = found + (query[0, head, i, width:] * key[0, head // group, j, width:]).sum(-1)
             scores[0, head, i, j] = found

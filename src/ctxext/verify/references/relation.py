@@ -60,16 +60,21 @@ def relation(step, m, n, inverse):
 
 def temperature(step, m):
     """What the scores of the row at m are multiplied by."""
-    length, name, own = step["original_length"], step.get("temperature", "none"), 1.0
+    length, name = step["original_length"], step.get("temperature", "none")
     if m + 1 <= length:
         return 1.0
-    if step["method"] == "adaptive" and "attention_factors" in step:
-        which = next((i for i, factor in enumerate(step["factors"]) if factor * length >= m + 1), -1)
-        own = step["attention_factors"][which] ** 2
     if name == "yarn":
-        return own * (0.1 * math.log((m + 1) / length) + 1) ** 2
+        return (0.1 * math.log((m + 1) / length) + 1) ** 2
     if name == "logn":
-        return own * math.log(m + 1) / math.log(length)
+        return math.log(m + 1) / math.log(length)
     if name == "llama4":
-        return own * (1 + 0.1 * math.log(1 + m // length))
-    return own
+        return 1 + 0.1 * math.log(1 + m // length)
+    return 1.0
+
+
+def rotated_factor(step, m):
+    """The factor on cos and sin, those of the query and of its keys alike, for the row at m."""
+    if step["method"] != "adaptive" or "attention_factors" not in step or m + 1 <= step["original_length"]:
+        return 1.0
+    which = next((i for i, factor in enumerate(step["factors"]) if factor * step["original_length"] >= m + 1), -1)
+    return step["attention_factors"][which]
