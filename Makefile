@@ -7,7 +7,9 @@ PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
+# Each worker takes whole files, so that what a file sets up is set up once, and who is done first takes of the other's.
 WORKERS ?= 2
+SPREAD := -n $(WORKERS) --dist worksteal
 # Each test process computes on one thread, so that the workers do not fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
@@ -17,7 +19,7 @@ demo: $(VENV)/installed
 	$(BIN)/ctxext demo
 
 test: $(VENV)/installed
-	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow and not engine"
+	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "not slow and not engine"
 
 check: lint test
 
@@ -29,10 +31,10 @@ lint: $(VENV)/installed
 # FUZZ examples of each of the fuzzed kinds of file; `make test` runs a few, always the same.
 FUZZ ?= 1000
 fuzz: $(VENV)/installed
-	CTXEXT_FUZZ=$(FUZZ) $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) tests/fuzz
+	CTXEXT_FUZZ=$(FUZZ) $(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) tests/fuzz
 
 slow: $(VENV)/installed
-	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) -m "slow and not engine"
+	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "slow and not engine"
 
 # What converters/engines.py says of these engines was seen here, with these versions. llama.cpp's converter comes with
 # the sources of llama-cpp-python, which are not built.

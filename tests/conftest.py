@@ -1,8 +1,13 @@
-"""Shared fixtures: a small Llama checkpoint on disk, and the command line run in this process."""
+"""Shared fixtures: a small Llama checkpoint on disk, and the command line run in this process.
+
+CTXEXT_SHUFFLE=SEED runs tests in another order: those of a file together, as they share what they set up.
+"""
 
 import atexit
 import os
+import random
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -16,11 +21,42 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="ctxext-state-")
 import pytest
 from typer.testing import CliRunner
 
+from clean_processes import CleanProcesses
 from small_llama import make_llama
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 atexit.register(shutil.rmtree, os.environ["HF_MODULES_CACHE"], ignore_errors=True)
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Shuffle files, and the tests of each."""
+    if seed := os.environ.get("CTXEXT_SHUFFLE"):
+        files: dict[Path, list[pytest.Item]] = {}
+        for item in items:
+            files.setdefault(item.path, []).append(item)
+        rng, groups = random.Random(seed), list(files.values())
+        rng.shuffle(groups)
+        for group in groups:
+            rng.shuffle(group)
+        items[:] = [item for group in groups for item in group]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clean_processes():
+    """Clean processes are forks of one that has torch and transformers loaded."""
+    from ctxext.verify import isolated
+
+    isolated.subprocess = processes = CleanProcesses()
+    yield
+    isolated.subprocess = subprocess
+    processes.end()
+
+
+@pytest.fixture
+def real_processes(monkeypatch) -> None:
+    """Clean processes are what they are for a user: a new Python each."""
+    monkeypatch.setattr("ctxext.verify.isolated.subprocess", subprocess)
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,46 @@
 """Scripts run where ctxext cannot be imported."""
 
+import pytest
+
+from ctxext.converters import convert
+from ctxext.recipes import MsPoE, Recipe, Yarn
+from ctxext.verify import isolated, verify
 from ctxext.verify.isolated import last_line_of_errors, run_isolated
 
 
-def test_ctxext_cannot_be_imported_and_the_rest_can(tmp_path):
+@pytest.fixture(params=["real", "forked"])
+def each_kind(request):
+    if request.param == "real":
+        request.getfixturevalue("real_processes")
+    return request.param
+
+
+def test_ctxext_cannot_be_imported_and_the_rest_can(each_kind, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\nimport ctxext.checkpoint\n")
     result = run_isolated(script, "one", "two")
     assert result.stdout == '["one", "two"]\n'
     assert result.returncode == 1
     assert last_line_of_errors(result) == "ImportError: ctxext must not be needed here"
+
+
+def test_what_a_process_ends_with(each_kind, tmp_path):
+    script = tmp_path / "script.py"
+    for line, code, last in (
+        ("sys.exit(3)", 3, "no message"),
+        ("sys.exit('why')", 1, "why"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9, "no message"),
+        ("print(sorted(os.listdir()), os.getcwd() == os.environ['HF_MODULES_CACHE'])", 0, "no message"),
+    ):
+        script.write_text(f"import os, sys\n{line}\n")
+        result = run_isolated(script)
+        assert (result.returncode, last_line_of_errors(result)) == (code, last)
+    assert result.stdout == "[] True\n"
+
+
+def test_a_checkpoint_with_code_in_real_processes(llama_source, tmp_path, real_processes):
+    """Other tests fork a process that has loaded what these load themselves."""
+    assert isolated.subprocess.__name__ == "subprocess"
+    convert(str(llama_source), tmp_path / "out", Recipe([Yarn(factor=2), MsPoE(first_layer=0)]))
+    status = {found.check: found.status for found in verify(str(tmp_path / "out"))}
+    assert status["loading"] == status["frequencies"] == "passed", status

@@ -103,7 +103,7 @@ def test_whatever_the_time_every_recipe_is_asked_the_same(bench, eval_set, monke
     assert eval_set.num_prompts == 8
 
 
-@pytest.mark.parametrize("minutes", [2, 5])
+@pytest.mark.parametrize("minutes", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_minutes_are_kept_with_everything_included(source, monkeypatch, minutes):
     """By a clock that only asking moves: half a second for each prompt."""
     now = [0.0]
