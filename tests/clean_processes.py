@@ -71,7 +71,7 @@ def execute(asked: dict[str, Any]) -> int:
         exec(compile(asked["code"], "<string>", "exec"), {"__name__": "__main__"})
     except SystemExit as stop:
         if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)
+            sys.stderr.write(f"{stop.code}\n")
         return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
     except BaseException:
         traceback.print_exc()
