@@ -5,17 +5,25 @@ from collections.abc import Mapping
 WARM = ("torch", "transformers", "transformers.models.llama.modeling_llama", "hypothesis", "pydantic", "typer.testing")
 """What is loaded once, before the first fork; nothing of the package."""
 
-ROOMS = (
-    "recipes/*.py",
-    "checkpoint.py",
-    "geometry.py",
-    "reading/*.py",
-    "evaluate/scoring/*.py",
-    *(f"finetune/{name}.py" for name in ("loss", "merge", "rewrite", "tensors", "adapter_config")),
-)
-"""The pure rooms: files of the package."""
+PURE, OUTER = "pure", "outer"
 
-TESTS = (
+ROOMS: Mapping[str, tuple[str, ...]] = {
+    PURE: (
+        "recipes/*.py",
+        "checkpoint.py",
+        "geometry.py",
+        "reading/*.py",
+        "evaluate/scoring/*.py",
+        *(f"finetune/{name}.py" for name in ("loss", "merge", "rewrite", "tensors", "adapter_config")),
+    ),
+    OUTER: ("evaluate/report/*.py", "serving/*.py", "publish/*.py", "cli/*.py", "finetune/*.py"),
+}
+"""Files of the package: the rooms that compute, and those that talk to people, disks, engines and the Hub.
+
+A file of both belongs to the first.
+"""
+
+_PURE_TESTS = (
     "tests/test_reading.py",
     "tests/test_schemas.py",
     "tests/test_families.py",
@@ -48,9 +56,25 @@ TESTS = (
     "tests/test_geometry.py",
     "tests/test_hub_client.py",
 )
+_OUTER_TESTS = (
+    "tests/cli/*.py",
+    "tests/evaluate/test_command.py",
+    "tests/evaluate/test_findings.py",
+    "tests/evaluate/test_intervals.py",
+    "tests/evaluate/test_page.py",
+    "tests/finetune/test_[!q]*.py",
+    "tests/publish/test_push.py",
+    "tests/search/test_search_command.py",
+    "tests/serving/*.py",
+    "tests/test_card.py",
+    "tests/test_limits_of_options.py",
+    "tests/test_tokens.py",
+)
+TESTS: Mapping[str, tuple[str, ...]] = {PURE: _PURE_TESTS, OUTER: _OUTER_TESTS}
 """Files of quick tests that may see a mutant; of each only the tests that call what was changed are run."""
 
 LEFT: Mapping[str, Mapping[str, str]] = {
+    "evaluate/report/colours.py": dict.fromkeys(("_STOPS", "_DASHES"), "Which colours and dashes they are."),
     "evaluate/scoring/as_written.py": {"_SHORTEST": "Which made-up token a model is given to forget longer prompts."},
     "evaluate/scoring/batch_size.py": dict.fromkeys(
         ("_MAX_ROWS", "_SHARE", "_STATES", "rows_that_fit", "_memory"),

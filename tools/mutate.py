@@ -1,6 +1,7 @@
 """Which faults the tests would not notice: break the package in one place, run quick tests, count what survives.
 
     python tools/mutate.py                    # 160 mutants of the pure rooms, seed 0
+    python tools/mutate.py --rooms outer      # of report, serving, publish, cli and finetune
     python tools/mutate.py --only recipes/ntk.py --count 20
     python tools/mutate.py --planted          # the faults that somebody planted once and no test saw
 
@@ -27,7 +28,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mutants import EQUIVALENT, LEFT, PLANTED, ROOMS, TESTS, WARM
+from mutants import EQUIVALENT, LEFT, PLANTED, PURE, ROOMS, TESTS, WARM
 from mutations import Mutant, mutants_of
 from patches import apply, patched
 from test_map import WORDS, digest, record, tests_for
@@ -58,12 +59,18 @@ def planted(only: str) -> list[Trial]:
     return found
 
 
-def population(only: str) -> list[Mutant]:
-    """Every mutant of the pure rooms, but for those of the reviewed lists."""
+def files_of(rooms: str) -> list[Path]:
+    """The files of some rooms, each once; those of the pure ones belong to them alone."""
+    found = dict.fromkeys(path for pattern in ROOMS[rooms] for path in sorted((ROOT / PACKAGE).glob(pattern)))
+    pure = set() if rooms == PURE else set(files_of(PURE))
+    return [path for path in found if path not in pure]
+
+
+def population(rooms: str, only: str) -> list[Mutant]:
+    """Every mutant of some rooms, but for those of the reviewed lists."""
     return [
         mutant
-        for pattern in ROOMS
-        for path in sorted((ROOT / PACKAGE).glob(pattern))
+        for path in files_of(rooms)
         if only in (name := path.relative_to(ROOT / PACKAGE).as_posix())
         for mutant in mutants_of(name, path.read_text(encoding="utf-8"), frozenset(LEFT.get(name, ())))
         if (name, mutant.before, mutant.after) not in EQUIVALENT
@@ -109,13 +116,15 @@ def run_tests(
     return in_fork(place, place / "log.txt", task, seconds)
 
 
-def test_map(place: Path) -> dict[str, dict]:
-    """The map of the quick tests, brought up to date."""
+def test_map(place: Path, rooms: str) -> dict[str, dict]:
+    """The map of the quick tests of some rooms, brought up to date."""
     known = json.loads(MAP.read_text()) if MAP.is_file() else {}
     files = {
-        path.relative_to(ROOT).as_posix(): digest(path) for pattern in TESTS for path in sorted(ROOT.glob(pattern))
+        path.relative_to(ROOT).as_posix(): digest(path)
+        for pattern in TESTS[rooms]
+        for path in sorted(ROOT.glob(pattern))
     }
-    known = {name: entry for name, entry in known.items() if files.get(name) == entry["digest"]}
+    known = {name: entry for name, entry in known.items() if files.get(name, entry["digest"]) == entry["digest"]}
     for name in sorted(files.keys() - known.keys()):
         out = place / "map.json"
         out.unlink(missing_ok=True)
@@ -125,7 +134,7 @@ def test_map(place: Path) -> dict[str, dict]:
             sys.exit(f"{name} fails without any mutant:\n{(place / 'log.txt').read_text()[-3000:]}")
         known[name] = {"digest": files[name], "tests": found["files"].get(name, {})}
         MAP.write_text(json.dumps(known))
-    return known
+    return {name: known[name] for name in files}
 
 
 def all_are_there(known: dict[str, dict]) -> int:
@@ -150,6 +159,7 @@ def main() -> None:
     options.add_argument("--count", type=int, default=160)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--numbers", default="", help="Only these of the sample: 3,17-20,41-.")
+    options.add_argument("--rooms", choices=[*ROOMS], default=PURE)
     options.add_argument("--only", default="", help="Files whose path holds this.")
     options.add_argument("--limit", type=float, default=15, help="Seconds of tests for one mutant.")
     options.add_argument("--planted", action="store_true", help="The faults of the list instead.")
@@ -168,12 +178,12 @@ def main() -> None:
             trials = planted(chosen.only)
             files = {test.split("::")[0] for _, (tests,) in trials for test in tests}
         else:
-            known, found = test_map(place), population(chosen.only)
+            known, found = test_map(place, chosen.rooms), population(chosen.rooms, chosen.only)
             files = set(known)
             if in_fork(place, place / "log.txt", lambda: all_are_there(known), 300):
                 sys.exit(f"The map names tests that are not there:\n{(place / 'log.txt').read_text()[-3000:]}")
             picked = random.Random(chosen.seed).sample(found, min(chosen.count, len(found)))
-            sys.stdout.write(f"{len(picked)} of {len(found)} mutants, seed {chosen.seed}\n")
+            sys.stdout.write(f"{len(picked)} of {len(found)} mutants of the {chosen.rooms} rooms, seed {chosen.seed}\n")
             trials = [(one, tests_for(known, one.path, one.function, chosen.limit)) for one in picked]
         if run_tests(place, sorted({test for _, parts in trials for part in parts for test in part}), seconds=3600):
             sys.exit(f"The tests fail without any mutant:\n{(place / 'log.txt').read_text()[-3000:]}")

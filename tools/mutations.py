@@ -35,6 +35,14 @@ _DECLARED = frozenset({"help", "search", "paper"})
 _UNSEEN = frozenset({"repr", "use_cache", "use_reentrant", "preserve_rng_state", "include_url", "exist_ok"})
 """Keywords that change what is shown of an object, how much is kept in memory, or how errors are told."""
 
+_LOOKS = frozenset(
+    {
+        *("alpha", "dpi", "figsize", "fontsize", "frameon", "has_legend", "linewidth", "markersize", "xytext"),
+        *("highlight", "no_wrap", "padding", "show_default", "show_header", "soft_wrap", "wspace"),
+    }
+)
+"""Keywords of pictures, tables and help: how something looks, and not what it says."""
+
 _PROGRESS = frozenset({"progress", "advance", "disable_progress_bars"})
 
 
@@ -124,9 +132,9 @@ def _is_left(child: ast.AST, parent: ast.AST) -> bool:
             return True
         case ast.Call(func=ast.Name(id="CtxextError" | "TypeVar" | "cast")):
             return True
-        case ast.Expr(value=ast.Call(func=ast.Name(id=name))) if name in _PROGRESS:
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name))) if name in _PROGRESS:
             return True
-        case ast.keyword(arg=name) if name in _DECLARED | _UNSEEN:
+        case ast.keyword(arg=name) if name in _DECLARED | _UNSEEN | _LOOKS:
             return True
         case ast.keyword(arg="strict") if isinstance(parent, ast.Call) and ast.unparse(parent.func) == "zip":
             return True

@@ -1,12 +1,13 @@
 """Which quick test calls which functions of the package, written down once per test file.
 
 A fork runs the test files that are new or changed since, and notes every call into the package, by file and name of
-the function, so that a map outlives lines that move. Tests that start processes of their own are seen as far as they
-run in this one.
+the function, so that a map outlives lines that move. Processes that a test starts note theirs in a file, by a
+`sitecustomize` on their path; those that are started without it are not seen.
 """
 
 import hashlib
 import json
+import os
 import sys
 import threading
 import time
@@ -23,12 +24,40 @@ WORDS = ("-q", "--tb=line", "-p", "no:xdist", "-p", "no:cacheprovider", "-m", "n
 
 _FIRST, _SHORT = 30, 0.3
 
+_CALLS = "CTXEXT_CALLS"
+"""The variable that tells a process which a test starts where to note its calls."""
+
+_IN_PROCESSES = f"""
+import os, sys, threading
+
+place = os.environ.get({_CALLS!r})
+if place:
+    package = os.environ["{_CALLS}_OF"]
+    out = os.open(place, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    files, seen = {{}}, set()
+
+    def trace(frame, event, given):
+        code = frame.f_code
+        name = code.co_filename
+        if name not in files:
+            files[name] = name[len(package):].lstrip("/") if name.startswith(package) else None
+        if files[name] is not None and (name, code.co_name) not in seen:
+            seen.add((name, code.co_name))
+            try:
+                os.write(out, f"{{files[name]}}::{{code.co_name}}\\n".encode())
+            except OSError:
+                pass
+
+    sys.settrace(trace)
+    threading.settrace(trace)
+"""
+
 
 class Recorder:
     """A plugin for pytest that notes calls and seconds of each test."""
 
-    def __init__(self, package: str) -> None:
-        self.package = package
+    def __init__(self, package: str, noted: Path) -> None:
+        self.package, self.noted = package, noted
         self.names: dict[str, str | None] = {}
         self.calls: set[str] = set()
         self.own: dict[str, set[str]] = {}
@@ -46,12 +75,15 @@ class Recorder:
 
     def _during(self, item: pytest.Item) -> Iterator[None]:
         self.calls, started = set(), time.monotonic()
+        self.noted.unlink(missing_ok=True)
         sys.settrace(self.trace)
         threading.settrace(self.trace)
         yield
         sys.settrace(None)
         threading.settrace(None)
         self.seconds[item.nodeid] += time.monotonic() - started
+        if self.noted.is_file():  # By processes that the test started.
+            self.calls.update(self.noted.read_text().split())
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
@@ -82,7 +114,12 @@ def record(package: Path, files: list[str], out: Path) -> None:
         files: The test files.
         out: The JSON file to write.
     """
-    recorder = Recorder(str(package))
+    folder, noted = out.with_name("recorder"), out.with_name("calls.txt")
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(_IN_PROCESSES)
+    os.environ.update({_CALLS: str(noted), f"{_CALLS}_OF": str(package)})
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    recorder = Recorder(str(package), noted)
     code = pytest.main([*WORDS, *files], plugins=[recorder])
     out.write_text(json.dumps({"code": int(code), "files": recorder.found()}))
 
