@@ -116,7 +116,9 @@ def test_what_another_model_has_and_what_is_no_adapter_is_refused(tmp_path):
     path = folder / "adapter_model.safetensors"
     header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}'  # Four bytes before it that are nobody's.
     path.write_bytes(len(header).to_bytes(8, "little") + header + b"12345678")
-    with pytest.raises(CtxextError, match=rf'^"{path}" cannot be read: .+\.$'):
+    with pytest.raises(
+        CtxextError, match=r'"adapter_model\.safetensors" is .+ not a safetensors file: "a" begins at byte 4'
+    ):
         AdapterChanges(folder, STORED, tied={})
     path.unlink()
     with pytest.raises(CtxextError, match=rf'^"{folder}" has no adapter_model\.safetensors'):
