@@ -183,6 +183,39 @@ def test_awareness_ignores_what_padding_holds(model):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", pytest.param("flex_attention", marks=pytest.mark.slow)])
+def test_packed_sequences_are_refused_and_padding_is_not(folder, implementation):
+    """Trainers pack by positions alone. Padding may stand at any position: pipelines put it at 0 or at 1."""
+    model = load(folder, attn_implementation=implementation)
+    prompts = [tokens(length, seed=length) for length in LENGTHS]
+    ids, places = torch.cat(prompts, 1), [torch.arange(length) for length in LENGTHS]
+    one_each = [torch.zeros(1, dtype=torch.long), *places]
+    packed = {"restart": (ids, places), "one token": (torch.cat([ids[:, :1], ids], 1), one_each)}
+    packed["gap"] = ids, [torch.arange(40), torch.arange(26) + 50]
+    if implementation == "flex_attention":
+        packed, prompts = {"restart": packed["restart"]}, []
+    for text, positions in packed.values():
+        with pytest.raises(ValueError, match=r"Ms-PoE in prompt order .* packed sequences, .* --head-order calibrated"):
+            model(text, position_ids=torch.cat(positions)[None], use_cache=False)
+    with pytest.raises(ValueError, match="packed sequences"):
+        model(ids, position_ids=torch.cat(places)[None], past_key_values=DynamicCache())
+    for side in ("left", "right") if prompts else ():
+        ids, mask = padded([prompt[0] for prompt in prompts], side)
+        expected = model(ids, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)).logits
+        other = model(ids, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)).logits
+        torch.testing.assert_close(other[mask == 1], expected[mask == 1], rtol=1e-4, atol=1e-4)
+
+
+def test_packed_sequences_are_known_by_any_mask(model):
+    """Of flash attention, which needs another machine, the mask is the tokenizer's or none."""
+    is_packed = code_of(model).is_packed
+    text, packed = torch.arange(9)[None], torch.cat([torch.arange(4), torch.arange(5)])[None]
+    left, ones = torch.ones(1, 9).masked_fill(torch.arange(9) < 4, 0), torch.ones(1, 9, dtype=torch.long)
+    assert [is_packed(text, None), is_packed(text, ones), is_packed(text, left)] == [False] * 3
+    assert [is_packed(packed, None), is_packed(packed, ones), is_packed(packed, left)] == [True, True, False]
+
+
+@torch.no_grad()
 def test_the_statistic_has_the_scale_of_the_attention(tmp_path):
     model = load(convert(tiny_models.save("granite", tmp_path / "source"), tmp_path / "prompt", first_layer=0))
     code, seen = code_of(model), []

@@ -107,8 +107,22 @@ class MsPoE(Method):
         call.needs_sequences("Ms-PoE in prompt order (--head-order calibrated does not)")
         if call.kv_heads != len(self.settings["ratios"]):
             raise ValueError("Under tensor parallelism no rank sees all heads: convert with --head-order calibrated.")
+        if self.sees_packed(call):
+            raise ValueError(
+                "Ms-PoE in prompt order orders the heads once for a row; packed sequences, whose positions restart or "
+                "jump within one, need a conversion with --head-order calibrated."
+            )
         query, key = (tensor if axis == 1 else tensor.movedim(1, 3) for tensor in tensors)
         return self.order(call, awareness(query, key[:, :, 0], call.mask, call.scaling))
+
+    def sees_packed(self, call):
+        """Whether this forward is of packed sequences. Positions are read once for all layers; no trace reads them."""
+        if torch.compiler.is_compiling():
+            return False
+        name = (self.name, "packed")
+        if name not in call.memory:
+            call.memory[name] = is_packed(call.positions, call.mask)
+        return call.memory[name]
 
     def order(self, call, scores):
         """Order a layer's heads by awareness (b, g), ties by number; the most aware gets the smallest ratio."""
@@ -128,6 +142,29 @@ def visible_keys(mask, length):
         return None if mask is None else mask[:, :length] != 0
     row = mask[:, 0, length - 1, :length]
     return row if row.dtype == torch.bool else row > -1
+
+
+def is_packed(positions, mask):
+    """Whether rows hold several sequences: positions (b or 1, l) go back, or a token does not see the one before it.
+
+    Padding is no sequence, whatever its positions are, as it does not see itself.
+    """
+    mask = mask["causal"] if isinstance(mask, dict) else mask
+    back = positions.diff() < 0
+    if mask is None:
+        return bool(back.any())
+    if hasattr(mask, "mask_mod"):  # Flex attention.
+        keys = torch.arange(positions.shape[1], device=mask.kv_num_blocks.device)
+        rows = torch.arange(mask.shape[0], device=keys.device)[:, None]
+        spans = ((keys[at:], keys[: len(keys) - at]) for at in (0, 1))
+        own, before = (mask.mask_mod(rows, keys[:1], *span).expand(len(rows), -1) for span in spans)
+    elif mask.ndim == 2:  # Flash attention has the tokenizer's, which hides nothing between tokens.
+        own = mask[:, : positions.shape[1]] != 0
+        before = own[:, :-1]
+    else:
+        own, before = (mask[:, 0].diagonal(-at, 1, 2)[:, : positions.shape[1] - at] for at in (0, 1))
+        own, before = (seen if seen.dtype == torch.bool else seen > -1 for seen in (own, before))
+    return bool((own[:, 1:] & own[:, :-1] & (back | ~before)).any())
 
 
 @torch.no_grad()
