@@ -21,7 +21,7 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="ctxext-state-")
 import pytest
 from typer.testing import CliRunner
 
-from clean_processes import CleanProcesses
+from forked_processes import Processes
 from small_llama import make_llama
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -47,9 +47,18 @@ def clean_processes():
     """Clean processes are forks of one that has torch and transformers loaded."""
     from ctxext.verify import isolated
 
-    isolated.subprocess = processes = CleanProcesses()
-    yield
+    isolated.subprocess = processes = Processes("clean")
+    yield processes
     isolated.subprocess = subprocess
+    processes.end()
+
+
+@pytest.fixture(scope="session")
+def our_processes(clean_processes):
+    """In the place of `subprocess`: forks of a process that has ctxext loaded too."""
+    processes = Processes("ours")
+    os.environ["CTXEXT_CLEAN"] = clean_processes.listening()
+    yield processes
     processes.end()
 
 

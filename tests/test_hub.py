@@ -1,5 +1,5 @@
 """Checkpoints on the Hub, against a server on loopback; each in a process of its own, as the client reads its
-settings when it is imported."""
+settings when it is imported: one is a new Python, the others are forks that read them anew."""
 
 import hashlib
 import json
@@ -14,8 +14,10 @@ from small_llama import read_json
 
 
 @pytest.fixture
-def ctxext(llama_source, tmp_path):
+def ctxext(request, llama_source, tmp_path):
     """Run ctxext with a Hub that has one repository, `maker/tiny`; returns the finished process."""
+    is_real = request.node.originalname == "test_convert_from_the_hub"
+    processes = subprocess if is_real else request.getfixturevalue("our_processes")
     with hub({"maker/tiny": llama_source}) as server:
 
         def call(*words: str) -> subprocess.CompletedProcess:
@@ -27,7 +29,7 @@ def ctxext(llama_source, tmp_path):
                 "HF_HUB_DISABLE_XET": "1",
             }
             command = [sys.executable, "-m", "ctxext", *words]
-            return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+            return processes.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
 
         call.server = server
         yield call

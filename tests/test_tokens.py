@@ -49,14 +49,16 @@ def test_every_kind_of_token_is_known_by_its_form(kind):
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
-def test_no_command_shows_a_token(words, llama_source, tmp_path):
+def test_no_command_shows_a_token(words, our_processes, llama_source, tmp_path):
     """The Hub refuses, is not there, or the token cannot be sent at all: nothing that is said or written holds it."""
     with hub({"me/other": llama_source}) as server:
         for place, given in ((server.url, AWKWARD[0]), (server.url, AWKWARD[3]), ("http://127.0.0.1:9", AWKWARD[1])):
             environment = {**os.environ, "HF_ENDPOINT": place, "HF_HOME": str(tmp_path / "cache")}
             environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
             command = [sys.executable, "-m", "ctxext", *words, "--token", given]
-            result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+            result = our_processes.run(
+                command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+            )
             said = result.stdout + result.stderr
             assert (result.returncode, "Traceback" in said) == (1, False), said
             assert SECRET[3:] not in said

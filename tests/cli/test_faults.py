@@ -24,11 +24,16 @@ app.main()
 """
 
 
-def raised(what: str, **environment: str) -> subprocess.CompletedProcess:
-    """What the command line says where this is what a command does."""
-    command = [sys.executable, "-c", RAISES.format(what)]
-    given = {**{key: value for key, value in os.environ.items() if key != "CTXEXT_TRACEBACK"}, **environment}
-    return subprocess.run(command, capture_output=True, text=True, env=given, check=False)
+@pytest.fixture
+def raised(our_processes):
+    """Gives what the command line says where this is what a command does."""
+
+    def call(what: str, **environment: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-c", RAISES.format(what)]
+        given = {**{key: value for key, value in os.environ.items() if key != "CTXEXT_TRACEBACK"}, **environment}
+        return our_processes.run(command, capture_output=True, text=True, env=given, check=False)
+
+    return call
 
 
 @pytest.mark.parametrize(
@@ -47,7 +52,7 @@ def raised(what: str, **environment: str) -> subprocess.CompletedProcess:
         ("raise CtxextError('as ever')", "error: as ever"),
     ],
 )
-def test_whatever_is_raised_is_one_line_and_no_traceback(what, said):
+def test_whatever_is_raised_is_one_line_and_no_traceback(what, said, raised):
     result = raised(what)
     assert result.returncode == 1
     assert result.stderr.startswith("error: ")
@@ -57,7 +62,7 @@ def test_whatever_is_raised_is_one_line_and_no_traceback(what, said):
     assert not [bad for bad in ("Traceback", SECRET[3:], "\x1b") if bad in result.stderr]
 
 
-def test_the_traceback_is_shown_to_those_who_ask_and_holds_no_token():
+def test_the_traceback_is_shown_to_those_who_ask_and_holds_no_token(raised):
     result = raised(f"raise ValueError('Bearer {SECRET}\\n\\x1b[31m')", CTXEXT_TRACEBACK="1")
     assert result.stderr.startswith("Traceback (most recent call last):\n")
     assert "in fail\n" in result.stderr
@@ -67,14 +72,14 @@ def test_the_traceback_is_shown_to_those_who_ask_and_holds_no_token():
     assert "\x1b" not in result.stderr
 
 
-def test_threads_print_no_traceback_either():
+def test_threads_print_no_traceback_either(raised):
     thread = "thread = threading.Thread(target=dive); thread.start(); thread.join()"
     assert raised(thread).stderr == ""
     assert TOO_DEEP in raised(thread, CTXEXT_TRACEBACK="1").stderr
 
 
 @pytest.mark.parametrize("what", ["raise SystemExit(3)", "sys.exit(3)"])
-def test_an_exit_is_an_exit(what):
+def test_an_exit_is_an_exit(what, raised):
     result = raised(what)
     assert (result.returncode, result.stderr) == (3, "")
 

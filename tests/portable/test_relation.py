@@ -357,8 +357,14 @@ def test_rungs_are_known_beforehand(name):
         assert int(rules.rows(*[torch.arange(total)[None]] * 2).rung.max()) <= rules.last_rung(total)
 
 
-@pytest.mark.parametrize("name", ["self-extend", "dpe", "dca-short", "sinks", "adaptive"])
-@pytest.mark.parametrize("length", [1, 300])
+@pytest.mark.parametrize(
+    ("length", "name"),
+    [
+        *((1, "adaptive"), (300, "self-extend"), (300, "dca-short")),
+        *(pytest.param(1, name, marks=pytest.mark.slow) for name in ("self-extend", "dpe", "dca-short", "sinks")),
+        *(pytest.param(300, name, marks=pytest.mark.slow) for name in ("dpe", "sinks", "adaptive")),
+    ],
+)
 def test_compiled_in_one_graph(name, length):
     method, total = made(name), 300
     padding = [0, 40]

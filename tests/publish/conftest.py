@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -45,7 +44,7 @@ def server(tmp_path):
 
 
 @pytest.fixture
-def commands(server, tmp_path):
+def commands(server, our_processes, tmp_path):
     """Run command lines in one process that uses that Hub; gives (exit code, stdout, stderr) for each."""
 
     def call(*lines: list[str], **settings: str) -> list:
@@ -58,8 +57,8 @@ def commands(server, tmp_path):
             **settings,
         }
         script = Path(__file__).with_name("several.py")
-        result = subprocess.run(
-            [sys.executable, str(script)],
+        result = our_processes.run(
+            [sys.executable, "-c", script.read_text()],
             input=json.dumps([[str(word) for word in line] for line in lines]),
             capture_output=True,
             text=True,

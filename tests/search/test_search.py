@@ -53,7 +53,7 @@ def test_the_same_seed_and_trials_give_the_same_recipe(source, tmp_path, whole):
     assert told(other)[-3:] != told(whole)[-3:]
 
 
-@pytest.mark.parametrize("dead_at", [2, 5])
+@pytest.mark.parametrize("dead_at", [pytest.param(2, marks=pytest.mark.slow), 5])
 def test_a_killed_search_goes_on_as_if_nothing_had_happened(source, tmp_path, whole, monkeypatch, dead_at):
     measure, calls = loop.measure, []
 

@@ -1,0 +1,184 @@
+"""Forks of a Python that has loaded much already, in the place of new ones: a tenth of a second instead of several.
+
+There are two kinds. A `clean` one has torch and transformers loaded and nothing of ctxext; `conftest.py` puts it into
+`ctxext.verify.isolated`, and a test that asks for the fixture `real_processes` gets real ones. One of `ours` has loaded
+ctxext too, and reads the settings of the Hub's client anew. `run` takes the arguments of `subprocess.run` for `python
+-c CODE` and `python -m ctxext` and executes the same code; whatever else it is asked is run for real.
+
+Run as a script this is a process that forks: it listens on a socket, reads one JSON object for each connection (`code`,
+`words`, `cwd`, `env`, `input`) and answers with one (`returncode`, `stdout`, `stderr`).
+"""
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+CLEAN = """
+    torch transformers transformers.dynamic_module_utils transformers.generation transformers.modeling_layers
+    transformers.models.auto.modeling_auto transformers.models.auto.tokenization_auto
+    transformers.models.llama.modeling_llama transformers.integrations.sdpa_attention safetensors.torch
+""".split()  # noqa: SIM905
+OURS = """
+    ctxext.cli.app ctxext.converters ctxext.verify ctxext.verify.isolated ctxext.publish.push ctxext.evaluate
+    ctxext.evaluate.model
+""".split()  # noqa: SIM905
+MAIN = "from ctxext.cli.app import main\nimport sys\nsys.argv[0] = 'ctxext'\nmain()"
+# What each fork reads anew, or what does not concern it. Where anything else differs, a process is started for real.
+HUB = {"HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_XET", "HF_TOKEN"}
+FREE = {"HF_MODULES_CACHE", "PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "_", "COLUMNS", "LINES", "CTXEXT_CLEAN"} | HUB
+
+
+class Processes:
+    """Stands in for `subprocess` where nothing of it but `run` is used.
+
+    Args:
+        kind: "clean" or "ours".
+        place: A socket on which one listens already.
+    """
+
+    CompletedProcess = subprocess.CompletedProcess
+
+    def __init__(self, kind: str, place: str | None = None) -> None:
+        self.kind, self.place, self.process = kind, place, None
+        self.environment = {name: value for name, value in os.environ.items() if name not in FREE}
+        if kind == "clean":
+            self.environment["TRANSFORMERS_VERBOSITY"] = "error"
+
+    def run(self, command: list[str], **options: Any) -> "subprocess.CompletedProcess[str]":
+        """What `subprocess.run` gives."""
+        environment = {str(name): str(value) for name, value in (options.get("env") or os.environ).items()}
+        known = {"capture_output", "text", "cwd", "env", "check", "input"}
+        words = [str(word) for word in command]
+        codes = {"-c": words[2:3], "-m": [MAIN] if self.kind == "ours" and words[2:3] == ["ctxext"] else []}
+        code = codes.get(words[1], []) if words[0] == sys.executable else []
+        same = {name: value for name, value in environment.items() if name not in FREE} == self.environment
+        if not code or not same or set(options) - known or not options.get("capture_output") or options.get("check"):
+            return subprocess.run(command, **options)
+        given = {"code": code[0], "words": words[3:], "cwd": str(options.get("cwd") or Path.cwd())}
+        with socket.socket(socket.AF_UNIX) as there:
+            there.connect(self.listening())
+            there.sendall(json.dumps({**given, "env": environment, "input": options.get("input", "")}).encode())
+            there.shutdown(socket.SHUT_WR)
+            answer = received(there)
+        return subprocess.CompletedProcess(command, answer["returncode"], answer["stdout"], answer["stderr"])
+
+    def listening(self) -> str:
+        """The socket, once somebody listens on it."""
+        if self.place is None:
+            self.place = str(Path(tempfile.mkdtemp(prefix="ctxext-forks-")) / "socket")
+            words = [sys.executable, __file__, self.kind, self.place]
+            environment = {**self.environment, "HF_HUB_OFFLINE": "1"}
+            self.process = subprocess.Popen(words, env=environment, cwd="/", stdout=subprocess.PIPE)
+            assert self.process.stdout.readline() == b"listening\n"
+        return self.place
+
+    def end(self) -> None:
+        """Let it go."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            shutil.rmtree(Path(self.place).parent)
+            self.place = self.process = None
+
+
+def received(connection: socket.socket) -> dict[str, Any]:
+    """What the other end sent, once it has sent all."""
+    return json.loads(b"".join(iter(lambda: connection.recv(1 << 16), b"")))
+
+
+def read_settings_anew(environment: dict[str, str]) -> None:
+    """What transformers and the Hub's client keep of the environment since they were imported."""
+    for name in ("transformers.utils.hub", "transformers.utils", "transformers.dynamic_module_utils"):
+        if name in sys.modules and "HF_MODULES_CACHE" in environment:
+            sys.modules[name].HF_MODULES_CACHE = environment["HF_MODULES_CACHE"]
+    if "ctxext" in sys.modules:
+        constants = importlib.reload(sys.modules["huggingface_hub.constants"])
+        sys.modules["huggingface_hub.hf_api"].api.endpoint = constants.ENDPOINT
+        isolated = sys.modules["ctxext.verify.isolated"]
+        isolated.subprocess = Processes("clean", environment["CTXEXT_CLEAN"])
+
+
+def execute(asked: dict[str, Any]) -> int:
+    """In the fork: what Python does with `-c`."""
+    os.chdir(asked["cwd"])
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    read_settings_anew(asked["env"])
+    sys.argv, sys.path[0] = ["-c", *asked["words"]], ""
+    try:
+        exec(compile(asked["code"], "<string>", "exec"), {"__name__": "__main__"})
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            sys.stderr.write(f"{stop.code}\n")
+        return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def answer(asked: dict[str, Any]) -> dict[str, Any]:
+    """Run it in a fork."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        given.write(asked["input"].encode())
+        given.seek(0)
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number, file in enumerate((given, output, errors)):
+                os.dup2(file.fileno(), number)
+            code = 1
+            try:
+                code = execute(asked)
+                threading._shutdown()
+                atexit._run_exitfuncs()
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        for file in (output, errors):
+            file.seek(0)
+        return {"returncode": code, "stdout": output.read().decode(), "stderr": errors.read().decode()}
+
+
+def serve(listener: socket.socket) -> None:
+    """Answer each connection in a process of its own, so that several may be under way."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        here, _ = listener.accept()
+        with here:
+            if os.fork():
+                continue
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            with contextlib.suppress(BrokenPipeError):
+                here.sendall(json.dumps(answer(received(here))).encode())
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    KIND, PLACE = sys.argv[1:]
+    sys.path[0] = ""
+    with contextlib.redirect_stdout(sys.stderr):
+        for module in CLEAN if KIND == "clean" else [*CLEAN, *OURS]:
+            __import__(module)
+    assert KIND == "ours" or not any(name.split(".")[0] == "ctxext" for name in sys.modules)
+    with socket.socket(socket.AF_UNIX) as LISTENER:
+        LISTENER.bind(PLACE)
+        LISTENER.listen(64)
+        sys.stdout.write("listening\n")
+        sys.stdout.flush()
+        serve(LISTENER)
