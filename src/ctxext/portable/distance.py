@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from .method import Method
-from .relation_parts import first_base, places_of, product, scaling, softmaxed
+from .relation_parts import first_base, places_of, product, scaling, softmaxed, taken
 
 BLOCK = 128  # Rows whose scores are in memory at once.
 PLACE = "distance"  # Under this name an attention holds the weights.
@@ -70,4 +70,4 @@ class DistanceAware(Method):
         w, v = numbers[:, None, :, None, None]
         grown = torch.nn.functional.logsigmoid(w * distances[:, None] - v) - torch.nn.functional.logsigmoid(-v)
         scores = torch.where(scores > 0, (scores * grown.exp()).to(scores.dtype), scores)
-        return softmaxed(scores, value, mask, span, base, None, kwargs)
+        return softmaxed(scores, value, mask, span, base, None, taken(call, kwargs))

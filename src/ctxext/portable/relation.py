@@ -34,6 +34,7 @@ from .relation_parts import (
     served_rows,
     side_of,
     softmaxed,
+    taken,
     turned,
     without,
 )
@@ -281,6 +282,7 @@ class Relation(Method):
             mixed = torch.where(is_middle[:, None], middle, mixed)
         scores = torch.cat([far[..., :low], mixed, near[..., high - low :]], -1) * scaling(call, query, kwargs)
         hidden = (n >= rows.far[..., None]) & (n < rows.middle[..., None]) if self.map.drops_keys else None
+        kwargs = taken(call, kwargs)
         output, weights = softmaxed(scores, value[:, :, :end], mask, (start, stop), plan.base, hidden, kwargs)
         if call.backend != "eager":
             return output, None

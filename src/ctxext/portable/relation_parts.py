@@ -234,6 +234,11 @@ def product(left, right):
     return grouped.unflatten(2, (heads, -1)).flatten(1, 2)
 
 
+def taken(call, kwargs):
+    """The arguments of an attention as its backend takes them: sdpa, Gemma 2's in transformers 4, has no soft cap."""
+    return {**kwargs, "softcap": None} if call.backend == "sdpa" else kwargs
+
+
 def softmaxed(scores, value, mask, span, base, hidden, kwargs):
     """Output (b, l, h, d) and weights (b, h, l, n) of the scores of the rows span[0] to span[1], value (b, g, n, d).
 
