@@ -3,17 +3,25 @@
     python clean_process.py TASK
 
 TASK is a JSON file with `folder`, the checkpoint; `stock`, the config.json of the same model without code; `steps`, for
-each method its settings and its reference (see references/README.md); and `positions`. Prints one JSON object. What the
-logits must be is worked out the plain way, on the stock model of the family: one head, one row at a time. No code is
-shared with the checkpoint's.
+each method its settings and its reference (see references/README.md); and `positions`. Prints a line "loaded" once the
+checkpoint has answered, so that a failure after it is known to be this script's, and one JSON object at the end. What
+the logits must be is worked out the plain way, on the stock model of the family: one head, one row at a time. No code
+is shared with the checkpoint's.
+
+Where a method changes which distance is read, logits alone say little: random weights attend almost evenly, and trained
+ones to a few tokens, while a rounding in a first layer may grow a hundredfold through thirty. So what each attention
+answers is compared by itself: to the states that the model has, after which the reference goes on with the answer of
+the checkpoint, and to states of known spread (`Samples`), the same in both models.
 """
 
+import functools
 import importlib.util
 import inspect
 import json
 import math
 import sys
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +38,9 @@ def module_at(path: str) -> Any:
 
 LEARNED = ".distance.weight"
 APPLY = ("apply_rotary_pos_emb", "apply_rotary_emb")
+LOADED = "loaded"
+SPREAD = 2.5  # The standard deviation of the scores that sampled states give.
+SCALAR = 1e-3  # By how much of its length a state that a family only rescaled may be off.
 
 
 def parts_of(found: Any) -> Any:
@@ -78,11 +89,109 @@ class Rotation:
         finally:
             setattr(self.module, self.buffer, self.frequencies.clone())
 
-    def rows(self, states: Any, angles: Any, loudness: float = 1.0) -> Any:
-        """Rotate one head's rows (l, d) each by its own angles (l, pairs), cos and sin times a factor."""
-        angles = angles[:, self.columns][None].to(self.torch.float64)
-        cos, sin = (f(angles).to(states.dtype) * self.scaling * loudness for f in (self.torch.cos, self.torch.sin))
+    def rows(self, states: Any, angles: Any, factor: float = 1.0) -> Any:
+        """Rotate one head's rows (l, d) each by its own angles (l, pairs), cos and sin times a factor.
+
+        Angles are float32, a position times a frequency: at 10^6 that is up to 0.03 from the exact product, which is
+        the family's own arithmetic and so what any position means to it.
+        """
+        angles = angles.float()[:, self.columns][None].to(self.torch.float64)
+        cos, sin = (f(angles).to(states.dtype) * self.scaling * factor for f in (self.torch.cos, self.torch.sin))
         return self.apply(states[None, None], states[None, None], cos, sin)[0][0, 0]
+
+
+class Samples:
+    """States of known spread in the place of a model's own, the same in every model that is asked in the same order.
+
+    What an attention is given becomes random numbers, and so do the queries and keys that it rotates, scaled so that
+    scores spread by SPREAD. Its outputs then depend on no other layer, and show every distance that is read wrong,
+    whatever the weights are. Its own vectors, which norms multiply by, are drawn too: fresh ones are all ones, and
+    would hide what a family does after it rotates.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.count, self.current = model, 0, None
+        self.attentions = [module for module in model.modules() if _applies(module)]
+
+    def like(self, tensor: Any, spread: float = 1.0) -> Any:
+        """Random numbers of the shape of a tensor, others each time."""
+        import torch
+
+        self.count += 1
+        generator = torch.Generator().manual_seed(self.count)
+        return spread * torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.dtype)
+
+    def states(self, tensors: Any) -> list[Any]:
+        """In the place of un-rotated queries and keys."""
+        width = tensors[0].shape[-1]
+        scaling = getattr(self.current, "scaling", None) or width**-0.5
+        return [self.like(one, math.sqrt(SPREAD / (scaling * math.sqrt(width)))) for one in tensors]
+
+    def enter(self, attention: Any, given: Any, named: dict[str, Any]) -> Any:
+        """Replace what an attention is given."""
+        self.current = attention
+        if "hidden_states" in named:
+            return given, {**named, "hidden_states": self.like(named["hidden_states"])}
+        return ((self.like(given[0]), *given[1:]), named) if given else (given, named)
+
+    def outputs(self, run: Any) -> list[Any]:
+        """What all attentions answer while a model runs."""
+        import torch
+
+        kept = []
+        hooks = [one.register_forward_pre_hook(self.enter, with_kwargs=True) for one in self.attentions]
+        try:
+            with torch.no_grad():
+                for weight in (w for one in self.attentions for w in one.parameters() if w.ndim == 1):
+                    kept.append((weight, weight.clone()))
+                    weight.copy_(1 + self.like(weight, 0.3))
+            return answers(self.model, run)[1]
+        finally:
+            with torch.no_grad():
+                for weight, before in reversed(kept):  # Attentions may share one.
+                    weight.copy_(before)
+            for hook in hooks:
+                hook.remove()
+
+
+def answers(model: Any, run: Any, instead: list[Any] | None = None) -> tuple[Any, list[Any]]:
+    """What a model's run returns, and what each attention answers in it; the model goes on with others if given."""
+    import torch
+
+    found, others = list[Any](), iter(instead or [])
+
+    def leave(_: Any, __: Any, output: Any) -> Any:
+        found.append(output[0] if isinstance(output, tuple) else output)
+        if instead is None:
+            return None
+        return (next(others), *output[1:]) if isinstance(output, tuple) else next(others)
+
+    hooks = [module.register_forward_hook(leave) for module in model.modules() if _applies(module)]
+    try:
+        with torch.no_grad():
+            return run(), found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def largest_difference(answered: list[Any], asked: list[Any]) -> float:
+    """The largest difference of an attention's answer from what is asked for, relative to the largest number there."""
+    found = [(a - b).abs().max() / b.abs().max().clamp(min=1e-30) for a, b in zip(answered, asked, strict=True)]
+    return max((one.item() for one in found), default=0.0)
+
+
+@dataclass
+class States:
+    """What one attention rotates: by methods' choices for its heads, queries and keys (1, h, l, d) before and after.
+
+    `key` is what its scores are made with, which some layers share (Gemma 4).
+    """
+
+    chosen: list[Any] = field(default_factory=list)
+    plain: list[Any] = field(default_factory=list)
+    rotated: list[Any] = field(default_factory=list)
+    key: Any = None
 
 
 class Expected:
@@ -99,9 +208,10 @@ class Expected:
         rotate = by_complex_numbers if self.is_complex else self.plain_apply if self.takes_key else one
         self.rotation = Rotation(model, rotate, task["full_types"])
         self.theta, self.positions = float(task["theta"]), list[int]()
-        self.states, self.angles = dict[int, Any](), dict[Any, Any]()
+        self.states, self.angles = dict[int, States](), dict[Any, Any]()
         self.current: list[Any] = [None]
         self.layer: int | None = None
+        self.samples: Samples | None = None
         steps = [(step["settings"], module_at(step["reference"])) for step in task["steps"]]
         self.heads = [step for step in steps if hasattr(step[1], "rotation")]
         self.attention = [step for step in steps if hasattr(step[1], "relation")]
@@ -133,53 +243,65 @@ class Expected:
             for hook in hooks:
                 hook.remove()
 
+    def outputs(self, input_ids: Any, positions: Any) -> list[Any]:
+        """What every attention answers to sampled states."""
+        self.samples = Samples(self.model)
+        try:
+            return self.samples.outputs(lambda: self.logits(input_ids, positions))
+        finally:
+            self.samples = None
+
     def enter(self, attention: Any, _: Any, named: dict[str, Any]) -> None:
         """Note which attention runs, and at which depth: some families run one at several (Zamba 2)."""
         self.current[0] = attention
         self.layer = named.get("layer_idx", getattr(attention, "layer_idx", getattr(attention, "block_idx", None)))
+        self.states[id(attention)] = States()
 
     def apply(self, q: Any, k: Any, *args: Any, **kwargs: Any) -> Any:
         """In the place of the family's function: un-rotated states are kept, rotated ones returned."""
-        import torch
-
         attention = self.current[0]
         if not self.takes_key:
             return self.apply_one(q, k, *args, **kwargs)
+        if self.samples is not None:
+            q, k = self.samples.states([q, k])
         axis = 2 if self.is_complex else kwargs.get("unsqueeze_dim", 1)
-        queries, keys = (q, k) if axis == 1 else (q.transpose(1, 2), k.transpose(1, 2))
+        plain = queries, keys = (q, k) if axis == 1 else (q.transpose(1, 2), k.transpose(1, 2))
         layer, scaling = self.layer, getattr(attention, "scaling", None) or q.shape[-1] ** -0.5
         chosen = [reference.choose(settings, layer, queries, keys, scaling) for settings, reference in self.heads]
-        self.states[id(attention)] = queries, keys, chosen
         if all(one is None for one in chosen):
-            return self.plain_apply(q, k, *args, **kwargs)
-        rotated = []
-        for states in (queries, keys):
-            group, heads = states.shape[1] // keys.shape[1], []
-            for head in range(states.shape[1]):
-                at, own = self.of_head(chosen, head // group)
-                loudness = self.loudness_of(chosen, head // group)
-                heads.append(self.rotation.rows(states[0, head], at[:, None] * torch.tensor(own), loudness))
-            rotated.append(torch.stack(heads)[None])
-        return tuple(one if axis == 1 else one.transpose(1, 2) for one in rotated)
+            rotated = self.plain_apply(q, k, *args, **kwargs)
+            rotated = rotated if axis == 1 else tuple(one.transpose(1, 2) for one in rotated)
+        else:
+            rotated = tuple(self.by_head(one, chosen, one.shape[1] // keys.shape[1]) for one in plain)
+        self.states[id(attention)] = States(chosen, list(plain), list(rotated))
+        return tuple(rotated) if axis == 1 else tuple(one.transpose(1, 2) for one in rotated)
 
     def apply_one(self, states: Any, *args: Any, **kwargs: Any) -> Any:
         """The same where queries are rotated before there are keys (Gemma 4): methods choose without seeing them."""
+        if self.samples is not None:
+            (states,) = self.samples.states([states])
+        axis, kept = kwargs.get("unsqueeze_dim", 1), self.states[id(self.current[0])]
+        plain = states if axis == 1 else states.transpose(1, 2)
+        kept.chosen = [reference.choose(settings, self.layer, None, None, None) for settings, reference in self.heads]
+        if all(one is None for one in kept.chosen):
+            rotated = self.plain_apply(states, *args, **kwargs)
+            rotated = rotated if axis == 1 else rotated.transpose(1, 2)
+        else:
+            rotated = self.by_head(plain, kept.chosen, plain.shape[1] // len(self.heads[0][0]["ratios"]) or 1)
+        kept.plain.append(plain)
+        kept.rotated.append(rotated)
+        return rotated if axis == 1 else rotated.transpose(1, 2)
+
+    def by_head(self, states: Any, chosen: list[Any], group: int) -> Any:
+        """Rotate states (1, h, l, d), `group` heads of them alike."""
         import torch
 
-        attention, axis = self.current[0], kwargs.get("unsqueeze_dim", 1)
-        heads = states if axis == 1 else states.transpose(1, 2)
-        found = [reference.choose(settings, self.layer, None, None, None) for settings, reference in self.heads]
-        kept = self.states.get(id(attention))
-        first = heads if kept is None or kept[1] is not None else kept[0]
-        self.states[id(attention)] = first, None if first is heads else heads, found
-        if all(one is None for one in found):
-            return self.plain_apply(states, *args, **kwargs)
-        group, rotated = heads.shape[1] // len(self.heads[0][0]["ratios"]) or 1, []
-        for head in range(heads.shape[1]):
-            at, own = self.of_head(found, head // group)
-            rotated.append(self.rotation.rows(heads[0, head], at[:, None] * torch.tensor(own)))
-        result = torch.stack(rotated)[None]
-        return result if axis == 1 else result.transpose(1, 2)
+        heads = []
+        for head in range(states.shape[1]):
+            at, own = self.of_head(chosen, head // group)
+            factor = self.loudness_of(chosen, head // group)
+            heads.append(self.rotation.rows(states[0, head], at[:, None] * torch.tensor(own), factor))
+        return torch.stack(heads)[None]
 
     def of_head(self, chosen: list[Any], head: int) -> tuple[Any, list[float]]:
         """The positions (l) and inverse frequencies of a KV head."""
@@ -207,15 +329,20 @@ class Expected:
         mask = masks[0] if masks else kwargs.pop("attention_mask")  # Some families name it.
         if self.layer not in settings["layers"]:
             return eager(module, query, key, value, mask, **kwargs)
-        queries, keys, chosen = self.states[id(module)]
-        if hasattr(module, "qk_norm"):  # Llama 4 norms what is rotated, which is the norm of what is not.
-            queries, keys = module.qk_norm(queries), module.qk_norm(keys)
-        size, group, width = query.shape[2], query.shape[1] // key.shape[1], queries.shape[-1]
+        seen = self.states[id(module)]
+        if len(seen.plain) == 1:
+            source = next(one for one in self.states.values() if one.key is key)
+            seen.plain, seen.rotated = [*seen.plain, source.plain[1]], [*seen.rotated, source.rotated[1]]
+        seen.key = key
+        size, group, width = query.shape[2], query.shape[1] // key.shape[1], seen.plain[0].shape[-1]
+        queries, keys = (
+            one * factor_between(rotated, given[..., :width])
+            for one, rotated, given in zip(seen.plain, seen.rotated, (query, key), strict=True)
+        )
         scores = torch.full((1, query.shape[1], size, size), -math.inf)
         for head in range(query.shape[1]):
-            own = tuple(self.of_head(chosen, head // group)[1])
-            where, for_query, for_key = self.pairs(settings, reference, own)
-            i, j = where
+            own = tuple(torch.tensor(self.of_head(seen.chosen, head // group)[1]).tolist())  # In float32.
+            (i, j), for_query, for_key = self.pairs(settings, reference, own)
             q = self.rotation.rows(queries[0, head][i], for_query)
             k = self.rotation.rows(keys[0, head // group][j], for_key)
             found = (q * k).sum(-1)
@@ -261,9 +388,28 @@ class Expected:
         return self.angles[own]
 
 
+def factor_between(before: Any, after: Any) -> Any:
+    """The factor (1, h, l, 1) by which a family multiplies each state (1, h, l, d) after it has rotated it.
+
+    Norms without weights are one (Llama 4, nanochat), and temperatures by the row (Ministral 3).
+
+    Raises:
+        ValueError: what it does is no factor, so that a state rotated otherwise would be another than this one turned.
+    """
+    factor = (before * after).sum(-1, keepdim=True) / (before * before).sum(-1, keepdim=True).clamp(min=1e-30)
+    if ((after - before * factor).norm(dim=-1) > SCALAR * after.norm(dim=-1)).any():
+        raise ValueError("this family changes queries or keys after it rotated them, so no distance can be moved.")
+    return factor
+
+
+def code_of(module: Any) -> Any:
+    """The function that a module's own forward is."""
+    return inspect.unwrap(type(module).forward)
+
+
 def _applies(module: Any) -> bool:
     """Whether a module's own forward applies the rotary embedding."""
-    code = getattr(getattr(type(module).forward, "__wrapped__", type(module).forward), "__code__", None)
+    code = getattr(code_of(module), "__code__", None)
     return code is not None and not {*APPLY}.isdisjoint(code.co_names)
 
 
@@ -314,20 +460,55 @@ def compare(task: dict[str, Any]) -> dict[str, float]:
     task["numbers"] = learned_numbers(loaded, info)
     input_ids = torch.randint(0, loaded.config.get_text_config().vocab_size, positions.shape)
     mask = torch.ones_like(input_ids)
-    with torch.no_grad():
-        got = loaded(input_ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+
+    def ask(model: Any) -> Any:
+        return model(input_ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+
+    got, answered = answers(loaded, functools.partial(ask, loaded))
+    moves = any(hasattr(module_at(step["reference"]), "relation") for step in task["steps"])
+    sampled = sampled_outputs(loaded, functools.partial(ask, loaded)) if moves else []
     del loaded
+    print(LOADED, flush=True)  # noqa: T201
     with tempfile.TemporaryDirectory() as place:
         folder = stock_folder(out, task["stock"], place)
         stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.no_grad():
-        unchanged = stock(input_ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
-    wanted = Expected(stock, task).logits(input_ids, positions)
+    unchanged, _ = answers(stock, functools.partial(ask, stock))
+    expected = Expected(stock, task)
+    wanted, asked = answers(stock, lambda: expected.logits(input_ids, positions), answered if moves else None)
+    attention = 0.0
+    if moves:
+        asked_of_samples = expected.outputs(input_ids, positions)
+        attention = max(largest_difference(answered, asked), largest_difference(sampled, asked_of_samples))
     return {
         "difference": (got - wanted).abs().max().item(),
         "scale": wanted.abs().max().item(),
         "change": (unchanged - wanted).abs().max().item(),
+        "attention": attention,
     }
+
+
+def sampled_outputs(loaded: Any, run: Any) -> list[Any]:
+    """What every attention of a loaded checkpoint answers to sampled states."""
+    import torch
+
+    samples = Samples(loaded)
+    spaces = {id(space): space for space in (code_of(one).__globals__ for one in samples.attentions)}
+    before = [(space, name, space[name]) for space in spaces.values() for name in APPLY if name in space]
+
+    def replaced(rotate: Any) -> Any:
+        def apply(*args: Any, **kwargs: Any) -> Any:
+            count = 2 if torch.is_tensor(args[1]) and args[1].ndim == 4 else 1  # Keys, or already cos.
+            return rotate(*samples.states(args[:count]), *args[count:], **kwargs)
+
+        return apply
+
+    try:
+        for space, name, rotate in before:
+            space[name] = replaced(rotate)
+        return samples.outputs(run)
+    finally:
+        for space, name, rotate in before:
+            space[name] = rotate
 
 
 def main() -> None:

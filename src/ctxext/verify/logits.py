@@ -17,12 +17,13 @@ from ctxext.recipes.auto_class import CAUSAL
 from ctxext.recipes.recipe import Recipe
 from ctxext.recipes.rotary import ModelConfig, Rotary
 from ctxext.verify.isolated import last_line_of_errors, run_isolated
-from ctxext.verify.reference import reference_file
+from ctxext.verify.reference import reference_file, reference_of
 
 _SCRIPT = Path(__file__).with_name("clean_process.py")
 _SLOPES = Path(__file__).with_name("slopes_process.py")
 _TOLERANCE = 1e-4
-_NUM_TOKENS = 48
+_NUM_TOKENS = 64
+_LOADED = "loaded"  # What a script writes once the converted model has answered.
 _BYTES_PER_PARAMETER = 4
 
 
@@ -33,8 +34,8 @@ class Verification:
     Attributes:
         of: What was compared: "logits" in a clean process, or "frequencies" in the installed transformers.
         skipped: Why nothing was checked; empty where it was.
-        difference: Largest difference from what the method asks for: of a logit relative to the largest one, or of a
-            frequency relative to itself.
+        difference: Largest difference from what the method asks for: of a logit or of an answer of attention, relative
+            to the largest one, or of a frequency relative to itself.
         change: Largest change of a logit against the source.
     """
 
@@ -74,7 +75,7 @@ def compare_logits(
     if isinstance(model.encoding, Rotary):
         script, rotary = _SCRIPT, model.encoding
         task |= {"full_types": list(model.family.full_types), "theta": rotary.theta}
-        task["positions"] = _positions(recipe, rotary)
+        task["positions"] = _positions(recipe, rotary, model.code["steps"])
     else:
         script, length = _SLOPES, max(model.encoding.context_length, _NUM_TOKENS)
         task["stock"] = stock.with_context_length(length).config
@@ -84,25 +85,44 @@ def compare_logits(
         written.write_text(as_json(task), encoding="utf-8")
         result = run_isolated(script, str(written))
     if result.returncode != 0:
+        if _LOADED in result.stdout.splitlines():
+            raise CtxextError(
+                f"What the method says could not be worked out: {last_line_of_errors(result)}",
+                hint="The converted model itself loads and runs. Please report this; --no-verify writes it unchecked.",
+            )
         raise CtxextError(
             f"The converted model does not load in a clean process: {last_line_of_errors(result)}",
             hint="--no-verify writes it all the same.",
         )
     found = json.loads(result.stdout.strip().splitlines()[-1])
-    relative = found["difference"] / max(found["scale"], 1.0)
-    if not math.isfinite(relative) or relative > _TOLERANCE:
-        raise CtxextError(
-            f"The converted model's logits differ by {relative:.1e} from what the method says.",
-            hint="Please report this with the output of ctxext env; --no-verify writes it all the same.",
-        )
-    return Verification(difference=relative, change=found["change"])
+    # Logits first, as they are what a user sees; attention shows what they hide.
+    differences = {
+        "logits differ": found["difference"] / (found["scale"] or 1.0),
+        "attention differs": found.get("attention", 0.0),
+    }
+    for what, relative in differences.items():
+        if not math.isfinite(relative) or relative > _TOLERANCE:
+            raise CtxextError(
+                f"The converted model's {what} by {relative:.1e} from what the method says.",
+                hint="Please report this with the output of ctxext env; --no-verify writes it all the same.",
+            )
+    return Verification(difference=max(differences.values()), change=found["change"])
 
 
-def _positions(recipe: Recipe, rotary: Rotary) -> list[int]:
-    """Where the tokens of the check stand: side by side, or spread over the whole reach where regions matter."""
-    if all(step.kind != "attention" for step in recipe.steps):
+def _positions(recipe: Recipe, rotary: Rotary, steps: list[dict[str, Any]]) -> list[int]:
+    """The positions of the check's tokens: side by side, or over the whole reach where regions matter.
+
+    Most of them are where the methods' rules change, as their references say; the others are spread evenly, in pairs
+    of neighbours.
+    """
+    attention = [step for step in recipe.steps if step.kind == "attention"]
+    if not attention:
         return list(range(_NUM_TOKENS))
-    reach = max(rotary.context_length, _NUM_TOKENS)
-    start = [reach * number // _NUM_TOKENS for number in range(_NUM_TOKENS)]
-    # Neighbours too: every other token follows the one before it.
-    return sorted({*start[::2], *(position + 1 for position in start[::2])})
+    reach, chosen = max(rotary.context_length, _NUM_TOKENS), dict[int, None]()
+    for step in attention:
+        settings = next(entry for entry in steps if entry["method"] == step.name)
+        places = getattr(reference_of(step), "places", None)
+        chosen |= dict.fromkeys(places(settings, reach)[: 3 * _NUM_TOKENS // 4] if places else [])
+    room = max(_NUM_TOKENS - len(chosen), 4)
+    start = [reach * number // room for number in range(0, room, 2)]
+    return sorted({*chosen, *start, *(position + 1 for position in start)})

@@ -3,9 +3,10 @@
     python slopes_process.py TASK
 
 TASK is a JSON file with `folder`, the checkpoint; `stock`, the config.json of the same model without code; `steps`, its
-one method with settings and reference (see references/README.md); and `count`, a number of tokens. Prints one JSON
-object. What the logits must be is worked out the plain way: the stock model reads token after token, and before each
-the slopes are set to those of its row. No code is shared with the checkpoint's.
+one method with settings and reference (see references/README.md); and `count`, a number of tokens. Prints a line
+"loaded" once the checkpoint has answered, and one JSON object at the end. What the logits must be is worked out the
+plain way: the stock model reads token after token, and before each the slopes are set to those of its row. No code is
+shared with the checkpoint's.
 
 Rows beyond the original context length need few tokens where that is small: it is set to a third of the tokens here,
 in the loaded model and for the reference. That config.json has the right one is for the check of the configuration.
@@ -85,6 +86,7 @@ def compare(task: dict[str, Any]) -> dict[str, float]:
     with torch.no_grad():
         got = loaded(input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False).logits
     del loaded
+    print("loaded", flush=True)  # noqa: T201
     with tempfile.TemporaryDirectory() as place:
         folder = stock_folder(out, task["stock"], place)
         stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
