@@ -9,6 +9,7 @@ from ctxext.converters import convert
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Recipe
+from ctxext.verify import logits
 from ctxext.verify.logits import compare_logits
 
 
@@ -25,3 +26,23 @@ def test_logits_that_are_a_little_off_are_refused(llama_source, tmp_path):
 
 def recipe(ratio_max: float) -> Recipe:
     return Recipe([MsPoE(ratio_max=ratio_max, first_layer=0, head_order="fixed")])
+
+
+def test_a_fault_of_the_reference_is_not_told_as_one_of_the_model(llama_source, tmp_path, monkeypatch):
+    broken = tmp_path / "broken.py"
+    broken.write_text(
+        "def rotation(*numbers):\n    return None\n\ndef choose(*seen):\n    raise IndexError('planted')\n"
+    )
+    monkeypatch.setattr(logits, "reference_file", lambda step: broken)
+    with pytest.raises(CtxextError, match="could not be worked out: IndexError: planted") as refusal:
+        convert(str(llama_source), tmp_path / "out", recipe(1.8))
+    assert "loads and runs" in refusal.value.hint
+
+
+def test_a_model_that_does_not_load_is_told_as_that(llama_source, tmp_path):
+    source = open_checkpoint(str(llama_source))
+    convert(str(llama_source), tmp_path / "out", recipe(1.8), check=False)
+    (tmp_path / "out" / "mspoe.py").write_text("raise KeyError('planted')")
+    asked = make_plan(source, recipe(1.8))
+    with pytest.raises(CtxextError, match="does not load in a clean process: KeyError: 'planted'"):
+        compare_logits(tmp_path / "out", source, asked.recipe, asked.model, asked.stock)

@@ -56,6 +56,10 @@ def by_complex_numbers(states: Any, _: Any, cos: Any, sin: Any) -> Any:
     return (torch.view_as_real(pairs).flatten(-2).to(states.dtype),)
 
 
+class CannotBeMovedError(ValueError):
+    """What a family does to queries and keys is none of what can be done to them before or after they are rotated."""
+
+
 class Rotation:
     """The stock model's rotary embedding of its full-attention layers, told which angles to use."""
 
@@ -394,11 +398,11 @@ def factor_between(before: Any, after: Any) -> Any:
     Norms without weights are one (Llama 4, nanochat), and temperatures by the row (Ministral 3).
 
     Raises:
-        ValueError: what it does is no factor, so that a state rotated otherwise would be another than this one turned.
+        CannotBeMovedError: what it does is no factor, so a state rotated otherwise is another than this one turned.
     """
     factor = (before * after).sum(-1, keepdim=True) / (before * before).sum(-1, keepdim=True).clamp(min=1e-30)
     if ((after - before * factor).norm(dim=-1) > SCALAR * after.norm(dim=-1)).any():
-        raise ValueError("this family changes queries or keys after it rotated them, so no distance can be moved.")
+        raise CannotBeMovedError("it changes queries and keys after it has rotated them, by more than a factor")
     return factor
 
 
@@ -443,8 +447,8 @@ def learned_numbers(model: Any, info: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def compare(task: dict[str, Any]) -> dict[str, float]:
-    """Load a checkpoint and hold its logits against the references."""
+def compare(task: dict[str, Any]) -> dict[str, Any]:
+    """Load a checkpoint and hold its logits against the references; `refused` says why no reference can be."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -474,11 +478,14 @@ def compare(task: dict[str, Any]) -> dict[str, float]:
         stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     unchanged, _ = answers(stock, functools.partial(ask, stock))
     expected = Expected(stock, task)
-    wanted, asked = answers(stock, lambda: expected.logits(input_ids, positions), answered if moves else None)
     attention = 0.0
-    if moves:
-        asked_of_samples = expected.outputs(input_ids, positions)
-        attention = max(largest_difference(answered, asked), largest_difference(sampled, asked_of_samples))
+    try:
+        wanted, asked = answers(stock, lambda: expected.logits(input_ids, positions), answered if moves else None)
+        if moves:
+            asked_of_samples = expected.outputs(input_ids, positions)
+            attention = max(largest_difference(answered, asked), largest_difference(sampled, asked_of_samples))
+    except CannotBeMovedError as error:
+        return {"refused": str(error)}
     return {
         "difference": (got - wanted).abs().max().item(),
         "scale": wanted.abs().max().item(),

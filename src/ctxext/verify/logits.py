@@ -95,6 +95,11 @@ def compare_logits(
             hint="--no-verify writes it all the same.",
         )
     found = json.loads(result.stdout.strip().splitlines()[-1])
+    if "refused" in found:
+        names = " and ".join(step.name for step in recipe.steps if step.needs_code())
+        raise CtxextError(
+            f'"{model.family.model_type}" cannot carry {names}: {found["refused"]}.', hint="Choose another method."
+        )
     # Logits first, as they are what a user sees; attention shows what they hide.
     differences = {
         "logits differ": found["difference"] / (found["scale"] or 1.0),
