@@ -349,9 +349,11 @@ class Expected:
             (i, j), for_query, for_key = self.pairs(settings, reference, own)
             q = self.rotation.rows(queries[0, head][i], for_query)
             k = self.rotation.rows(keys[0, head // group][j], for_key)
-            found = (q * k).sum(-1)
+            found, rotates = q * k, 2 * len(self.rotation.frequencies)
             if hasattr(reference, "rotated_factor"):  # YaRN's, of what rotates alone.
-                found = found * torch.tensor([reference.rotated_factor(settings, m) for m in self.positions])[i] ** 2
+                factors = torch.tensor([reference.rotated_factor(settings, m) for m in self.positions])[i, None]
+                found = torch.cat([found[:, :rotates] * factors**2, found[:, rotates:]], -1)
+            found = found.sum(-1)
             if query.shape[-1] > width:  # The part of each head that does not rotate.
                 found = found + (query[0, head, i, width:] * key[0, head // group, j, width:]).sum(-1)
             scores[0, head, i, j] = found
