@@ -166,7 +166,8 @@ def main() -> None:
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        for name in ("src", "tests", "docs", "tools", "README.md", "CHANGELOG.md", "Makefile", "pyproject.toml"):
+        folders = ("src", "tests", "docs", "tools", "examples", "benchmarks")
+        for name in (*folders, "README.md", "CHANGELOG.md", "Makefile", "pyproject.toml"):
             origin = ROOT / name
             (shutil.copytree if origin.is_dir() else shutil.copy2)(origin, place / name)
         os.environ.update(PYTHONPATH=str(place / "src"), HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
