@@ -32,6 +32,23 @@ def test_lengths_at_which_nothing_was_found_are_told():
     assert sentence == "needle: nothing was found at any length."
 
 
+@pytest.mark.parametrize(("width", "is_told"), [(256, True), (512, False), (1024, False)])
+def test_a_curve_that_is_coarser_than_the_context_is_passed_over(width, is_told):
+    text = {"model": "a", "task": "perplexity", "length": 8192, "depth": None, "samples": [0], "seconds": 1.0}
+    buckets = [[(2.0 if start < 512 else 1.5) * width, width] for start in range(0, 8192, width)]
+    models = [{"name": "a", "source": None, "trained_length": 512}]
+    record = {**text, "width": width, "buckets": buckets, "lengths": {}}
+    told = findings(make_report({"models": models, "settings": {"tasks": ["perplexity"]}}, [record]))
+    assert told == (
+        [
+            "Loss on long text, from the last half of the original context length to the last half of the text: "
+            "a falls (-0.50) nats per token."
+        ]
+        if is_told
+        else []
+    )
+
+
 def short_record(model, sample, loss):
     record = {"model": model, "task": "short", "length": 512, "depth": None, "samples": [sample]}
     return {**record, "loss": [loss * 100], "tokens": [100], "seconds": 1.0}

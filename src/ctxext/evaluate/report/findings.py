@@ -76,6 +76,8 @@ def _long_text(models: Sequence[dict[str, Any]]) -> str:
             continue
         inside = [point for point in measured["curve"] if trained / 2 <= point["start"] and point["end"] <= trained]
         beyond = [point for point in measured["curve"] if point["start"] >= measured["length"] / 2]
+        if not inside or not beyond:  # A point of a long text's curve may be wider than a short context.
+            continue
         change = _mean_loss(beyond) - _mean_loss(inside)
         how = "stays" if abs(change) < _SAME_LOSS else "falls" if change < 0 else "rises"
         told.append((change, f"{model['name']} {how} ({change:+.2f})"))

@@ -1,0 +1,201 @@
+"""What a model card shows of a report: every table worked out by hand, the command that asks again, what is missing."""
+
+import json
+import shlex
+
+import pytest
+
+from ctxext.errors import CtxextError
+from ctxext.evaluate.report.report import make_report
+from ctxext.evaluate.settings import Settings
+from ctxext.publish.result_tables import conditions, effective_table, perplexity_table, retrieval_table, short_table
+from ctxext.publish.results import entry_of, files_of, measured, read_report
+
+SETTINGS = Settings(tasks=("needle", "perplexity", "short"), lengths=(256, 512), depths=(0.0, 0.5), samples=4, seed=3)
+PICTURES = ["loss.png", "needle-out.png", "perplexity.png"]
+RIGHT = {"demo": {256: (4, 4), 512: (0, 0)}, "mine": {256: (4, 2), 512: (3, 3)}}
+
+
+def model(name, digest, **changes):
+    facts = {"revision": None, "model_type": "llama", "recipe": None, "summary": f"{name}'s", "digest": digest}
+    places = {"dtype": "float32", "device": "cpu", "attention": "sdpa", "source": None}
+    return {"name": name, **facts, **places, "trained_length": 256, "context_length": 1024, **changes}
+
+
+def report(loading=None, **changes):
+    """Two models: needles at two depths and lengths, perplexity, and the loss inside the original context length."""
+    header = {"settings": {**SETTINGS.to_dict(), **changes}, "loading": loading or {}}
+    header["versions"] = {"transformers": "5.23", "torch": "2.9"}
+    header["models"] = [model("demo", "a" * 64), model("mine", "b" * 64, source="demo")]
+    records = []
+    for number, name in enumerate(RIGHT):
+        for length, counts in RIGHT[name].items():
+            for depth, right in zip((0.0, 0.5), counts, strict=True):
+                correct = [1] * right + [0] * (4 - right)
+                cell = {"task": "needle", "length": length, "depth": depth, "samples": [0, 1, 2, 3], "correct": correct}
+                records.append({"model": name, **cell, "seconds": 1.0})
+        text = {"task": "perplexity", "length": 512, "depth": None, "samples": [0], "seconds": 1.0, "width": 128}
+        losses = {"256": [255 * (1.0 + number), 255], "512": [511 * 2.0, 511]}
+        records.append({"model": name, **text, "buckets": [[127.0, 127], *[[128.0, 128]] * 3], "lengths": losses})
+        for sample, more in enumerate((0.5, 0.1)):
+            short = {"task": "short", "length": 256, "depth": None, "samples": [sample], "tokens": [255]}
+            records.append({"model": name, **short, "loss": [255 * (1.0 + more * number)], "seconds": 1.0})
+    return make_report(header, records)
+
+
+def mine(found):
+    return entry_of(found, ["b" * 64])
+
+
+def rows(table):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"][2:]
+
+
+def test_right_answers_by_length_over_all_depths_and_the_weakest():
+    found = report()
+    table = retrieval_table(found, mine(found), "needle", PICTURES)
+    assert rows(table) == [
+        ["demo (demo's)", "256", "100", "68–100", ""],
+        ["demo (demo's)", "512", "0", "0–32", ""],
+        ["**mine (mine's)**", "256", "75", "41–93", "50 at depth 50 %"],
+        ["**mine (mine's)**", "512", "75", "41–93", ""],
+    ]
+    assert table.startswith("### needle\n\n| model | tokens |")
+    assert table.endswith("![needle](report/needle-out.png)")
+    assert "![" not in retrieval_table(found, mine(found), "needle", ["loss.png"])
+
+
+def test_perplexity_by_length_and_the_cost_inside():
+    found = report()
+    table = perplexity_table(found, mine(found), PICTURES)
+    assert rows(table) == [["demo (demo's)", "2.72", "7.39"], ["**mine (mine's)**", "7.39", "7.39"]]
+    assert "| perplexity over the first | 256 tokens | 512 tokens |" in table
+    assert table.endswith("![Loss by position](report/perplexity.png)")
+    own, other = rows(short_table(found, mine(found)))[::-1]
+    assert other == ["demo (demo's)", "2.718", "", ""]
+    assert own[:3] == ["**mine (mine's)**", "3.669", "+0.3000"]  # exp(1.3); the mean of 0.5 and 0.1.
+    assert own[3] == "-2.2412 to +2.8412"  # Of two documents: 12.706 × 0.2 each way.
+    for entry in found["models"]:
+        entry["perplexity"] = entry["short"] = None
+    assert perplexity_table(found, mine(found), PICTURES) == short_table(found, mine(found)) == ""
+
+
+def test_effective_lengths_stand_beside_each_other():
+    found = report()
+    table = effective_table(found, mine(found))
+    assert [row[0] for row in rows(table)] == ["demo (demo's)", "**mine (mine's)**"]
+    assert "its own figure at 256 tokens" in table
+    for entry in found["models"]:
+        entry["effective"] = None
+    assert effective_table(found, mine(found)) == ""
+
+
+def test_the_hub_s_model_index_has_every_figure_of_this_model_alone():
+    found = report()
+    results = measured(found, mine(found), PICTURES).results
+    told = [(one.dataset_type, one.dataset_config, one.metric_type, one.metric_value) for one in results]
+    assert told == [
+        ("ctxext-needle", "256", "exact_match", 0.75),
+        ("ctxext-needle", "512", "exact_match", 0.75),
+        ("ctxext-perplexity", "256", "perplexity", 7.389056),
+        ("ctxext-perplexity", "512", "perplexity", 7.389056),
+        ("ctxext-short", "256", "perplexity", 3.669297),
+    ]
+    assert results[0].dataset_args == {"samples": 4, "seed": 3, "depths": 2}
+    assert {one.task_type for one in results} == {"text-generation"}
+    masked = measured(found, {**mine(found), "kind": "masked"}, PICTURES).results
+    assert {one.task_type for one in masked} == {"fill-mask"}
+
+
+def test_what_was_not_measured_is_said():
+    found = report()
+    missing = measured(found, mine(found), PICTURES).missing
+    assert missing[0] == "Beyond 512 tokens: the context length is 1024."
+    assert "Finding a pass key in a text that repeats itself (`passkey`)." in missing
+    assert not [line for line in missing if "(`needle`)" in line or "(`perplexity`)" in line or "(`short`)" in line]
+    assert not [line for line in missing if "(`passages`)" in line], "that is for encoders"
+    assert [line.split()[0] for line in missing[-3:]] == ["Free", "Needles", "Anything"]
+    within = {**mine(found), "context_length": 512}
+    assert not [line for line in measured(found, within, PICTURES).missing if line.startswith("Beyond")]
+    nothing = {**mine(found), "cells": [], "perplexity": None, "short": None}
+    lines = measured(found, nothing, PICTURES).missing
+    assert lines[0] == "Any length: the context length is 1024 tokens."
+    assert lines[-1].startswith("Anything else")
+    assert not [line for line in lines if line.startswith(("Free generation", "Needles in natural"))]
+    written = report(generate=True, haystack={"name": "book.txt", "sha256": "0"})
+    assert [line.split()[0] for line in measured(written, mine(written), []).missing[-1:]] == ["Anything"]
+    assert not [
+        line for line in measured(written, mine(written), []).missing if line.startswith(("Free", "Needles in"))
+    ]
+
+
+def command(found):
+    return shlex.split(measured(found, mine(found), PICTURES).command)
+
+
+def test_the_command_asks_the_same_questions():
+    plain = ["ctxext", "eval", "demo", "OUT", "--task", "needle,perplexity,short", "--lengths", "256,512"]
+    plain += ["--depths", "0,50", "--samples", "4", "--seed", "3", "--out", "report"]
+    assert command(report()) == plain
+    assert "--lengths" not in command(report(lengths=[]))
+    assert command(report(depths=[0.5]))[8:10] == ["--depths", "50,"]  # With a comma: a list of one.
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"num_needles": 1}, ["--needles", "1"]),
+        ({"kv_ids": "number"}, ["--kv-ids", "number"]),
+        ({"stride": 64}, ["--stride", "64"]),
+        ({"haystack": {"name": "a book.txt", "sha256": "0"}}, ["--haystack", "a book.txt"]),
+        ({"data": "you/texts"}, ["--data", "you/texts"]),
+        ({"documents": {"name": "q.jsonl", "sha256": "0"}}, ["--documents", "q.jsonl"]),
+        ({"generate": True}, ["--generate"]),
+        ({"allow_beyond": True}, ["--allow-beyond"]),
+        ({"harness": ["arc", "piqa"]}, ["--harness", "arc,piqa"]),
+        ({"loading": {"dtype": "auto"}}, []),
+        ({"loading": {"dtype": "bf16"}}, ["--dtype", "bf16"]),
+        ({"loading": {"engine": "vllm"}, "generate": True}, ["--engine", "vllm"]),
+        (
+            {"loading": {"engine": "vllm", "engine_arguments": {"enforce_eager": True}}},
+            ["--engine", "vllm", "--engine-args", json.dumps({"enforce_eager": True})],
+        ),
+    ],
+)
+def test_what_is_not_as_by_default_stands_in_the_command(settings, words):
+    plain, found = command(report()), command(report(**settings))
+    assert found == [*plain[:-2], *words, *plain[-2:]]
+
+
+def test_conditions():
+    found = report()
+    told = conditions(found, mine(found))
+    assert told.startswith("4 samples per cell, seed 3; answers scored in one forward pass")
+    assert "float32 on cpu with sdpa attention, transformers 5.23, torch 2.9." in told
+    assert f"Measured checkpoint: `{'b' * 12}`." in told
+    written = report(generate=True)
+    written["versions"]["vllm"] = "0.32"
+    assert "answers generated" in conditions(written, mine(written))
+    assert "torch 2.9, run by vLLM 0.32." in conditions(written, mine(written))
+
+
+def test_a_report_is_about_a_checkpoint_as_it_stands():
+    found = report()
+    assert entry_of(found, ["c" * 64, "a" * 64])["name"] == "demo"
+    with pytest.raises(CtxextError, match='measured "demo", "mine", but none of them'):
+        entry_of(found, ["c" * 64])
+
+
+def test_what_is_read_and_which_files_go_along(tmp_path):
+    with pytest.raises(CtxextError, match=r"has no report\.json"):
+        read_report(tmp_path)
+    for content in ({"settings": {}}, {"models": []}, {"settings": [], "models": []}):
+        (tmp_path / "report.json").write_text(json.dumps(content))
+        with pytest.raises(CtxextError, match="is not a report of ctxext eval"):
+            read_report(tmp_path)
+    (tmp_path / "report.json").write_text(json.dumps(report()))
+    assert [one["name"] for one in read_report(tmp_path)["models"]] == ["demo", "mine"]
+    for name in ("needle.png", "other.png", "report.html", "log.jsonl"):
+        (tmp_path / name).write_text("x")
+    assert [path.name for path in files_of(tmp_path)] == ["report.json", "report.html", "needle.png", "other.png"]
+    assert [path.name for path in files_of(tmp_path, "![needle](report/needle.png)")][2:] == ["needle.png"]
