@@ -21,6 +21,7 @@ LAYERS = (
         "checkpoint",
         "described_size",
         "recipes",
+        "staging",
         "verify",
         "converters",
     ),

@@ -1,7 +1,9 @@
 """How models are loaded, for every command that loads one: device, number format, and in silence."""
 
+import importlib
+import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,21 @@ if TYPE_CHECKING:
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """The words of the command line, and torch's names for them."""
+
+_BUILT_IN = frozenset({"eager", "sdpa"})
+"""Kinds of attention and of experts that need nothing but torch; other names are kernels, some of them on the Hub."""
+
+_IMPLEMENTATIONS = frozenset(
+    f"{underscore}{part}_implementation{internal}"
+    for underscore in ("", "_")
+    for part in ("attn", "experts")
+    for internal in ("", "_internal", "_autoset")
+)
+_OF_THE_HUB = frozenset(
+    {"_name_or_path", "name_or_path", "_commit_hash", "custom_pipelines", "custom_generate", "trust_remote_code"}
+    | {"use_kernel", "use_kernels", "_use_kernels", "kernel_config", "allow_all_kernels", "gguf_file", "adapter_kwargs"}
+)
+"""Keys of a configuration that transformers may follow to code or files elsewhere."""
 
 _CPU_FLAGS = Path("/proc/cpuinfo")
 _BF16_FLAGS = ("amx_bf16", "avx512_bf16")
@@ -79,6 +96,53 @@ def settle_dtype(model: Any, name: str, device: "torch.device") -> Any:
     if name != "auto" or device.type != "cpu" or model.dtype not in (torch.bfloat16, torch.float16):
         return model
     return model.to(fast_cpu_dtype() if model.dtype == torch.bfloat16 else torch.float32)
+
+
+def without_hub(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a configuration without what names kernels, code or files elsewhere, in any part of it.
+
+    An implementation of attention is kept where it is transformers' own: `_attn_implementation: "user/kernel"` would
+    be fetched from the Hub and run, by `from_config` as by `from_pretrained`.
+
+    Args:
+        config: The content of config.json.
+    """
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: cleaned(inner) for key, inner in value.items() if _is_kept(key, inner)}
+        return [cleaned(inner) for inner in value] if isinstance(value, list) else value
+
+    return cleaned(config)  # type: ignore[no-any-return]
+
+
+def _is_kept(key: str, value: Any) -> bool:
+    if key in _IMPLEMENTATIONS:
+        return isinstance(value, str) and value in _BUILT_IN
+    return key not in _OF_THE_HUB
+
+
+@contextmanager
+def no_hub_kernels() -> Iterator[None]:
+    """Load without kernels from the Hub, which some quantizers ask for; transformers takes it as if there were none."""
+    if importlib.util.find_spec("kernels") is None:
+        yield
+        return
+    kernels: Any = importlib.import_module("kernels")
+    from transformers.integrations import hub_kernels
+
+    def refused(name: str, *_: Any, **__: Any) -> Any:
+        raise ImportError(f'The kernel "{name}" of the Hub is not loaded.')
+
+    places = [(kernels, "get_kernel"), (hub_kernels, "get_kernel"), (hub_kernels, "get_kernel_hub")]
+    originals = [(place, name, getattr(place, name)) for place, name in places if hasattr(place, name)]
+    try:
+        for place, name, _ in originals:
+            setattr(place, name, refused)
+        yield
+    finally:
+        for place, name, original in originals:
+            setattr(place, name, original)
 
 
 @contextmanager

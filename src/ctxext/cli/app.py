@@ -61,6 +61,7 @@ def _root(
 
 def main() -> None:
     """Run the command line; whatever ends it becomes one line, a hint and exit code 1."""
+    os.environ.setdefault("USE_HUB_KERNELS", "NO")  # transformers 5 would fetch some for what a checkpoint says.
     _make_streams_take_everything()
     tell_everywhere()
     try:

@@ -23,8 +23,9 @@ from ctxext.reading import strict
 from ctxext.recipes.auto_class import CAUSAL
 from ctxext.recipes.base import Method
 from ctxext.recipes.mspoe import MsPoE, ranks_from_scores
-from ctxext.recipes.own_code import runs_only_own_code
+from ctxext.recipes.own_code import CODE_FILES, runs_only_own_code
 from ctxext.recipes.recipe import Recipe
+from ctxext.staging import write_stage
 
 _NUM_SEQUENCES = 16
 _MAX_LENGTH = 4096
@@ -71,7 +72,7 @@ def calibrated(
     text = read_text(calibration.text)
     plan = make_plan(source, per_prompt, replace_scaling=replace_scaling, allow_shorter=allow_shorter)
     with tempfile.TemporaryDirectory() as place:
-        model, tokenizer = _load(_linked_checkpoint(plan, Path(place)), calibration)
+        model, tokenizer = _load(_planned_checkpoint(plan, Path(place) / "out"), calibration)
         scores = head_scores(model, tokenizer, text, plan.encoding.trained_length, progress)
     return with_order(recipe, scores)
 
@@ -133,15 +134,11 @@ def _text_of(path: Path, number: int, line: str) -> str:
         raise CtxextError(f'Line {number} of "{path}" is not a JSON object with a "text".') from error
 
 
-def _linked_checkpoint(plan: Plan, place: Path) -> Path:
-    """The planned checkpoint with links in the place of every file that stays as it is."""
-    for name, text in plan.texts.items():
-        (place / name).write_text(text, encoding="utf-8")
-    for path in (*plan.weights, *plan.others):
-        target = place / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.symlink_to((plan.source.folder / path).resolve())
-    return place
+def _planned_checkpoint(plan: Plan, folder: Path) -> Path:
+    """The planned checkpoint, with what is loaded of it alone (`staging.py`)."""
+    code = {name: text.encode() for name, text in plan.texts.items() if name in CODE_FILES}
+    write_stage(folder, plan.source, json.loads(plan.texts["config.json"]), code)
+    return folder
 
 
 def _load(folder: Path, calibration: Calibration) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ from ctxext.files import MANIFEST, as_json
 from ctxext.recipes.encoding import Encoding
 from ctxext.recipes.length import format_length
 from ctxext.recipes.new_tensor import NewTensor
-from ctxext.recipes.own_code import CODE_FILES
+from ctxext.recipes.own_code import CODE_FILES, runs_by_itself
 from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict
 from ctxext.recipes.rotary import ModelConfig, Rotary, model_config, native_type, provenance
 from ctxext.version import __version__
@@ -127,13 +127,16 @@ def make_plan(
     texts.update(recipe.code_files(model.config))
     texts.update(index_files(source, rewritten))
     gone = {*texts, *_REPLACED, *(CODE_FILES if before.code else ()), *left_out}
-    kept_files = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
+    others = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
+    kept_files = [path for path in others if not runs_by_itself(path)]
     serving = serving_of(edited)
     cautions = cautions_of(source, recipe, edited)
     if is_replaced:
         cautions = (_loss(source, before.encoding, edited.encoding, kept), *cautions)
     if left_out:
         cautions += (f"left out, as they hold the old table: {', '.join(left_out)}.",)
+    if unasked := [path.as_posix() for path in others if runs_by_itself(path)]:
+        cautions += (f"left out, as loading the result would run them: {', '.join(unasked)}.",)
     texts["README.md"] = render_card(source, recipe, edited, serving, cautions, rewritten)
     return Plan(
         source=source,

@@ -1,6 +1,7 @@
 """Loading a checkpoint to evaluate it: device, number format, attention, and whose code may run."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +14,18 @@ from ctxext.engine import ENGINE_NAMES
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.scoring.prefix_cache import is_static, sharing_works
-from ctxext.loading import DTYPES, choose_device, choose_dtype, guard_vocabulary, loading_told, settle_dtype
+from ctxext.loading import (
+    DTYPES,
+    choose_device,
+    choose_dtype,
+    guard_vocabulary,
+    loading_told,
+    no_hub_kernels,
+    settle_dtype,
+)
 from ctxext.recipes.auto_class import auto_class
 from ctxext.recipes.own_code import carries_code, check_pinned, needs_code
+from ctxext.staging import rename, staged
 
 
 @dataclass(frozen=True)
@@ -106,8 +116,9 @@ def load_tokenizer(info: CheckpointInfo, loading: Loading) -> Any:
         CtxextError: it cannot be loaded.
     """
     hint = "Copy the tokenizer files of its source into its folder."
-    with loading_told(f'The tokenizer of "{info.name}" cannot be loaded', hint):
-        return open_tokenizer(info.checkpoint.folder, trust_remote_code=may_run_code(info, loading))
+    told = f'The tokenizer of "{info.name}" cannot be loaded'
+    with staged(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage, loading_told(told, hint):
+        return rename(open_tokenizer(stage.folder, trust_remote_code=stage.trust_tokenizer), info.checkpoint)
 
 
 def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
@@ -122,18 +133,23 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
     check_described(info.checkpoint, auto_class(info.checkpoint.config))
     tokenizer = load_tokenizer(info, loading)
     extra = {"attn_implementation": loading.attention} if loading.attention else {}
-    with loading_told(f'"{info.name}" cannot be loaded'):
+    kernels = nullcontext() if loading.attention else no_hub_kernels()  # A kernel that the user names is loaded.
+    with (
+        staged(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage,
+        loading_told(f'"{info.name}" cannot be loaded'),
+        kernels,
+    ):
         model, report = getattr(transformers, auto_class(info.checkpoint.config)).from_pretrained(
-            info.checkpoint.folder,
+            stage.folder,
             dtype=choose_dtype(loading.dtype),
-            trust_remote_code=may_run_code(info, loading),
+            trust_remote_code=stage.trust,
             output_loading_info=True,
             **extra,
         )
     missing = sorted(report["missing_keys"])
     if missing:
         raise CtxextError(f'"{info.name}" lacks {len(missing)} weights, "{missing[0]}" among them.')
-    model = settle_dtype(model, loading.dtype, device)
+    model = settle_dtype(rename(model, info.checkpoint), loading.dtype, device)
     guard_vocabulary(model, tokenizer)
     return make_ready(info.name, model.to(device), tokenizer, chat_template=loading.chat_template, kind=info.kind)
 
@@ -155,6 +171,15 @@ def may_run_code(info: CheckpointInfo, loading: Loading) -> bool:
             hint="Read that code; if you trust it, add --trust-remote-code.",
         )
     return False
+
+
+def runs_foreign_code(info: CheckpointInfo, loading: Loading) -> bool:
+    """Whether the user allowed code that is not ours, so that the checkpoint is loaded from its own folder.
+
+    Raises:
+        CtxextError: it needs code that nobody allowed, or that may change on the Hub before it is run.
+    """
+    return may_run_code(info, loading) and not info.is_own_code
 
 
 def _first_line(error: BaseException) -> str:

@@ -11,10 +11,11 @@ from ctxext.data.prompt import Prompt
 from ctxext.engine import Engine, engine_dtype, vllm_version
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
-from ctxext.evaluate.model import LoadedModel, Loading, load_tokenizer, may_run_code
+from ctxext.evaluate.model import LoadedModel, Loading, load_tokenizer, runs_foreign_code
 from ctxext.families import family_of, text_config
 from ctxext.loading import choose_device
 from ctxext.recipes.rotary import ModelConfig, model_config
+from ctxext.staging import staged
 
 NOT_WRITTEN = ("perplexity", "short")
 """Tasks that read what a model thinks of a text, where an engine only writes."""
@@ -139,13 +140,14 @@ def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) 
         CtxextError: it cannot be loaded.
     """
     encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
-    engine = Engine(
-        info.checkpoint.folder,
-        length=max(lengths),
-        dtype=engine_dtype(info.checkpoint.config, loading.dtype),
-        trust=may_run_code(info, loading),
-        arguments={**_overrides(info, max(lengths)), **loading.engine_arguments},
-    )
+    with staged(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage:
+        engine = Engine(
+            stage.folder,
+            length=max(lengths),
+            dtype=engine_dtype(info.checkpoint.config, loading.dtype),
+            trust=stage.trust,
+            arguments={**_overrides(info, max(lengths)), **loading.engine_arguments},
+        )
     row = serving_by_vllm(info.checkpoint)
     mind = row.remark if row is not None and row.status != EXACT else ""
     return ServedModel(info.name, engine, encoder, False, ends=_ends(info.checkpoint), mind=mind)

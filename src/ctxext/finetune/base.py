@@ -8,7 +8,7 @@ from ctxext.data.tokenizer import open_tokenizer
 from ctxext.described_size import check_described
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
-from ctxext.loading import choose_dtype, guard_vocabulary, loading_told
+from ctxext.loading import choose_dtype, guard_vocabulary, loading_told, no_hub_kernels
 from ctxext.recipes.auto_class import CAUSAL, MASKED, auto_class
 from ctxext.recipes.code import CodeMethod
 from ctxext.recipes.code_layout import depends_on_prompt
@@ -16,6 +16,7 @@ from ctxext.recipes.methods import method_named
 from ctxext.recipes.own_code import needs_code, runs_only_own_code
 from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.recipes.rotary import ModelConfig, model_config, provenance
+from ctxext.staging import rename, staged
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
     import transformers
 
     on_cpu = options.device == "cpu" or not torch.cuda.is_available()
-    name, folder = base.checkpoint.name, base.checkpoint.folder
+    name = base.checkpoint.name
     is_widened = options.dtype == "auto" and (on_cpu or options.full)
     dtype = torch.float32 if is_widened else choose_dtype(options.dtype)
     extra: dict[str, Any] = {"attn_implementation": attention} if attention else {}
@@ -136,12 +137,12 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
     if options.quantize == "4bit":
         extra["quantization_config"] = _four_bits(dtype)
     check_described(base.checkpoint, auto_class(base.checkpoint.config))
-    with loading_told(f'"{name}" cannot be loaded'):
-        tokenizer = open_tokenizer(folder, trust_remote_code=base.is_own_code)
+    with staged(base.checkpoint) as stage, loading_told(f'"{name}" cannot be loaded'), no_hub_kernels():
+        tokenizer = open_tokenizer(stage.folder)
         model, report = getattr(transformers, auto_class(base.checkpoint.config)).from_pretrained(
-            folder,
+            stage.folder,
             dtype=dtype,
-            trust_remote_code=base.is_own_code and config is None,
+            trust_remote_code=stage.trust and config is None,
             output_loading_info=True,
             **extra,
         )
@@ -154,7 +155,7 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
             module.support_avx512bf16_for_cpu = False
     model.config.use_cache = False
     guard_vocabulary(model, tokenizer)
-    return model, tokenizer
+    return rename(model, base.checkpoint), rename(tokenizer, base.checkpoint)
 
 
 def _four_bits(dtype: Any) -> Any:

@@ -17,6 +17,7 @@ from ctxext.finetune.card import adapter_card, render_card
 from ctxext.finetune.rewrite import rewrite, stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, Changes, stored_name
 from ctxext.recipes.auto_class import MASKED, auto_class
+from ctxext.recipes.own_code import runs_by_itself
 from ctxext.recipes.rotary import provenance
 from ctxext.version import __version__
 
@@ -151,7 +152,7 @@ def write_merged(
     }
     skipped = (*_LEFT_OUT, *(path.as_posix() for path in checkpoint.files if path.suffix in WEIGHT_SUFFIXES))
     for path in checkpoint.files:
-        if path.as_posix() not in skipped and path.parts[0] != ADAPTER:
+        if path.as_posix() not in skipped and path.parts[0] != ADAPTER and not runs_by_itself(path):
             (work / path).parent.mkdir(parents=True, exist_ok=True)
             copy_whole(checkpoint.folder / path, work / path)
     noted = {**provenance(checkpoint.config), "finetune": {"version": __version__, **notes}}

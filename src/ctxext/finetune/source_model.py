@@ -12,7 +12,7 @@ from ctxext.finetune.base import Base, load_base
 from ctxext.finetune.comparison import Head
 from ctxext.finetune.loss import logits_of
 from ctxext.finetune.options import TrainingOptions
-from ctxext.loading import quiet_transformers
+from ctxext.loading import quiet_transformers, without_hub
 from ctxext.recipes.recipe import plain_config
 from ctxext.recipes.rotary import provenance
 
@@ -109,7 +109,8 @@ def _built(base: Base, model: Any, options: TrainingOptions) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(as_json(plain_config(base.model).config), encoding="utf-8")
+        plain = without_hub(plain_config(base.model).config)
+        (Path(folder) / "config.json").write_text(as_json(plain), encoding="utf-8")
         config = AutoConfig.from_pretrained(folder)
     if options.quantize != "none":
         return load_base(base, options, None, config=config)[0]

@@ -94,6 +94,7 @@ def pack(
         CtxextError: the folder is not a finished checkpoint, was changed, or the report is about another one.
     """
     subject = _subject(folder, rewritten=FOLDER if report else None, progress=progress)
+    subject.checkpoint.check_files()  # Without the checks too: what a link leads to elsewhere is not to be shared.
     checks = [one for one in READING if check and (read_weights or one is not check_weights)]
     failed = failures(run_checks(checks, subject))
     if failed:

@@ -6,6 +6,7 @@ What config.json says of its origin proves nothing, as anyone can write it: the 
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint import Checkpoint
@@ -90,6 +91,24 @@ def runs_only_own_code(checkpoint: Checkpoint) -> bool:
         return any(_is_there(checkpoint, code) for code in code_of_versions(checkpoint.config))
     except CtxextError:
         return False
+
+
+def own_code_content(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """The modeling code by name, where all of it is ctxext's own, as it was when it was compared; empty otherwise."""
+    if not runs_only_own_code(checkpoint):
+        return {}
+    code = own_code(checkpoint)
+    content = {name: (checkpoint.folder / name).read_bytes() for name in code}
+    is_same = all(hashlib.sha256(content[name]).hexdigest() == digest for name, digest in code.items())
+    return content if is_same else {}
+
+
+def runs_by_itself(path: Path) -> bool:
+    """Whether transformers runs a file of a checkpoint that nothing names.
+
+    5 runs it with `trust_remote_code=True`, which a user of our code gives; 4.57 from any local folder, without.
+    """
+    return path.parts[0] == "custom_generate"
 
 
 def carries_code(checkpoint: Checkpoint) -> bool:

@@ -12,9 +12,10 @@ from ctxext.converters.calibration import head_scores, per_prompt_form, read_tex
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.prefix_cache import is_static
-from ctxext.loading import quiet_transformers
+from ctxext.loading import quiet_transformers, without_hub
 from ctxext.recipes.recipe import Recipe
 from ctxext.recipes.rotary import model_config
+from ctxext.staging import own_classes
 
 _CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """How modeling code fails that does not fit the installed transformers, as a check of a conversion would find too."""
@@ -61,7 +62,8 @@ class Workbench:
         """
         edited = recipe.edit(self.plain).config
         code = recipe.code_files(self.plain.config)
-        for name, text in {**code, "config.json": json.dumps(edited)}.items():
+        safe = own_classes(without_hub(edited), code)
+        for name, text in {**code, "config.json": json.dumps(safe)}.items():
             (self.folder / name).write_text(text, encoding="utf-8")
         try:
             model = self._built(has_code=bool(code))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ctxext.files import as_json
 from ctxext.recipes.biases import Buckets
+from ctxext.staging import staged
 from ctxext.verify.isolated import last_line_of_errors, run_isolated
 from ctxext.verify.reference import reference_file
 from ctxext.verify.subject import FAILED, PASSED, Finding, Subject
@@ -22,12 +23,12 @@ def check_buckets(subject: Subject) -> Finding | None:
     plain = subject.plain.encoding
     assert isinstance(plain, Buckets)
     task = {
-        "folder": str(subject.checkpoint.folder.resolve()),
         "numbers": step.to_dict(),
         "reference": str(reference_file(step)),
         "source": {"distance": plain.distance, "num_buckets": plain.num_buckets},
     }
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, staged(subject.checkpoint) as stage:
+        task["folder"] = str(stage.folder)
         written = Path(place) / "task.json"
         written.write_text(as_json(task), encoding="utf-8")
         result = run_isolated(_SCRIPT, str(written))

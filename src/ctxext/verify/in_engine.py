@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint import Checkpoint
+from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.engine import Engine
 from ctxext.loading import choose_device, loading_told
 from ctxext.recipes.own_code import runs_only_own_code
 from ctxext.recipes.rotary import model_config
+from ctxext.staging import staged
 
 TOLERANCE = 1e-3
 """Largest difference of a log-probability in nats, in float32, at which two runs count as one."""
@@ -66,18 +67,20 @@ def compare_in_engine(
         CtxextError: vLLM is not installed, or something does not load.
     """
     arguments = dict(arguments or {})
-    rotary, trust = model_config(checkpoint.config).rotary, trust_remote_code or runs_only_own_code(checkpoint)
+    rotary, foreign = model_config(checkpoint.config).rotary, trust_remote_code and not runs_only_own_code(checkpoint)
     reach = min(rotary.context_length, arguments.pop("max_model_len", rotary.context_length))
     lengths = _lengths(min(rotary.trained_length, reach), reach)
     prompts = [_prompt(length, checkpoint.config) for length in lengths.values()]
     found: dict[str, list[list[float]]] = {}
     for name, (folder, own) in served.items():
-        engine = Engine(folder, length=reach, dtype="float32", trust=trust, arguments={**own, **arguments})
+        with staged(open_checkpoint(str(folder)), foreign=foreign) as stage:
+            options = {**own, **arguments}
+            engine = Engine(stage.folder, length=reach, dtype="float32", trust=stage.trust, arguments=options)
         try:
             found[name] = engine.log_probabilities(prompts)
         finally:
             engine.close()
-    wanted = _in_transformers(checkpoint, prompts, trust=trust)
+    wanted = _in_transformers(checkpoint, prompts, foreign=foreign)
     return [
         _compared(name, place, one, other)
         for name, read in found.items()
@@ -100,13 +103,13 @@ def _prompt(length: int, config: Mapping[str, Any]) -> list[int]:
     return (first + first)[:length]
 
 
-def _in_transformers(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], *, trust: bool) -> list[list[float]]:
+def _in_transformers(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], *, foreign: bool) -> list[list[float]]:
     import torch
     from transformers import AutoModelForCausalLM
 
     device = choose_device("auto")
-    with loading_told(f'"{checkpoint.name}" cannot be loaded'):
-        model = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32, trust_remote_code=trust)
+    with staged(checkpoint, foreign=foreign) as stage, loading_told(f'"{checkpoint.name}" cannot be loaded'):
+        model = AutoModelForCausalLM.from_pretrained(stage.folder, dtype=torch.float32, trust_remote_code=stage.trust)
     model = model.eval().to(device)
     with torch.inference_mode():
         return [_read(model, torch.tensor([ids], device=device)) for ids in prompts]

@@ -32,7 +32,13 @@ def run_isolated(script: Path, *words: str) -> "subprocess.CompletedProcess[str]
             capture_output=True,
             text=True,
             cwd=place,
-            env={**os.environ, "HF_MODULES_CACHE": place, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
+            env={
+                **os.environ,
+                "HF_MODULES_CACHE": place,
+                "HF_HUB_OFFLINE": "1",
+                "USE_HUB_KERNELS": "NO",
+                "TRANSFORMERS_VERBOSITY": "error",
+            },
             check=False,
         )
 

@@ -69,7 +69,14 @@ def check_logits(subject: Subject) -> Finding | None:
     if reason := _unasked(subject):
         return Finding("logits", SKIPPED, reason)
     stock = subject.recipe.edit(subject.plain, with_code=False)
-    found = compare_logits(subject.checkpoint.folder, subject.checkpoint, subject.recipe, subject.expected, stock)
+    found = compare_logits(
+        subject.checkpoint.folder,
+        subject.checkpoint,
+        subject.recipe,
+        subject.expected,
+        stock,
+        foreign=subject.runs_foreign_code,
+    )
     if found.skipped:
         return Finding("logits", SKIPPED, found.skipped)
     return Finding("logits", PASSED, f"as the method says (largest relative difference {found.difference:.0e})")

@@ -9,13 +9,15 @@ from typing import Any
 
 import psutil
 
-from ctxext.checkpoint import Checkpoint
+from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.described_size import check_described
 from ctxext.errors import CtxextError
 from ctxext.files import as_json
+from ctxext.loading import without_hub
 from ctxext.recipes.auto_class import CAUSAL
 from ctxext.recipes.recipe import Recipe
 from ctxext.recipes.rotary import ModelConfig, Rotary
+from ctxext.staging import staged
 from ctxext.verify.isolated import last_line_of_errors, run_isolated
 from ctxext.verify.reference import reference_file, reference_of
 
@@ -46,7 +48,13 @@ class Verification:
 
 
 def compare_logits(
-    folder: Path, source: Checkpoint, recipe: Recipe, model: ModelConfig, stock: ModelConfig
+    folder: Path,
+    source: Checkpoint,
+    recipe: Recipe,
+    model: ModelConfig,
+    stock: ModelConfig,
+    *,
+    foreign: bool = False,
 ) -> Verification:
     """Load a converted checkpoint in a process that cannot import ctxext and compare its logits.
 
@@ -56,6 +64,7 @@ def compare_logits(
         recipe: What was applied, resolved.
         model: Its configuration.
         stock: The configuration with those steps only that stock transformers carries, for the comparison.
+        foreign: The user allowed code that is not ctxext's own, which is loaded from the folder as it is.
 
     Raises:
         CtxextError: it does not load, or its logits are not what the methods say.
@@ -68,8 +77,7 @@ def compare_logits(
         return Verification(skipped=f"two copies of the model need {needed / 2**30:.1f} GiB of memory")
     references = {step.name: str(reference_file(step)) for step in recipe.steps if step.needs_code()}
     task: dict[str, Any] = {
-        "folder": str(folder.resolve()),
-        "stock": stock.config,
+        "stock": without_hub(stock.config),
         "steps": [{"settings": step, "reference": references[step["method"]]} for step in model.code["steps"]],
     }
     if isinstance(model.encoding, Rotary):
@@ -78,9 +86,10 @@ def compare_logits(
         task["positions"] = _positions(recipe, rotary, model.code["steps"])
     else:
         script, length = _SLOPES, max(model.encoding.context_length, _NUM_TOKENS)
-        task["stock"] = stock.with_context_length(length).config
+        task["stock"] = without_hub(stock.with_context_length(length).config)
         task["count"] = _NUM_TOKENS
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, staged(open_checkpoint(str(folder)), foreign=foreign) as stage:
+        task["folder"] = str(stage.folder)
         written = Path(place) / "task.json"
         written.write_text(as_json(task), encoding="utf-8")
         result = run_isolated(script, str(written))

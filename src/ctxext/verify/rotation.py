@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
+from ctxext.loading import without_hub
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +69,8 @@ def stock_model(config: Mapping[str, Any]) -> Any:
     import transformers
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    version, stock = transformers.__version__, {key: value for key, value in config.items() if key != "auto_map"}
+    version = transformers.__version__
+    stock = {key: value for key, value in without_hub(config).items() if key != "auto_map"}
     try:
         with tempfile.TemporaryDirectory() as folder, _quiet():
             (Path(folder) / "config.json").write_text(json.dumps(stock), encoding="utf-8")

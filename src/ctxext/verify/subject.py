@@ -16,6 +16,7 @@ from ctxext.recipes.auto_class import auto_class
 from ctxext.recipes.own_code import CODE_FILES, own_code, runs_only_own_code
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_from_dict
 from ctxext.recipes.rotary import ModelConfig, Rotary, model_config, provenance
+from ctxext.staging import staged
 from ctxext.verify.clean_load import LoadReport, load_in_clean_process
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "not checked"
@@ -143,8 +144,13 @@ class Subject:
     @cached_property
     def loaded(self) -> LoadReport:
         """What the model uses once it is loaded, in a process that cannot import ctxext."""
-        runs_code = self.trust_remote_code or runs_only_own_code(self.checkpoint)
-        return load_in_clean_process(self.checkpoint.folder, trust=runs_code, auto=auto_class(self.checkpoint.config))
+        with staged(self.checkpoint, foreign=self.runs_foreign_code) as stage:
+            return load_in_clean_process(stage.folder, trust=stage.trust, auto=auto_class(self.checkpoint.config))
+
+    @property
+    def runs_foreign_code(self) -> bool:
+        """Whether the user allowed code that is not ctxext's own, so that it is loaded from its own folder."""
+        return self.trust_remote_code and not runs_only_own_code(self.checkpoint)
 
     @cached_property
     def may_load(self) -> bool:

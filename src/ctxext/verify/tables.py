@@ -9,6 +9,7 @@ from ctxext.checkpoint import Checkpoint, read_safetensors_header
 from ctxext.files import as_json
 from ctxext.recipes.auto_class import auto_class
 from ctxext.recipes.learned import LearnedTable
+from ctxext.staging import staged
 from ctxext.verify.isolated import last_line_of_errors, run_isolated
 from ctxext.verify.reference import reference_file
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, training_of
@@ -26,7 +27,8 @@ def check_tables(subject: Subject) -> Finding | None:
     if training_of(subject):
         return Finding(name, SKIPPED, "it was trained, so its rows are no longer those of the recipe")
     task = _task(subject)
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, staged(subject.checkpoint) as stage:
+        task["folder"] = str(stage.folder)
         written = Path(place) / "task.json"
         written.write_text(as_json(task), encoding="utf-8")
         result = run_isolated(_SCRIPT, str(written))
@@ -45,7 +47,6 @@ def _task(subject: Subject) -> dict[str, Any]:
     stored = [one for one in subject.new_tensors if one.endswith(table.layout.tensors)]
     named = stored or table.layout.tensors  # Computed tables need not lie among the weights.
     return {
-        "folder": str(subject.checkpoint.folder.resolve()),
         "auto": auto_class(subject.checkpoint.config),
         "tables": {one: _file_of(subject.source, one) for one in named},
         "endings": list(table.layout.tensors),

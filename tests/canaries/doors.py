@@ -1,0 +1,150 @@
+"""The doors through which transformers runs or fetches something for a folder, each with a canary behind it."""
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+FAKES = Path(__file__).with_name("fakes")
+"""Put on the path of other processes: a package `kernels` that notes what it is asked for, a watch on the network."""
+
+CLASSES = """
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+class Config(LlamaConfig):
+    pass
+
+class Model(LlamaForCausalLM):
+    pass
+
+class Words(PreTrainedTokenizerFast):
+    pass
+
+def generate(model, *args, **kwargs):
+    return type(model).generate(model, *args, **kwargs)
+"""
+
+
+def canary(door: str) -> str:
+    """Python that notes that it ran, and works."""
+    return f'import os\nopen(os.environ["CTXEXT_CANARIES"], "a").write("{door}\\n")\n{CLASSES}'
+
+
+def edit(path: Path, **changes) -> None:
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps({**content, **changes}))
+
+
+def custom_generate(folder: Path) -> None:
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text(canary("custom_generate"))
+    (folder / "custom_generate" / "requirements.txt").write_text("")
+
+
+def adapter(folder: Path) -> None:
+    """An adapter beside the weights, which transformers loads unasked: it names another base, and has no weights."""
+    named = {"parent_library": "theirs", "base_model_class": "Model"}
+    settings = {"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"], "base_model_name_or_path": "them/base"}
+    edit(folder / "adapter_config.json", **settings, auto_mapping=named, revision="main")
+    (folder / "theirs.py").write_text(canary("adapter"))
+
+
+def attention(folder: Path) -> None:
+    edit(folder / "config.json", _attn_implementation="them/attention")
+
+
+def attention_in_words(folder: Path) -> None:
+    edit(folder / "config.json", attn_implementation="them/attention")
+
+
+def kernels(folder: Path) -> None:
+    edit(folder / "config.json", use_kernels=True, use_kernel=True, kernel_config={"RMSNorm": "them/kernel:RMSNorm"})
+
+
+def places(folder: Path) -> None:
+    """Names of other repositories in every file that has one."""
+    edit(folder / "config.json", _name_or_path="them/base", custom_pipelines={"x": {"impl": "theirs.Pipeline"}})
+    edit(folder / "generation_config.json", custom_generate="them/generate", trust_remote_code=True)
+    edit(folder / "tokenizer_config.json", name_or_path="them/words", vocab_file="/etc/hostname", init_inputs=[])
+    (folder / "theirs.py").write_text(canary("places"))
+
+
+def templates(folder: Path) -> None:
+    """Templates that reach for the system; transformers runs templates in a sandbox."""
+    reach = "cycler.__init__.__globals__.os.system('echo template >> $CTXEXT_CANARIES')"
+    (folder / "chat_template.jinja").write_text("{{ " + reach + " }}")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "more.jinja").write_text("{{ " + reach + " }}")
+
+
+def processors(folder: Path) -> None:
+    for name in ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"):
+        edit(folder / name, auto_map={"AutoProcessor": "theirs.Words", "AutoImageProcessor": "theirs.Words"})
+    (folder / "theirs.py").write_text(canary("processors"))
+
+
+def tokenizer(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["theirs.Words", "theirs.Words"]})
+    (folder / "theirs.py").write_text(canary("tokenizer"))
+
+
+def tokenizer_on_the_hub(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["them/words--theirs.Words"] * 2})
+
+
+def classes(folder: Path) -> None:
+    edit(
+        folder / "config.json",
+        auto_map={"AutoConfig": "theirs.Config", "AutoModel": "theirs.Model", "AutoModelForCausalLM": "theirs.Model"},
+    )
+    (folder / "theirs.py").write_text(canary("classes"))
+
+
+def classes_on_the_hub(folder: Path) -> None:
+    edit(
+        folder / "config.json",
+        auto_map={"AutoConfig": "them/model--theirs.Config", "AutoModelForCausalLM": "them/model--theirs.Model"},
+    )
+
+
+class _Runs:
+    def __reduce__(self):
+        return exec, ("import os; open(os.environ['CTXEXT_CANARIES'], 'a').write('pickle\\n')",)
+
+
+def pickles(folder: Path) -> None:
+    """Pickles beside the safetensors, under every name that something loads."""
+    for name in ("pytorch_model.bin", "adapter_model.bin", "training_args.bin", "spk_dict.pt", "vocab.pkl"):
+        (folder / name).write_bytes(pickle.dumps(_Runs()))
+
+
+def pickle_alone(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(_Runs()))
+
+
+Door = Callable[[Path], None]
+
+TOGETHER: tuple[Door, ...] = (
+    custom_generate,
+    adapter,
+    attention,
+    kernels,
+    places,
+    processors,
+    pickles,
+)
+"""Doors that stand open beside one another in a folder that otherwise converts and loads."""
+
+WITH_CODE: tuple[Door, ...] = (tokenizer, classes)
+"""Those by which a folder says that it has code of its own, which keeps some commands from loading it at all."""
+
+DOORS: tuple[Door, ...] = (
+    *TOGETHER,
+    *WITH_CODE,
+    attention_in_words,
+    templates,
+    tokenizer_on_the_hub,
+    classes_on_the_hub,
+    pickle_alone,
+)
