@@ -5,7 +5,7 @@ What config.json says of its origin proves nothing, as anyone can write it: the 
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ CODE_FILES = frozenset(
     | {file.name for method in METHODS if issubclass(method, CodeMethod) for file in method.code}
 )
 """Names of the modeling code that this package writes, or wrote."""
+
+_OF_MODELS = ("config.json", "tokenizer_config.json")
+_OF_PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -82,8 +85,11 @@ def _digest(text: str) -> str:
 
 
 def runs_only_own_code(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint carries code, and all that `trust_remote_code` would run is ctxext's own."""
-    places = list(_places(checkpoint))
+    """Whether the checkpoint carries code, and all that a model or a tokenizer is loaded with is ctxext's own.
+
+    What else transformers would run of the folder stays outside of what is loaded (`staging.py`).
+    """
+    places = list(_places(checkpoint, _OF_MODELS))
     stub = STUB_FILE.removesuffix(".py")
     if not places or any(not isinstance(place, str) or place.partition(".")[0] != stub for place in places):
         return False
@@ -113,7 +119,7 @@ def runs_by_itself(path: Path) -> bool:
 
 def carries_code(checkpoint: Checkpoint) -> bool:
     """Whether `trust_remote_code` would run anything at all, whoever wrote it."""
-    return any(True for _ in _places(checkpoint))
+    return any(True for _ in _places(checkpoint, (*_OF_MODELS, *_OF_PROCESSORS)))
 
 
 def needs_code(config: Mapping[str, Any]) -> bool:
@@ -146,9 +152,9 @@ def check_pinned(checkpoint: Checkpoint, revision: str | None) -> None:
         )
 
 
-def _places(checkpoint: Checkpoint) -> Iterator[Any]:
-    """Everything that names a class which is not transformers' own, in whatever file."""
-    for name in ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json"):
+def _places(checkpoint: Checkpoint, names: Sequence[str]) -> Iterator[Any]:
+    """Everything in these files that names a class which is not transformers' own."""
+    for name in names:
         content = checkpoint.read_json(name) or {}
         for part in (content, *(value for value in content.values() if isinstance(value, dict))):
             auto_map = part.get("auto_map")
