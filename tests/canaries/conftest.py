@@ -40,15 +40,14 @@ def strangers(clean, tmp_path):
 def record(tmp_path, monkeypatch) -> Path:
     """The file in which canaries write, here and in the processes that verification starts.
 
-    Look-ups of names of the network are noted and refused; so are kernels of the Hub, by a package that other processes
-    find in front of everything, and in this one by what transformers asks before it loads one.
+    Look-ups of names of the network are noted and refused; kernels of the Hub by what transformers asks before
+    it loads one.
     """
     import transformers.modeling_utils
 
     path = tmp_path / "canaries.txt"
     path.write_text("")
     monkeypatch.setenv("CTXEXT_CANARIES", str(path))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKES), *filter(None, [os.environ.get("PYTHONPATH")])]))
 
     def note(line: str) -> None:
         with path.open("a") as file:
@@ -72,3 +71,9 @@ def record(tmp_path, monkeypatch) -> Path:
     if hasattr(hub, "_is_offline_mode"):  # transformers 4 keeps its own.
         monkeypatch.setattr(hub, "_is_offline_mode", False)
     return path
+
+
+@pytest.fixture
+def watched_processes(real_processes, monkeypatch) -> None:
+    """Each process that verification starts is new, looks for a package `kernels` here, and notes what it looks up."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKES), *filter(None, [os.environ.get("PYTHONPATH")])]))

@@ -104,7 +104,7 @@ def test_code_of_the_source_s_own_stays_silent(door, strangers, silent, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["yarn", "bifocal", "mspoe"])
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
-def test_every_door_with_every_command(door, method, real_processes, strangers, silent, clean, tmp_path):
+def test_every_door_with_every_command(door, method, watched_processes, strangers, silent, clean, tmp_path):
     """Each door alone, in the source and in a converted folder, through every command; all processes are new ones."""
     source, out, data = strangers(door), tmp_path / "out", write_jsonl(tmp_path / "data.jsonl")
     report, words = ("--out", tmp_path / "report"), convert_words(method)
