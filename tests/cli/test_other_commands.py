@@ -16,12 +16,23 @@ def test_inspect_tells_what_the_files_say(run, llama):
     assert "default schedule, theta 10000 · 8 dimensions" in result.stdout
     assert "4 heads, 2 KV heads of 8" in result.stdout
     assert "files agree" in result.stdout
+    assert "2 of 4 pairs never complete a rotation in 128 tokens" in " ".join(result.stdout.split())
     data = json.loads(run("inspect", llama, "--json").stdout)
     assert data["rotary"]["trained_length"] == 128
     assert data["rotary"]["pairs_that_never_complete_a_turn"] == 2  # wavelengths 6.3, 63, 628, 6283
     assert data["cache_bytes"]["8192"] == 2 * 2 * 2 * 8 * 2 * 8192
     rotary = {method.name for method in METHODS if method.encoding == "rotary"}
     assert {name for name, entry in data["methods"].items() if entry["applies"]} == rotary
+
+
+def test_verify_says_by_its_exit_code_whether_all_is_well(run, llama, tmp_path):
+    """Scripts read nothing else."""
+    run("convert", llama, tmp_path / "out", "-m", "yarn", "--factor", 4)
+    result = run("verify", tmp_path / "out", "--no-load", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["passed"]) == (0, True)
+    (tmp_path / "out" / "generation_config.json").write_text("{}")
+    result = run("verify", tmp_path / "out", "--no-load", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["passed"]) == (1, False)
 
 
 def test_inspect_of_a_converted_checkpoint(run, llama, tmp_path):

@@ -141,6 +141,11 @@ def test_the_interval_ends_where_95_in_100_draws_lie():
     assert (found["low"], found["high"]) == (2048, 8192)
 
 
+def test_two_lengths_are_enough_for_an_effective_length():
+    found = effective_lengths([cell("needle", length, right) for length, right in ((2048, 100), (8192, 90))])
+    assert found["length"] == found["tasks"]["needle"]["length"] == 8192
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_every_depth_counts_whichever_comes_last(order):
     cells = [

@@ -9,7 +9,7 @@ import torch
 
 from ctxext.errors import CtxextError
 from ctxext.finetune.batches import Sequences, stacked
-from ctxext.finetune.data import IGNORE, START, read_report, sequence_file, write_sequences
+from ctxext.finetune.data import COUNTS, IGNORE, START, read_report, sequence_file, write_sequences
 from ctxext.finetune.documents import Document
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.positions import pose_positions, restarting_positions
@@ -51,6 +51,14 @@ def test_documents_are_joined_with_an_end_between_them(tmp_path):
     report, rows = write(tmp_path, pack="run-on")
     assert rows == [[starting(2), 3, 4], [5, 6, 1], [starting(7), 8, 1], [starting(9), 10, 11], [12, 13, 14]]
     assert (report.num_short, report.num_sequences) == (0, 5)
+
+
+def test_counts_that_are_damaged_are_named(tmp_path):
+    assert read_report(tmp_path) is None
+    write(tmp_path)
+    (tmp_path / COUNTS).write_text('{"num_documents": ')
+    with pytest.raises(CtxextError, match="is damaged"):
+        read_report(tmp_path)
 
 
 def test_reading_stops_when_there_is_enough(tmp_path):
