@@ -1,17 +1,19 @@
 """A tokenizer's files are a stranger's: where its library fails or panics, there is one line, and no backtrace."""
 
 import json
+import os
 import shutil
 
 import pytest
 
 from ctxext.checkpoint import open_checkpoint
+from ctxext.cli.app import main
 from ctxext.data.encoding import tokenized
 from ctxext.data.tokenizer import open_tokenizer
 from ctxext.errors import CtxextError
 
 
-class PanicException(BaseException):  # noqa: N818  The name that pyo3 gives it.
+class PanicException(BaseException):
     """What a library in Rust raises, which is no Exception."""
 
 
@@ -36,13 +38,11 @@ def test_an_unknown_token_in_a_post_processor(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_same_from_a_command(tmp_path, capfd):
-    from ctxext.cli.app import main
-
+def test_the_same_from_a_command(tmp_path, capfd, monkeypatch):
     folder = changed(tmp_path / "model", unknown_token)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stopped:
-        patch.setattr("sys.argv", ["ctxext", "eval", str(folder), "--task", "needle", "--lengths", "256", "-q"])
-        patch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["ctxext", "eval", str(folder), "--task", "needle", "--lengths", "256", "-q"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 1
     said = capfd.readouterr().err
@@ -64,8 +64,6 @@ def test_a_panic_later_on_and_what_is_no_panic():
 
 
 def test_errors_of_the_process_are_heard_again(tmp_path, capfd):
-    import os
-
     open_tokenizer(open_checkpoint("demo").folder)
     with pytest.raises(CtxextError):
         open_tokenizer(changed(tmp_path / "model", unknown_token))
