@@ -18,6 +18,7 @@ from ctxext.converters.commands import convert_command, wrapped
 from ctxext.converters.engines import UNKNOWN, serving_of
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
+from ctxext.publish.results import read_report
 from ctxext.publish.upload_plan import pack
 from ctxext.recipes import METHODS, AdjustedBase, LongRope, MsPoE, Ntk, Recipe, Yarn, method_named
 from ctxext.recipes.rotary import model_config
@@ -251,3 +252,44 @@ def test_an_adapter_is_tagged_as_one(llama_source):
     front = front_matter(facts)
     assert (front["library_name"], front["base_model_relation"]) == ("peft", "adapter")
     assert LongRope.name not in front["tags"]
+
+
+def test_words_of_a_report_are_no_part_of_the_pages_form(llama_source, tmp_path):
+    out, folder = publishable(llama_source, tmp_path)
+    report = read_json(folder / "report.json")
+    report["versions"] |= {"torch": "1\n\n# Heading", "transformers": "2 | ![x](y) <b>"}
+    report["models"][1] |= {"device": "cpu\n\n# Heading", "attention": "<i>", "dtype": "x\n```"}
+    report["settings"]["data"] = "a\n```\n# Heading\n$(id)"
+    (folder / "report.json").write_text(json.dumps(report))
+    (folder / "needle-x](y).png").write_bytes(b"picture")
+    (folder / "needle.png").unlink()
+    plan = pack(out, "me/tiny-yarn", report=folder)
+    assert not [line for line in plan.card.splitlines() if line.startswith(("# Heading", "$(id)"))]
+    assert "<b>" not in plan.card
+    assert "![x](y)" not in plan.card
+    assert "--data 'a?```?# Heading?$(id)'" in plan.card
+    assert "](y)" not in " ".join(plan.texts)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("documents", {}, '"settings.documents.name"'),
+        ("documents", "", '"settings.documents" is'),
+        ("data", {"name": ""}, '"settings.data.name" is'),
+        ("haystack", [], '"settings.haystack" is'),
+        ("stride", {}, '"settings.stride" is'),
+        ("stride", "", '"settings.stride" is'),
+        ("num_needles", [], '"settings.num_needles" is'),
+        ("kv_ids", {}, '"settings.kv_ids" is'),
+    ],
+)
+def test_settings_of_a_report_that_are_empty_are_named(key, value, told, llama_source, tmp_path):
+    folder = tmp_path / "report"
+    folder.mkdir()
+    report = read_json(REPORT / "report.json")
+    report["settings"][key] = value
+    (folder / "report.json").write_text(json.dumps(report))
+    with pytest.raises(CtxextError) as caught:
+        read_report(folder)
+    assert told in caught.value.message

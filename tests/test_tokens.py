@@ -1,13 +1,15 @@
 """Hub tokens: read in one place, and shown nowhere, whatever fails."""
 
+import io
 import os
 import subprocess
 import sys
 
 import pytest
 
+from ctxext.cli.app import main
 from ctxext.errors import CtxextError
-from ctxext.tokens import hub_token, redacted
+from ctxext.tokens import RedactedStream, hub_token, redacted
 from hub_server import hub
 
 SECRET = "hf_TopSecretTopSecretTopSecret"
@@ -82,3 +84,66 @@ def test_a_token_from_a_windows_file_is_sent_as_it_is_meant(llama_source, tmp_pa
         command = [sys.executable, "-m", "ctxext", "inspect", "me/tiny", "--token", f"{SECRET}\r\n"]
         result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
     assert result.returncode == 0, result.stderr
+
+
+PASSWORD = "TopSecretPassword"
+URLS = (
+    f"postgresql://me:{PASSWORD}@host/db",
+    f"postgresql://me:{PASSWORD}/x@y@host:5432/db",
+    f"mysql+pymysql://host/db?user=me&password={PASSWORD}&ssl=1",
+    f"https://host/x?access_token={PASSWORD}",
+    f"--storage=postgresql://host/db?sslpassword={PASSWORD}",
+    f"connection failed: host=h password={PASSWORD} user=me",
+    f"https://host/x?api_key={PASSWORD}",
+)
+
+
+@pytest.mark.parametrize("text", URLS)
+def test_passwords_of_urls_are_taken_out(text):
+    assert PASSWORD not in redacted(text)
+    assert "host" in redacted(text)
+
+
+@pytest.mark.parametrize("text", ["https://host:8000/path", "eos_token=<s>", "num_tokens=7", "a://b", "x@y", "C:\\x"])
+def test_what_is_no_secret_stays(text):
+    assert redacted(text) == text
+
+
+def test_streams_write_no_secret():
+    stream = io.StringIO()
+    filtered = RedactedStream(stream)
+    print("with Bearer abcdefgh", file=filtered)
+    filtered.writelines([f"postgresql://me:{PASSWORD}@host", "\n"])
+    assert stream.getvalue() == filtered.getvalue() == "with Bearer …\npostgresql://me:…@host\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "me/tiny", SECRET),
+        (SECRET,),
+        (f"api_org_{SECRET[3:]}",),
+        ("inspect", f"--{SECRET}"),
+        ("convert", "demo", "--factor", SECRET),
+        ("inspect", "demo", f"--{SECRET}=x"),
+        ("inspect", "demo", "--original-length", SECRET),
+        ("methods", SECRET),
+        ("inspect", "--token", PASSWORD, "demo", PASSWORD),
+        ("methods", f"--token={PASSWORD}", PASSWORD),
+        ("inspect", URLS[0]),
+        ("push", "demo", URLS[2]),
+        ("search", "demo", "best.yaml", "--target-length", "2k", "--trials", "1", "--storage", URLS[0]),
+        ("search", "demo", "best.yaml", "--target-length", "2k", "--trials", "1", "--storage", URLS[2]),
+    ],
+)
+def test_no_secret_is_shown_wherever_it_stands(words, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["ctxext", *words])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    said = "".join(capfd.readouterr())
+    assert stopped.value.code in (1, 2)
+    assert said.startswith("error: ")
+    assert said.count("\n") <= 2
+    assert SECRET[3:] not in said
+    assert PASSWORD not in said

@@ -75,6 +75,11 @@ def as_json(content: Mapping[str, Any]) -> str:
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "replace").decode()
 
 
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two values of JSON files are the same; NaN is NaN, as which number it is does not matter here."""
+    return bool(one == other or (one != one and other != other))
+
+
 def stamp_of(path: Path) -> list[int]:
     """A file's size and the time of its last change in nanoseconds, by which an edit shows without reading it."""
     found = path.stat()

@@ -1,5 +1,6 @@
 """The sizes of a model: whether a config.json's can be those of a rotary one, and what its cache takes."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,6 +65,17 @@ def claimed_length(config: Mapping[str, Any], family: Family) -> Any:
 
 
 LENGTH_ABOVE = "model_max_length"
+
+
+def default_length(config: Mapping[str, Any], family: Family) -> int | None:
+    """The context length in tokens that is the configuration class's default; None where config.json names one."""
+    named = read(config, dataclasses.replace(family, defaults={}), "max_position_embeddings")
+    length = claimed_length(config, family)
+    return int(length) if named is None and isinstance(length, int) and not _names_above(config, family) else None
+
+
+def _names_above(config: Mapping[str, Any], family: Family) -> bool:
+    return text_config(config, family).get(LENGTH_ABOVE) is not None
 
 
 def _check_lists(config: Mapping[str, Any], family: Family, name: str) -> None:

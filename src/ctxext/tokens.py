@@ -1,11 +1,22 @@
-"""The one place that reads a Hub token, and the one that takes tokens out of whatever is shown or written."""
+"""The one place that reads a Hub token, and the one that takes secrets out of whatever is shown or written."""
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from ctxext.errors import CtxextError
 
 LOG_IN = "hf auth login, or --token with one that may write"
-_LOOKS_LIKE_ONE = re.compile(r"(hf_|api_org_|Bearer\s+)[^\s'\"\\]+")
+_LOOKS_LIKE_ONE = re.compile(r"(hf_|api_org_|Bearer\s+)[^\s'\"\\)]+")
+_OF_A_URL = re.compile(r"([A-Za-z][\w+.\-]*://[^\s/:@'\"]*):([^\s'\"]+)@")
+"""The password before the host: up to the last @, as a password may hold / and @ itself."""
+
+_NAMED = re.compile(
+    r"(?i)(?<![\w-])((?:--)?[\w-]*(?:password|passwd|passphrase|pwd|secret|api[_-]?key|access[_-]?key)|"
+    r"(?:--)?(?:hub[_-]|hf[_-]|access[_-]|auth[_-])?token)=([^\s&;'\"]+)"
+)
+"""A secret behind its name, as in the query of a URL."""
+
 _SHORTEST = 8
 """Pieces that are shorter are words of their own, which a message may hold by chance."""
 
@@ -28,14 +39,55 @@ def hub_token(token: str | None = None) -> str | None:
     found = (token or "").strip() or (stored or "").strip()
     if not found:
         return None
-    _given.update(part for part in found.split() if len(part) >= _SHORTEST)
+    remember(*found.split())
     if not re.fullmatch(r"[\x21-\x7e]+", found):
         raise CtxextError("The token holds characters that no token has.", hint=LOG_IN)
     return found
 
 
+def remember(*secrets: str | None) -> None:
+    """Take these out of everything that is shown from now on; short ones are words that a message may hold."""
+    _given.update(secret for secret in secrets if secret and len(secret) >= _SHORTEST)
+
+
+def remember_arguments(words: Sequence[str]) -> None:
+    """Remember the token of a command line, which errors about its other words may show."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == "--token":
+            remember(following.strip())
+        elif word.startswith("--token="):
+            remember(word.partition("=")[2].strip())
+
+
 def redacted(text: str) -> str:
-    """A text without anything that is, or looks like, a token."""
-    for token in sorted(_given, key=len, reverse=True):
-        text = text.replace(token, "…")
+    """A text without anything that is, or looks like, a token or the password of a URL."""
+    for secret in sorted(_given, key=len, reverse=True):
+        text = text.replace(secret, "…")
+    if "://" in text:
+        text = _OF_A_URL.sub(r"\1:…@", text)
+    if "=" in text:
+        text = _NAMED.sub(r"\1=…", text)
     return _LOOKS_LIKE_ONE.sub(r"\1…", text)
+
+
+class RedactedStream:
+    """A stream to which secrets are not written, whoever prints: libraries, warnings, tracebacks.
+
+    Args:
+        stream: Where everything goes.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> Any:
+        """Write a text without its secrets; each piece is looked at by itself."""
+        return self.stream.write(redacted(text))
+
+    def writelines(self, lines: Sequence[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)

@@ -1,9 +1,13 @@
 """`ctxext convert` as a user types it: options, answers, errors and exit codes."""
 
+import ast
 import json
+import shlex
+from pathlib import Path
 
 import pytest
 
+from ctxext import cli
 from small_llama import read_json
 
 
@@ -139,3 +143,36 @@ def test_every_option_stands_in_a_panel_of_its_method(run):
     text = run("convert", "--help").stdout
     for words in ("Options of ntk-by-parts, yarn", "--beta-fast", "Options of llama3", "--low-freq-factor", "How far"):
         assert words in text
+
+
+SOURCE = "$(id) `x`;'y"
+
+
+def test_the_next_command_is_quoted_for_a_shell(run, llama, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    llama.rename(tmp_path / SOURCE)
+    said = run("inspect", SOURCE).stderr
+    assert shlex.split(said)[:4] == ["Next:", "ctxext", "convert", SOURCE]
+    said = run("convert", SOURCE, "a b", "-m", "yarn", "--factor", "4").stderr.splitlines()[-1]
+    assert shlex.split(said.partition(": ")[2])[:4] == ["ctxext", "eval", SOURCE, str(tmp_path / "a b")[-3:]]
+    page = (tmp_path / "a b" / "README.md").read_text()
+    command = next(line for line in page.splitlines() if line.startswith("$ ctxext convert"))
+    assert shlex.split(command)[:4] == ["$", "ctxext", "convert", SOURCE]
+
+
+def test_every_next_command_is_given_word_by_word():
+    """A word that holds a space was put together by hand, and is no word of a shell."""
+    calls = [
+        (path.name, argument)
+        for path in Path(cli.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "next_step"
+        for argument in node.args
+    ]
+    assert len(calls) > 20
+    wrong = [
+        (name, ast.unparse(argument))
+        for name, argument in calls
+        if isinstance(argument, ast.JoinedStr) or (isinstance(argument, ast.Constant) and " " in str(argument.value))
+    ]
+    assert wrong == []

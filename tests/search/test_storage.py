@@ -36,8 +36,10 @@ def test_a_journal_is_gone_on_from_and_replaced(run, source, tmp_path):
 
 
 def test_a_password_is_not_shown():
-    assert shown_storage("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
+    assert shown_storage("postgresql://me:secret@host/db") == "postgresql://me:…@host/db"
     assert shown_storage("/shared/study.log") == "/shared/study.log"
+    assert shown_storage("postgresql://host/db?password=secret&x=1") == "postgresql://host/db?password=…&x=1"
+    assert shown_storage("postgresql://me:secret@host:PORT/db") == "postgresql://..."
     assert "secret" not in str(StudyPlace(name="x", storage="postgresql://me:secret@host/db"))
 
 
@@ -47,6 +49,10 @@ def test_a_password_is_not_shown():
         ("nosuchdb://host/name", "cannot be used"),
         ("mysql+cymysql://host/name", "needs a database driver"),
         ("absent/study.log", "There is no folder"),
+        (
+            "postgresql://me:secretsecret@host:PORT/db",
+            'best in postgresql://..." cannot be used: ValueError',
+        ),
     ],
 )
 def test_a_place_that_cannot_be_used_is_one_clear_line(run, source, tmp_path, monkeypatch, storage, message):

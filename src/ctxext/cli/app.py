@@ -4,8 +4,9 @@ import contextlib
 import io
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,10 +26,50 @@ from ctxext.cli.search import search_
 from ctxext.cli.verify import verify
 from ctxext.converters.output_directory import full_disk_told
 from ctxext.errors import CtxextError
+from ctxext.tokens import RedactedStream, remember_arguments
 from ctxext.version import __version__
+
+
+class _Commands(typer.core.TyperGroup):
+    """The commands, of which a wrong use is told in one line like everything else, and without its secrets."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command line."""
+        given = (args, prog_name, complete_var, False, windows_expand_args)
+        if not standalone_mode:
+            return super().main(*given, **extra)
+        try:
+            code = super().main(*given, **extra)
+        except typer.Abort:
+            sys.exit(1)
+        except Exception as error:
+            # Typer has no public class for all of these.
+            if not hasattr(error, "format_message"):
+                raise
+            _tell_wrong_use(error)
+            sys.exit(getattr(error, "exit_code", 2))
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell_wrong_use(error: Any) -> None:
+    """Say what is wrong with a command line; where it is empty, its help was shown."""
+    context = getattr(error, "ctx", None)
+    if message := error.format_message():
+        hint = f"{context.command_path} --help" if context is not None else "ctxext --help"
+        print_error(CtxextError(message, hint=hint))
+
 
 app = typer.Typer(
     name="ctxext",
+    cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -62,6 +103,7 @@ def _root(
 def main() -> None:
     """Run the command line; whatever ends it becomes one line, a hint and exit code 1."""
     os.environ.setdefault("USE_HUB_KERNELS", "NO")  # transformers 5 would fetch some for what a checkpoint says.
+    remember_arguments(sys.argv)
     _make_streams_take_everything()
     tell_everywhere()
     try:
@@ -85,11 +127,14 @@ def main() -> None:
 
 
 def _make_streams_take_everything() -> None:
-    """Let no sign end a command that the streams cannot write, and no stream that was closed."""
+    """Let no sign end a command that the streams cannot write, and no stream that was closed; no secret is written."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
+        if isinstance(stream, RedactedStream):
+            continue
         if stream is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  Until the process ends.
         elif isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(OSError):  # It writes out what it holds first, which a full disk refuses.
                 stream.reconfigure(errors="backslashreplace")
+        setattr(sys, name, RedactedStream(getattr(sys, name)))

@@ -196,10 +196,10 @@ def _tell(output: Output, done: Conversion, source: str, out: Path, seconds: flo
     for caution in (*plan.cautions, *written.notes):
         output.warning(caution)
     if auto_class(plan.model.config) in KINDS:
-        models = out if plan.recipe.rewrites_weights else f"{source} {out}"  # The source's own table ends.
-        output.next_step(f"ctxext eval {models} --lengths {_lengths(plan)}", "Not measured yet")
+        models = (out,) if plan.recipe.rewrites_weights else (source, out)  # The source's own table ends.
+        output.next_step("ctxext", "eval", *models, "--lengths", _lengths(plan), why="Not measured yet")
     else:
-        output.next_step(f"ctxext verify {out} --against {source}")
+        output.next_step("ctxext", "verify", out, "--against", source)
 
 
 def _verification_lines(done: Conversion) -> list[Text]:

@@ -74,7 +74,7 @@ def demo(
         sentence,
     )
     output.note(f"Pictures: {out / 'report' / 'report.html'}")
-    output.next_step("ctxext inspect YOUR_MODEL")
+    output.next_step("ctxext", "inspect", "YOUR_MODEL")
 
 
 def _convert_all(output: Output, out: Path) -> dict[str, Path]:

@@ -140,7 +140,7 @@ def _tell(report: "Report", out: Path, models: Sequence[str], output: Output) ->
     output.note(Text(f"Computed in {', '.join(sorted(computed))}. Pictures and tables: {out / 'report.html'}"))
     if not any(model["recipe"] for model in report["models"]):
         method = "yarn" if report["models"][0]["kind"] == "causal" else "table"
-        output.next_step(f"ctxext convert {models[0]} --method {method} --factor 4", "Extend it")
+        output.next_step("ctxext", "convert", models[0], "--method", method, "--factor", 4, why="Extend it")
         return
     lost = [model["name"] for model in report["models"] if model["recipe"]]
-    output.next_step(f"ctxext finetune {lost[0]} OUT", "A short fine-tune helps most methods")
+    output.next_step("ctxext", "finetune", lost[0], "OUT", why="A short fine-tune helps most methods")

@@ -144,7 +144,7 @@ def finetune(
                 tell=output.note,
             )
         except KeyboardInterrupt:
-            output.next_step(same_command("--resume"), "Stopped; go on with")
+            output.next_step(*same_command("--resume"), why="Stopped; go on with")
             raise
     if done is None:
         return

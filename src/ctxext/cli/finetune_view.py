@@ -1,6 +1,5 @@
 """What `ctxext finetune` shows in the end."""
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +33,7 @@ def tell_plan(output: Output, plan: "Plan") -> None:
 
     peak, available = plan.peak_memory / 2**30, plan.available_memory / 2**30
     share = 100 * plan.num_trained / plan.num_parameters
-    verdict = "" if plan.fits else "   [red]does not fit[/red]"
+    verdict = "" if plan.fits else "   does not fit"
     output.result(
         plan.to_dict(),
         f"sequences  {plan.data.num_sequences:,} of {plan.options.sequence_length:,} and {plan.num_tokens:,} tokens",
@@ -59,15 +58,15 @@ def tell_result(output: Output, done: "Finetuned", model: str, out: Path, *, mer
         f"  loss {first:.3f} → {last:.3f} in {done.options.steps} steps   {done.seconds:.0f} s   curve: {out}/loss.png",
     )
     if not merge:
-        output.next_step(f"ctxext merge {model} {out}/adapter MERGED", "A full checkpoint")
+        output.next_step("ctxext", "merge", model, out / "adapter", "MERGED", why="A full checkpoint")
     elif report is None:
-        length = done.options.length
-        output.next_step(f"ctxext eval {model} {out} --lengths {length}", "Not measured yet")
+        words = ("--lengths", done.options.length)
+        output.next_step("ctxext", "eval", model, out, *words, why="Not measured yet")
 
 
-def same_command(*more: str) -> str:
+def same_command(*more: str) -> list[str]:
     """The command that was typed, with some words behind it that it did not have."""
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     if words[0] in ("__main__.py", "-m", "-c"):
         words[0] = "ctxext"
-    return shlex.join([*(word for word in words if word not in more), *more])
+    return [*(word for word in words if word not in more), *more]

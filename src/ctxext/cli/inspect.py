@@ -60,7 +60,8 @@ def inspect(
     if found.model and not found.model.is_extended and able:
         length = format_length(4 * found.model.encoding.trained_length)
         method = "yarn" if "yarn" in able else able[0]
-        output.next_step(f"ctxext convert {source} --method {method} --target-length {length} --dry-run")
+        words = ("--method", method, "--target-length", length, "--dry-run")
+        output.next_step("ctxext", "convert", source, *words)
 
 
 def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
@@ -95,6 +96,7 @@ def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
         },
         "bound": found.bound,
         "windows": dict(found.windows),
+        "default_length": found.default_length,
         "attention": dict(found.attention),
         "cache_bytes": {str(length): size for length, size in found.cache_bytes.items()},
         "methods": {name: {"applies": not reason, "reason": reason} for name, reason in found.methods.items()},
@@ -162,6 +164,8 @@ def _context_length(found: Inspection) -> str:
         state = f"not extended; {encoding.declared_length} are declared, and nothing makes it read them"
     else:
         state = "not extended"
+    if found.default_length:
+        agree = "config.json names none: this is the default of its configuration class"
     return f"{encoding.context_length} tokens, {state} ({agree})"
 
 

@@ -55,4 +55,4 @@ def merge(
         {"out": str(out), "changed": done.num_changed, "tensors": done.num_tensors},
         done_line(out, f"{done.num_changed} of {done.num_tensors} tensors changed"),
     )
-    output.next_step(f"ctxext eval {model} {out}", "Not measured yet")
+    output.next_step("ctxext", "eval", model, out, why="Not measured yet")

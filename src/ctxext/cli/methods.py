@@ -26,7 +26,7 @@ def methods(as_json: JsonOption = False) -> None:
         table.add_row(bold(names), summary_of(method), carried_by(method))
     output = Output(as_json=as_json)
     output.result({"methods": [method_data(method) for method in METHODS]}, table)
-    output.next_step("ctxext convert --help", "Their options")
+    output.next_step("ctxext", "convert", "--help", why="Their options")
 
 
 def summary_of(method: type[Method]) -> str:

@@ -1,6 +1,7 @@
 """The one place that prints: results on stdout, everything else on stderr, in human, JSON and quiet form."""
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -58,11 +59,11 @@ class Output:
         self.stderr.print("warning: ", style="yellow bold", end="")
         self.stderr.print(text)
 
-    def next_step(self, command: str, why: str = "Next") -> None:
-        """Suggest the command that most people want now."""
+    def next_step(self, *words: object, why: str = "Next") -> None:
+        """Suggest the command that most people want now, word by word, written so that a shell takes each as it is."""
         if not self.quiet:
             self.stderr.print(f"{why}: ", style="dim", end="")
-            self.stderr.print(command, style="cyan")
+            self.stderr.print(shlex.join(map(str, words)), style="cyan")
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Progress]:

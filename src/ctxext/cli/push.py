@@ -100,5 +100,5 @@ def _tell(output: Output, repository: str, revision: str | None, done: "Push") -
     output.result(content, Text.assemble(("✓", "green"), f" {repository}   {news}   {done.url}"))
     if done.others:
         output.warning(f"the repository also holds {', '.join(done.others[:5])}; they were left as they are.")
-    branch = f" --revision {revision}" if revision else ""
-    output.next_step(f"ctxext verify {repository}{branch}", "Anyone can check it")
+    branch = ("--revision", revision) if revision else ()
+    output.next_step("ctxext", "verify", repository, *branch, why="Anyone can check it")

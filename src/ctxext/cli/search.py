@@ -1,6 +1,5 @@
 """`ctxext search`: find the recipe for a model by measuring recipes on it."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +97,7 @@ def search_(
         if not gradient and (place.path is None or place.path.exists()):
             given = {"--study": study, "--storage": storage and shown_storage(storage), "--data": data}
             given |= {"--lengths": lengths, "--revision": revision, "--original-length": original_length}
-            output.next_step(_again(source, out, options, given), "Stopped; go on with")
+            output.next_step(*_again(source, out, options, given), why="Stopped; go on with")
 
     with answered_at_once(tell_how_to_go_on), watching(output) as watch:
         found = search(
@@ -120,7 +119,7 @@ def _place(out: Path, study: str | None, storage: str | None) -> StudyPlace:
     return StudyPlace(path=Path(study)) if study else study_beside(out)
 
 
-def _again(source: str, out: Path, options: SearchOptions, given: dict[str, Any]) -> str:
+def _again(source: str, out: Path, options: SearchOptions, given: dict[str, Any]) -> list[str]:
     """The command that goes on with a search."""
     words: dict[str, Any] = {
         "--target-length": options.target_length,
@@ -135,7 +134,7 @@ def _again(source: str, out: Path, options: SearchOptions, given: dict[str, Any]
         **given,
     }
     spelled = [str(word) for option, value in words.items() if value is not None for word in (option, value)]
-    return shlex.join(["ctxext", "search", source, str(out), *spelled, "--resume"])
+    return ["ctxext", "search", source, str(out), *spelled, "--resume"]
 
 
 def _loading(device: str, dtype: str, chat_template: bool, revision: str | None, token: str | None) -> "Loading":
@@ -164,7 +163,7 @@ def _tell(output: Output, found: Found, source: str, out: Path, study: StudyPlac
         output.note(done_line(out, found.recipe.summary()))
     output.note(f"Pareto front: {out.with_suffix('.png')}" + ("" if options.gradient else f"   study: {study}"))
     if found.recipe is not None:
-        output.next_step(shlex.join(["ctxext", "convert", source, "OUT", "--recipe", str(out)]))
+        output.next_step("ctxext", "convert", source, "OUT", "--recipe", out)
 
 
 def verdict(found: Found, options: SearchOptions) -> str:

@@ -1,6 +1,7 @@
 """The commands that made a checkpoint, written so that they can be typed again."""
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from ctxext.recipes.base import Method
 from ctxext.recipes.recipe import Recipe
 
 RECIPE_FILE = "recipe.yaml"
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def convert_command(source: str, revision: str | None, recipe: Recipe, out: str = "OUT") -> str:
@@ -36,10 +38,10 @@ def convert_command(source: str, revision: str | None, recipe: Recipe, out: str 
 
 
 def wrapped(command: str, width: int = 88) -> str:
-    """A long command on several lines, which a shell reads as one."""
+    """A long command on several lines, which a shell reads as one; for a page, so that no word of it begins a line."""
     lines = [""]
     for word in shlex.split(command):
-        quoted = shlex.quote(word)
+        quoted = shlex.quote(_UNSEEN.sub("?", word))
         if lines[-1] and len(lines[-1]) + len(quoted) > width and word.startswith("--"):
             lines.append("   ")
         lines[-1] += f" {quoted}" if lines[-1] else quoted

@@ -1,14 +1,13 @@
 """The files beside config.json that state a length, brought into agreement with it (docs/traps.md, trap 11)."""
 
-import json
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ctxext.checkpoint import Checkpoint
 from ctxext.files import as_json
+from ctxext.reading.json_text import with_number
+from ctxext.reading.strict import read_text
 from ctxext.recipes.encoding import Encoding
 from ctxext.recipes.new_tensor import SIZES, NewTensor
 
@@ -20,9 +19,6 @@ _FOLLOWING = (
     ("sentence_bert_config.json", "max_seq_length"),
 )
 """Numbers that follow the context length where they are the old one; people may have chosen others on purpose."""
-
-_TRUNCATION = re.compile(r'("truncation"\s*:\s*\{[^{}]*"max_length"\s*:\s*)([0-9]+)')
-_BEGINNING = 4096
 
 
 def length_files(source: Checkpoint, before: Encoding, after: Encoding) -> dict[str, str]:
@@ -40,15 +36,12 @@ def length_files(source: Checkpoint, before: Encoding, after: Encoding) -> dict[
 
 
 def _truncation(source: Checkpoint, old: int, new: int) -> dict[str, str]:
-    """tokenizer.json, where it cuts texts at the old length. The key stands at the beginning of a long file."""
+    """tokenizer.json, where it cuts texts at the old length. What it pads to is left: that changes no token."""
     path = source.folder / "tokenizer.json"
     if not path.is_file():
         return {}
-    with path.open(encoding="utf-8", errors="replace") as file:
-        found = _TRUNCATION.search(file.read(_BEGINNING))
-    if found is None or int(found[2]) != old:
-        return {}
-    return {path.name: _TRUNCATION.sub(rf"\g<1>{new}", path.read_text(encoding="utf-8"), count=1)}
+    text = with_number(read_text(path), str(path), ("truncation", "max_length"), new, old=old)
+    return {} if text is None else {path.name: text}
 
 
 def index_files(source: Checkpoint, rewritten: Sequence[NewTensor]) -> dict[str, str]:
@@ -73,15 +66,9 @@ def _old_count(tensor: NewTensor) -> int:
     return 0 if tensor.old_shape is None else math.prod(tensor.old_shape)
 
 
-def _set(
-    source: Checkpoint, texts: dict[str, str], name: str, key: str, value: int, *, inside: str | None = None
-) -> None:
-    """Put a number into the text of a JSON file, and leave every other byte as it was where that is possible."""
+def _set(source: Checkpoint, texts: dict[str, str], name: str, key: str, value: int, *, inside: str = "") -> None:
+    """Put a number into the text of a JSON file, and leave every other byte as it was."""
     path: Path = source.folder / name
-    before = texts.get(name) or path.read_text(encoding="utf-8")
-    text, count = re.subn(rf'("{key}"\s*:\s*)[0-9.eE+]+', rf"\g<1>{value}", before)
-    texts[name] = text if count == 1 else as_json(_replaced(json.loads(before), key, value, inside))
-
-
-def _replaced(content: dict[str, Any], key: str, value: int, inside: str | None) -> dict[str, Any]:
-    return {**content, inside: {**content[inside], key: value}} if inside else {**content, key: value}
+    before = texts[name] if name in texts else read_text(path)
+    keys = (inside, key) if inside else (key,)
+    texts[name] = with_number(before, str(path), keys, value) or before

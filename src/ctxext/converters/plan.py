@@ -1,9 +1,8 @@
 """What a conversion would write, worked out before anything is written."""
 
 import importlib.metadata
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,9 @@ from ctxext.converters.lengths import index_files, length_files
 from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.families import Family, text_config
-from ctxext.files import MANIFEST, as_json
+from ctxext.files import MANIFEST, as_json, same_value
+from ctxext.geometry import default_length
+from ctxext.reading.strict import parse_json
 from ctxext.recipes.encoding import Encoding
 from ctxext.recipes.length import format_length
 from ctxext.recipes.new_tensor import NewTensor
@@ -115,6 +116,8 @@ def make_plan(
         recipe, kept = recipe.taking_over(before)
     recipe = recipe.resolved(model)
     source.check_weights()
+    if not before.code:
+        _check_names(source, recipe.code_files(model.config))
     edited = recipe.edit(model)
     rewritten = recipe.new_tensors(source, model)
     left_out = _stale(source) if recipe.rewrites_weights else ()
@@ -213,6 +216,20 @@ def _check_original(source: Checkpoint, before: Encoding, plain: Encoding) -> No
         )
 
 
+def _check_names(source: Checkpoint, names: Iterable[str]) -> None:
+    """Refuse to put code in the place of a file of the source's own.
+
+    Raises:
+        CtxextError: the source has a file of such a name.
+    """
+    taken = sorted({path.as_posix() for path in source.files}.intersection(names))
+    if taken:
+        raise CtxextError(
+            f'"{source.name}" has a file "{taken[0]}" of its own, which is the name of the code of this method.',
+            hint="Take it out of a copy of the folder, or choose a method without code.",
+        )
+
+
 def _check_reach(source: Checkpoint, before: Encoding, after: Encoding) -> None:
     """Refuse to shorten a model in silence.
 
@@ -281,6 +298,10 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
     cautions = [f"{step.name}: {caution}" for step in recipe.steps if (caution := step.caution_for(model))]
     scales = any(step.kind == "schedule" for step in recipe.steps)
     cautions += model.encoding.cautions(source.config, family, is_changed=scales)
+    if length := default_length(source.config, model.family):
+        cautions.append(
+            f"the source's config.json names no context length: {length} tokens are its configuration class's default."
+        )
     if is_new_only(model):
         cautions.append(f"transformers 4.57 does not carry this schedule for {family.model_type}: load it with 5.x.")
     if family.note:
@@ -306,7 +327,7 @@ def _changes(source: Checkpoint, family: Family, texts: Mapping[str, str]) -> li
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
         if name not in texts:
             continue
-        old, new = source.read_json(name) or {}, json.loads(texts[name])
+        old, new = source.read_json(name) or {}, parse_json(texts[name], name)
         found += _differences(name, "", old, new)
         if name == "config.json" and family.text_config:
             found += _differences(name, f"{family.text_config}.", text_config(old, family), text_config(new, family))
@@ -315,4 +336,8 @@ def _changes(source: Checkpoint, family: Family, texts: Mapping[str, str]) -> li
 
 def _differences(file: str, prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     keys = [key for key in {**old, **new} if not (key == "text_config" and prefix == "")]
-    return [Change(file, prefix + key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
+    return [
+        Change(file, prefix + key, old.get(key), new.get(key))
+        for key in keys
+        if not same_value(old.get(key), new.get(key))
+    ]

@@ -35,7 +35,7 @@ def rendered(tokenizer: Any, messages: Sequence[Any], **more: Any) -> str:
         more: What else the template is given.
 
     Raises:
-        CtxextError: the template fails, whatever it raises, does not end, or writes or takes far more than it was given.
+        CtxextError: the template fails, whatever it raises, does not end, or takes or writes far too much.
     """
     size = len(str(messages)) + len(str(more))
     try:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -116,7 +117,8 @@ def _choose(data: str, wanted: Sequence[str], known: Sequence[str]) -> str:
     if len(wanted) > 1:
         return known[0]
     raise CtxextError(
-        f'"{data}" has no split "{wanted[0]}"; it has: {", ".join(known)}.', hint=f"Name one: --split {known[0]}"
+        f'"{data}" has no split "{wanted[0]}"; it has: {", ".join(known)}.',
+        hint=f"Name one: --split {shlex.quote(known[0])}",
     )
 
 

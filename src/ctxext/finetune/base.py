@@ -1,5 +1,6 @@
 """The checkpoint that a fine-tune starts from: what it must be, and how it is loaded."""
 
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +90,7 @@ def _check(base: Base, source: str, length: int | None) -> None:
         raise CtxextError(
             f'"{source}" was never extended: its context length is the {encoding.context_length} tokens of its '
             "training.",
-            hint=f"ctxext convert {source} OUT --method {method} --factor 4, then fine-tune OUT.",
+            hint=f"ctxext convert {shlex.quote(source)} OUT --method {method} --factor 4, then fine-tune OUT.",
         )
     if length is not None and length > encoding.context_length:
         factor = -(-length // encoding.trained_length)
@@ -108,7 +109,8 @@ def _check(base: Base, source: str, length: int | None) -> None:
     if needs_code(config) and not base.is_own_code:
         raise CtxextError(
             f'"{source}" needs Python code that is not this version\'s, which ctxext does not run for training.',
-            hint=f"ctxext verify {source} says which; converted again by this version, its source can be trained.",
+            hint=f"ctxext verify {shlex.quote(source)} says which; converted again by this version, its source can be "
+            "trained.",
         )
 
 

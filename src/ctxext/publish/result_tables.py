@@ -7,6 +7,7 @@ from typing import Any
 from ctxext.evaluate.report.findings import percent, pooled
 from ctxext.evaluate.report.report import Report
 from ctxext.evaluate.report.summary import effective_text
+from ctxext.reading.markdown import in_markdown
 
 _TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}
 FOLDER = "report"
@@ -85,13 +86,15 @@ def harness_table(entry: Mapping[str, Any]) -> str:
 
 def conditions(report: Report, entry: Mapping[str, Any]) -> str:
     """Under which conditions the figures hold."""
-    settings, versions = report["settings"], report["versions"]
+    settings = report["settings"]
+    versions = {key: in_markdown(str(value)) for key, value in report["versions"].items() if value}
+    dtype, device, attention = (in_markdown(str(entry.get(key))) for key in ("dtype", "device", "attention"))
     answers = "generated" if settings["generate"] else "scored in one forward pass against the right answer"
     engine = f", run by vLLM {versions['vllm']}" if versions.get("vllm") else ""
     return (
         f"{settings['samples']} samples per cell, seed {settings['seed']}; answers {answers}; computed in "
-        f"{entry.get('dtype')} on {entry.get('device')} with {entry.get('attention')} attention, transformers "
-        f"{versions['transformers']}, torch {versions['torch']}{engine}. Intervals of shares are Wilson's. "
+        f"{dtype} on {device} with {attention} attention, transformers {versions.get('transformers')}, torch "
+        f"{versions.get('torch')}{engine}. Intervals of shares are Wilson's. "
         f"Measured checkpoint: `{entry['digest'][:12]}`. "
         f"Every figure is in [{FOLDER}/report.json]({FOLDER}/report.json)."
     )

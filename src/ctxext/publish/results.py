@@ -1,6 +1,7 @@
 """From report.json to what a model card shows: tables with intervals, pictures, and what was not measured."""
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,9 @@ from ctxext.publish.result_tables import (
 from ctxext.reading import checked
 from ctxext.reading import report as schemas
 
+_PICTURE = re.compile(r"[\w.+\-]+\.png")
+"""A picture's name that may stand in a link."""
+
 _NEVER = "Anything else: other languages, following instructions, summaries, code, safety. Those are the source's."
 
 
@@ -37,7 +41,9 @@ def read_report(folder: Path) -> Report:
     """
     path = folder / "report.json"
     if not path.is_file():
-        raise CtxextError(f'"{folder}" has no report.json.', hint=f"Make one: ctxext eval MODEL --out {folder}")
+        raise CtxextError(
+            f'"{folder}" has no report.json.', hint=f"Make one: ctxext eval MODEL --out {shlex.quote(str(folder))}"
+        )
     report = read_json_object(path)
     if not all(isinstance(report.get(key), kind) for key, kind in (("settings", dict), ("models", list))):
         raise CtxextError(f'"{path}" is not a report of ctxext eval.')
@@ -63,7 +69,8 @@ def entry_of(report: Report, digests: Sequence[str]) -> dict[str, Any]:
 
 def files_of(folder: Path, body: str = "") -> list[Path]:
     """The report's files that go along: figures, the page, and the pictures that a card shows."""
-    known = [path for path in sorted(folder.iterdir()) if path.suffix == ".png" and (not body or path.name in body)]
+    known = [path for path in sorted(folder.iterdir()) if _PICTURE.fullmatch(path.name)]
+    known = [path for path in known if not body or path.name in body]
     return [path for name in ("report.json", "report.html") if (path := folder / name).is_file()] + known
 
 

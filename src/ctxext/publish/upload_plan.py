@@ -1,6 +1,7 @@
 """What a push would upload: the files, the model card, and the record with every digest."""
 
 import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,7 +101,7 @@ def pack(
     if failed:
         raise CtxextError(
             f'"{folder}" is not what was recorded: {failed[0].check}: {failed[0].detail}.',
-            hint=f"ctxext verify {folder} says more; --no-verify shares it all the same.",
+            hint=f"ctxext verify {shlex.quote(str(folder))} says more; --no-verify shares it all the same.",
         )
     results = _measured(subject.checkpoint, report) if report else None
     files = files_of(report, results.body) if report and results else []
@@ -138,7 +139,7 @@ def pack_adapter(folder: Path, repository: str, base: str | None = None) -> Uplo
     if found.count("/") != 1 or Path(found).is_absolute():
         raise CtxextError(
             f'The adapter belongs to "{Path(found).name}", which nobody finds on the Hub.',
-            hint=f"Push that checkpoint too, and say where it is: --base USER/{Path(found).name}",
+            hint=f"Push that checkpoint too, and say where it is: --base USER/{shlex.quote(Path(found).name)}",
         )
     changed = {**config, "base_model_name_or_path": found, "revision": None if base else config.get("revision")}
     texts = {_ADAPTER_CONFIG: as_json(changed).encode()} if base else {}

@@ -102,6 +102,16 @@ class Entry(Schema):
     harness: dict[Name, dict[Name, Number]] | None = None
 
 
+class GivenFile(Schema):
+    """A file that was given, as its reader knows it."""
+
+    name: Annotated[str, Field(min_length=1, max_length=500)]
+
+
+Given = GivenFile | Annotated[str, Field(min_length=1, max_length=10_000)] | None
+"""A file, or where a data set is."""
+
+
 class Settings(Schema):
     """What was asked."""
 
@@ -111,16 +121,27 @@ class Settings(Schema):
     samples: Length
     seed: int
     generate: bool
-    haystack: dict[str, Any] | str | None = None
-    data: dict[str, Any] | str | None = None
-    documents: dict[str, Any] | str | None = None
+    num_needles: Length | None = None
+    kv_ids: Name | None = None
+    stride: Length | None = None
+    haystack: Given = None
+    data: Given = None
+    documents: Given = None
     harness: list[Name] | None = None
+
+
+class Loading(Schema):
+    """How the models were loaded."""
+
+    dtype: Name | None = None
+    engine: Name | None = None
+    engine_arguments: dict[str, Any] | None = None
 
 
 class Report(Schema):
     """report.json."""
 
     settings: Settings
-    loading: dict[str, Any] | None = None
+    loading: Loading | None = None
     models: list[Entry]
     versions: dict[str, Word | None]

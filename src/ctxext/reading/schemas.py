@@ -332,7 +332,8 @@ def check_config(config: Mapping[str, Any], name: str = "config.json") -> None:
 
 def _is_branch(part: Any) -> bool:
     """Whether a part of a place is pydantic's name for one member of a union and no key."""
-    return isinstance(part, str) and ("constrained-" in part or "[" in part or part in ("int", "float", "bool", "str"))
+    types = ("int", "float", "bool", "str", "GivenFile")
+    return isinstance(part, str) and ("constrained-" in part or "[" in part or part in types)
 
 
 def _shown(value: Any) -> str:

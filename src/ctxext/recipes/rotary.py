@@ -374,7 +374,7 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     write_length(text, family, rotary.claimed_length)
     if family.rope_scaling or family.local_theta_key:
         text[family.theta_key] = rotary.theta
-    if thetas := text.get(family.layer_theta_key or ""):
+    if thetas := text.get(family.layer_theta_key) if family.layer_theta_key else None:
         for index in rotated_layers(config, family):
             thetas[index] = rotary.theta
     text["rope_parameters"] = nested_by_type(config, family, parameters) if family.nested_rope else parameters

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
+from ctxext.tokens import redacted, remember
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -68,7 +69,7 @@ class StudyPlace:
             ) from error
         except (*_DAMAGED, SQLAlchemyError, StorageInternalError) as error:
             hint = "Name another with --study." if self.path else "Check --storage and whether it answers."
-            first = (str(error).splitlines() or [""])[0]
+            first = redacted((str(error).splitlines() or [""])[0])
             told = first if isinstance(error, SQLAlchemyError | OSError) else f"{type(error).__name__}: {first}"
             raise CtxextError(f'The study "{self}" cannot be used: {told}', hint=hint) from error
 
@@ -123,13 +124,15 @@ def study_beside(out: Path) -> StudyPlace:
 
 
 def shown_storage(storage: str) -> str:
-    """A storage's URL without its password."""
+    """A storage's URL without its passwords, which are not shown from here on."""
     if "://" not in storage:
         return storage
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
     try:
-        return make_url(storage).render_as_string(hide_password=True)
-    except ArgumentError:
+        url = make_url(storage)
+    except (ArgumentError, ValueError):  # A port that is no number.
         return storage.split("://", 1)[0] + "://..."
+    remember(url.password)
+    return redacted(url.render_as_string(hide_password=True))

@@ -6,7 +6,7 @@ from typing import Any
 
 from ctxext.checkpoint import claimed_lengths
 from ctxext.families import read, text_config
-from ctxext.files import MANIFEST, has_stamp, sha256_of
+from ctxext.files import MANIFEST, has_stamp, same_value, sha256_of
 from ctxext.recipes.legacy import is_legacy
 from ctxext.recipes.rotary import is_readable, provenance
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, is_own_code, listed
@@ -121,7 +121,7 @@ def check_configuration(subject: Subject) -> Finding:
 
 def _differences(config: Mapping[str, Any], expected: Mapping[str, Any], nested: str | None) -> list[str]:
     keys: Iterable[str] = {**config, **expected}
-    found = [key for key in keys if config.get(key) != expected.get(key)]
+    found = [key for key in keys if not same_value(config.get(key), expected.get(key))]
     if nested in found and isinstance(config.get(nested), dict) and isinstance(expected.get(nested), dict):
         found.remove(nested)
         found += [f"{nested}.{key}" for key in _differences(config[nested], expected[nested], None)]
@@ -158,8 +158,9 @@ def check_code(subject: Subject) -> Finding:
         told = [f"not this version's: {listed(changed)}"] if changed else []
         told += [f"missing: {listed(missing)}"] if missing else []
         return Finding("code", FAILED, "; ".join(told) + f" (it was made by ctxext {maker})")
-    others = [path.as_posix() for path in subject.foreign_code if not is_own_code(path)]
-    stray = [path.as_posix() for path in subject.foreign_code if is_own_code(path)]
+    recorded = subject.recorded("files")  # A file of such a name that the source had was copied like its others.
+    others = [name for path in subject.foreign_code if (name := path.as_posix()) in recorded or not is_own_code(path)]
+    stray = [name for path in subject.foreign_code if (name := path.as_posix()) not in others]
     if stray:
         return Finding("code", FAILED, f"the recipe needs no code, but there is {listed(stray)}")
     note = f"; code of its source is there too: {listed(others)}" if others else ""

@@ -1,0 +1,155 @@
+"""Files beside the weights as nobody should write them: edited where they must be, kept otherwise, refused by name."""
+
+import json
+
+import pytest
+
+from ctxext.converters import convert
+from ctxext.errors import CtxextError
+from ctxext.reading.json_text import with_number
+from ctxext.recipes import Recipe, Yarn, method_named
+from ctxext.verify import verify
+from small_llama import make_llama, read_json
+
+SelfExtend = method_named("self-extend")
+VOCABULARY = {"vocab": dict.fromkeys(map(str, range(5000)), 0)}
+LENGTH, LONGER = 64, 256
+AGAIN = "trunc\\u0061tion"
+
+
+@pytest.fixture
+def llama(tmp_path):
+    return make_llama(tmp_path / "llama", max_position_embeddings=LENGTH)
+
+
+def converted(source, tmp_path, method=Yarn):
+    return convert(str(source), tmp_path / "out", Recipe([method(factor=4)]), check=False)
+
+
+def failed(out):
+    return {finding.check for finding in verify(str(out), load=False) if finding.status == "failed"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('{"truncation": {"max_length": 64}}', '{"truncation": {"max_length": 256}}'),
+        ('{"x": {"truncation": {"max_length": 64}},\n "truncation" : {"a": {}, "max_length" :64 } }', None),
+        ('{"a": [{"max_length": 64}], "truncation": {"strategy": {"b": {}}, "max_length": 64}}', None),
+        ('\ufeff {"truncation": {"max_length": 64}, "padding": {"strategy": {"Fixed": 64}}}', None),
+        (f'{{"y": "\\"truncation\\": {{\\"max_length\\": 64}}", "{AGAIN}": {{"max_length": 64}}}}', None),
+        (
+            json.dumps({"model": {"vocab": dict.fromkeys(map(str, range(5000)), 0)}, "truncation": {"max_length": 64}}),
+            None,
+        ),
+    ],
+)
+def test_truncation_is_edited_where_it_stands_and_nothing_else(before, after, llama, tmp_path):
+    (llama / "tokenizer.json").write_text(before)
+    converted(llama, tmp_path)
+    text = (tmp_path / "out" / "tokenizer.json").read_text()
+    wanted = json.loads(before.removeprefix("\ufeff"))
+    wanted["truncation"]["max_length"] = LONGER
+    assert json.loads(text) == wanted
+    assert text == after or after is None
+    assert len(text) == len(before.removeprefix("\ufeff")) + 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"truncation": {"max_length": 63}}',
+        '{"truncation": null}',
+        '{"x": {"truncation": {"max_length": 64}}}',
+        '{"truncation": {"x": {"max_length": 64}}}',
+        '{"truncation": [64]}',
+        "[64]",
+    ],
+)
+def test_what_is_not_the_old_length_stays_byte_for_byte(text, llama, tmp_path):
+    (llama / "tokenizer.json").write_text(text)
+    converted(llama, tmp_path)
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b'{"x": "\xe9"}', "is not text in UTF-8: byte 7"),
+        (b'{"truncation": {"max_length": 64}, "truncation": null}', 'has the key "truncation" twice'),
+        (b'{"truncation"', "is not valid JSON"),
+        (b'{"truncation": {"max_length": 64]', "is not valid JSON"),
+        (b'{"x": ' + b"[" * 100_000, "is not valid JSON"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_read_is_named(content, told, llama, tmp_path):
+    (llama / "tokenizer.json").write_bytes(content)
+    with pytest.raises(CtxextError, match=told) as caught:
+        converted(llama, tmp_path)
+    assert "tokenizer.json" in caught.value.message
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_escaped_key_and_another_of_its_name_deeper(llama, tmp_path):
+    name = "model_max_l\\u0065ngth"
+    (llama / "tokenizer_config.json").write_text(f'{{"x": {{"model_max_length": 3}}, "{name}": {LENGTH}}}')
+    converted(llama, tmp_path)
+    text = (tmp_path / "out" / "tokenizer_config.json").read_text()
+    assert text == f'{{"x": {{"model_max_length": 3}}, "{name}": {LONGER}}}'
+
+
+def test_a_byte_order_mark_is_read_over_and_left_out(llama, tmp_path):
+    (llama / "tokenizer_config.json").write_text('\ufeff{"model_max_length": 64}')
+    converted(llama, tmp_path)
+    assert (tmp_path / "out" / "tokenizer_config.json").read_text() == '{"model_max_length": 256}'
+
+
+@pytest.mark.parametrize("more", [{"x": float("nan")}, {"x": [float("nan"), {"": None}]}, {"": 1}, {"": {"": []}}])
+@pytest.mark.parametrize("method", [Yarn, SelfExtend])
+def test_a_configuration_with_nan_and_empty_keys_passes_verify(more, method, llama, tmp_path):
+    (llama / "config.json").write_text(json.dumps({**read_json(llama / "config.json"), **more}))
+    converted(llama, tmp_path, method)
+    assert failed(tmp_path / "out") == set()
+
+
+NAMES = ("modeling_ctxext.py", "method.py", "relation.py", "ctxext.json")
+
+
+def test_files_named_like_ours_are_the_sources(llama, tmp_path):
+    for name in NAMES:
+        (llama / name).write_text("{}" if name.endswith(".json") else "x = 1\n")
+    converted(llama, tmp_path)
+    assert (tmp_path / "out" / "method.py").read_text() == "x = 1\n"
+    assert "yarn" in (tmp_path / "out" / "ctxext.json").read_text()
+    assert failed(tmp_path / "out") == set()
+    (tmp_path / "out" / "relation_maps.py").write_text("x = 2\n")
+    assert failed(tmp_path / "out") == {"files", "code"}
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_code_takes_no_files_place(name, llama, tmp_path):
+    (llama / name).write_text("x = 1\n")
+    with pytest.raises(CtxextError, match=f'has a file "{name}" of its own'):
+        converted(llama, tmp_path, SelfExtend)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_length_that_config_json_does_not_name_is_said(run, llama, tmp_path):
+    told = "names no context length: 2048 tokens are its configuration class's default"
+    config = read_json(llama / "config.json")
+    assert told not in run("convert", llama, tmp_path / "out", "-m", "yarn", "--factor", "2").stderr
+    assert json.loads(run("inspect", llama, "--json").stdout)["default_length"] is None
+    del config["max_position_embeddings"]
+    (llama / "config.json").write_text(json.dumps(config))
+    (llama / "tokenizer_config.json").unlink(missing_ok=True)
+    assert told in run("convert", llama, tmp_path / "out2", "-m", "yarn", "--factor", "2").stderr
+    assert told in (tmp_path / "out2" / "README.md").read_text()
+    said = " ".join(run("inspect", llama).stdout.split())
+    assert "config.json names none: this is the default of its configuration class" in said
+    assert json.loads(run("inspect", llama, "--json").stdout)["default_length"] == 2048
+
+
+def test_no_place_and_another_value():
+    assert with_number('{"a": {"b": 1}}', "x", ("a", "c"), 2) is None
+    assert with_number('{"a": {"b": 1}}', "x", ("a", "b"), 2, old=3) is None
+    assert with_number('{"a": {"b": 1}}', "x", ("a", "b"), 2) == '{"a": {"b": 2}}'
