@@ -71,7 +71,7 @@ def limited() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def check(place: Path, *words: object, may_write: tuple[str, ...] = ()) -> str:
+def check(place: Path, *words: object, may_write: tuple[str, ...] = (), never: tuple[str, ...] = ()) -> str:
     """Run a command line as `main` does and hold the invariant; gives what it said."""
     before = sorted(place.rglob("*"))
     out, err, code = io.StringIO(), io.StringIO(), 0
@@ -90,7 +90,7 @@ def check(place: Path, *words: object, may_write: tuple[str, ...] = ()) -> str:
             code = stop.code or 0
     said = err.getvalue()
     assert code in (0, 1, 2), said
-    assert not [bad for bad in BAD if bad in said + out.getvalue()], said
+    assert not [bad for bad in (*BAD, *never) if bad in said + out.getvalue()], said
     if code == 1 and "error: " in said:
         after = said[said.index("error: ") :]
         assert after.count("\n") <= 2, after
