@@ -13,7 +13,7 @@ from contextvars import ContextVar
 import torch
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-from .private_copy import classes_of, find_renamed_weights, is_model, private_copy, replace
+from .private_copy import classes_of, find_renamed_weights, is_model, private_copy, replace, true_values
 
 KEY = "ctxext_code"
 BUILDERS = ("build_alibi_tensor", "build_mpt_alibi_tensor")  # What families call the function that builds the bias.
@@ -110,18 +110,10 @@ def model_forward(names, needs_mask, original, model, *args, **kwargs):
 
 
 def model_init(method, original, model, config, *args, **kwargs):
-    """Build the family's model with the dropout that config.json hides, and note its slopes."""
+    """Build the family's model with the values that config.json hides, and note its slopes."""
     settings = getattr(config, KEY, None)
-    holder, name = (
-        (config.attn_config, "attn_pdrop") if hasattr(config, "attn_config") else (config, "attention_dropout")
-    )
-    hidden = getattr(holder, name)
-    if settings:
-        setattr(holder, name, settings["dropout"])
-    try:
+    with true_values(config, settings):
         original(model, config, *args, **kwargs)
-    finally:
-        setattr(holder, name, hidden)
     model.ctxext_slopes = method(settings["steps"][0]) if settings else None
     if settings and len(model.ctxext_slopes.exponents) != config.num_attention_heads:
         raise ValueError(f"config.json has exponents for {len(model.ctxext_slopes.exponents)} heads.")

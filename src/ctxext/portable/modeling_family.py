@@ -2,7 +2,8 @@
 
 This file travels inside checkpoints and knows no method: a stub beside it names the family and the methods, and
 `family` copies the family's module and puts them in. config.json holds their numbers in `ctxext_code`: `rope`, the
-model's own schedule, which the sentinel rope type hides, and `steps`, one entry per method. Attention classes and all
+model's own schedule, which the sentinel rope type hides, `hidden`, other values that are hidden from stock classes, and
+`steps`, one entry per method. Attention classes and all
 else stay the family's own, and the installed module, which other models use, stays untouched.
 """
 
@@ -10,14 +11,12 @@ import copy
 import functools
 import inspect
 import sys
-from collections import ChainMap
 
 import torch
 import transformers
-from transformers.activations import ACT2FN
 
 from .method import Call, Frame, Given, Method, Part, Tables, Turn, chained
-from .private_copy import MODERN, classes_of, find_renamed_weights, is_model, private_copy, replace
+from .private_copy import MODERN, classes_of, find_renamed_weights, is_model, private_copy, replace, true_values
 
 KEY = "ctxext_code"
 SENTINEL = "ctxext_needs_trust_remote_code"  # The rope type in config.json: without this file no model knows it.
@@ -196,7 +195,7 @@ def own_schedule(config):
     live = (getattr(config, "rope_parameters", None) if live is None else live) or {}
     entries = live if any(isinstance(entry, dict) for entry in live.values()) else {None: live}
     hidden = [k for k, entry in entries.items() if isinstance(entry, dict) and SENTINEL in entry.values()]
-    if settings and None in entries and "hidden_act" in settings:  # Its activation is hidden, see `model_init`.
+    if settings and None in entries and settings.get("shown"):  # Its rope type may not be hidden.
         hidden = [None]
     if settings is None or not hidden:
         return config, []
@@ -209,6 +208,20 @@ def own_schedule(config):
         for name in {"rope_theta", "partial_rotary_factor"} & entries[None].keys():
             setattr(config, name, entries[None][name])
     return config, hidden
+
+
+def schedule_of_4(config):
+    """The keys in which transformers 4 reads the schedule, where transformers 5 saved the checkpoint without them."""
+    schedules, live = getattr(config, "rope_parameters", None), getattr(config, "rope_scaling", None) or {}
+    if MODERN or not isinstance(schedules, dict) or SENTINEL in live.values():
+        return {}
+    entries = [entry for entry in (schedules, *schedules.values()) if isinstance(entry, dict) and "rope_type" in entry]
+    full = next((entry for entry in entries if entry["rope_type"] == SENTINEL), None)
+    if full is None:
+        return {}
+    bases = {"rope_theta": full, "rope_local_base_freq": next((entry for entry in entries if entry is not full), {})}
+    found = {key: entry["rope_theta"] for key, entry in bases.items() if hasattr(config, key) and "rope_theta" in entry}
+    return {**found, "rope_scaling": dict(full)} if hasattr(config, "rope_scaling") else found
 
 
 def asked(rotary):
@@ -258,11 +271,11 @@ def model_init(methods, rotation, original, model, config, *args, **kwargs):
         config = config.get_text_config(decoder=True)
     settings = getattr(config.get_text_config(), KEY, None)
     module = sys.modules[original.__module__]
-    if settings and "hidden_act" in settings:  # Where the rope type may not be hidden, the activation is.
-        module.ACT2FN = ChainMap({SENTINEL: ACT2FN[settings["hidden_act"]]}, ACT2FN)
     if settings:
         module.ctxext_config = config.get_text_config()
-    original(model, config, *args, **kwargs)
+    text = config.get_text_config()
+    with true_values(text, settings), true_values(text, {"hidden": settings and schedule_of_4(text)}):
+        original(model, config, *args, **kwargs)
     for layer in model.modules() if settings else ():
         # An attention is what applies rotary embeddings in its own forward; its parent is a decoder layer.
         codes = ((child, getattr(inspect.unwrap(child.forward), "__code__", None)) for child in layer.children())

@@ -3,6 +3,7 @@
 This file travels inside checkpoints and knows no method.
 """
 
+import contextlib
 import functools
 import importlib.util
 import inspect
@@ -31,6 +32,11 @@ def private_copy(stub, modeling):
 
     module.AutoModel = types.SimpleNamespace(from_config=from_config)
     for cls in classes_of(module):
+        generic = next((base for base in cls.__mro__ if "__init__" in vars(base)), cls)
+        if generic.__module__ == "transformers.modeling_layers":  # Heads on whatever body AutoModel gives: on ours.
+            init, names = generic.__init__, {"AutoModel": module.AutoModel}
+            taken = (init.__name__, init.__defaults__, init.__closure__)
+            cls.__init__ = types.FunctionType(init.__code__, {**init.__globals__, **names}, *taken)
         if issubclass(cls, PreTrainedModel):
             cls.is_custom_code = classmethod(lambda cls: False)  # Its weights are stored as the family's are.
     return module
@@ -44,6 +50,32 @@ def classes_of(module):
 def is_model(cls):
     """Whether a class is a whole model, with an `__init__` of its own."""
     return issubclass(cls, PreTrainedModel) and "__init__" in vars(cls) and not cls.__name__.endswith("PreTrainedModel")
+
+
+@contextlib.contextmanager
+def true_values(config, settings):
+    """Within it, a configuration has the values that config.json hides from stock classes; models save it as it was."""
+    replaced = []
+    for place, value in ((settings or {}).get("hidden") or {}).items():
+        *path, name = place.split(".")
+        holder = config
+        for part in path:
+            holder = holder[part] if isinstance(holder, dict) else getattr(holder, part)
+        replaced.append((holder, name, holder[name] if isinstance(holder, dict) else getattr(holder, name)))
+        put(holder, name, value)
+    try:
+        yield
+    finally:
+        for holder, name, value in reversed(replaced):
+            put(holder, name, value)
+
+
+def put(holder, name, value):
+    """Set one value of a configuration, or of a dict within one."""
+    if isinstance(holder, dict):
+        holder[name] = value
+    else:
+        setattr(holder, name, value)
 
 
 def find_renamed_weights(model):

@@ -25,6 +25,7 @@ Size = Annotated[int, Field(ge=0, le=10_000_000)]
 Window = Annotated[int, Field(ge=0, le=LONGEST)]
 Offset = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Word = Annotated[str, Field(max_length=10_000)]
+Place = Annotated[str, Field(pattern=r"^[a-z][A-Za-z0-9_]{0,99}(\.[a-z][A-Za-z0-9_]{0,99}){0,5}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 PerLayer = Count | list[Size]
 
@@ -103,14 +104,16 @@ class CodeNote(Schema):
 
     rope: Scaling | None = None
     held: Scaling | None = None
-    hidden_act: Word | None = None
+    hidden: dict[Place, Word | bool | int | Number | None] | None = Field(None, max_length=10)
+    shown: bool | None = None
+    hidden_act: Word | None = None  # In place of `hidden` in checkpoints of 0.2.0, as is `dropout`.
     dropout: Number | None = None
     steps: list[CodeStep] = Field(min_length=1, max_length=100)
 
     @model_validator(mode="after")
     def _hides_something(self) -> "CodeNote":
-        if self.rope is None and self.dropout is None:
-            raise ValueError("rope or dropout, whichever is hidden")
+        if self.rope is None and self.dropout is None and not self.hidden:
+            raise ValueError("rope or other values, whichever are hidden")
         return self
 
 

@@ -1,20 +1,21 @@
 """How a checkpoint with code of its own is laid out: its config.json, and the stub that names family and methods.
 
 The weights stay as they are. `config.json` keeps the stock `model_type` and gains three things: classes of its own
-(`architectures`, `auto_map`), a sentinel in the place of the rope type that only the shipped code understands, so that
-loading it as a stock model fails instead of being silently wrong, and one block, `ctxext_code`, with the schedule that
-the sentinel hides and one entry for each method, for `portable/modeling_family.py`. Where there is no rope type, a
-dropout is hidden, for `portable/modeling_alibi.py`. Nothing here knows a method.
+(`architectures`, `auto_map`), a sentinel in the place of the rope type and of another key (`guards.py`) that only the
+shipped code understands, so that loading it as a stock model fails instead of being silently wrong, and one block,
+`ctxext_code`, with what is hidden and one entry for each method, for `portable/modeling_family.py` and, where there is
+no rope type, `portable/modeling_alibi.py`. Nothing here knows a method.
 """
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.families import Family, text_config
+from ctxext.recipes import guards
 from ctxext.recipes.rotary import (
     CODE_KEY,
     SENTINEL,
@@ -28,7 +29,7 @@ from ctxext.recipes.rotary import (
 
 STUB_FILE = "modeling_ctxext.py"
 SHARED_FILES: Mapping[str, tuple[str, ...]] = {
-    "rotary": ("method.py", "private_copy.py", "modeling_family.py"),
+    "rotary": ("configuration_ctxext.py", "method.py", "private_copy.py", "modeling_family.py"),
     "alibi": ("private_copy.py", "modeling_alibi.py"),
 }
 """What every such checkpoint carries beside the stub and a file per method, by encoding; the last copies the family."""
@@ -36,11 +37,17 @@ SHARED_FILES: Mapping[str, tuple[str, ...]] = {
 PREFIX = "Ctxext"
 """Of the names of its classes."""
 
-STUB_STYLE = "0.2.0"
+STUB_STYLE = "with heads"
 """Of how `render_stub` writes the stub; another one wherever its text changes (`released.py`)."""
 
 AUTO_CLASSES = ("AutoModel", "AutoModelForCausalLM", "AutoModelForImageTextToText")
-"""The Auto classes that a stub may have classes for."""
+"""The Auto classes that a stub may have classes for, beside those of `HEADS`."""
+
+HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
+"""Heads that some families have on the same body, in some versions of transformers."""
+
+CONFIGURATION = "configuration_ctxext"
+"""The portable file by which a configuration with a hidden rope type is read, where `auto_map` names it."""
 
 _TOWER = "its language model is another family's; convert that family's own checkpoint"
 _INDEXER = "its indexer reads the same rotary embedding, which must stay the model's own"
@@ -55,21 +62,6 @@ UNREACHED: Mapping[str, str] = {
     "qwen4_exp_text": _INDEXER,
 }
 """Families whose rotary embedding the shipped code cannot reach, and why."""
-
-HIDDEN_ACTIVATIONS: Mapping[str, tuple[str, str]] = {
-    "dbrx": ("ffn_config.ffn_act_fn.name", "silu"),
-    "modernbert-decoder": ("hidden_activation", "gelu"),
-    "nemotron": ("hidden_act", "relu2"),
-    **dict.fromkeys(("olmo", "olmo2", "phi3", "phi4_multimodal", "phimoe"), ("hidden_act", "silu")),
-}
-"""Families that in some version pass over a foreign rope type, or whose configuration class refuses one: there the
-activation is hidden too, which all of them read. Its place in config.json, and what the class assumes."""
-
-HIDDEN_DROPOUT = -1
-"""What stands in the place of a dropout where there is no rope type to hide: no stock model is built with it."""
-
-_DROPOUTS: Mapping[str, str] = {"mpt": "attn_config.attn_pdrop"}
-_DROPOUT = "attention_dropout"
 
 _ORIGINAL = "original_max_position_embeddings"
 # What belongs to a schedule. Engines multiply lengths by a `factor`, so none may stay beside the sentinel.
@@ -88,10 +80,18 @@ class Classes:
     Attributes:
         modeling: The module that defines them, for example `transformers.models.llama.modeling_llama`.
         by_auto_class: The class behind each Auto class that can load the checkpoint.
+        heads: The names that its classes with another head have, by Auto class, in the versions that define them.
     """
 
     modeling: str
     by_auto_class: Mapping[str, str]
+    heads: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def offered_heads(self) -> dict[str, str]:
+        """Those that the installed version defines."""
+        code = Path(str(_origin(self.modeling))).read_text(encoding="utf-8")
+        return {auto: name for auto, name in self.heads.items() if f"\nclass {name}(" in code}
 
 
 def family_classes(config: Mapping[str, Any]) -> Classes:
@@ -120,7 +120,9 @@ def family_classes(config: Mapping[str, Any]) -> Classes:
             whole = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(whole_type)
             if isinstance(whole, str) and f"\nclass {whole}(" in Path(origin).read_text(encoding="utf-8"):
                 classes["AutoModelForImageTextToText"] = whole
-            return Classes(modeling, classes)
+            # The configuration of a whole model is not what heads on its language model take.
+            stem = model.removesuffix("Model") if model_type == whole_type else ""
+            return Classes(modeling, classes, {f"AutoModelFor{head}": f"{stem}For{head}" for head in HEADS if stem})
     raise CtxextError(f'The installed transformers has no modeling code for "{model_type}".')
 
 
@@ -151,7 +153,7 @@ def with_step(model: ModelConfig, name: str, settings: Mapping[str, Any]) -> Mod
     Raises:
         CtxextError: transformers has no classes for this family.
     """
-    hidden = _with_hidden_schedule if isinstance(model.encoding, Rotary) else _with_hidden_dropout
+    hidden = _with_hidden_schedule if isinstance(model.encoding, Rotary) else _with_hidden_values
     config = copy.deepcopy(model.config) if code_of(model.config) else hidden(model)
     text = _text(config, model.family)
     block = text[CODE_KEY]
@@ -200,33 +202,33 @@ def _with_hidden_schedule(model: ModelConfig) -> Config:
     edited = write_rotary(model.config, family, plain)
     text = _text(edited, family)
     block: dict[str, Any] = {"rope": {**_own_schedule(text["rope_parameters"], family), **kept}}
-    if family.model_type in HIDDEN_ACTIVATIONS:
-        place, usual = HIDDEN_ACTIVATIONS[family.model_type]
-        block["hidden_act"] = _swapped(text, place, SENTINEL) or usual
-    if family.model_type not in HIDDEN_ACTIVATIONS or family.nested_rope:
+    if family.model_type in guards.SHOWN:
+        block["shown"] = True
+    if family.model_type not in guards.SHOWN or family.nested_rope:
         _hide(text, family)
-    text[CODE_KEY] = {**block, "steps": []}
-    return _naming(edited, classes, edited.get("auto_map") or {})
+    text[CODE_KEY] = {**block, "hidden": guards.hide(text, family.model_type), "steps": []}
+    return _naming(edited, classes, edited.get("auto_map") or {}, by_rope_type=True)
 
 
-def _with_hidden_dropout(model: ModelConfig) -> Config:
-    """The same for families without a schedule, whose stock classes a dropout that is none keeps from being built."""
+def _with_hidden_values(model: ModelConfig) -> Config:
+    """The same for families without a schedule, where the guard stands alone."""
     edited = copy.deepcopy(model.config)
     text = _text(edited, model.family)
-    dropout = _swapped(text, _DROPOUTS.get(model.family.model_type, _DROPOUT), HIDDEN_DROPOUT) or 0
-    text[CODE_KEY] = {"dropout": dropout, "steps": []}
+    text[CODE_KEY] = {"hidden": guards.hide(text, model.family.model_type), "steps": []}
     # Code that the source brings is for a class of its own, which would not fit the family's.
-    return _naming(edited, family_classes(model.config), {})
+    return _naming(edited, family_classes(model.config), {}, by_rope_type=False)
 
 
-def _naming(edited: Config, classes: Classes, others: Mapping[str, Any]) -> Config:
+def _naming(edited: Config, classes: Classes, others: Mapping[str, Any], *, by_rope_type: bool) -> Config:
     """The configuration, naming the classes of the stub."""
     stub, causal_lm = STUB_FILE.removesuffix(".py"), classes.by_auto_class["AutoModelForCausalLM"]
     named = [str(name) for name in edited.get("architectures") or ()]
     whole = classes.by_auto_class.get("AutoModelForImageTextToText")
     edited["architectures"] = [PREFIX + (whole if whole and whole in named else causal_lm)]
-    own = {auto: f"{stub}.{PREFIX}{name}" for auto, name in classes.by_auto_class.items()}
-    edited["auto_map"] = {**others, **own}
+    ours = {auto: f"{stub}.{PREFIX}{name}" for auto, name in {**classes.by_auto_class, **classes.offered_heads}.items()}
+    if by_rope_type:
+        ours["AutoConfig"] = f"{CONFIGURATION}.{PREFIX}Config"
+    edited["auto_map"] = {**others, **ours}
     return edited
 
 
@@ -238,13 +240,7 @@ def without_code(config: Config) -> Config:
     block = text.pop(CODE_KEY, None)
     if not block:
         return plain
-    if "dropout" in block:
-        _swapped(text, _DROPOUTS.get(str(text.get("model_type")), _DROPOUT), block["dropout"])
-    place = HIDDEN_ACTIVATIONS.get(str(text.get("model_type")), ("hidden_act", ""))[0]
-    if text.get("hidden_act") == SENTINEL or block.get("hidden_act"):
-        if not block.get("hidden_act"):
-            raise CtxextError(f'"config.json": "{CODE_KEY}" lacks "hidden_act", which is hidden beside it.')
-        _swapped(text, place, block["hidden_act"])
+    guards.show(text, block)
     for key in ("rope_parameters", "rope_scaling"):
         for entry in (text.get(key) or {}, *(text.get(key) or {}).values()):
             if isinstance(entry, dict) and entry.get("rope_type") == SENTINEL:
@@ -254,20 +250,10 @@ def without_code(config: Config) -> Config:
         if text["rope_scaling"] == {"rope_type": "default"}:
             del text["rope_scaling"]
     plain["architectures"] = [str(name).removeprefix(PREFIX) for name in plain.get("architectures") or []]
-    ours = STUB_FILE.removesuffix(".py") + "."
+    ours = (STUB_FILE.removesuffix(".py") + ".", CONFIGURATION + ".")
     named = plain.pop("auto_map", None) or {}
     auto_map = {name: place for name, place in named.items() if not str(place).startswith(ours)}
     return {**plain, "auto_map": auto_map} if auto_map else plain
-
-
-def _swapped(text: Config, place: str, word: Any) -> Any:
-    """Put a value at a dotted place of a configuration, and return what was there."""
-    *path, name = place.split(".")
-    for part in path:
-        text[part] = dict(text.get(part) or {})
-        text = text[part]
-    was, text[name] = text.get(name), word
-    return was
 
 
 def _full(schedules: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
@@ -326,10 +312,16 @@ def render_stub(
     # A class that two Auto classes load (Gemma 3) can be registered for one of them: the first.
     first = {name: auto for auto, name in reversed(list(classes.by_auto_class.items()))}
     registered = "".join(f'{PREFIX}{name}.register_for_auto_class("{auto}")\n' for name, auto in first.items())
+    # Which heads a family has depends on the version of transformers that loads, and the text may not.
+    heads = "".join(
+        f'\nif hasattr(modeling, "{name}"):\n\n    class {PREFIX}{name}(modeling.{name}):\n'
+        f'        """{name} with {titles}."""\n\n    {PREFIX}{name}.register_for_auto_class("{auto}")\n'
+        for auto, name in classes.heads.items()
+    )
     return f'''"""{classes.by_auto_class["AutoModelForCausalLM"]} with {titles}; each method is in a file of its own."""
 
 {imports}
 modeling = family(__name__, "{classes.modeling}", [{listed}])
 {defined}
 
-{registered}'''
+{registered}{heads}'''

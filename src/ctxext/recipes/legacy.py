@@ -1,12 +1,14 @@
-"""Checkpoints that ctxext 0.1.0 wrote: how their config.json says what this version says otherwise.
+"""Checkpoints that ctxext 0.1.0 and 0.2.0 wrote: how their config.json says what this version says otherwise.
 
 They go on loading with the code that they carry. Here their configuration is read as this version would have written
-it, so that nothing else has to know of them; their two files of code are recognised by digest (`own_code`).
+it, so that nothing else has to know of them; their files of code are recognised by digest (`own_code`).
 """
 
 import copy
 from collections.abc import Mapping
 from typing import Any
+
+from ctxext.recipes import guards
 
 _BLOCK, _PREFIX = "ctxext_mspoe", "MsPoE"
 MODELING_FILE = "modeling_mspoe.py"
@@ -20,10 +22,15 @@ def is_legacy(config: Mapping[str, Any]) -> bool:
     return any(isinstance(part, Mapping) and isinstance(part.get(_BLOCK), Mapping) for part in parts)
 
 
+def is_earlier(config: Mapping[str, Any]) -> bool:
+    """Whether an earlier version wrote a configuration for a checkpoint with code."""
+    return is_legacy(config) or guards.is_older(config)
+
+
 def upgraded(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration as this version writes it; the very same object where 0.1.0 did not write it."""
+    """The configuration as this version writes it; the very same object where it needs no change."""
     if not is_legacy(config):
-        return config
+        return guards.upgraded(config)
     config = copy.deepcopy(config)
     text = config if isinstance(config.get(_BLOCK), Mapping) else config["text_config"]
     old = text.pop(_BLOCK)
@@ -38,7 +45,7 @@ def upgraded(config: dict[str, Any]) -> dict[str, Any]:
             auto: place.replace(f".{_PREFIX}", ".Ctxext") for auto, place in (config.get("auto_map") or {}).items()
         },
     }
-    return {**config, **renamed}
+    return guards.upgraded({**config, **renamed})
 
 
 def stub(modeling: str, model: str, causal_lm: str) -> str:

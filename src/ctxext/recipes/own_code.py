@@ -14,7 +14,7 @@ from ctxext.errors import CtxextError
 from ctxext.files import sha256_of
 from ctxext.recipes import legacy
 from ctxext.recipes.code import CodeMethod
-from ctxext.recipes.code_layout import SHARED_FILES, STUB_FILE, family_classes
+from ctxext.recipes.code_layout import CONFIGURATION, SHARED_FILES, STUB_FILE, family_classes
 from ctxext.recipes.methods import METHODS
 from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.recipes.released import code_of_releases, released_files
@@ -90,8 +90,8 @@ def runs_only_own_code(checkpoint: Checkpoint) -> bool:
     What else transformers would run of the folder stays outside of what is loaded (`staging.py`).
     """
     places = list(_places(checkpoint, _OF_MODELS))
-    stub = STUB_FILE.removesuffix(".py")
-    if not places or any(not isinstance(place, str) or place.partition(".")[0] != stub for place in places):
+    ours = (STUB_FILE.removesuffix(".py"), CONFIGURATION)
+    if not places or any(not isinstance(place, str) or place.partition(".")[0] not in ours for place in places):
         return False
     try:
         return any(_is_there(checkpoint, code) for code in code_of_versions(checkpoint.config))

@@ -30,14 +30,10 @@ from ctxext.recipes.dialects import unsupported as unsupported
 from ctxext.recipes.encoding import POSITIONS, Encoding
 from ctxext.recipes.encoding import Config as Config
 from ctxext.recipes.encoding import provenance as provenance
+from ctxext.recipes.guards import CODE_KEY as CODE_KEY
+from ctxext.recipes.guards import SENTINEL as SENTINEL
 from ctxext.recipes.known_models import MAXIMUM, original_length_of
 from ctxext.recipes.readers import OTHER_READERS, is_read
-
-SENTINEL = "ctxext_needs_trust_remote_code"
-"""The rope type that only a checkpoint's own code knows, so that plain transformers refuses to load it without."""
-
-CODE_KEY = "ctxext_code"
-"""The block of config.json that such code reads. `rope` is the schedule that the sentinel hides, `held` what stays."""
 
 _ORIGINAL = "original_max_position_embeddings"
 _FROM_ORIGINAL = ("llama3", "longrope", "yarn")

@@ -7,7 +7,8 @@ from typing import Any
 from ctxext.checkpoint import claimed_lengths
 from ctxext.families import read, text_config
 from ctxext.files import MANIFEST, has_stamp, same_value, sha256_of
-from ctxext.recipes.legacy import is_legacy
+from ctxext.recipes.code_layout import HEADS
+from ctxext.recipes.legacy import is_earlier
 from ctxext.recipes.rotary import is_readable, provenance
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, is_own_code, listed
 
@@ -107,16 +108,26 @@ def check_configuration(subject: Subject) -> Finding:
     name = "configuration"
     if not subject.has_recipe:
         return Finding(name, SKIPPED, '"config.json" has no recipe')
-    # Those of 0.1.0 knew fewer Auto classes.
-    apart = {"ctxext", "auto_map"} if is_legacy(subject.checkpoint.config) else {"ctxext"}
+    # Earlier versions knew fewer Auto classes.
+    apart = {"ctxext", "auto_map"} if is_earlier(subject.checkpoint.config) else {"ctxext"}
     made, wanted = (
         {key: value for key, value in config.items() if key not in apart}
         for config in (subject.model.config, subject.expected.config)
     )
-    different = _differences(made, wanted, subject.family.text_config)
+    different = [key for key in _differences(made, wanted, subject.family.text_config) if key != "auto_map"]
+    if not _same_but_heads(made.get("auto_map"), wanted.get("auto_map")):
+        different.append("auto_map")
     if different:
         return Finding(name, FAILED, f'"config.json" is not what the recipe makes: {listed(different)}')
     return Finding(name, PASSED, "the recipe gives these values, in the dialects of transformers 4 and 5")
+
+
+def _same_but_heads(made: Any, wanted: Any) -> bool:
+    """Whether two `auto_map` name the same, but for heads that one version of transformers has and another has not."""
+    heads = {f"AutoModelFor{head}" for head in HEADS}
+    return {k: v for k, v in (made or {}).items() if k not in heads} == {
+        k: v for k, v in (wanted or {}).items() if k not in heads
+    }
 
 
 def _differences(config: Mapping[str, Any], expected: Mapping[str, Any], nested: str | None) -> list[str]:
