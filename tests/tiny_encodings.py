@@ -110,6 +110,19 @@ ALIBI: dict[str, tuple[str, dict[str, Any]]] = {
             "max_position_embeddings": LENGTH,
         },
     ),
+    "falcon-rw": (  # Its block has another order, and adds what it dropped out elsewhere.
+        "FalconForCausalLM",
+        {
+            "hidden_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 6,
+            "alibi": True,
+            "multi_query": False,
+            "parallel_attn": False,
+            "bias": True,
+            "max_position_embeddings": LENGTH,
+        },
+    ),
     "mpt": ("MptForCausalLM", {"d_model": 24, "n_layers": 2, "n_heads": 6, "max_seq_len": LENGTH}),
 }
 """Model types with ALiBi: six heads, which are no power of two."""
@@ -160,7 +173,7 @@ def save(
     """Save a tiny model with its tokenizer's idea of its length; gives the folder."""
     torch.manual_seed(0)
     cls, sizes = {**LEARNED, **COMPUTED, **ALIBI, **BUCKETS}[model_type]
-    config = AutoConfig.for_model(model_type, **{**_SHARED, **sizes, **dict(more)})
+    config = AutoConfig.for_model(model_type.removesuffix("-rw"), **{**_SHARED, **sizes, **dict(more)})
     model = getattr(transformers, name or cls)(config).to(dtype)
     for key, weight in model.named_parameters():
         if model_type in LEARNED and any(part in key for part in ("position_embedding", "embed_positions", "wpe")):

@@ -34,11 +34,16 @@ def test_the_rope_type_is_hidden_and_named_in_the_block():
     hidden["original_max_position_embeddings"] = 64
     assert found["rope_parameters"] == hidden
     assert found["rope_scaling"] == {key: hidden[key] for key in hidden if key != "rope_theta"} | {"rope_theta": 5e4}
-    assert found["hidden_act"] == "silu"
+    assert found["hidden_act"] == SENTINEL
+    assert found["ctxext_code"]["hidden"] == {"hidden_act": "silu"}
     assert found["architectures"] == ["CtxextLlamaForCausalLM"]
     assert found["auto_map"] == {
         "AutoModel": "modeling_ctxext.CtxextLlamaModel",
         "AutoModelForCausalLM": "modeling_ctxext.CtxextLlamaForCausalLM",
+        "AutoModelForSequenceClassification": "modeling_ctxext.CtxextLlamaForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_ctxext.CtxextLlamaForTokenClassification",
+        "AutoModelForQuestionAnswering": "modeling_ctxext.CtxextLlamaForQuestionAnswering",
+        "AutoConfig": "configuration_ctxext.CtxextConfig",
     }
     assert found["ctxext_code"]["rope"]["factor"] == 2
     assert [step["method"] for step in found["ctxext_code"]["steps"]] == ["mspoe"]
@@ -46,7 +51,8 @@ def test_the_rope_type_is_hidden_and_named_in_the_block():
 
 def test_auto_classes_of_others_stay_beside_ours():
     found = edited({**LLAMA, "auto_map": {"AutoTokenizer": "theirs.Tokenizer"}})
-    assert found["auto_map"].keys() == {"AutoTokenizer", "AutoModel", "AutoModelForCausalLM"}
+    assert found["auto_map"].keys() >= {"AutoTokenizer", "AutoModel", "AutoModelForCausalLM"}
+    assert found["auto_map"]["AutoTokenizer"] == "theirs.Tokenizer"
 
 
 @pytest.mark.parametrize(("said", "hidden"), [({}, "silu"), ({"hidden_act": "gelu"}, "gelu")])
@@ -55,7 +61,8 @@ def test_an_activation_is_hidden_where_a_rope_type_cannot_be(said, hidden):
     found = edited({**plain, **said})
     assert found["hidden_act"] == SENTINEL
     assert found["rope_parameters"]["rope_type"] == "default"
-    assert found["ctxext_code"]["hidden_act"] == hidden
+    assert found["ctxext_code"]["hidden"] == {"hidden_act": hidden}
+    assert found["ctxext_code"]["shown"] is True
 
 
 def test_a_schedule_that_is_not_offered_is_kept_as_the_source_has_it():
@@ -73,7 +80,7 @@ def test_by_layer_type_the_full_attention_s_alone_is_hidden():
     types = {name: entry["rope_type"] for name, entry in found["rope_parameters"].items()}
     assert types == {"full_attention": SENTINEL, "sliding_attention": "default"}
     assert found["hidden_activation"] == SENTINEL
-    assert found["ctxext_code"]["hidden_act"] == "silu"
+    assert found["ctxext_code"]["hidden"] == {"hidden_activation": "silu"}
     assert "rope_scaling" not in found
 
 
@@ -153,8 +160,9 @@ def test_where_no_rope_type_is_a_dropout_is_hidden(config, place, dropout):
         value = value[part]
     assert value == -1
     assert found["attn_config"]["alibi"] is True
-    assert found["ctxext_code"]["dropout"] == (dropout or 0)
-    assert found["auto_map"].keys() == {"AutoModel", "AutoModelForCausalLM"}
+    assert found["ctxext_code"]["hidden"] == {".".join(place): dropout or 0}
+    assert found["auto_map"].keys() >= {"AutoModel", "AutoModelForCausalLM"}
+    assert "AutoConfig" not in found["auto_map"]
     assert found["auto_map"]["AutoModel"].startswith("modeling_ctxext.Ctxext"), "code of the source would not fit"
     back = without_code(found)
     for part in place:
@@ -174,8 +182,8 @@ def test_taken_back_whole(config):
     assert (rotary.rope_type, rotary.theta, rotary.trained_length) == ("default", 5e4, 64)
     assert code_of(back) == {}
     part, was = back.get("text_config", back), config.get("text_config", config)
-    for key in ("hidden_act", "hidden_activation"):
-        assert part.get(key) == was.get(key)
+    for key, usual in (("hidden_act", None), ("hidden_activation", "gelu_pytorch_tanh")):
+        assert part.get(key) in (was.get(key), usual)
     assert "rope_scaling" not in part
     assert SENTINEL not in str(back)
     named = config.get("architectures") or [f"{name.removeprefix('Ctxext')}" for name in made["architectures"]]

@@ -8,7 +8,7 @@ import pytest
 from ctxext.checkpoint import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe
-from ctxext.recipes.legacy import is_legacy, upgraded
+from ctxext.recipes.legacy import is_earlier, is_legacy, upgraded
 from ctxext.recipes.own_code import (
     CODE_FILES,
     carries_code,
@@ -19,7 +19,7 @@ from ctxext.recipes.own_code import (
     runs_only_own_code,
 )
 from ctxext.recipes.relation import Window
-from ctxext.recipes.rotary import model_config
+from ctxext.recipes.rotary import SENTINEL, model_config
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 LLAMA |= {"max_position_embeddings": 128, "rope_theta": 1e4}
@@ -156,9 +156,10 @@ def test_a_configuration_of_0_1_0_is_read_as_this_version_writes_it():
         "ctxext_mspoe": BLOCK,
     }
     step = {"method": "mspoe", "ratios": [1.2, 1.8], "layers": [0]}
-    shared = {"rope": {"rope_type": "default"}, "hidden_act": "silu"}
+    shared = {"rope": {"rope_type": "default"}, "hidden": {"hidden_act": "silu"}}
     new = {
         "model_type": "llama",
+        "hidden_act": SENTINEL,
         "architectures": ["CtxextLlamaForCausalLM"],
         "auto_map": {"AutoModel": "modeling_ctxext.CtxextLlamaModel"},
         "ctxext_code": {**shared, "steps": [{**step, "per_prompt": True}]},
@@ -168,7 +169,57 @@ def test_a_configuration_of_0_1_0_is_read_as_this_version_writes_it():
     ranked = upgraded({"ctxext_mspoe": {**BLOCK, "ranks": [[0]]}})
     assert ranked["ctxext_code"]["steps"] == [{**step, "ranks": [[0]]}]
     nested = upgraded({"text_config": {"ctxext_mspoe": BLOCK}, "ctxext_mspoe": None})
-    assert nested["text_config"] == {"ctxext_code": new["ctxext_code"]}
+    assert nested["text_config"] == {"ctxext_code": new["ctxext_code"], "hidden_act": SENTINEL}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            {"model_type": "llama", "hidden_act": "gelu", "ctxext_code": {"rope": {}, "steps": []}},
+            {
+                "model_type": "llama",
+                "hidden_act": SENTINEL,
+                "ctxext_code": {"rope": {}, "hidden": {"hidden_act": "gelu"}},
+            },
+        ),
+        (
+            {
+                "model_type": "phi3",
+                "hidden_act": SENTINEL,
+                "ctxext_code": {"rope": {}, "hidden_act": "relu", "steps": []},
+            },
+            {
+                "model_type": "phi3",
+                "hidden_act": SENTINEL,
+                "ctxext_code": {"rope": {}, "shown": True, "hidden": {"hidden_act": "relu"}},
+            },
+        ),
+        (
+            {"model_type": "falcon", "attention_dropout": -1, "ctxext_code": {"dropout": 0.1, "steps": []}},
+            {
+                "model_type": "falcon",
+                "attention_dropout": 0.1,
+                "activation": SENTINEL,
+                "ctxext_code": {"hidden": {"activation": "gelu"}},
+            },
+        ),
+        (
+            {"model_type": "mpt", "attn_config": {"attn_pdrop": -1}, "ctxext_code": {"dropout": 0.1, "steps": []}},
+            {
+                "model_type": "mpt",
+                "attn_config": {"attn_pdrop": -1},
+                "ctxext_code": {"hidden": {"attn_config.attn_pdrop": 0.1}},
+            },
+        ),
+    ],
+)
+def test_a_configuration_of_0_2_0_gets_the_guards_of_this_version(old, new):
+    new["ctxext_code"]["steps"] = []
+    assert is_earlier(old)
+    assert upgraded(old) == new
+    assert not is_earlier(new)
+    assert upgraded(new) is new
 
 
 @pytest.mark.parametrize("config", [LLAMA, {"text_config": None}, {"text_config": {}}, {"ctxext_mspoe": "x"}])

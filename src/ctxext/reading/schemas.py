@@ -113,7 +113,7 @@ class CodeNote(Schema):
     @model_validator(mode="after")
     def _hides_something(self) -> "CodeNote":
         if self.rope is None and self.dropout is None and not self.hidden:
-            raise ValueError("rope or other values, whichever are hidden")
+            raise ValueError("rope or hidden values")
         return self
 
 

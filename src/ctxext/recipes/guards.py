@@ -1,8 +1,8 @@
 """What config.json of a checkpoint with code hides, so that no stock class can be built from it: by family, as data.
 
 A key that every supported transformers reads, keeps on saving and cannot build (or run) the family's model from. Mostly
-the activation, whose stand-in is the sentinel; the schedule's rope type is hidden beside it (`code_layout`), but half of
-that is lost where transformers 5 saves, and no rope type is there with ALiBi. `ctxext_code.hidden` keeps the true values.
+the activation, whose stand-in is the sentinel; the schedule's rope type is hidden beside it (`code_layout`), but half
+of that is lost where transformers 5 saves, and ALiBi has none. `ctxext_code.hidden` keeps the true values.
 """
 
 import copy
@@ -12,14 +12,16 @@ from typing import Any
 from ctxext.errors import CtxextError
 
 CODE_KEY = "ctxext_code"
-"""The block of config.json that the shipped code reads: `rope` is the schedule that the sentinel hides, `held` what stays
-of it at another length, `hidden` the other values that are hidden, `steps` one entry for each method."""
+"""The block of config.json that the shipped code reads: `rope` is the schedule that the sentinel hides, `held` what of
+it stays at another length, `hidden` the other values that are hidden, `steps` one entry for each method."""
 
 SENTINEL = "ctxext_needs_trust_remote_code"
 """The rope type and the activation that only a checkpoint's own code knows: plain transformers refuses to load them."""
 
 _GELU_TANH = {"hidden_activation": (SENTINEL, "gelu_pytorch_tanh")}
 _GELU_NEW = {"activation_function": (SENTINEL, "gelu_new")}
+_TANH = {"hidden_act": (SENTINEL, "gelu_pytorch_tanh")}
+_NOTHING: Mapping[str, tuple[Any, Any]] = {}
 _RELU2 = {"hidden_act": (SENTINEL, "relu2")}
 _GELU = {"hidden_act": (SENTINEL, "gelu")}
 
@@ -36,13 +38,16 @@ GUARDS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
     "phi": {"hidden_act": (SENTINEL, "gelu_new")},
     **dict.fromkeys(("arcee", "bitnet", "jais2", "nanochat", "nemotron", "persimmon"), _RELU2),
     **dict.fromkeys(("codegen", "gptj"), _GELU_NEW),
-    **dict.fromkeys(("gemma", "starcoder2"), {"hidden_act": (SENTINEL, "gelu_pytorch_tanh")}),
-    **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text"), _GELU_TANH),
+    **dict.fromkeys(("gemma", "starcoder2"), _TANH),
+    **dict.fromkeys(
+        ("gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text"), _GELU_TANH
+    ),
     **dict.fromkeys(("gemma4_unified", "gemma4_unified_text", "recurrent_gemma", "vaultgemma"), _GELU_TANH),
     **dict.fromkeys(("gpt_neox", "gpt_neox_japanese", "roformer", "zamba2"), _GELU),
-    **dict.fromkeys(("lfm2_moe", "lfm3", "minimax_m3_vl_text"), {}),  # transformers 5 alone has them, and keeps the type.
+    # transformers 5 alone has these, and it keeps the rope type wherever it saves.
+    **dict.fromkeys(("lfm2_moe", "lfm3", "minimax_m3_vl_text"), _NOTHING),
 }
-"""For each place in config.json what stands in for its value, and what the family's class assumes where none is given."""
+"""For each place in config.json what stands in for its value, and what the family's class assumes by default."""
 
 _USUAL = {"hidden_act": (SENTINEL, "silu")}
 

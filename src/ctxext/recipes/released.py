@@ -43,7 +43,9 @@ def code_of_releases(encoding: str, methods: Sequence[str], classes: Classes, st
         parts = [(entry["title"], entry["files"][0].removesuffix(".py"), entry["class"]) for entry in entries]
         known = {auto: name for auto, name in classes.by_auto_class.items() if auto in release["auto_classes"]}
         modules = [file.removesuffix(".py") for file in files]
-        text = _STUBS[release["stub"]](Classes(classes.modeling, known, classes.heads), parts, modules, shared[-1].removesuffix(".py"))
+        text = _STUBS[release["stub"]](
+            Classes(classes.modeling, known, classes.heads), parts, modules, shared[-1].removesuffix(".py")
+        )
         digests = {file: release["digests"][file] for file in files}
         yield {**digests, stub: hashlib.sha256(text.encode()).hexdigest()}
 
@@ -73,4 +75,4 @@ modeling = family(__name__, "{classes.modeling}", [{listed}])
 
 
 _STUBS: Mapping[str, Callable[..., str]] = {"0.2.0": _stub_0_2_0, STUB_STYLE: render_stub}
-"""How the stub is rendered, by style; the text of a style that a release has is kept here when `render_stub` changes."""
+"""How the stub is rendered, by style; a released style is kept here when `render_stub` changes."""

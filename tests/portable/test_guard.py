@@ -1,0 +1,218 @@
+"""A converted checkpoint does not load without its code, whichever transformers saved it; with it, it loads quietly."""
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PretrainedConfig,
+    modeling_rope_utils,
+)
+
+import tiny_encodings
+import tiny_models
+from ctxext.checkpoint import open_checkpoint
+from ctxext.converters import convert
+from ctxext.errors import CtxextError
+from ctxext.recipes import MsPoE, Recipe
+from ctxext.recipes.alibi import NtkAlibi
+from ctxext.recipes.code_layout import HEADS, without_code
+from ctxext.recipes.guards import SENTINEL
+from ctxext.recipes.own_code import runs_only_own_code
+from ctxext.recipes.relation import SelfExtend
+from ctxext.verify import verify
+
+QUICK = ("llama", "gemma3_text", "gpt_oss", "lfm2", "olmo2", "falcon", "bloom", "falcon-rw")
+IDS = torch.randint(4, 40, (1, 100), generator=torch.Generator().manual_seed(0))
+# Families that transformers 5 alone has, which keeps the rope type wherever it saves; no other key guards them.
+ROPE_ALONE = ("lfm2_moe", "lfm3", "minimax_m3_vl_text")
+METHODS = (SelfExtend(factor=2.0), MsPoE(head_order="fixed", first_layer=0), MsPoE(head_order="fixed", first_layer=1))
+# What each line leaves out of a config.json that it saves, and more.
+LOST = {
+    "nothing": (),
+    "transformers 5": ("rope_scaling", "rope_theta", "rope_local_base_freq"),
+    "any schedule": ("rope_scaling", "rope_theta", "rope_local_base_freq", "rope_parameters"),
+}
+
+
+def every_family():
+    names = [*tiny_models.FAMILIES, *tiny_encodings.ALIBI]
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in dict.fromkeys(names)]
+
+
+def converted(name, place):
+    """The family's tiny model, converted by the first method with code that it takes, and its source."""
+    if name in tiny_encodings.ALIBI and name != "falcon":
+        source, methods = tiny_encodings.save(name, place / "source"), (NtkAlibi(factor=2.0),)
+    else:
+        source, methods = tiny_models.save(name, place / "source"), METHODS
+        config = json.loads((source / "config.json").read_text())
+        if config.get("sliding_window") and not config.get("layer_types"):
+            (source / "config.json").write_text(json.dumps({**config, "sliding_window": None}))
+    return next(filter(None, (attempt(source, method, place / "out") for method in methods)), None) or pytest.skip(
+        f"{name} takes none of these methods"
+    )
+
+
+def attempt(source, method, out):
+    """Where a method was applied; None where the family refuses it."""
+    try:
+        convert(str(source), out, Recipe([method]), check=False)
+    except CtxextError:
+        return None
+    return out
+
+
+def load(folder, auto=AutoModelForCausalLM, **options):
+    return auto.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32, **options).eval()
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(IDS, use_cache=False).logits
+
+
+def without(folder, keys, place):
+    """A copy of a checkpoint whose config.json, and the language model's part of it, lacks these keys."""
+    shutil.copytree(folder, place)
+    config = json.loads((place / "config.json").read_text())
+    for part in (config, config.get("text_config") or {}):
+        for key in keys:
+            part.pop(key, None)
+    (place / "config.json").write_text(json.dumps(config))
+    return place
+
+
+def refused(folder):
+    """Whether plain transformers builds or runs no model from a folder: the exception, or None."""
+    try:
+        logits(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("name", every_family())
+def test_it_is_refused_without_its_code_whichever_transformers_saved_it(name, tmp_path):
+    folder = converted(name, tmp_path)
+    try:
+        model = load(folder)
+    except ValueError as error:  # Some families under some versions, by name; docs/families.md lists them.
+        pytest.skip(str(error))
+    before = logits(model)
+    model.save_pretrained(tmp_path / "saved", safe_serialization=name != "zamba2")
+    for number, (kind, keys) in enumerate(LOST.items()):
+        for saved in (folder, tmp_path / "saved"):
+            other = without(saved, keys, tmp_path / f"{saved.name}-{number}")
+            if kind != "any schedule" or name not in ROPE_ALONE:
+                assert refused(other) is not None, (kind, saved.name)
+            if kind != "any schedule":
+                assert torch.equal(logits(load(other)), before), (kind, saved.name)
+    assert runs_only_own_code(open_checkpoint(str(tmp_path / "saved"))), "saving copies the code as it is"
+
+
+def test_the_refusal_says_what_is_needed(tmp_path):
+    folder = converted("llama", tmp_path)
+    for keys in LOST.values():
+        error = refused(without(folder, keys, tmp_path / f"lost-{len(keys)}"))
+        assert SENTINEL in str(error)
+
+
+def test_hidden_values_come_back_for_all_who_read_them(tmp_path, run):
+    folder = converted("apertus", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["hidden_act"] == SENTINEL
+    assert without_code(config)["hidden_act"] == "xielu"
+    model = load(folder)
+    assert model.config.hidden_act == SENTINEL, "what is saved from here keeps its guard"
+    again = Recipe([SelfExtend(factor=4.0)])
+    convert(str(folder), tmp_path / "again", again, replace_scaling=True, check=False)
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["ctxext_code"]["hidden"] == {
+        "hidden_act": "xielu"
+    }
+    assert not [finding for finding in verify(str(folder), load=False) if finding.status == "failed"]
+    assert run("inspect", folder).exit_code == 0
+
+
+def test_it_is_loaded_without_a_warning(tmp_path, monkeypatch, caplog):
+    """transformers reads config.json before any model's code; a validator is registered before that."""
+    folder = converted("llama", tmp_path)
+    folder = folder.rename(tmp_path / "loaded_without_a_warning")  # Code is kept by the folder's name.
+    name = f"_validate_{SENTINEL}_rope_parameters"
+    if hasattr(PretrainedConfig, name):
+        monkeypatch.delattr(PretrainedConfig, name)
+    functions = getattr(modeling_rope_utils, "ROPE_VALIDATION_FUNCTIONS", {})
+    if SENTINEL in functions:
+        monkeypatch.delitem(functions, SENTINEL)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    with caplog.at_level(logging.WARNING, "transformers"):
+        load(folder)
+    assert [record.message for record in caplog.records if "rope" in record.message.lower()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "bloom"])
+def test_a_fresh_process_prints_nothing(name, tmp_path):
+    folder = converted(name, tmp_path)
+    script = "import sys; from transformers import AutoModelForCausalLM as Auto\n"
+    script += "Auto.from_pretrained(sys.argv[1], trust_remote_code=True)"
+    done = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True, check=True)
+    said = [line for line in done.stderr.splitlines() if line.strip() and "Loading weights" not in line]
+    assert (done.stdout, said) == ("", [])
+
+
+AUTO = {
+    "SequenceClassification": AutoModelForSequenceClassification,
+    "TokenClassification": AutoModelForTokenClassification,
+    "QuestionAnswering": AutoModelForQuestionAnswering,
+}
+
+
+SLOW_HEADS = [pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "falcon-rw", "mpt")]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("name", ["llama", "qwen3", "bloom", *SLOW_HEADS])
+def test_other_heads_read_by_the_method_too(name, head, tmp_path):
+    folder = converted(name, tmp_path)
+    auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
+    if f"AutoModelFor{head}" not in auto_map:
+        pytest.skip(f"{name} has no such class")
+    model, body = load(folder, AUTO[head], num_labels=3), load(folder, AutoModel)
+    assert type(model).__name__.startswith("Ctxext")
+    model.config.pad_token_id = 0  # A batch of sequences is classified at their last tokens.
+    inner = getattr(model, model.base_model_prefix)
+    for own, weight in zip(inner.parameters(), body.parameters(), strict=True):
+        own.copy_(weight)
+    ids, mask = IDS.repeat(2, 1), torch.ones(2, IDS.shape[1], dtype=torch.long)
+    mask[1, :20] = 0  # Left padding, without positions.
+    states = []
+    hook = inner.register_forward_hook(lambda *given: states.append(given[-1].last_hidden_state))
+    found = model(ids, attention_mask=mask)
+    hook.remove()
+    wanted = body(ids, attention_mask=mask).last_hidden_state
+    assert torch.equal(states[0][mask.bool()], wanted[mask.bool()])
+    assert next(iter(found.values())).isfinite().all()
+    model.save_pretrained(tmp_path / "saved")
+    again = load(tmp_path / "saved", AUTO[head])
+    again.config.pad_token_id = 0
+    other = again(ids, attention_mask=mask)
+    assert torch.equal(next(iter(other.values())), next(iter(found.values())))
+
+
+def test_a_head_that_the_installed_version_lacks_is_passed_over(tmp_path):
+    folder = converted("llama", tmp_path)
+    folder = folder.rename(tmp_path / "without_a_head")
+    stub = folder / "modeling_ctxext.py"
+    stub.write_text(stub.read_text().replace("LlamaForTokenClassification", "LlamaForTomorrow"))
+    assert logits(load(folder)).isfinite().all()
