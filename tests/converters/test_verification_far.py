@@ -100,7 +100,7 @@ def spoiled(out, changed, rows_and_keys=None, setting=None):
     return changed
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", [LENGTHS[0], pytest.param(LENGTHS[1], marks=pytest.mark.slow), LENGTHS[2]])
 @pytest.mark.parametrize("name", [*MAPS, "adaptive"])
 def test_one_position_that_is_wrong_is_seen_and_nothing_right_refused(name, length, check, tmp_path):
     out = tmp_path / f"{name}-{length}"
