@@ -1,7 +1,7 @@
 """How config.json of this checkpoint is read: by the family's own class, which is told first of a rope type it lacks.
 
-This file travels inside checkpoints. `auto_map` names it, so that transformers runs it, where code may run at all, before
-it reads the configuration, whose rope type is hidden and would be warned of.
+This file travels inside checkpoints. `auto_map` names it, so that transformers runs it, where code may run at all,
+before it reads the configuration, whose rope type is hidden and would be warned of.
 """
 
 from transformers import AutoConfig, PretrainedConfig, modeling_rope_utils
