@@ -36,7 +36,7 @@ def edit(path: Path, **changes) -> None:
 
 
 def custom_generate(folder: Path) -> None:
-    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate").mkdir(exist_ok=True)
     (folder / "custom_generate" / "generate.py").write_text(canary("custom_generate"))
     (folder / "custom_generate" / "requirements.txt").write_text("")
 
@@ -73,7 +73,7 @@ def templates(folder: Path) -> None:
     """Templates that reach for the system; transformers runs templates in a sandbox."""
     reach = "cycler.__init__.__globals__.os.system('echo template >> $CTXEXT_CANARIES')"
     (folder / "chat_template.jinja").write_text("{{ " + reach + " }}")
-    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates").mkdir(exist_ok=True)
     (folder / "additional_chat_templates" / "more.jinja").write_text("{{ " + reach + " }}")
 
 
@@ -119,7 +119,7 @@ def pickles(folder: Path) -> None:
 
 
 def pickle_alone(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").unlink(missing_ok=True)
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(_Runs()))
 
 
