@@ -183,7 +183,10 @@ def test_a_stock_model_that_names_code_is_loaded_without_it(converted):
 
 
 def test_converting_runs_no_code_of_the_source(llama, tmp_path):
-    config = {**read_json(llama / "config.json"), "auto_map": {"AutoConfig": "evil.Config", "AutoModelForMaskedLM": "evil.Model"}}
+    config = {
+        **read_json(llama / "config.json"),
+        "auto_map": {"AutoConfig": "evil.Config", "AutoModelForMaskedLM": "evil.Model"},
+    }
     (llama / "config.json").write_text(json.dumps(config))
     (llama / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     for name, recipe in {

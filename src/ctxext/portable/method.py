@@ -169,6 +169,8 @@ class Call:
         applied again.
         """
         frame = self.tables.frame._replace(scaling=1.0, dtype=torch.float32)
+        if slowed is not None:  # Some families fill up with frequencies of 0, which no schedule knows (Gemma 4).
+            slowed = torch.nn.functional.pad(slowed, (0, len(frame.inverse) - slowed.shape[-1]), value=1.0)
         to, since, slowed = (x if x is None or x.ndim == 2 else x[..., frame.columns] for x in (to, since, slowed))
         tables = chained(self.methods, "tables", cos_and_sin)(frame, Turn(to, since, slowed))
         width = 2 * len(frame.inverse)

@@ -4,6 +4,7 @@ Where a paper moves the query and the key by as much, they stay: the distance is
 of a large position, in float32, to 0.03 only, so that what is moved would be another pair than the one that is not.
 """
 
+import itertools
 import math
 import struct
 
@@ -26,9 +27,9 @@ def relation(step, m, n, inverse):
             return own
         for factor, slower in zip(step["factors"], step["inverse_frequencies"], strict=True):
             if factor * length >= m + 1 or factor == step["factors"][-1]:
-                slower = [
-                    single(w * (s / b)) if b else w for w, s, b in zip(inverse, slower, step["base"], strict=True)
-                ]
+                # Families that fill up with frequencies of 0 have more of them than the schedule.
+                both = itertools.zip_longest(inverse, slower, step["base"], fillvalue=0.0)
+                slower = [single(w * (s / b)) if b else w for w, s, b in both]
                 return [m * w for w in slower], [n * w for w in slower]
     if method in ("sinks", "window"):
         sinks = step.get("sinks", 0)
