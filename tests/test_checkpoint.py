@@ -10,7 +10,7 @@ import pytest
 from ctxext.checkpoint import Checkpoint, claimed_lengths, is_cached, open_checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.families import family_of
-from ctxext.files import note_link
+from ctxext.files import is_noted_link, links_record, note_link
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 LLAMA |= {"max_position_embeddings": 128}
@@ -141,6 +141,20 @@ def test_links_that_this_user_s_command_made_are_followed_for_weights_alone(tmp_
             continue
         with pytest.raises(CtxextError, match="link out of the folder"):
             source.check_files()
+
+
+def test_a_link_to_elsewhere_is_not_the_noted_one_whatever_its_number(tmp_path, monkeypatch):
+    """A file system gives the number of a file that is gone to the next."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    link = tmp_path / "model.safetensors"
+    link.symlink_to(tmp_path / "one")
+    note_link(link)
+    assert is_noted_link(link)
+    found = link.lstat()
+    record = json.loads(links_record().read_text().splitlines()[-1])
+    assert record == [found.st_dev, found.st_ino, str(tmp_path / "one")]
+    links_record().write_text(json.dumps([*record[:2], str(tmp_path / "other")]) + "\n")
+    assert not is_noted_link(link)
 
 
 def test_a_link_that_was_put_in_the_place_of_a_noted_one_is_not_followed(tmp_path):

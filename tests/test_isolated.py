@@ -44,3 +44,9 @@ def test_a_checkpoint_with_code_in_real_processes(llama_source, tmp_path, real_p
     done = convert(str(llama_source), tmp_path / "out", Recipe([MsPoE(first_layer=0, head_order="fixed")]))
     assert done.verification.of == "logits"
     assert done.verification.difference < 1e-4
+
+
+def test_it_has_no_network_and_no_kernels(each_kind, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import os\nprint(os.environ['HF_HUB_OFFLINE'], os.environ.get('USE_HUB_KERNELS'))\n")
+    assert run_isolated(script).stdout == "1 NO\n"

@@ -245,5 +245,77 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "tokenizer is not None and tokenizer < (config or 0)",
         ("tests/publish/test_verify.py::test_a_tokenizer_of_another_length_is_found_even_if_recorded",),
     ),
+    (
+        "portable/distance.py",
+        "bool(numbers[0].any())",
+        "bool(numbers[1].any())",
+        ("tests/portable/test_distance.py::test_slopes_alone_say_whether_anything_was_learned",),
+    ),
+    (
+        "portable/mspoe.py",
+        "factor = frame.scaling * own[2][:, None, None]",
+        "factor = own[2][:, None, None]",
+        ("tests/portable/test_schedules.py::test_heads_of_their_own_keep_the_factor_of_any_base",),
+    ),
+    (
+        "portable/modeling_family.py",
+        'rope = {**settings["rope"], **settings.get("held", {})}',
+        'rope = {**settings["rope"]}',
+        ("tests/portable/test_schedules.py::test_longrope_keeps_its_factor_where_the_length_grows",),
+    ),
+    (
+        "verify/logits.py",
+        "if not math.isfinite(relative) or relative > _TOLERANCE:",
+        "if relative > _TOLERANCE:",
+        ("tests/converters/test_verification.py::test_what_is_no_number_is_refused",),
+    ),
+    (
+        "verify/loading_checks.py",
+        "if found.error or found.missing:",
+        "if found.error:",
+        ("tests/publish/test_verify.py::test_a_model_that_lacks_weights_or_does_not_load_is_found",),
+    ),
+    (
+        "verify/isolated.py",
+        '                "USE_HUB_KERNELS": "NO",\n',
+        "",
+        ("tests/test_isolated.py::test_it_has_no_network_and_no_kernels",),
+    ),
+    (
+        "staging.py",
+        "        checkpoint.check_file(path)\n        (folder / path).parent",
+        "        (folder / path).parent",
+        ("tests/test_staging.py::test_a_link_out_of_the_folder_is_not_loaded",),
+    ),
+    (
+        "staging.py",
+        ' or key.endswith("_file")}',
+        "}",
+        ("tests/test_staging.py::test_a_tokenizer_names_no_files_elsewhere",),
+    ),
+    (
+        "staging.py",
+        '        weights = {name for name in weights if ".bin" not in name}',
+        "        pass",
+        ("tests/test_staging.py::test_a_folder_to_load_from_holds_listed_files_alone",),
+    ),
+    (
+        "loading.py",
+        "return [cleaned(inner) for inner in value] if isinstance(value, list) else value",
+        "return value",
+        ("tests/test_staging.py::test_what_a_configuration_names_elsewhere_is_left_out_at_any_depth",),
+    ),
+    (
+        "recipes/own_code.py",
+        "return content if is_same else {}",
+        "return content",
+        ("tests/recipes/test_own_code.py::test_code_that_changes_while_it_is_compared_is_not_loaded",),
+    ),
+    (
+        "files.py",
+        "return [found.st_dev, found.st_ino, str(link.readlink())]",
+        "return [found.st_dev, found.st_ino]",
+        ("tests/test_checkpoint.py::test_a_link_to_elsewhere_is_not_the_noted_one_whatever_its_number",),
+    ),
 )
 """File, what stands there once, what to put in its place, and the tests that must fail then."""

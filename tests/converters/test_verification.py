@@ -1,6 +1,9 @@
 """The check in a clean process: what it must not let through."""
 
+import json
+import math
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,3 +49,12 @@ def test_a_model_that_does_not_load_is_told_as_that(llama_source, tmp_path):
     asked = make_plan(source, recipe(1.8))
     with pytest.raises(CtxextError, match="does not load in a clean process: KeyError: 'planted'"):
         compare_logits(tmp_path / "out", source, asked.recipe, asked.model, asked.stock)
+
+
+@pytest.mark.parametrize("key", ["difference", "attention"])
+def test_what_is_no_number_is_refused(key, llama_source, tmp_path, monkeypatch):
+    found = {"difference": 0.0, "scale": 1.0, "change": 0.0, "attention": 0.0, key: math.nan}
+    result = SimpleNamespace(returncode=0, stdout=f"loaded\n{json.dumps(found)}\n", stderr="")
+    monkeypatch.setattr(logits, "run_isolated", lambda *_words: result)
+    with pytest.raises(CtxextError, match="by nan from what the method says"):
+        convert(str(llama_source), tmp_path / "out", recipe(1.8))

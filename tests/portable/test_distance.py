@@ -83,6 +83,20 @@ def test_sharded_weights_get_them_in_the_smallest_file(source, tmp_path):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(("row", "changes"), [(0, True), (1, False)])
+def test_slopes_alone_say_whether_anything_was_learned(folder, row, changes):
+    """At w = 0 nothing changes whatever v is, and at v = 0 any other w does."""
+    model, ids = load(folder), torch.arange(5, 45)[None]
+    numbers = [weight for name, weight in model.named_parameters() if name.endswith("distance.weight")]
+    for weight in numbers:
+        weight.zero_()
+    stock = model(ids).logits
+    for weight in numbers:
+        weight[row] = 1.0
+    assert torch.equal(model(ids).logits, stock) != changes
+
+
+@torch.no_grad()
 def test_chunks_caches_and_padding_agree(folder):
     model = load(folder)
     ids = torch.arange(60)[None] * 7 % 90 + 5

@@ -1,16 +1,18 @@
 """Frequency schedules per head: each equals a native rope type at a uniform ratio, and composes with any other."""
 
 import json
+import math
 import shutil
 
 import pytest
 import torch
 
 from ctxext.errors import CtxextError
-from ctxext.recipes import MsPoE, Recipe
+from ctxext.recipes import MsPoE, Recipe, method_named
 from ctxext.recipes.mspoe import ranks_from_scores, ratio_grid
 from ctxext.recipes.rotary import model_config
-from portable_checkpoints import convert, llama, load, tokens
+from portable_checkpoints import convert, llama, load, tokens, write
+from small_llama import read_json
 
 BASES = {
     "default": {"rope_type": "default"},
@@ -102,6 +104,25 @@ def test_a_ratio_composes_with_any_base(source, tmp_path, base):
     found = logits(convert(folder, tmp_path / "out", ratio_min=4.0, ratio_max=4.0, first_layer=0))
     with torch.no_grad():
         torch.testing.assert_close(found, slowed(tokens(300)).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_heads_of_their_own_keep_the_factor_of_any_base(source, tmp_path, base):
+    """Ratios, ramps and temperatures of 1 in every layer are the base, its factor on cos and sin included."""
+    folder, ones = native(source, tmp_path / "base", BASES[base]), ((1.0, 1.0),) * 3
+    learned = {"ratios": ones, "ramps": ones, "temperatures": ones, "schedule": "by-parts"}
+    found = logits(convert(folder, tmp_path / "out", first_layer=0, head_order="fixed", **learned))
+    torch.testing.assert_close(found, logits(folder), rtol=1e-4, atol=1e-4)
+
+
+def test_longrope_keeps_its_factor_where_the_length_grows(source, tmp_path):
+    """transformers works the factor out from the length that config.json claims, which is another one now."""
+    schedule = {key: value for key, value in BASES["longrope"].items() if key != "factor"}
+    folder = native(source, tmp_path / "base", schedule)
+    longer = write(shutil.copytree(folder, tmp_path / f"out_{tmp_path.name}"), method_named("self-extend")(factor=2))
+    assert read_json(longer / "config.json")["max_position_embeddings"] == 512
+    scaling = [load(one).model.rotary_emb.attention_scaling for one in (folder, longer)]
+    assert scaling == pytest.approx([(1 + math.log(256 / 64) / math.log(64)) ** 0.5] * 2)
 
 
 def test_positions_in_the_middle(source, tmp_path):

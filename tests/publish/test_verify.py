@@ -224,6 +224,17 @@ def test_a_model_that_rotates_otherwise_is_found(converted, monkeypatch, frequen
     assert told(folder)["frequencies"][0] == "failed"
 
 
+@pytest.mark.parametrize("wrong", [{"missing": ["model.norm.weight"]}, {"error": "it does not load: why"}])
+def test_a_model_that_lacks_weights_or_does_not_load_is_found(wrong, converted, monkeypatch):
+    folder, right = converted("yarn"), LoadReport(name="LlamaForCausalLM")
+    monkeypatch.setattr(subject, "load_in_clean_process", lambda *_args, **_options: right)
+    assert told(folder)["loading"][0] == "passed"
+    monkeypatch.setattr(subject, "load_in_clean_process", lambda *_args, **_options: LoadReport(**wrong))
+    status, detail = told(folder)["loading"]
+    assert status == "failed"
+    assert (wrong.get("error") or '"model.norm.weight"') in detail
+
+
 def test_against_compares_tensor_by_tensor(converted, llama_source, tmp_path):
     folder = converted("yarn")
     other = make_llama(tmp_path / "other", seed=1)

@@ -16,6 +16,7 @@ from ctxext.recipes.own_code import (
     code_of_versions,
     needs_code,
     own_code,
+    own_code_content,
     runs_only_own_code,
 )
 from ctxext.recipes.relation import Window
@@ -226,3 +227,12 @@ def test_a_configuration_of_0_2_0_gets_the_guards_of_this_version(old, new):
 def test_what_0_1_0_did_not_write_is_left_alone(config):
     assert not is_legacy(config)
     assert upgraded(config) is config
+
+
+def test_code_that_changes_while_it_is_compared_is_not_loaded(ours, monkeypatch):
+    content = own_code_content(ours)
+    assert set(content) == set(own_code(ours))
+    monkeypatch.setattr("ctxext.recipes.own_code.runs_only_own_code", lambda _checkpoint: True)
+    name = min(content)
+    (ours.folder / name).write_bytes(content[name] + b"# more")
+    assert own_code_content(ours) == {}
