@@ -142,7 +142,6 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("recipes/frequencies.py", ", dim - 1)", ", dim)", _FORMULAS),
     ("portable/mspoe.py", "min(math.ceil(last), 2 * size - 1)", "math.ceil(last)", _HEADS),
     ("portable/method.py", ' + inputs.get("cycle_offset", 0)', "", _HEADS),
-    ("converters/lengths.py", "= text if count == 1 else", "= text if count else", _OTHER_FILES),
     ("portable/mspoe.py", "call.mask, call.scaling)", "None, call.scaling)", _HEADS),
     ("portable/mspoe.py", "call.mask, call.scaling)", "call.mask)", _CALIBRATION),
     ("converters/calibration.py", 'if variant == "paper" else', "if variant else", _CALIBRATION),

@@ -45,7 +45,9 @@ def test_a_fault_of_the_reference_is_not_told_as_one_of_the_model(llama_source, 
 def test_a_model_that_does_not_load_is_told_as_that(llama_source, tmp_path):
     source = open_checkpoint(str(llama_source))
     convert(str(llama_source), tmp_path / "out", recipe(1.8), check=False)
-    (tmp_path / "out" / "mspoe.py").write_text("raise KeyError('planted')")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config["ctxext_code"]["steps"][0]["method"] = "planted"
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
     asked = make_plan(source, recipe(1.8))
     with pytest.raises(CtxextError, match="does not load in a clean process: KeyError: 'planted'"):
         compare_logits(tmp_path / "out", source, asked.recipe, asked.model, asked.stock)

@@ -169,7 +169,7 @@ def test_what_chooses_by_the_prompt_is_marked(order):
 def test_the_files_that_travel():
     assert code_files([Yarn(factor=2)], LLAMA) == {}
     found = code_files([Yarn(factor=2), MsPoE()], LLAMA)
-    shared = {"method.py", "private_copy.py", "modeling_family.py"}
+    shared = {"configuration_ctxext.py", "method.py", "private_copy.py", "modeling_family.py"}
     assert found.keys() == {"modeling_ctxext.py", "mspoe.py", *shared}
     stub = found["modeling_ctxext.py"]
     assert "from .modeling_family import family\n" in stub
