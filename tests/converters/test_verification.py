@@ -6,13 +6,14 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from ctxext.checkpoint import open_checkpoint
 from ctxext.converters import convert
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Recipe
-from ctxext.verify import logits
+from ctxext.verify import clean_process, logits
 from ctxext.verify.logits import compare_logits
 
 
@@ -60,3 +61,10 @@ def test_what_is_no_number_is_refused(key, llama_source, tmp_path, monkeypatch):
     monkeypatch.setattr(logits, "run_isolated", lambda *_words: result)
     with pytest.raises(CtxextError, match="by nan from what the method says"):
         convert(str(llama_source), tmp_path / "out", recipe(1.8))
+
+
+def test_a_layer_that_answers_no_number_is_seen():
+    there = torch.ones(1, 2, 3)
+    for answers in ([there * math.nan, there], [there, there * math.nan]):
+        assert math.isnan(clean_process.largest_difference(answers, [there, there]))
+    assert clean_process.largest_difference([there, there * 1.5], [there, there]) == 0.5

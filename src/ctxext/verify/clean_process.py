@@ -181,8 +181,10 @@ def answers(model: Any, run: Any, instead: list[Any] | None = None) -> tuple[Any
 
 def largest_difference(answered: list[Any], asked: list[Any]) -> float:
     """The largest difference of an attention's answer from what is asked for, relative to the largest number there."""
+    import torch
+
     found = [(a - b).abs().max() / b.abs().max().clamp(min=1e-30) for a, b in zip(answered, asked, strict=True)]
-    return max((one.item() for one in found), default=0.0)
+    return torch.stack(found).max().item() if found else 0.0  # Python's own max would lose what is no number.
 
 
 @dataclass
@@ -485,7 +487,7 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
         wanted, asked = answers(stock, lambda: expected.logits(input_ids, positions), answered if moves else None)
         if moves:
             asked_of_samples = expected.outputs(input_ids, positions)
-            attention = max(largest_difference(answered, asked), largest_difference(sampled, asked_of_samples))
+            attention = largest_difference([*answered, *sampled], [*asked, *asked_of_samples])
     except CannotBeMovedError as error:
         return {"refused": str(error)}
     return {
