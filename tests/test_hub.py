@@ -1,11 +1,12 @@
 """Checkpoints on the Hub, against a server on loopback; each in a process of its own, as the client reads its
-settings when it is imported: one is a new Python, the others are forks that read them anew."""
+settings when it is imported: new Pythons, or forks that read them anew, which the client of transformers 4 cannot."""
 
 import hashlib
 import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -16,7 +17,7 @@ from small_llama import read_json
 @pytest.fixture
 def ctxext(request, llama_source, tmp_path):
     """Run ctxext with a Hub that has one repository, `maker/tiny`; returns the finished process."""
-    is_real = request.node.originalname == "test_convert_from_the_hub"
+    is_real = request.node.originalname == "test_convert_from_the_hub" or version("huggingface_hub") < "1"
     processes = subprocess if is_real else request.getfixturevalue("our_processes")
     with hub({"maker/tiny": llama_source}) as server:
 
