@@ -311,7 +311,8 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
     stale = [path.as_posix() for path in source.weight_files if path.suffix in (".gguf", ".onnx")]
     if stale:
         cautions.append(f"{', '.join(stale)} were kept but still hold the source's own position settings.")
-    if any(path.suffix == ".py" and path.name not in CODE_FILES for path in source.files):
+    python = [path for path in source.files if path.suffix == ".py" and path.name not in CODE_FILES]
+    if not all(runs_by_itself(path) for path in python):
         cautions.append("the source carries its own Python code; it was copied and not run.")
     return tuple(cautions)
 
