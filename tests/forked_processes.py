@@ -39,6 +39,8 @@ MAIN = "from ctxext.cli.app import main\nimport sys\nsys.argv[0] = 'ctxext'\nmai
 # What each fork reads anew, or what does not concern it. Where anything else differs, a process is started for real.
 HUB = {"HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_XET", "HF_TOKEN"}
 FREE = {"HF_MODULES_CACHE", "PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "_", "COLUMNS", "LINES", "CTXEXT_CLEAN"} | HUB
+# What torch sets in its own process once something is compiled.
+FREE |= {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 
 
 class Processes:
@@ -55,7 +57,9 @@ class Processes:
         self.kind, self.place, self.process = kind, place, None
         self.environment = {name: value for name, value in os.environ.items() if name not in FREE}
         if kind == "clean":
-            self.environment["TRANSFORMERS_VERBOSITY"] = "error"
+            from ctxext.verify.isolated import SETTINGS
+
+            self.environment |= {name: value for name, value in SETTINGS.items() if name not in FREE}
 
     def run(self, command: list[str], **options: Any) -> "subprocess.CompletedProcess[str]":
         """What `subprocess.run` gives."""
@@ -66,7 +70,11 @@ class Processes:
         code = codes.get(words[1], []) if words[0] == sys.executable else []
         # tools/test_map.py notes the calls of real processes.
         is_noted = "CTXEXT_CALLS" in environment
-        differs = {name: value for name, value in environment.items() if name not in FREE} != self.environment
+        compared = {name: value for name, value in environment.items() if name not in FREE}
+        differs = compared != self.environment
+        if code and differs and self.kind == "clean" and not is_noted:
+            names = sorted(name for name, _ in compared.items() ^ self.environment.items())
+            raise AssertionError(f"{names} differ: each check would start a Python of its own (fixture real_processes)")
         if (
             not code
             or is_noted

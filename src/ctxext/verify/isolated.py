@@ -6,6 +6,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+SETTINGS = {"HF_HUB_OFFLINE": "1", "USE_HUB_KERNELS": "NO", "TRANSFORMERS_VERBOSITY": "error"}
+"""What such a process has in its environment besides the caller's: no network, no kernels from the Hub, no warnings."""
+
 _BEGINNING = """
 import runpy, sys
 
@@ -32,13 +35,7 @@ def run_isolated(script: Path, *words: str) -> "subprocess.CompletedProcess[str]
             capture_output=True,
             text=True,
             cwd=place,
-            env={
-                **os.environ,
-                "HF_MODULES_CACHE": place,
-                "HF_HUB_OFFLINE": "1",
-                "USE_HUB_KERNELS": "NO",
-                "TRANSFORMERS_VERBOSITY": "error",
-            },
+            env={**os.environ, **SETTINGS, "HF_MODULES_CACHE": place},
             check=False,
         )
 
