@@ -14,7 +14,7 @@ from ctxext.converters.engines import attn_factor, serving_of
 from ctxext.converters.unconverted import overrides, unconverted_lines
 from ctxext.recipes import DynamicNtk, Llama3, LongRope, MsPoE, Ntk, NtkByParts, PositionInterpolation, Recipe, Yarn
 from ctxext.recipes.rotary import model_config
-from ctxext.verify.in_engine import _read
+from ctxext.verify.in_engine import Compared, _read
 
 
 @pytest.fixture
@@ -49,6 +49,18 @@ def test_a_difference_fails_and_is_shown(vllm, run, yarn, monkeypatch):
     assert "2.5e-01" in result.stdout
     assert "to the last position" in result.stdout
     assert stub_vllm.made[0].options["max_model_len"] == 300
+
+
+@pytest.mark.parametrize(
+    "numbers", [(1e-4,), (1e-4, 0.5), (0.5, 1e-4), (1e-4, float("nan"), 1e-4), (1e-4, 1e-3), (2e-3,)]
+)
+def test_one_prompt_that_differs_fails_all(vllm, run, yarn, monkeypatch, numbers):
+    rows = [Compared("OUT", "inside", 9, number, number / 2, 3) for number in numbers]
+    monkeypatch.setattr("ctxext.verify.in_engine.compare_in_engine", lambda *_args, **_options: rows)
+    monkeypatch.setattr("ctxext.verify.run.verify", lambda *_args, **_options: [])
+    result = run("verify", yarn, "--no-load", "--engine", "vllm", "--json")
+    passes = all(number <= 1e-3 for number in numbers)
+    assert (result.exit_code, json.loads(result.stdout)["passed"]) == (int(not passes), passes)
 
 
 def test_an_unknown_engine_is_refused(run, yarn):

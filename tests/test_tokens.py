@@ -37,6 +37,18 @@ def test_what_no_token_has_is_refused_without_showing_it(given):
     assert SECRET[3:] not in caught.value.message + caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "given", ["Unlike-a-token\x07Unlike-a-token", "Unlike-a-token\nAnother-piece", "Unlike-é-token"]
+)
+def test_a_token_that_is_refused_is_hidden_from_then_on(given, monkeypatch):
+    """Whatever fails next may show it, whole or the piece before its line end."""
+    monkeypatch.setattr("ctxext.tokens._given", set())
+    with pytest.raises(CtxextError, match="characters that no token has"):
+        hub_token(given)
+    for piece in given.split():
+        assert redacted(f"cannot send {piece}") == "cannot send …"
+
+
 def test_tokens_are_taken_out_of_text():
     hub_token("not-of-the-usual-form")
     text = redacted(f"Illegal header value b'Bearer {SECRET}\\r' and {SECRET}, not-of-the-usual-form")

@@ -316,5 +316,47 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "return [found.st_dev, found.st_ino]",
         ("tests/test_checkpoint.py::test_a_link_to_elsewhere_is_not_the_noted_one_whatever_its_number",),
     ),
+    (
+        "portable/relation_parts.py",
+        "return bool((shown[:, 1:] & (m[:, 1:] < highest[:, :-1])).any())",
+        "return bool((m[:, 1:] < highest[:, :-1]).any())",
+        ("tests/portable/test_relation.py::test_texts_that_begin_again_under_flash_attention_are_refused",),
+    ),
+    (
+        "verify/file_checks.py",
+        "{**config, **expected}",
+        "expected",
+        ("tests/publish/test_verify.py::test_configuration_that_contradicts_its_recipe_is_found_even_if_recorded",),
+    ),
+    (
+        "verify/subject.py",
+        "not (needs_code or is_unknown)",
+        "not needs_code",
+        ("tests/publish/test_verify.py::test_what_may_be_loaded_with_and_without_leave",),
+    ),
+    (
+        "data/chat_template.py",
+        "        resource.setrlimit(resource.RLIMIT_AS, before)\n",
+        "        pass\n",
+        ("tests/evaluate/test_chat_template.py::test_the_limit_of_memory_is_set_and_taken_back",),
+    ),
+    (
+        "tokens.py",
+        "    remember(*found.split())\n",
+        "",
+        ("tests/test_tokens.py::test_a_token_that_is_refused_is_hidden_from_then_on",),
+    ),
+    (
+        "cli/verify.py",
+        "not all(row.is_alike",
+        "not any(row.is_alike",
+        ("tests/test_in_engine.py::test_one_prompt_that_differs_fails_all",),
+    ),
+    (
+        "evaluate/served.py",
+        "    _overrides(info, max(lengths))\n\n",
+        "    _overrides(info, min(lengths))\n\n",
+        ("tests/evaluate/test_engine.py::test_the_longest_length_decides_what_it_has_positions_for",),
+    ),
 )
 """File, what stands there once, what to put in its place, and the tests that must fail then."""

@@ -4,17 +4,22 @@ import importlib.metadata
 import importlib.util
 import json
 import sys
+from contextlib import nullcontext
 
 import pytest
 
 import stub_vllm
+from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.converters.convert import convert
 from ctxext.engine import Engine, engine_dtype
 from ctxext.errors import CtxextError
 from ctxext.evaluate import Settings, evaluate
+from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.model import Loading
+from ctxext.evaluate.served import check_served, load_served
 from ctxext.publish.results import measured
 from ctxext.recipes import DynamicNtk, LongRope, MsPoE, Recipe, Yarn
+from ctxext.recipes.rotary import model_config
 
 ENGINE = Loading(dtype="fp32", engine="vllm")
 SMALL = {"tasks": ("needle",), "lengths": (256,), "depths": (0.0, 1.0), "samples": 2}
@@ -130,6 +135,22 @@ def test_beyond_its_table_is_refused(tmp_path):
     convert("demo", tmp_path / "out", Recipe([Yarn(factor=2)]))
     with pytest.raises(CtxextError, match="positions for 1024 tokens"):
         evaluate([str(tmp_path / "out")], Settings(**{**SMALL, "lengths": (2048,)}, allow_beyond=True), loading=ENGINE)
+
+
+@pytest.mark.parametrize("lengths", [(256, 1024), (1024, 256), (256, 1025, 300)])
+def test_the_longest_length_decides_what_it_has_positions_for(lengths):
+    """For YaRN the table ends with its context length; a plain model gets as many as the longest length asks for."""
+    demo = open_checkpoint("demo")
+    yarn = Recipe([Yarn(factor=2)]).resolved(model_config(demo.config)).edit(model_config(demo.config))
+    served = CheckpointInfo("out", Checkpoint("out", demo.folder, yarn.config), 512, 1024)
+    plain = CheckpointInfo("demo", demo, 512, 512)
+    with pytest.raises(CtxextError, match="positions for 1024 tokens") if max(lengths) > 1024 else nullcontext():
+        check_served(served, lengths)
+    check_served(plain, lengths)
+    load_served(plain, ENGINE, lengths).close()
+    (llm,) = stub_vllm.made
+    assert llm.options["max_model_len"] == max(lengths)
+    assert llm.options["hf_overrides"] == {"max_position_embeddings": max(lengths)}
 
 
 def test_what_must_be_minded_is_said(tmp_path):

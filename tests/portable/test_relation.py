@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from ctxext.portable.relation_parts import begins_again
 from relation_cases import (
     BASE,
     LENGTH,
@@ -260,6 +261,52 @@ def test_positions_that_start_again_or_jump(name, kind):
         output, _ = method.attend(stock if given is mask else stock_eager, call, query, key, value, given)
         assert form_of(call) == "blocks"
         close(output, torch.from_numpy(expected)[:, rows], rows)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_positions_that_fall_behind_a_token_begin_again(seed):
+    """Without a mask of scores no token may stand before one that was read, in any sequence and behind a cache."""
+    draw = torch.Generator().manual_seed(seed)
+    length, base = 6, int(torch.randint(4, (1,), generator=draw))
+    positions = torch.arange(length).repeat(2, 1)
+    at = torch.randint(12, (2,), generator=draw)
+    for row, start in enumerate(at):
+        positions[row, start:] -= start  # From 6 on nothing falls.
+    mask = (torch.rand(2, base + length, generator=draw) < 0.6).long()
+
+    def falls(shown):
+        read = [[m for m, is_shown in zip(*row, strict=True) if is_shown] for row in zip(positions, shown, strict=True)]
+        return any(row != sorted(row) for row in read)
+
+    assert begins_again(positions, mask, base) == falls(mask[:, base:])
+    assert begins_again(positions, None, base) == falls(torch.ones(2, length))
+    for hides in (torch.ones(2, 1, length, base + length), FlexMask(torch.ones(2, 1, length, base + length))):
+        assert not begins_again(positions, hides, base)
+
+
+@pytest.mark.parametrize("name", ["self-extend", "adaptive"])
+def test_texts_that_begin_again_under_flash_attention_are_refused(name):
+    """Its mask is the tokenizer's or none, and neither keeps texts apart; padding between two turns is no new text."""
+    method, (query, key, value) = made(name), states(150)
+    again, mask = torch.cat([torch.arange(90), torch.arange(60)])[None], torch.ones(1, 150, dtype=torch.long)
+    turns = torch.cat([torch.arange(80), torch.ones(10, dtype=torch.long), torch.arange(80, 140)])[None]
+    padding = (torch.arange(150) >= 80) & (torch.arange(150) < 90)[None]
+
+    def inner(query, key, value, given, **kwargs):
+        seen = causal_bool(150) & (given[:, None, None] != 0) | torch.eye(150, dtype=torch.bool)
+        return stock(query, key, value, seen[:, :, : query.shape[2]])
+
+    def attend(positions, given):
+        call, rotated = Call(positions, backend="flash_attention_2"), base_rotated(query, key, positions)
+        return method.attend(inner, call, *rotated, value, given)[0]
+
+    for given in (None, mask, mask.index_fill(1, torch.tensor([5]), 0)):
+        with pytest.raises(ValueError, match="positions begin again within a row"):
+            attend(again, given)
+    shown = ~padding
+    places, alone = torch.arange(140)[None], [tensor[:, :, shown[0]] for tensor in (query, key, value)]
+    expected = method.attend(stock, Call(places), *base_rotated(*alone[:2], places), alone[2], None)[0]
+    torch.testing.assert_close(attend(turns, shown.long())[:, shown[0]], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", METHODS)

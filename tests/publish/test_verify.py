@@ -117,6 +117,8 @@ def test_a_checkpoint_that_ctxext_did_not_make(llama_source):
         ("configuration", lambda config: config["rope_scaling"].update(factor=8.0)),
         ("configuration", lambda config: config.update(rope_theta=5e5)),
         ("configuration", lambda config: config["rope_parameters"].update(beta_fast=16.0)),
+        ("configuration", lambda config: config.update(original_max_position_embeddings=64)),
+        ("configuration", lambda config: config.pop("rope_scaling")),
         ("lengths", lambda config: config.update(max_position_embeddings=1024)),
         ("record", lambda config: config["ctxext"]["recipe"]["steps"][0].update(factor=8.0)),
         ("record", lambda config: config["ctxext"].update(source="another")),
@@ -180,6 +182,25 @@ def test_a_stock_model_that_names_code_is_loaded_without_it(converted):
     (folder / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
     assert Subject(open_checkpoint(str(folder))).may_load
     assert not runs_only_own_code(open_checkpoint(str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "may_load", "with_leave"),
+    [
+        ("yarn", {}, True, True),
+        ("yarn", {"model_type": "nobody_knows_it"}, False, True),
+        ("yarn", {"model_type": "nobody_knows_it", "ctxext": {}}, False, True),
+        ("mspoe", {}, True, True),
+        ("mspoe", {"auto_map": {"AutoModelForCausalLM": "evil.Model"}}, False, True),
+    ],
+)
+def test_what_may_be_loaded_with_and_without_leave(converted, kind, changes, may_load, with_leave):
+    """A type that nobody knows needs code, as some methods do: ours, or what the user allowed."""
+    folder = converted(kind)
+    rewrite(folder, "config.json", lambda config: config.update(changes))
+    checkpoint = open_checkpoint(str(folder))
+    assert Subject(checkpoint).may_load == may_load
+    assert Subject(checkpoint, trust_remote_code=True).may_load == with_leave
 
 
 def test_converting_runs_no_code_of_the_source(llama, tmp_path):

@@ -97,10 +97,11 @@ def begins_again(m, mask, base):
     """Whether positions of rows (b or 1, l) fall within a text and no mask of scores hides what comes before."""
     if hasattr(mask, "mask_mod") or getattr(mask, "ndim", 2) == 4:
         return False
-    falls = m.diff() < 0
-    if mask is not None:  # Where padding ends, positions may fall.
-        falls = falls & (mask[:, base : base + m.shape[1] - 1] != 0)
-    return bool(falls.any())
+    if mask is not None:  # Padding, wherever it stands, has any positions.
+        shown = mask[:, base : base + m.shape[1]] != 0
+        highest = m.masked_fill(~shown, -1).cummax(-1).values
+        return bool((shown[:, 1:] & (m[:, 1:] < highest[:, :-1])).any())
+    return bool((m.diff() < 0).any())
 
 
 def guessed_places(call, rows, total, length, mask, base):
