@@ -19,7 +19,7 @@ demo: $(VENV)/installed
 	$(BIN)/ctxext demo
 
 test: $(VENV)/installed
-	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "not slow and not engine"
+	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "not slow and not engine and not thorough"
 
 check: lint test
 
@@ -34,7 +34,7 @@ fuzz: $(VENV)/installed
 	CTXEXT_FUZZ=$(FUZZ) $(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) tests/fuzz
 
 slow: $(VENV)/installed
-	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "slow and not engine"
+	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "(slow or thorough) and not engine"
 
 # What converters/engines.py says of these engines was seen here, with these versions. llama.cpp's converter comes with
 # the sources of llama-cpp-python, which are not built.

@@ -22,6 +22,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forked_processes import Processes
+from sampled import mark_thorough
 from small_llama import make_llama
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -29,8 +30,11 @@ atexit.register(shutil.rmtree, os.environ["HF_MODULES_CACHE"], ignore_errors=Tru
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Shuffle files, and the tests of each."""
+    """Mark what the quick tests leave out (`sampled.py`), and shuffle files, and the tests of each."""
+    for item in items:
+        mark_thorough(item)
     if seed := os.environ.get("CTXEXT_SHUFFLE"):
         files: dict[Path, list[pytest.Item]] = {}
         for item in items:

@@ -276,7 +276,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "verify/isolated.py",
-        '                "USE_HUB_KERNELS": "NO",\n',
+        '"USE_HUB_KERNELS": "NO", ',
         "",
         ("tests/test_isolated.py::test_it_has_no_network_and_no_kernels",),
     ),

@@ -1,0 +1,46 @@
+"""Which cases of the longest tests `make test` runs: a sample of each kind. CI runs the others too (`-m thorough`).
+
+By file and test, a pattern that the ids of the kept cases contain; where it is "", none. What is left out differs from
+a kept case in one word only: another family of the same kind, another chunk size, another layout of heads.
+"""
+
+import re
+
+import pytest
+
+SAMPLED = {
+    "converters/test_output_directory.py::test_many_converts_at_once_leave_one_result": "",
+    "evaluate/test_run.py::test_killed_and_resumed_is_as_uninterrupted": "",
+    "evaluate/test_scored_is_written.py::test_scored_is_written": (
+        r"^(yarn|dynamic|mspoe by-parts prompt|mspoe ntk calibrated|yarn\+mspoe prompt|self-extend|adaptive)$"
+    ),
+    "finetune/test_finetune_command.py::test_interrupted_and_resumed": "",
+    "finetune/test_merge.py::test_merged_equals_the_adapter_on_its_base": r"-True$|embeddings-False$",
+    "finetune/test_trained_tables.py::test_skipped_positions_reach_rows_that_short_windows_do_not": r"^(gpt2|roberta)$",
+    "finetune/test_trained_tables.py::test_the_table_is_trained_and_merged": r"^(gpt2|opt|bert|roberta)$",
+    "portable/test_backends.py::test_traces_without_a_graph_break": "prompt",
+    "portable/test_clients.py::test_continuous_batching": "",
+    "portable/test_clients.py::test_every_client_writes_the_same": r"^(calibrated|self-extend|dca|adaptive)-",
+    "portable/test_relation.py::test_compiled_in_one_graph": r"dca-short|adaptive",
+    "portable/test_relation.py::test_every_form_equals_loops": r"(grouped|partial)$",
+    "portable/test_relation_model.py::test_any_chunks": r"^(one by one-sdpa|64-|500-)",
+    "portable/test_relation_model.py::test_batch_with_others": r"^(one by one|400)-",
+    "portable/test_relation_model.py::test_crop_and_go_on": r"^(self-extend|dpe|dca-short|string|sinks|adaptive)-",
+    "portable/test_relation_model.py::test_static_cache": r"^(one by one|500)-",
+    "portable/test_relation_model.py::test_what_caches_do_to_sequences": (
+        r"^(self-extend|dpe|dca-short|string|sinks|adaptive)-"
+    ),
+    "portable/test_tensor_parallel.py::test_two_processes_give_the_logits_of_one": "",
+    "recipes/test_reference.py::test_loaded_frequencies_equal_the_papers": r"-(64-10000.0-8192|128-500000.0-131072)$",
+    "search/test_end.py::test_minutes_are_kept_with_everything_included": "",
+    "search/test_trial_model.py::test_applied_is_converted_and_loaded": r"^(llama|gemma3_text|phi3|deepseek_v3)$",
+    "test_every_family.py::test_family": r"^(llama|deepseek_v3)$",
+}
+
+
+def mark_thorough(item: pytest.Item) -> None:
+    """Mark a test that is none of its sample."""
+    name, _, case = item.nodeid.removeprefix("tests/").partition("[")
+    kept = SAMPLED.get(name)
+    if kept is not None and not (kept and re.search(kept, case.removesuffix("]"))):
+        item.add_marker(pytest.mark.thorough)
