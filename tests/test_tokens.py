@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from ctxext import tokens
 from ctxext.cli.app import main
 from ctxext.errors import CtxextError
 from ctxext.tokens import RedactedStream, hub_token, redacted
@@ -159,3 +160,55 @@ def test_no_secret_is_shown_wherever_it_stands(words, tmp_path, monkeypatch, cap
     assert said.count("\n") <= 2
     assert SECRET[3:] not in said
     assert PASSWORD not in said
+
+
+@pytest.fixture
+def no_memory(monkeypatch):
+    """Nothing is known of tokens of other tests."""
+    monkeypatch.setattr(tokens, "_given", set())
+
+
+@pytest.mark.parametrize(
+    ("given", "stored", "hidden", "found"),
+    [
+        ("given-token", "stored-token", False, "given-token"),
+        (None, "stored-token", False, "stored-token"),
+        (" \n", "stored-token\n", False, "stored-token"),
+        (None, "stored-token", True, None),
+        ("given-token", "stored-token", True, "given-token"),
+        (None, None, False, None),
+    ],
+)
+def test_which_token_is_taken(given, stored, hidden, found, monkeypatch, no_memory):
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: stored)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN", hidden)
+    assert hub_token(given) == found
+    for token in ("given-token", "stored-token"):
+        assert (token not in redacted(f"a {token} b")) == (token == found), "only what is used is remembered"
+
+
+def test_a_token_that_is_refused_is_remembered_in_its_pieces(no_memory):
+    with pytest.raises(CtxextError, match="characters that no token has"):
+        hub_token("first-piece second-piece é")
+    assert redacted("x first-piece y second-piece z é") == "x … y … z é"
+
+
+def test_the_longest_secret_goes_first_and_short_words_stay(no_memory):
+    tokens.remember("12345678", "12345678-and-more", "1234567", None, "")
+    assert redacted("12345678-and-more, 12345678, 1234567") == "…, …, 1234567"
+
+
+@pytest.mark.parametrize(
+    ("words", "hidden"),
+    [
+        (["ctxext", "--token", " spaced-token "], ["spaced-token"]),
+        (["ctxext", "--token= spaced-token\r\n"], ["spaced-token"]),
+        (["--token=one-token=x", "inspect"], ["one-token=x"]),
+        (["--token", "first-token", "--token", "second-token"], ["first-token", "second-token"]),
+        (["inspect", "--token"], []),
+        (["--tokens", "not-a-token", "--data", "text-file"], []),
+    ],
+)
+def test_tokens_of_a_command_line_are_remembered_wherever_they_stand(words, hidden, no_memory):
+    tokens.remember_arguments(words)
+    assert tokens._given == set(hidden)

@@ -105,6 +105,8 @@ def pack(
         )
     results = _measured(subject.checkpoint, report) if report else None
     files = files_of(report, results.body) if report and results else []
+    if report:
+        _check_links(report, files)
     texts = {f"{FOLDER}/{path.name}": path.read_bytes() for path in files}
     edited = _edited_card(subject)
     warnings = [f"{CARD} was edited by hand and stays as it is; delete it to have it written again."] if edited else []
@@ -130,6 +132,7 @@ def pack_adapter(folder: Path, repository: str, base: str | None = None) -> Uplo
     if place is None:
         raise CtxextError(f'"{folder}" has no adapter.', hint="ctxext finetune leaves one in OUT/adapter.")
     names = tuple(name for name in (_ADAPTER_CONFIG, _ADAPTER_WEIGHTS, CARD) if (place / name).is_file())
+    _check_links(folder, [place / name for name in names])
     if _ADAPTER_WEIGHTS not in names:
         raise CtxextError(f'"{place}" has no {_ADAPTER_WEIGHTS}.', hint="Save it with peft's save_pretrained.")
     _check_adapter(place / _ADAPTER_WEIGHTS)
@@ -157,6 +160,16 @@ def pack_adapter(folder: Path, repository: str, base: str | None = None) -> Uplo
 def adapter_in(folder: Path) -> Path | None:
     """The folder of an adapter: this one, or the one in it; None where there is none."""
     return next((place for place in (folder / ADAPTER, folder) if (place / _ADAPTER_CONFIG).is_file()), None)
+
+
+def _check_links(folder: Path, files: Sequence[Path]) -> None:
+    """Check that files to be shared are a folder's own, as those of a checkpoint must be.
+
+    Raises:
+        CtxextError: one is a link that leads elsewhere: what lies there is not to be shared.
+    """
+    for path in files:
+        Checkpoint(str(folder), folder, {}).check_file(path.relative_to(folder))
 
 
 def _base(name: str) -> str:

@@ -1,0 +1,401 @@
+"""Every option of every command reaches what the command runs, at a value other than its default.
+
+Each command's work is replaced by a recorder; what arrives is compared with what these tables say, word by word. An
+option that no table names fails `test_every_option_is_in_a_table`.
+"""
+
+import dataclasses
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import typer
+
+from ctxext.cli.app import app
+from ctxext.cli.finetune_data import DataChoice
+from ctxext.cli.method_options import option_owners
+from ctxext.converters.calibration import Calibration
+from ctxext.evaluate.model import Loading
+from ctxext.evaluate.settings import Settings
+from ctxext.finetune.options import TrainingOptions
+from ctxext.publish.push import PushOptions
+from ctxext.publish.upload_plan import UploadPlan
+from ctxext.recipes import Recipe, Yarn
+from ctxext.search.options import SearchOptions
+from ctxext.search.storage import StudyPlace
+
+OUTPUT = {"as_json", "quiet", "verbose", "help"}
+TOKEN = "hf_GivenGiven"
+HUB = ("--revision", "v1", "--token", TOKEN)
+GIVEN = {"revision": "v1", "token": TOKEN}
+
+EVAL = (
+    *("eval", "one", "two", "--task", "kv,needle", "-t", "passkey", "--lengths", "2k,1k", "--depths", "0,30"),
+    *("--samples", "3", "--seed", "5", "--allow-beyond", "--original-length", "4k", "--needles", "7"),
+    *("--kv-ids", "number", "--haystack", "hay.txt", "--documents", "asked.jsonl", "--data", "text.txt"),
+    *("--stride", "9", "--harness", "ruler-6,other", "--generate", "--no-chat-template", "--batch-size", "6"),
+    *("--device", "cpu", "--dtype", "bf16", "--attn", "eager", "--trust-remote-code", "--engine", "vllm"),
+    *("--engine-args", '{"seed": 2}', "--out", "there", "--resume", "--overwrite", *HUB),
+)
+SEARCH = (
+    *("search", "some", "best.yaml", "--target-length", "64k", "--trials", "3", "--minutes", "2"),
+    *("--methods", "yarn,pi", "--original-length", "4k", "--gradient", "--keep-short", "0.5", "--samples", "4"),
+    *("--lengths", "8k,4k", "--data", "text.txt", "--checked", "9", "--seed", "5", "--no-chat-template"),
+    *("--study", "mine", "--storage", "journal", "--resume", "--overwrite", "--device", "cpu", "--dtype", "fp32", *HUB),
+)
+PUSH = (
+    *("push", "out", "me/name", "--private", "--revision", "v1", "--create-pr", "--message", "Longer"),
+    *("--report", "there", "--adapter", "--base", "me/base", "--no-verify", "--token", TOKEN),
+)
+VERIFY = (
+    *("verify", "out", "--against", "some", "--no-load", "--trust-remote-code", "--engine", "vllm"),
+    *("--engine-args", '{"max_model_len": 64}', *HUB),
+)
+MERGE = ("merge", "some", "adapter", "out", "--overwrite", "--overwrite-anything", *HUB)
+INSPECT = ("inspect", "some", "--original-length", "4k", *HUB)
+CONVERT = (
+    *("convert", "some", "out", "-m", "yarn", "--factor", "4", "--overwrite", "--overwrite-anything"),
+    *("--replace-scaling", "--allow-shorter", "--original-length", "4k", "--link", "symlink", "--digest"),
+    *("--no-verify", "--calibration-text", "text.txt", "--device", "cpu", "--dtype", "fp32", *HUB),
+)
+AUTO = (
+    *("convert", "some", "-m", "auto", "--target-length", "64k", "--original-length", "4k"),
+    *("--device", "cpu", "--dtype", "fp32", *HUB, "--trials", "3", "--minutes", "2"),
+)
+_LORA = (
+    *("--length", "512", "--start-length", "64", "--original-length", "128", "--learn", "all", "--steps", "7"),
+    *("--epochs", "2", "--batch-size", "6", "--pack", "run-on", "--short-share", "0.3", "--positions", "pose"),
+    *("--window", "256", "--rank", "3", "--alpha", "5", "--dropout", "0.1", "--targets", "q_proj,v_proj"),
+    *("--rslora", "--dora", "--train-norms", "--train-embeddings", "--mlm-probability", "0.2", "--micro-batch", "3"),
+    *("--learning-rate", "0.01", "--schedule", "linear", "--warmup", "0.2", "--optimizer", "adafactor"),
+    *("--weight-decay", "0.1", "--beta1", "0.8", "--beta2", "0.9", "--neftune", "5", "--checkpointing", "--seed", "4"),
+    *("--save-every", "20", "--eval-every", "10", "--keep-best", "--patience", "2", "--report-to", "tensorboard"),
+    *("--quantize", "4bit", "--context-parallel", "2", "--device", "cpu", "--dtype", "bf16"),
+)
+_LORA_OPTIONS = {
+    **{"length": 512, "start_length": 64, "original_length": 128, "learn": "all", "steps": 7, "epochs": 2.0},
+    **{"batch_size": 6, "pack": "run-on", "short_share": 0.3, "positions": "pose", "window": 256, "rank": 3},
+    **{"alpha": 5.0, "dropout": 0.1, "targets": ("q_proj", "v_proj"), "rslora": True, "dora": True},
+    **{"train_norms": True, "train_embeddings": True, "mlm_probability": 0.2, "micro_batch": 3},
+    **{"learning_rate": 0.01, "schedule": "linear", "warmup": 0.2, "optimizer": "adafactor", "weight_decay": 0.1},
+    **{"beta1": 0.8, "beta2": 0.9, "neftune": 5.0, "checkpointing": True, "seed": 4, "save_every": 20},
+    **{"eval_every": 10, "keep_best": True, "patience": 2, "report_to": "tensorboard", "quantize": "4bit"},
+    **{"context_parallel": 2, "device": "cpu", "dtype": "bf16"},
+}
+_WHOLE = ("--full", "--keep-short", "--attention", "shifted", "--group", "32")
+_WHOLE_OPTIONS = {"full": True, "keep_short": True, "attention": "shifted", "group": 32}
+TRAININGS = ((_LORA, _LORA_OPTIONS), (_WHOLE, _WHOLE_OPTIONS))
+"""Options of a training, and what they make; in two lines, as some cannot stand together."""
+
+FINETUNE = (
+    *("finetune", "some", "out", "--data", "a.txt:0.7", "--data", "b.txt:0.3", "--format", "text"),
+    *("--text-field", "body", "--split", "mine", "--skip-bad-rows", "--long-share", "0.5", "--eval-data", "c.txt"),
+    *("--no-merge", "--resume", "--overwrite", "--overwrite-anything", "--eval", "short", *HUB),
+)
+OTHERS = (
+    ("convert", "--recipe", "--dry-run", "--copy"),
+    ("push", "--dry-run"),
+    ("demo", "--samples"),
+    ("finetune", "--config", "--dry-run"),
+)
+"""Options that have tests of their own."""
+
+
+class Arrived(Exception):
+    """Ends a command where its work would begin."""
+
+
+def arriving(*words, **named):
+    raise Arrived(words, named)
+
+
+@pytest.fixture
+def arrived(run, tmp_path, monkeypatch):
+    """Run a command line whose work is a recorder; gives what the recorder was called with."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "b.txt", "c.txt"):
+        Path(name).write_text(name)
+
+    def call(words, place):
+        module, _, name = place.rpartition(".")
+        monkeypatch.setattr(importlib.import_module(module), name, arriving)
+        with pytest.raises(Arrived) as caught:
+            run(*words)
+        return caught.value.args
+
+    return call
+
+
+@pytest.mark.parametrize("command", ["eval", "search", "push", "verify", "merge", "inspect", "convert", "finetune"])
+def test_every_option_is_in_a_table(command):
+    lines = (EVAL, SEARCH, PUSH, VERIFY, MERGE, INSPECT, CONVERT, AUTO, FINETUNE, *OTHERS)
+    words = {word for line in lines if line[0] == command for word in line}
+    words |= {word for more, _ in TRAININGS for word in more} if command == "finetune" else set()
+    own = set(option_owners()) if command == "convert" else set()
+    missing = [
+        one.name
+        for one in typer.main.get_command(app).commands[command].params
+        if one.param_type_name == "option" and one.name not in OUTPUT | own
+        if not words & {*one.opts, *one.secondary_opts}
+    ]
+    assert missing == []
+
+
+def test_eval(arrived):
+    (models, settings), named = arrived(EVAL, "ctxext.evaluate.run.evaluate")
+    assert models == ["one", "two"]
+    assert settings == Settings(
+        tasks=("kv", "needle", "passkey"),
+        lengths=(1024, 2048),
+        depths=(0.0, 0.3),
+        samples=3,
+        seed=5,
+        num_needles=7,
+        kv_ids="number",
+        haystack=Path("hay.txt"),
+        data="text.txt",
+        documents=Path("asked.jsonl"),
+        stride=9,
+        generate=True,
+        allow_beyond=True,
+        batch_size=6,
+        harness=("ruler-6", "other"),
+        original_length=4096,
+    )
+    progress = named.pop("progress")
+    assert callable(progress)
+    loading = Loading("cpu", "bf16", "eager", False, True, "v1", TOKEN, "vllm", {"seed": 2})
+    assert named == {"loading": loading, "out": Path("there"), "resume": True, "overwrite": True}
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_tasks_and_a_folder_are_chosen_where_none_is_named(arrived, monkeypatch, engine):
+    monkeypatch.setattr("ctxext.evaluate.plan.default_tasks", lambda models, loading: ("passages", "short"))
+    Path("report").mkdir()
+    Path("report-2").mkdir()
+    (_, settings), named = arrived(("eval", "one", "--engine", engine), "ctxext.evaluate.run.evaluate")
+    assert settings.tasks == {"transformers": ("passages", "short"), "vllm": ("needle",)}[engine]
+    assert (named["out"], named["resume"], named["overwrite"]) == (Path("report-3"), False, False)
+
+
+@pytest.mark.parametrize(("words", "processes"), [((), "2"), (("--resume",), "1")])
+def test_a_run_that_others_join_must_name_its_folder(run, monkeypatch, words, processes):
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    result = run("eval", "one", "--task", "needle", *words)
+    assert result.exception.message == "Which results are meant?"
+
+
+def test_search(arrived):
+    (source, options), named = arrived(SEARCH, "ctxext.cli.search.search")
+    assert source == "some"
+    assert options == SearchOptions(
+        target_length=65536,
+        trials=3,
+        minutes=2.0,
+        methods=("yarn", "pi"),
+        keep_short=0.5,
+        samples=4,
+        lengths=(4096, 8192),
+        data="text.txt",
+        seed=5,
+        checked=9,
+        gradient=True,
+        original_length=4096,
+    )
+    assert callable(named.pop("watch"))
+    assert named == {
+        "out": Path("best.yaml"),
+        "study": StudyPlace(name="mine", storage="journal"),
+        "resume": True,
+        "overwrite": True,
+        "loading": Loading("cpu", "fp32", chat_template=False, revision="v1", token=TOKEN),
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        ((), StudyPlace(path=Path("best.db"))),
+        (("--study", "mine.sqlite"), StudyPlace(path=Path("mine.sqlite"))),
+        (("--storage", "mysql://host/x"), StudyPlace(name="best", storage="mysql://host/x")),
+    ],
+)
+def test_where_a_study_is_kept(arrived, words, place):
+    _, named = arrived(("search", "some", "best.yaml", "--target-length", "2k", *words), "ctxext.cli.search.search")
+    assert named["study"] == place
+    assert (named["resume"], named["overwrite"]) == (False, False)
+
+
+def test_push(arrived, monkeypatch):
+    (folder, name, options), named = arrived(PUSH, "ctxext.publish.push.prepare")
+    assert (folder, name) == (Path("out"), "me/name")
+    assert callable(named.pop("progress"))
+    assert named == {}, "weights are read"
+    assert options == PushOptions(
+        private=True,
+        revision="v1",
+        create_pr=True,
+        message="Longer",
+        adapter=True,
+        base="me/base",
+        report=Path("there"),
+        check=False,
+    )
+    _, named = arrived((*PUSH, "--dry-run"), "ctxext.publish.push.prepare")
+    assert named == {"read_weights": False}
+    plan = UploadPlan(Path("out"), (), {}, warnings=("Mind this.",))
+    monkeypatch.setattr(importlib.import_module("ctxext.publish.push"), "prepare", lambda *given, **more: plan)
+    given, named = arrived(PUSH, "ctxext.publish.push.send")
+    assert given == (plan, "me/name", options)
+    assert named.pop("token") == TOKEN
+    assert all(map(callable, named.values()))
+    assert named.keys() == {"progress", "tell"}
+
+
+def test_one_thing_is_asked_of_push_at_a_time(arrived):
+    (_, _, options), _ = arrived(("push", "out", "me/name"), "ctxext.publish.push.prepare")
+    assert options == PushOptions()
+    for word, name in (("--private", "private"), ("--create-pr", "create_pr"), ("--adapter", "adapter")):
+        (_, _, options), _ = arrived(("push", "out", "me/name", word), "ctxext.publish.push.prepare")
+        assert options == PushOptions(**{name: True})
+
+
+def test_verify(arrived, monkeypatch):
+    monkeypatch.setattr("ctxext.engine.vllm_version", lambda: "1")
+    (folder,), named = arrived(VERIFY, "ctxext.verify.run.verify")
+    assert callable(named.pop("progress"))
+    assert (folder, named) == ("out", {"against": "some", "load": False, "trust_remote_code": True, **GIVEN})
+    monkeypatch.setattr(importlib.import_module("ctxext.verify.run"), "verify", lambda *given, **more: [])
+    opened = []
+    monkeypatch.setattr("ctxext.cli.verify.open_checkpoint", lambda name, **more: opened.append((name, more)) or name)
+    given, named = arrived(VERIFY, "ctxext.cli.verify._in_engine")
+    assert opened == [("out", GIVEN), ("some", {"token": TOKEN})], "the revision is that of OUT"
+    assert (given, named) == (("out", "some"), {"trust_remote_code": True, "arguments": {"max_model_len": 64}})
+
+
+def test_merge(arrived):
+    given, named = arrived(MERGE, "ctxext.finetune.merge.merge")
+    assert callable(named.pop("progress"))
+    assert given == ("some", Path("adapter"), Path("out"))
+    assert named == {**GIVEN, "overwrite": True, "overwrite_anything": True}
+    _, named = arrived((*MERGE[:4], "--overwrite"), "ctxext.finetune.merge.merge")
+    assert (named["overwrite"], named["overwrite_anything"]) == (True, False)
+
+
+def test_inspect(arrived):
+    expected = ("some",), {**GIVEN, "weights": False, "original_length": 4096}
+    assert arrived(INSPECT, "ctxext.cli.inspect.open_checkpoint") == expected
+
+
+def test_convert(arrived, monkeypatch):
+    calls = {}
+
+    def noting(name, result):
+        def note(*given, **named):
+            calls[name] = (given, named)
+            return result
+
+        monkeypatch.setattr(f"ctxext.cli.convert.{name}", note)
+
+    source, recipe, plan = SimpleNamespace(folder=Path("folder")), Recipe([Yarn(factor=4)]), SimpleNamespace()
+    noting("check_link", None)
+    noting("open_checkpoint", source)
+    noting("check_out", None)
+    noting("calibrated", recipe)
+    noting("make_plan", plan)
+    given, named = arrived(CONVERT, "ctxext.cli.convert.carry_out")
+    replaced, leave = {"overwrite": True, "overwrite_anything": True}, {"replace_scaling": True, "allow_shorter": True}
+    assert calls["check_link"] == (("symlink",), {})
+    assert calls["open_checkpoint"] == (("some",), {**GIVEN, "weights": True, "original_length": 4096})
+    assert calls["check_out"] == ((Path("out"), Path("folder")), replaced)
+    progress = calls["calibrated"][1].pop("progress")
+    assert calls["calibrated"] == ((source, recipe, Calibration(Path("text.txt"), "cpu", "fp32")), leave)
+    assert calls["make_plan"] == ((source, recipe), leave)
+    assert given == (plan, Path("out"))
+    assert named == {"link": "symlink", "digest": True, "check": False, "progress": progress, **replaced}
+    _, named = arrived((*CONVERT, "--copy"), "ctxext.cli.convert.carry_out")
+    assert named["link"] == "copy"
+    _, named = arrived(CONVERT[:7], "ctxext.cli.convert.carry_out")
+    assert (named["link"], named["digest"], named["check"], named["overwrite"]) == ("auto", False, True, False)
+    assert calls["make_plan"][1] == {"replace_scaling": False, "allow_shorter": False}
+    arrived((*CONVERT, "--dry-run"), "ctxext.cli.convert.plan_data")
+    assert calls["open_checkpoint"][1]["weights"] is False
+
+
+@pytest.mark.parametrize(
+    ("words", "budget"),
+    [
+        (("--trials", "3", "--minutes", "2"), (3, 2.0)),
+        (("--trials", "3"), (3, None)),
+        (("--minutes", "2"), (None, 2.0)),
+        ((), (None, 5.0)),
+    ],
+)
+def test_convert_by_a_search(arrived, monkeypatch, words, budget):
+    opened = []
+    monkeypatch.setattr(
+        "ctxext.cli.convert.open_checkpoint", lambda *given, **named: opened.append(named["original_length"])
+    )
+    (source, options), named = arrived((*AUTO[:-4], *words), "ctxext.cli.auto.search")
+    assert (source, opened) == ("some", [4096])
+    expected = {"target_length": 65536, "trials": budget[0], "minutes": budget[1], "original_length": 4096}
+    assert options == SearchOptions(**expected)
+    assert callable(named.pop("watch"))
+    assert named == {"loading": Loading("cpu", "fp32", revision="v1", token=TOKEN)}
+
+
+@pytest.mark.parametrize(("words", "expected"), TRAININGS)
+def test_finetune(arrived, monkeypatch, words, expected):
+    opened, read = [], []
+    monkeypatch.setattr(
+        "ctxext.evaluate.checkpoint_info.open_infos", lambda *given, **more: opened.append((given, more)) or []
+    )
+    monkeypatch.setattr(DataChoice, "reader", lambda self, options: read.append(options) or self)
+    monkeypatch.setattr(TrainingOptions, "_check_together", lambda self: None)
+    (model, out, chosen, options), named = arrived((*FINETUNE, *words), "ctxext.finetune.run.finetune")
+    assert (model, out) == ("some", Path("out"))
+    assert options == TrainingOptions(**expected)
+    assert read == [options, options]
+    assert chosen == DataChoice(("a.txt:0.7", "b.txt:0.3"), "text", "body", "mine", True, 0.5)
+    assert named.pop("read_held_out") == DataChoice(("c.txt",), "text", "body", None, True, None)
+    assert named.pop("data") == {**chosen.described(), "eval": "c.txt"}
+    assert callable(named.pop("progress"))
+    assert callable(named.pop("tell"))
+    flags = dict.fromkeys(("resume", "overwrite", "overwrite_anything"), True)
+    assert named == {**GIVEN, **flags, "merge": False}
+    assert opened == [((["some"],), GIVEN)]
+    (model, reader, options), named = arrived((*FINETUNE, *words, "--dry-run"), "ctxext.finetune.dry_run.dry_run")
+    assert (model, reader, options) == ("some", chosen, TrainingOptions(**expected))
+    assert callable(named.pop("tell"))
+    assert named == {**GIVEN, "merge": False}
+
+
+def test_every_choice_of_a_training_is_made_here():
+    """By a value other than its default; two that no option names are worked out from the model and its data."""
+    made = {name: value for _, expected in TRAININGS for name, value in expected.items()}
+    fields = {field.name: field.default for field in dataclasses.fields(TrainingOptions)}
+    assert fields.keys() - made.keys() == {"short_length", "piece"}
+    assert [name for name, value in made.items() if value == fields[name]] == []
+
+
+def test_a_result_is_asked_the_same_as_its_base(run, tmp_path, monkeypatch):
+    """With the seed of the training, and only where there is a checkpoint to ask."""
+    monkeypatch.chdir(tmp_path)
+    trained = SimpleNamespace(options=TrainingOptions(seed=7))
+    monkeypatch.setattr("ctxext.evaluate.checkpoint_info.open_infos", lambda *given, **more: [])
+    monkeypatch.setattr("ctxext.finetune.run.finetune", lambda *given, **more: trained)
+    told = []
+    monkeypatch.setattr("ctxext.cli.finetune.tell_result", lambda *given, **more: told.append(more))
+    asked = []
+
+    def evaluate(models, settings, *, out, progress):
+        asked.append((models, settings, out))
+        return {"models": []}
+
+    monkeypatch.setattr("ctxext.evaluate.run.evaluate", evaluate)
+    line = ("finetune", "some", "out", "--data", "demo", "--eval", "short,needle")
+    run(*line)
+    run(*line, "--no-merge")
+    assert asked == [(["some", "out"], Settings(tasks=("short", "needle"), seed=7), Path("out/evaluation"))]
+    assert told == [{"merge": True, "report": {"models": []}}, {"merge": False, "report": None}]

@@ -1,0 +1,493 @@
+"""A small report, worked out by hand or by other formulas, and everything that is drawn and written from it."""
+
+import math
+import random
+import re
+from html import unescape
+
+import numpy as np
+import pytest
+
+from ctxext.evaluate.report import pictures
+from ctxext.evaluate.report.effective_length import effective_lengths
+from ctxext.evaluate.report.findings import findings
+from ctxext.evaluate.report.intervals import mean_interval, wilson_interval
+from ctxext.evaluate.report.page import render_page
+from ctxext.evaluate.report.report import make_report
+from ctxext.evaluate.report.short_names import short_names
+from ctxext.evaluate.report.write_report import write_report
+from ctxext.evaluate.settings import Settings
+
+TASKS = ("variables", "needle", "perplexity", "short")
+LENGTHS = (256, 512, 1024)
+DEPTHS = (0.0, 0.5)
+NAMES = ("stock", "ext<i>", "other")
+VERSIONS = {"ctxext": "0.2", "transformers": "5.23", "torch": "2.9"}
+RIGHT = {
+    "stock": {256: (4, 4), 512: (4, 0)},
+    "ext<i>": {256: (4, 3), 512: (4, 2), 1024: (1, 4)},
+    "other": {256: (1, 0), 512: (0, 0), 1024: (0, 0)},
+}
+SHORT = {"stock": [(512, 200, 400.0), (512, 100, 300.0), (512, 50, 50.0)]}
+SHORT["ext<i>"] = [(512, 200, 420.0), (512, 100, 330.0), (512, 50, 80.0)]
+SHORT["other"] = [(256, 200, 420.0), (256, 100, 330.0), (256, 50, 80.0)]
+
+
+def facts(name, **more):
+    made = {"name": name, "revision": None, "kind": "causal", "model_type": "llama", "recipe": None, "summary": "stock"}
+    made |= {"source": None, "trained_length": 512, "context_length": 1024, "digest": name[0] * 64}
+    return {**made, **more}
+
+
+def lines_of(name):
+    """What a run notes of one model, in the order in which it is asked."""
+    number = NAMES.index(name)
+    made = [{"facts": {"dtype": f"type-{name}", "device": "cpu", "attention": "<sdpa>"}}]
+    for length, counts in RIGHT[name].items():
+        for depth, count in zip(DEPTHS, counts, strict=True):
+            right = [int(place < count) for place in range(4)]
+            made += [
+                {
+                    "task": "needle",
+                    "length": length,
+                    "depth": depth,
+                    "samples": part,
+                    "correct": right[part[0] : part[-1] + 1],
+                }
+                for part in ([0, 1], [2, 3])
+            ]
+    made.append({"task": "variables", "length": 256, "depth": None, "samples": [0, 1], "correct": [1, 0.75]})
+    for sample in (0, 1):
+        text = {"task": "perplexity", "length": 1024, "depth": None, "samples": [sample], "width": 256}
+        losses = {"256": [255.0 * (2 + sample), 255], "1024": [1023.0 * (1 + number), 1023]}
+        curve = [[255.0 * 2, 255], [256.0 * (2 + sample), 256], [256.0 * (3 - number), 256], [256.0, 256]]
+        made.append(
+            {**text, "buckets": curve, "lengths": losses, "sliding": {"256": [9.0 + sample, 3], "1024": [1.0, 1]}}
+        )
+    for sample, (length, tokens, loss) in enumerate(SHORT[name]):
+        made.append(
+            {"task": "short", "length": length, "depth": None, "samples": [sample], "tokens": [tokens], "loss": [loss]}
+        )
+    return [{"model": name, **line, **({"seconds": 0.5} if "task" in line else {})} for line in made]
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    """Pages without the bytes of their pictures, which take longer than all else."""
+    monkeypatch.setattr("ctxext.evaluate.report.page.as_png", lambda figure: b"")
+
+
+def report(names=NAMES, shuffle=None, **changes):
+    records = [line for name in names for line in lines_of(name)]
+    # A run that was killed asks some of it again.
+    records += [line for line in records if line.get("task") == "needle" and line["samples"] == [2, 3]]
+    if shuffle is not None:
+        random.Random(shuffle).shuffle(records)
+    settings = Settings(tasks=TASKS, lengths=LENGTHS, depths=DEPTHS, samples=4, seed=3, stride=64)
+    models = [facts(name, source="stock" if name != "stock" else None) for name in names]
+    header = {"settings": {**settings.to_dict(), **changes}, "loading": {}, "models": models, "versions": VERSIONS}
+    return make_report(header, records)
+
+
+def shown(markup):
+    """Cells of each row of a table, as text."""
+    rows = re.findall(r"<tr>(.*?)</tr>", markup, re.DOTALL)
+    return [
+        [
+            unescape(re.sub(r"<[^>]+>", "", cell))
+            for cell in re.findall(r"<(?:td|th)[^>]*>(.*?)</(?:td|th)>", row, re.DOTALL)
+        ]
+        for row in rows
+    ]
+
+
+def section(page, heading):
+    return page.split(f"<h2>{heading}</h2>")[1].split("<h2>")[0]
+
+
+def test_the_order_of_the_lines_does_not_matter():
+    assert report(shuffle=1) == report(shuffle=2) == report()
+
+
+def test_cells_are_what_was_answered_whoever_asked_twice():
+    found = report(shuffle=3)
+    for model in found["models"]:
+        name = model["name"]
+        assert (model["dtype"], model["device"]) == (f"type-{name}", "cpu")
+        told = [(c["task"], c["length"], c["depth"], c["correct"], c["samples"]) for c in model["cells"]]
+        needles = [
+            ("needle", length, depth, count, 4)
+            for length, counts in RIGHT[name].items()
+            for depth, count in zip(DEPTHS, counts, strict=True)
+        ]
+        assert told == [("variables", 256, None, 1.75, 2), *needles]
+        for cell in model["cells"]:
+            assert cell["share"] == cell["correct"] / cell["samples"]
+            assert (cell["low"], cell["high"]) == wilson_interval(cell["correct"], cell["samples"])
+            assert cell["seconds"] == (0.5 if cell["task"] == "variables" else 1.5)
+        assert model["seconds"] == 0.5 * len([line for line in lines_of(name) if "task" in line]) + 0.5 * len(needles)
+
+
+def test_loss_on_long_text_is_the_mean_over_tokens_of_all_documents():
+    for number, model in enumerate(report(shuffle=4)["models"]):
+        text = model["perplexity"]
+        assert (text["task"], text["documents"], text["length"]) == ("perplexity", 2, 1024)
+        losses = [2.0, 2.5, 3.0 - number, 1.0]
+        assert [(p["start"], p["end"], p["loss"], p["count"]) for p in text["curve"]] == [
+            (256 * place, 256 * place + 256, loss, 512 - 2 * (place == 0)) for place, loss in enumerate(losses)
+        ]
+        assert {n: (p["loss"], p["count"]) for n, p in text["lengths"].items()} == {
+            "256": (2.5, 510),
+            "1024": (1 + number, 2046),
+        }
+        assert {n: (p["loss"], p["count"]) for n, p in text["sliding"].items()} == {
+            "256": (19 / 6, 6),
+            "1024": (1.0, 2),
+        }
+        assert text["lengths"]["256"]["perplexity"] == math.exp(2.5)
+
+
+def test_a_loss_that_no_perplexity_can_be_written_of_ends_no_report():
+    record = {
+        "model": "stock",
+        "task": "short",
+        "length": 9,
+        "depth": None,
+        "samples": [0],
+        "tokens": [1],
+        "loss": [1e6],
+    }
+    header = {"settings": Settings().to_dict(), "models": [facts("stock")], "versions": VERSIONS}
+    assert math.isfinite(make_report(header, [{**record, "seconds": 1.0}])["models"][0]["short"]["perplexity"])
+
+
+def test_the_cost_is_told_against_the_source_at_the_same_length_alone():
+    stock, extended, other = report(shuffle=5)["models"]
+    assert stock["short"]["losses"] == [2.0, 3.0, 1.0]
+    assert stock["short"]["loss"] == 750 / 350, "a long document counts for more"
+    differences = np.array([0.1, 0.3, 0.6])
+    half = 4.302652729911275 * differences.std(ddof=1) / math.sqrt(3)
+    against = extended["short"]["against"]
+    assert against.pop("model") == "stock"
+    mean = differences.mean()
+    expected = {"loss": mean, "low": mean - half, "high": mean + half, "ratio": math.exp(mean)}
+    assert against == pytest.approx(expected, rel=1e-6)
+    assert "against" not in other["short"], "its documents have another length"
+    assert "against" not in stock["short"]
+
+
+@pytest.mark.parametrize("count", range(2, 14))
+def test_student_s_interval(count):
+    """By the incomplete beta function of his distribution, integrated."""
+    values = [math.sin(7 * n) for n in range(count)]
+    mean, half = mean_interval(values)
+    t = half / (np.std(values, ddof=1) / math.sqrt(count))
+    freedom = count - 1
+    ts = np.linspace(0, t, 20001)
+    density = (1 + ts**2 / freedom) ** (-(freedom + 1) / 2)
+    density *= math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
+    assert (density[1:] + density[:-1]).sum() / 2 * ts[1] == pytest.approx(0.475, abs=3e-4)
+    assert mean == pytest.approx(np.mean(values))
+
+
+def test_nothing_asked_is_nothing_known():
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+    assert mean_interval([3.0]) == (3.0, math.inf)
+
+
+def counted(task, shares, samples=100):
+    return [
+        {"task": task, "length": length, "depth": None, "correct": share, "samples": samples}
+        for length, share in shares.items()
+    ]
+
+
+def test_an_effective_length_needs_every_task_and_85_percent_to_the_point():
+    cells = [*counted("a", {256: 100, 512: 85, 1024: 84}), *counted("b", {256: 100, 512: 100})]
+    found = effective_lengths(cells)
+    assert (found["length"], found["figure"]) == (512, 1.0), "at 1024 one task was not asked"
+    assert found["tasks"]["a"]["length"] == 512, "85 % is enough"
+
+
+@pytest.mark.parametrize("right", [0, 1, 2, 3, 4])
+def test_a_few_answers_say_little_of_an_effective_length(right):
+    """The chance that the later figure is below 85 % of the first, drawn by another generator from Jeffreys' betas."""
+    rng, count = np.random.default_rng(0), 200_000
+    first, later = (rng.beta(hits + 0.5, 4.5 - hits, count) for hits in (4, right))
+    below = float((later < 0.85 * first).mean())
+    expected = (512 if below < 0.025 else 256, 256 if below > 0.975 else 512)
+    found = effective_lengths(counted("a", {256: 4, 512: right}, 4))
+    assert (found["low"], found["high"]) == expected
+
+
+def test_sentences_of_the_whole():
+    told = findings(report())
+    variables, needle, text, cost = told
+    assert variables == "variables at 256 tokens: stock finds 88 % (26–99), ext<i> 88 %, other 88 %."
+    assert needle == (
+        "needle at 1024 tokens: ext<i> finds 62 % (31–86), other 0 %; ext<i> is uneven: 25 % at depth 0 %, "
+        "100 % at depth 50 %."
+    )
+    assert text == (
+        "Loss on long text, from the last half of the original context length to the last half of the text: "
+        "stock falls (-0.50), ext<i> falls (-1.00), other falls (-1.50) nats per token."
+    )
+    assert cost == (
+        "Cost at the original context length, in nats per token against the source: "
+        "ext<i> +0.333 (perplexity × 1.396, -0.292 to +0.958)."
+    )
+    named = findings(report(), {"ext<i>": "x"})
+    assert "; x is uneven" in named[1]
+
+
+@pytest.mark.parametrize(
+    ("losses", "told"),
+    [
+        ([9.0, 1.0, 1.0, 1.02], "stays (+0.01)"),
+        ([9.0, 2.0, 1.0, 1.5], "falls (-0.75)"),
+        ([9.0, 1.0, 2.0, 1.5], "rises (+0.75)"),
+    ],
+)
+def test_what_the_second_half_of_a_text_does(losses, told):
+    """Of a text twice as long as the context; of a shorter one nothing is said."""
+    buckets = [[loss * 256, 256] for loss in losses]
+    text = {"model": "stock", "task": "perplexity", "depth": None, "samples": [0], "width": 256, "lengths": {}}
+    header = {"settings": Settings(tasks=("perplexity",)).to_dict(), "models": [facts("stock")], "versions": VERSIONS}
+    (sentence,) = findings(make_report(header, [{**text, "length": 1024, "buckets": buckets, "seconds": 1.0}]))
+    assert sentence.endswith(f": stock {told} nats per token.")
+    shorter = {**text, "length": 1023, "buckets": buckets, "seconds": 1.0}
+    assert findings(make_report(header, [shorter])) == []
+
+
+def test_points_with_more_tokens_count_for_more():
+    text = {"model": "stock", "task": "perplexity", "depth": None, "samples": [0], "width": 256, "lengths": {}}
+    header = {"settings": Settings(tasks=("perplexity",)).to_dict(), "models": [facts("stock")], "versions": VERSIONS}
+    buckets = [[0.0, 255], [256.0, 256], [256.0, 256], [3 * 64.0, 64]]
+    (sentence,) = findings(make_report(header, [{**text, "length": 1024, "buckets": buckets, "seconds": 1.0}]))
+    assert "rises (+0.40)" in sentence
+
+
+def test_many_models_are_told_by_their_ends():
+    names = [f"m{number}" for number in range(10)]
+    models = [facts(name, source="m3" if name != "m3" else None) for name in names]
+    records = []
+    for number, name in enumerate(names):
+        short = {"task": "short", "length": 512, "depth": None, "samples": [0], "tokens": [100]}
+        records.append({"model": name, **short, "loss": [100 + (7 * number) % 10 * 10.0], "seconds": 1.0})
+        right = [int(place < 10 - (3 * number) % 10) for place in range(10)]
+        needle = {"task": "needle", "length": 512, "depth": 0.5, "samples": list(range(10)), "correct": right}
+        records.append({"model": name, **needle, "seconds": 1.0})
+    header = {"settings": Settings().to_dict(), "models": models, "versions": VERSIONS}
+    needle, cost = findings(make_report(header, records))
+    assert needle.endswith(": m0 finds 100 % (72–100), m7 90 %, m4 80 %, m1 70 %, m8 60 %, 5 others 10 to 50 %.")
+    assert cost.endswith(": from m0 -0.100 to m7 +0.800, 9 models.")
+
+
+def test_the_summary_row_by_row():
+    page = render_page(report())
+    summary = page[page.index('id="summary"') : page.index("</table>")]
+    head, stock, extended, other = shown(summary)
+    assert head == ["model", "256 tokens", "512 tokens", "1k tokens", "effective length", "cost inside, nats"]
+    assert stock == ["stock", "98 (69–99)", "50 (22–78)", "–", stock[4], "–"]
+    assert extended == ["ext<i>", "88 (57–97)", "75 (41–93)", "62 (31–86)", extended[4], "+0.333"]
+    assert other[:4] == ["other", "28 (9–58)", "0 (0–32)", "0 (0–32)"]
+    assert re.findall(r"<b>(\d+)</b>", summary) == ["98", "75", "62"], "the best of each length"
+    models = {model["name"]: model["effective"] for model in report()["models"]}
+    assert stock[4].startswith("256") == (models["stock"]["length"] == 256)
+    assert 'data-value="ext&lt;i&gt;"' in summary
+
+
+def test_an_effective_length_at_the_longest_may_be_longer():
+    found = report()
+    for model in found["models"]:
+        model["effective"] = {"length": 1024, "low": 256, "high": 1024, "tasks": {}}
+    page = render_page(found)
+    assert page.count("≥ 1k (256–1k)") == 3
+    for model in found["models"]:
+        model["effective"] = {
+            "length": 512,
+            "low": 512,
+            "high": 512,
+            "tasks": {"needle": {"length": 1024, "low": 1024, "high": 1024}},
+        }
+    page = render_page(found)
+    assert page.count('<td data-value="512">512</td>') == 3
+    assert "Effective length: stock ≥ 1k; ext&lt;i&gt; ≥ 1k; other ≥ 1k." in section(page, "needle")
+
+
+def test_the_maps_of_a_task():
+    needle = section(render_page(report()), "needle")
+    tables = needle.split('<table class="map"')[1:]
+    assert [re.search(r"<caption>(.*?)<", one)[1] for one in tables] == ["256 tokens", "512 tokens", "1024 tokens"]
+    assert shown(tables[0]) == [
+        ["depth %", "0", "50", "all"],
+        ["stock", "100", "100", "100 (68–100)"],
+        ["ext<i>", "100", "75", "88 (53–98)"],
+        ["other", "25", "0", "12 (2–47)"],
+    ]
+    assert [row[0] for row in shown(tables[1])] == ["depth %", "stock", "ext<i>", "other"], "512 is not beyond 512"
+    assert [row[0] for row in shown(tables[2].split("</table>")[0])] == ["depth %", "ext<i>*", "other*"]
+    counts = shown(needle.split("Counts and intervals")[1])
+    assert counts[1] == ["stock", "256", "0 %", "4 of 4", "100.0 %", "51.0–100.0 %"]
+    assert "Exact match" in needle
+    assert "<i>" not in needle
+    variables = section(render_page(report()), "variables")
+    assert "Each answer was generated" in variables, "its answers always are"
+    assert shown(variables.split("Counts and intervals")[1])[1][2:4] == ["–", "1.75 of 2"]
+    assert "Each answer was generated" in section(render_page(report(generate=True)), "needle")
+
+
+def test_the_other_tables_of_the_page():
+    page = render_page(report())
+    head, *rows = shown(section(page, "Perplexity").split("</figure>")[1])
+    assert head == ["", "model", "documents", "256", "1024", "256, sliding", "1024, sliding"]
+    e = math.e
+    expected = [f"{e**2.5:.2f}", None, f"{e ** (19 / 6):.2f}", f"{e:.2f}"]
+    for number, row in enumerate(rows):
+        assert row[1:] == [NAMES[number], "2", expected[0], f"{e ** (1 + number):.2f}", *expected[2:]]
+    assert "moves on by 64 tokens" in section(page, "Perplexity")
+    head, *rows = shown(section(page, "At the original context length"))
+    assert rows == [
+        ["stock", "512", f"{e ** (750 / 350):.3f}", "–", "–"],
+        ["ext<i>", "512", f"{e ** (830 / 350):.3f}", "+0.3333 (-0.2918 to +0.9585)", "stock"],
+        ["other", "256", f"{e ** (830 / 350):.3f}", "–", "–"],
+    ]
+    _, *rows = shown(section(page, "Models"))
+    assert rows[1] == ["ext<i>", "stock", "512", "1024", "type-ext<i>, <sdpa>, cpu", "eeeeeeeeeeee"]
+    settings = {row[0]: row[1] for row in shown(section(page, "Settings"))}
+    assert (settings["generate"], settings["seed"], settings["torch"]) == ("False", "3", "2.9")
+    assert settings["digest of ext<i>"] == "e" * 64
+    assert "haystack" not in settings
+    assert "<i>" not in page
+    assert "4 samples per cell, seed 3, transformers 5.23, torch 2.9<" in page
+
+
+def test_curves_in_the_table_look_as_in_the_picture():
+    found = report()
+    found["models"] = [{**found["models"][0], "name": f"m{number}"} for number in range(10)]
+    marks = re.findall(r'stroke="(#\w+)" stroke-width="3"( stroke-dasharray="[\d.,]+")?', render_page(found))
+    assert len(set(marks)) == 10
+    assert marks[0][1] == ""
+    assert marks[8] == (marks[0][0], ' stroke-dasharray="12,4"')
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (None, "made-up prose of the package"),
+        ("some/set", "Text: some/set."),
+        ({"name": "my<.txt", "sha256": "0"}, "my&lt;.txt"),
+    ],
+)
+def test_the_page_names_the_text(data, named):
+    page = render_page(report(data=data))
+    assert named in section(page, "Perplexity")
+    assert named in section(page, "At the original context length")
+
+
+@pytest.mark.parametrize(("count", "title"), [(1, "stock"), (3, "stock, ext&lt;i&gt;, other"), (4, "4 models")])
+def test_the_title_names_three_models_at_most(count, title):
+    found = report()
+    found["models"] = [*found["models"], {**found["models"][0], "name": "fourth"}][:count]
+    assert f"<h1>Long context: {title}</h1>" in render_page(found)
+
+
+def test_every_reader_gets_the_picture_of_the_own_theme(monkeypatch):
+    monkeypatch.setattr("ctxext.evaluate.report.page.loss_curves", lambda report, *, theme, has_legend: Figure(theme))
+    monkeypatch.setattr("ctxext.evaluate.report.page.as_png", lambda figure: figure.theme.encode())
+    page = render_page(report())
+    assert 'scheme: dark)" srcset="data:image/png;base64,ZGFyaw=="' in page
+    assert '<img src="data:image/png;base64,bGlnaHQ=" width="960"' in page
+
+
+class Figure:
+    def __init__(self, theme):
+        self.theme = theme
+
+    def get_size_inches(self):
+        return 10.0, 5.0
+
+
+def test_names_that_differ_little():
+    long = "owner/some-model-of-a-long-name"
+    assert short_names(["b", long]) == {"b": "b", long: long.split("/")[1]}, "one is long"
+    assert short_names(["x" * 24, "y" * 24])["x" * 24] == "x" * 24, "as long as names may be"
+    five = [f"{long}-{letter}-common" if letter != "z" else f"{long}-{letter}" for letter in "vwxyz"]
+    assert short_names(five)[five[0]] == "v", "what four of five have is left out"
+    same = ["one/some-model-of-a-long-name", "two/some-model-of-a-long-name"]
+    assert short_names(same) == {name: name for name in same}
+
+
+def test_the_heat_map_shows_each_cell_in_its_place():
+    figure = pictures.heat_maps(report(), "needle")
+    axes = [one for one in figure.axes if one.get_visible()]
+    assert [one.get_title() for one in axes] == list(NAMES)
+    for one in axes:
+        counts = RIGHT[one.get_title()]
+        expected = [[counts[n][d] / 4 if n in counts else math.nan for n in LENGTHS] for d in (0, 1)]
+        assert np.array_equal(one.images[0].get_array().filled(math.nan), expected, equal_nan=True)
+        assert one.images[0].get_clim() == (0, 1)
+        written = {text.get_position(): text.get_text() for text in one.texts}
+        assert written == {(x, y): str(25 * counts[n][y]) for x, n in enumerate(LENGTHS) if n in counts for y in (0, 1)}
+        assert [line.get_xdata()[0] for line in one.lines] == [1.5], "behind 512"
+    assert [label.get_text() for label in axes[0].get_yticklabels()] == ["0 %", "50 %"]
+    assert "right of the line" in figure.get_supxlabel()
+    assert pictures.heat_maps(report(), "kv") is None
+    alone = pictures.heat_maps(report(), "needle", names=["other"])
+    assert [one.get_title() for one in alone.axes] == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("trained", "is_marked"), [(None, False), (128, False), (256, True), (1023, True), (1024, False)]
+)
+def test_a_line_stands_where_training_ended_between_two_lengths(trained, is_marked):
+    found = report(("ext<i>",))
+    found["models"][0]["trained_length"] = trained
+    figure = pictures.heat_maps(found, "needle")
+    assert bool(figure.axes[0].lines) == is_marked
+    assert ("right of the line" in figure.get_supxlabel()) == is_marked
+
+
+def test_the_curves_stand_at_the_middle_of_their_tokens():
+    figure = pictures.loss_curves(report())
+    (axes,) = figure.axes
+    for number, name in enumerate(NAMES):
+        points, line = axes.lines[2 * number], axes.lines[2 * number + 1]
+        losses = [2.0, 2.5, 3.0 - number, 1.0]
+        assert list(points.get_xdata()) == list(line.get_xdata()) == [128, 384, 640, 896]
+        assert list(points.get_ydata()) == losses
+        smooth = [losses[0], sum(losses[:3]) / 4 + losses[1] / 4, sum(losses[1:]) / 4 + losses[2] / 4, losses[3]]
+        assert list(line.get_ydata()) == pytest.approx(smooth)
+        assert line.get_label() == name
+    assert [line.get_xdata()[0] for line in axes.lines[6:]] == [512], "where training ended"
+    assert axes.get_xlim() == (0, 1024)
+    assert axes.get_legend() is not None
+    assert pictures.loss_curves(report(), has_legend=False).axes[0].get_legend() is None
+
+
+def test_files_of_a_report(tmp_path, monkeypatch):
+    drawn = []
+    real = pictures.heat_maps
+
+    def heat_maps(found, task, **more):
+        drawn.append((task, *more.get("names", ())))
+        return real(found, task, **more)
+
+    monkeypatch.setattr(pictures, "heat_maps", heat_maps)
+    monkeypatch.setattr(pictures, "as_png", lambda figure: figure.axes[0].get_title().encode())
+    monkeypatch.setattr("ctxext.evaluate.report.page.as_png", lambda figure: b"")
+    found = report(("stock", "ext<i>"))
+    found["models"][0]["cells"] = [c for c in found["models"][0]["cells"] if c["task"] == "variables"]
+    found["models"][1]["name"] = "<>"
+    files = write_report(found, tmp_path)
+    assert [path.name for path in files] == [
+        *("report.json", "report.html", "variables.png", "variables-stock.png", "variables-model.png"),
+        *("needle.png", "needle-model.png", "perplexity.png"),
+    ]
+    assert (tmp_path / "needle-model.png").read_bytes() == b"<>"
+    assert (tmp_path / "variables-stock.png").read_bytes() == b"stock"
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    assert [path.name for path in write_report(report(("other",)), alone)][2:] == [
+        *("variables-other.png", "needle-other.png", "perplexity.png")
+    ]

@@ -1,0 +1,627 @@
+"""What the options of a training come to: lengths and steps, the Trainer's arguments, the adapter, and what is said."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import random
+import signal
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ctxext.errors import CtxextError
+from ctxext.finetune.curve import draw_losses, smoothed
+from ctxext.finetune.data import DataReport
+from ctxext.finetune.data_summary import data_lines, num_tokens_of
+from ctxext.finetune.dry_run import Plan
+from ctxext.finetune.evaluation import Evaluations, PositionLosses, needle_probe
+from ctxext.finetune.fits import check_fits
+from ctxext.finetune.formats import BadRecord, RecordReader
+from ctxext.finetune.loop import held_out_sequences, newest_save, training_arguments
+from ctxext.finetune.lora import with_adapter
+from ctxext.finetune.mixture import Mixture, Source, parse_source
+from ctxext.finetune.options import CHANGEABLE, TrainingOptions
+from ctxext.finetune.positions import pose_positions, restarting_positions
+from ctxext.finetune.probe import Cost, Measured
+from ctxext.finetune.run import _notes, _settings
+from ctxext.finetune.source_model import SourceModel
+from ctxext.finetune.watch import LiveLine, StopAfterStep, span
+from tiny_base import SIZES
+
+
+def settled(**choices) -> TrainingOptions:
+    return TrainingOptions(**choices).settled(window=1024, trained_length=128)
+
+
+SETTLED = [
+    ({}, {"length": 1024, "short_length": 128, "alpha": 32.0, "learning_rate": 2e-4, "group": None, "window": None}),
+    ({"full": True}, {"learning_rate": 2e-5}),
+    ({"full": True, "learning_rate": 0.5, "rank": 3, "alpha": 1.5}, {"learning_rate": 0.5, "alpha": 1.5}),
+    ({"rank": 3}, {"alpha": 6.0}),
+    ({"length": 64}, {"length": 64, "short_length": 64}),
+    ({"short_length": 32}, {"short_length": 32}),
+    ({"short_length": 5000}, {"short_length": 1024}),
+    ({"positions": "pose"}, {"length": 1024, "window": 128, "short_length": 128}),
+    ({"positions": "pose", "window": 4096}, {"window": 1024}),
+    ({"positions": "pose", "length": 9000}, {"window": 128, "checkpointing": False}),
+    ({"attention": "shifted"}, {"group": 256}),
+    ({"attention": "shifted", "length": 6}, {"group": 2}),
+    ({"attention": "shifted", "group": 8}, {"group": 8}),
+    ({"length": 4096}, {"checkpointing": False}),
+    ({"length": 4097}, {"checkpointing": True}),
+    ({"length": 4097, "checkpointing": False}, {"checkpointing": False}),
+    ({"start_length": 1023}, {"start_length": 1023}),
+]
+
+
+@pytest.mark.parametrize(("choices", "expected"), SETTLED)
+def test_what_depends_on_the_base(choices, expected):
+    found = settled(**choices)
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"start_length": 1024}, "is not below the 1024 tokens"),
+        ({"start_length": 128, "positions": "pose"}, "is not below the 128 tokens"),
+        ({"context_parallel": 3}, "1024 tokens cannot be shared by --context-parallel 3"),
+        ({"full": True, "rslora": True}, "for LoRA"),
+        ({"full": True, "targets": ("q_proj",)}, "for LoRA"),
+        ({"context_parallel": 2, "pack": "restart"}, "goes without"),
+        ({"context_parallel": 2, "keep_short": True}, "goes without"),
+        ({"pack": "restart", "attention": "shifted"}, "restart goes with full"),
+        ({"keep_best": True, "save_every": 50, "eval_every": 20}, "no multiple of --eval-every"),
+        ({"patience": 1, "save_every": 10, "eval_every": 20}, "no multiple of --eval-every"),
+        ({"batch_size": 6, "micro_batch": 4}, "no multiple of --micro-batch"),
+        ({"epochs": 0.0}, "above 0"),
+        ({"mlm_probability": 0.0}, "above 0"),
+        *(({name: 1.0}, "share from 0 to 1") for name in ("short_share", "warmup", "dropout", "beta1")),
+    ],
+)
+def test_choices_that_contradict_each_other(choices, message):
+    with pytest.raises(CtxextError, match=message):
+        settled(**choices)
+
+
+def test_choices_that_go_together():
+    settled(keep_best=True, save_every=50, eval_every=25)
+    settled(save_every=50, eval_every=20)
+    settled(batch_size=8, micro_batch=4, full=True, context_parallel=2)
+    assert TrainingOptions(patience=1).keeps_best
+    assert not TrainingOptions(eval_every=1).keeps_best
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.3, 0.9])
+@pytest.mark.parametrize("start", [None, 200, 300])
+@pytest.mark.parametrize("steps", [1, 7, 40])
+def test_every_step_has_its_length(share, start, steps):
+    """Lengths double in equal parts of the steps up to the full one; so many of all steps are short, evenly spread."""
+    options = settled(short_share=share, start_length=start, steps=steps, batch_size=3)
+    grown = {None: [1024], 200: [200, 400, 800, 1024], 300: [300, 600, 1024]}[start]
+    shorts = [step for step in range(steps) if math.floor((step + 1) * share) > math.floor(step * share)]
+    full = [grown[math.ceil((step + 1) * len(grown) / steps) - 1] for step in range(steps)]
+    lengths = [min(128, length) if step in shorts else length for step, length in enumerate(full)]
+    assert [options.length_of_step(step) for step in range(steps)] == lengths
+    assert full[-1] == 1024
+    wanted = Counter()
+    for length in lengths:
+        wanted[length] += 3 * (1024 // length)
+    assert options.sequences_wanted() == {1024: max(1, wanted[1024]), **{n: c for n, c in wanted.items() if n != 1024}}
+
+
+def test_short_steps_are_of_use_where_they_differ():
+    assert not any(settled(length=128, short_share=0.5).is_short(step) for step in range(10))
+    pose = settled(positions="pose", short_share=0.5)
+    assert [pose.is_short(step) for step in range(4)] == [False, True, False, True], "without skips"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "sequences", "steps"), [(1.0, 16, 2), (1.0, 17, 3), (2.5, 16, 5), (0.01, 16, 1), (None, 16, 200)]
+)
+def test_epochs_come_to_whole_steps(epochs, sequences, steps):
+    options = settled(epochs=epochs).for_data(sequences)
+    assert (options.steps, options.epochs) == (steps, None)
+    if epochs:
+        assert settled(epochs=epochs).sequences_wanted() == {1024: 1 << 40, 128: 1 << 40}
+
+
+def test_what_may_change_in_a_run_that_goes_on():
+    assert set(CHANGEABLE) == {
+        *("device", "save_every", "report_to", "steps", "micro_batch", "checkpointing", "piece", "context_parallel"),
+        *("eval_every", "keep_best", "patience"),
+    }
+
+
+@pytest.mark.parametrize(("length", "target"), [(4, 7), (4, 4), (1, 3), (5, 2)])
+def test_pose_reaches_every_cut_and_skip_and_no_other(length, target):
+    seen = {tuple(pose_positions(length, target, random.Random(seed))) for seed in range(400)}
+    skips = range(max(0, target - length) + 1)
+    cuts = range(1, max(1, length - 1) + 1)
+    assert seen == {tuple(p if p < cut else p + skip for p in range(length)) for cut in cuts for skip in skips}
+
+
+def test_positions_restart_even_where_a_row_begins_within_a_document():
+    assert restarting_positions([False, False, True, False, True, True]) == [0, 1, 0, 1, 0, 0]
+
+
+def tiny(**changes):
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**{**SIZES, **changes}))
+
+
+CHOSEN = {
+    **{"steps": 30, "batch_size": 12, "micro_batch": 3, "learning_rate": 0.25, "schedule": "linear", "warmup": 0.11},
+    **{"optimizer": "adafactor", "weight_decay": 0.5, "beta1": 0.7, "beta2": 0.8, "neftune": 4.0, "seed": 9},
+    **{"save_every": 7, "report_to": "none", "device": "cpu", "length": 64},
+}
+
+
+def test_every_choice_is_the_trainer_s(tmp_path):
+    made = training_arguments(settled(**CHOSEN), tmp_path, 2)
+    expected = {
+        **{"max_steps": 30, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "learning_rate": 0.25},
+        **{"warmup_steps": 4, "weight_decay": 0.5, "adam_beta1": 0.7, "adam_beta2": 0.8, "neftune_noise_alpha": 4.0},
+        **{"seed": 9, "save_steps": 7, "save_total_limit": 2, "logging_steps": 1, "logging_nan_inf_filter": False},
+        **{"bf16": False, "fp16": False, "remove_unused_columns": False, "output_dir": str(tmp_path)},
+    }
+    assert {name: getattr(made, name) for name in expected} == expected
+    assert (made.lr_scheduler_type.value, made.optim.value) == ("linear", "adafactor")
+    constant = training_arguments(settled(**{**CHOSEN, "schedule": "constant"}), tmp_path, 1)
+    assert constant.lr_scheduler_type.value == "constant_with_warmup"
+    assert constant.gradient_accumulation_steps == 4
+
+
+@pytest.mark.parametrize(
+    ("choices", "processes", "message"),
+    [
+        ({"batch_size": 6, "micro_batch": 2}, 2, "Use a multiple of 4"),
+        ({"batch_size": 2}, 4, "Use a multiple of 4"),
+        ({"context_parallel": 2}, 3, "needs a multiple of 2 processes"),
+        ({"context_parallel": 2}, 2, "each with an accelerator"),
+        ({"optimizer": "adamw_torhc"}, 1, "adamw_torch"),
+    ],
+)
+def test_what_cannot_be_shared_among_processes(choices, processes, message, tmp_path):
+    with pytest.raises(CtxextError) as refused:
+        training_arguments(settled(**choices), tmp_path, processes)
+    assert message in f"{refused.value.message} {refused.value.hint}"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("chosen", [True, False])
+def test_every_choice_is_the_adapter_s(chosen, tied, monkeypatch):
+    monkeypatch.setattr("peft.get_peft_model", lambda model, config: config)
+    more = {"rslora": True, "dora": True, "train_norms": True, "train_embeddings": True, "targets": ("q_proj",)}
+    options = settled(rank=3, alpha=7.0, dropout=0.25, **(more if chosen else {}))
+    config = with_adapter(tiny(tie_word_embeddings=tied), options, whole=("down_proj.weight",))
+    assert (config.r, config.lora_alpha, config.lora_dropout) == (3, 7.0, 0.25)
+    assert (config.use_rslora, config.use_dora, config.ensure_weight_tying) == (chosen, chosen, chosen and tied)
+    assert (config.fan_in_fan_out, config.task_type) == (False, "CAUSAL_LM")
+    whole = {f"model.layers.{layer}.mlp.down_proj" for layer in (0, 1)}
+    norms = {
+        "model.norm",
+        *(f"model.layers.{n}.{name}_layernorm" for n in (0, 1) for name in ("input", "post_attention")),
+    }
+    assert set(config.modules_to_save) == whole | (norms | {"model.embed_tokens"} if chosen else set())
+    if chosen:
+        assert config.target_modules == {"q_proj"}
+    else:
+        assert len(config.target_modules) == 14
+        assert not [name for name in config.target_modules if "lm_head" in name]
+
+
+def test_norms_or_embeddings_alone(monkeypatch):
+    monkeypatch.setattr("peft.get_peft_model", lambda model, config: config)
+    assert with_adapter(tiny(), settled(train_embeddings=True)).modules_to_save == ["model.embed_tokens"]
+    assert len(with_adapter(tiny(), settled(train_norms=True)).modules_to_save) == 5
+    assert with_adapter(tiny(), settled()).modules_to_save is None
+    for target in ("proj", "o_prj", "elf_attn.q_proj"):
+        with pytest.raises(CtxextError, match="matches no linear layer"):
+            with_adapter(tiny(), settled(targets=(target,)))
+
+
+def data_report(**changes) -> DataReport:
+    usual = {"num_documents": 10, "num_tokens": 2000, "num_sequences": 100, "num_shorter": {}, "num_learned": 102400}
+    return DataReport(**{**usual, "num_short": 0, "num_long": 0, "num_dropped": 7, **changes})
+
+
+FIRST = "data: 10 documents, 2,000 tokens → 100 sequences of 1,024; 7 tokens dropped"
+LINES = [
+    ({}, {"steps": 1}, [FIRST]),
+    ({"num_in_all": 10, "num_tokens_in_all": 9999}, {"steps": 1}, [FIRST]),
+    (
+        {"num_in_all": 1000, "num_tokens_in_all": 9999},
+        {"steps": 1},
+        ["data: 10 of 1,000 documents, 2,000 of about 9,999 tokens → 100 sequences of 1,024; 7 tokens dropped"],
+    ),
+    (
+        {"num_shorter": {"128": 50, "256": 0}, "num_learned": 54400, "num_padding": 10880},
+        {"steps": 100, "short_share": 0.0},
+        [
+            FIRST,
+            "      and 50 of 128, 0 of 256 tokens",
+            "      the loss counts 50.0 % of all tokens",
+            "      nothing has 256 tokens; those steps use 1,024",
+            "      each sequence is seen 8.0 times",
+        ],
+    ),
+    ({"num_padding": 10240}, {"steps": 1}, [FIRST]),
+    (
+        {"num_padding": 10241},
+        {"steps": 1},
+        [FIRST, "      10 % of all tokens are padding (--pack restart joins documents)"],
+    ),
+    ({"num_padding": 20480}, {"steps": 1, "pack": "run-on"}, [FIRST, "      20 % of all tokens are padding"]),
+    (
+        {"num_bad": 2, "first_bad": "line 3 is odd", "unused_fields": {"z": 1, "a": 2}, "num_short": 3, "num_long": 4},
+        {"steps": 1},
+        [
+            FIRST,
+            "      2 bad records were skipped; the first: line 3 is odd",
+            "      fields that are not read: a, z",
+            "      3 documents are too short for a sequence (--pack run-on joins them)",
+            "      4 documents with marked answers are too long for a sequence",
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("counts", "choices", "lines"), LINES)
+def test_what_is_said_of_the_data(counts, choices, lines):
+    report = data_report(**counts)
+    shorter = 50 * 128 if "num_shorter" in counts else 0
+    assert num_tokens_of(report, settled()) == 102400 + shorter
+    if shorter:
+        report = dataclasses.replace(report, num_learned=(102400 + shorter) // 2)
+    assert data_lines(report, settled(**{"short_share": 0.0, **choices})) == lines
+
+
+@pytest.mark.parametrize(
+    ("choices", "left"),
+    [
+        ({}, "checkpointing quantize positions length context"),
+        ({"micro_batch": 2, "checkpointing": True}, "micro-batch quantize positions length context"),
+        ({"full": True, "length": 9000}, "LoRA positions length context"),
+        ({"quantize": "4bit", "positions": "pose", "context_parallel": 2}, "checkpointing length"),
+    ],
+)
+def test_remedies_that_are_left(choices, left):
+    options = settled(**choices)
+    facts = {field.name: 0 for field in dataclasses.fields(Plan)} | {"options": options}
+    found = [text.lstrip("-").split()[0].strip(":,").partition("-parallel")[0] for text in Plan(**facts).remedies]
+    assert found == left.split()
+    assert [Plan(**{**facts, "peak_memory": n, "available_memory": 5}).fits for n in (4, 5, 6)] == [True, True, False]
+
+
+def test_memory_at_another_length():
+    cost = SimpleNamespace(logit_bytes=lambda length: 1000 * length)
+    found = Measured((10, 30), (50 + 10_000, 90 + 30_000), before=0, seconds=1.0, available=0)
+    assert found.peak_at(80, cost) == 90 + 2 * 50 + 80_000
+    falling = dataclasses.replace(found, peaks=(90 + 10_000, 50 + 30_000))
+    assert falling.peak_at(80, cost) == 50 + 80_000, "more tokens never take less"
+    options = settled(attention="shifted", group=8, micro_batch=2)
+    made = Cost(tiny(), options, learned_share=0.5)
+    assert made.work(16) == 16 * (made.per_token + 64 * 8)
+    assert made.logit_bytes(10) == 12 * 64 * min(2 * 5, made.piece)
+
+
+def fitting(positions="rotary", learned=(), masked=False):
+    encoding = SimpleNamespace(learned_tensors=learned)
+    model = SimpleNamespace(family=SimpleNamespace(positions=positions), encoding=encoding)
+    return SimpleNamespace(model=model, is_masked=masked)
+
+
+@pytest.mark.parametrize(
+    ("choices", "refusing"),
+    [
+        ({"keep_short": True}, "alibi table"),
+        ({"pack": "restart"}, "table"),
+        ({"attention": "shifted"}, "masked"),
+        ({"context_parallel": 2}, "masked"),
+        ({}, ""),
+    ],
+)
+def test_which_models_have_no_use_for_a_choice(choices, refusing):
+    bases = {"rotary": fitting(), "alibi": fitting("alibi"), "masked": fitting(masked=True)}
+    bases["table"] = fitting("learned", ("wpe.weight",))
+    for name, base in bases.items():
+        is_refused = pytest.raises(CtxextError) if name in refusing.split() else contextlib.nullcontext()
+        with is_refused:
+            check_fits(base, TrainingOptions(**choices))
+
+
+MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+RECORDS = [
+    ({"text": "a", "id": 1}, {"text": "a"}, {"id"}),
+    ({"prompt": "a", "completion": "b", "x": 1}, {"prompt": "a", "completion": "b"}, {"x"}),
+    (
+        {"messages": MESSAGES, "tools": [{"f": 1}], "x": 1},
+        {"messages": [{**one, "weight": 1} for one in MESSAGES], "tools": [{"f": 1}]},
+        {"x"},
+    ),
+    (
+        {"messages": [{**MESSAGES[1], "train": False, "name": None, "call": 2}]},
+        {"messages": [{**MESSAGES[1], "weight": 0, "call": 2}]},
+        set(),
+    ),
+    (
+        {"conversations": [{"from": one, "value": one} for one in ("human", "gpt", "chatgpt", "bing", "system")]},
+        {
+            "messages": [
+                {"role": role, "content": one, "weight": 1}
+                for role, one in zip(
+                    ("user", *["assistant"] * 3, "system"), ("human", "gpt", "chatgpt", "bing", "system"), strict=True
+                )
+            ]
+        },
+        set(),
+    ),
+]
+
+
+@pytest.mark.parametrize(("record", "read", "unused"), RECORDS)
+def test_records_in_our_own_fields(record, read, unused):
+    reader = RecordReader()
+    assert reader.read(record, "line 1") == read
+    assert set(reader.unused) == unused
+
+
+def test_alpaca_s_wording_with_and_without_an_input():
+    reader = RecordReader()
+    bare, full = (
+        reader.read({"instruction": "Do.", "output": "Done.", **more}, "line 1") for more in ({}, {"input": "This."})
+    )
+    assert bare["prompt"].endswith("request.\n\n### Instruction:\nDo.\n\n### Response:\n")
+    assert full["prompt"].endswith("### Instruction:\nDo.\n\n### Input:\nThis.\n\n### Response:\n")
+    assert "further context" in full["prompt"]
+    assert "further context" not in bare["prompt"]
+    assert [one["messages"][0]["content"] for one in (bare, full)] == ["Do.", "Do.\n\nThis."]
+    assert {one["completion"] for one in (bare, full)} == {"Done."}
+    assert not reader.unused
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        ({"messages": [{"role": "user", "content": "a"}, {"content": "b"}]}, 'has no "role" in message 2'),
+        ({"messages": [{"role": "robot", "content": "b"}]}, 'a role "robot" in message 1'),
+        ({"messages": [{**MESSAGES[1], "weight": 0.5}]}, 'a weight of "0.5" in message 1'),
+        ({"text": "a", "messages": []}, "could be text or chat"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "of another task (preferences)"),
+        ({"prompt": "a", "completion": "b", "label": True}, "of another task (judged answers)"),
+        ({"body": "a"}, "of no known format"),
+    ],
+)
+def test_bad_records_are_told_and_counted(record, told):
+    with pytest.raises(CtxextError) as refused:
+        RecordReader().read(record, "line 7")
+    assert told in refused.value.message
+    assert refused.value.message.startswith("line 7 ")
+    reader = RecordReader(skip_bad=True)
+    assert [reader.read(one, place) for one, place in ((record, "line 7"), ({}, "line 8"))] == [None, None]
+    assert reader.num_bad == 2
+    assert reader.first_bad.startswith("line 7 ")
+    assert issubclass(BadRecord, ValueError)
+
+
+def test_sources_of_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("odd:0.5").touch()
+    expected = {
+        **{"a.txt": Source("a.txt"), "a.txt:0.7": Source("a.txt", 0.7), "odd:0.5": Source("odd:0.5")},
+        **{"a:b": Source("a:b"), ":0.5": Source(":0.5"), "0.5": Source("0.5")},
+    }
+    assert {word: parse_source(word) for word in expected} == expected
+    for weight in ("0", "-1", "inf", "nan"):
+        with pytest.raises(CtxextError, match="must be above 0"):
+            parse_source(f"a.txt:{weight}")
+
+
+def mixed(tmp_path, weights=(None, None), sizes=(5, 9), **more):
+    """Which record comes after which, each with as many tokens as its text has letters."""
+    sources = []
+    for number, (weight, size) in enumerate(zip(weights, sizes, strict=True)):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_text("".join(json.dumps({"text": f"{number}" * (1 + n)}) + "\n" for n in range(size)))
+        sources.append(Source(str(path), weight))
+    tmp_path.joinpath("kept").mkdir(exist_ok=True)
+    mixture = Mixture(sources, ("train",), RecordReader(), tmp_path / "kept", **{"seed": 0, **more})
+    found = []
+    for _, record, size in mixture:
+        assert size == len(json.dumps(record))
+        mixture.took(len(record["text"]))
+        found.append(record["text"])
+    return mixture, found
+
+
+def test_all_records_once_in_an_order_of_the_seed_s(tmp_path):
+    every = ["0" * n for n in range(1, 6)] + ["1" * n for n in range(1, 10)]
+    mixture, found = mixed(tmp_path)
+    assert sorted(found) == every
+    assert (mixture.num_records, mixture.num_characters) == (14, sum(len(json.dumps({"text": t})) for t in every))
+    assert mixed(tmp_path)[1] == found != mixed(tmp_path, seed=1)[1]
+
+
+def test_weights_are_shares_and_the_smaller_source_comes_again(tmp_path):
+    mixture, found = mixed(tmp_path, (3.0, 1.0))
+    tokens = Counter(text[0] for text in found for _ in text)
+    assert tokens["0"] / tokens["1"] == pytest.approx(3, abs=0.4)
+    assert {text for text in found if text[0] == "1"} == {"1" * n for n in range(1, 10)}, "until each was taken"
+    again = [text for text in found if text[0] == "0"]
+    assert sorted(again[:5]) == sorted(again[5:10])
+    assert again[:5] != again[5:10], "another order each time"
+    assert mixture.num_records == 14
+
+
+@pytest.mark.parametrize("share", [0.2, 0.8, 1.0])
+def test_long_records_have_their_share_of_the_tokens(share, tmp_path):
+    _, found = mixed(tmp_path, sizes=(1, 40), long_share=share, is_long=lambda text: len(text) > 30)
+    lengths = [len(text) for text in found]
+    is_long = [len(json.dumps({"text": text})) > 30 for text in found]
+    got = sum(n for n, long in zip(lengths, is_long, strict=True) if long) / sum(lengths)
+    assert got == pytest.approx(share, abs=0.06)
+
+
+def state(step=3, last=10, first=True):
+    return SimpleNamespace(global_step=step, max_steps=last, is_world_process_zero=first)
+
+
+def test_the_line_of_a_step(tmp_path, monkeypatch):
+    told, clock = [], iter([100.0, 108.0])
+    monkeypatch.setattr("ctxext.finetune.watch.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("ctxext.finetune.watch.memory_in_use", lambda: 3 << 29)
+    path = tmp_path / "steps.jsonl"
+    path.write_text("".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3)) + '{"step": 2\n')
+    line = LiveLine(lambda *given: told.append(given), 1000, path)
+    line.on_train_begin(None, state(2), None)
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+    line.on_log(None, state(6), None, {"loss": 1.5, "learning_rate": 0.1, "grad_norm": 2.0, "epoch": 1})
+    assert told == [("step 6 / 10 · loss 1.500 · 500 tokens/s · 1.5 GiB · 8 s left", 6, 10)]
+    expected = {"step": 6, "loss": 1.5, "learning_rate": 0.1, "grad_norm": 2.0, "tokens_per_second": 500.0}
+    assert json.loads(path.read_text().splitlines()[-1]) == {**expected, "memory": 3 << 29, "seconds": 8.0}
+    line.on_log(None, state(6), None, {"eval_loss": 1.0})
+    line.on_log(None, state(6, first=False), None, {"loss": 1.0})
+    assert len(told) == 1
+    for loss in (math.nan, math.inf, -math.inf):
+        with pytest.raises(CtxextError, match="not finite at step 6"):
+            line.on_log(None, state(6), None, {"loss": loss})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(59.4, "59 s"), (59.6, "1 min 00 s"), (3599, "59 min 59 s"), (3600, "1 h 00 min"), (90061, "25 h 01 min")],
+)
+def test_times_for_people(seconds, text):
+    assert span(seconds) == text
+
+
+def test_a_second_ctrl_c_is_python_s_own():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        stop, control = StopAfterStep(), SimpleNamespace(should_save=False, should_training_stop=False)
+        with stop:
+            stop.on_step_end(None, None, control)
+            assert not control.should_training_stop
+            signal.raise_signal(signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            stop.on_step_end(None, None, control)
+            assert (control.should_save, control.should_training_stop) == (True, True)
+        with StopAfterStep():
+            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_losses_by_position_begin_again_after_each_evaluation(tmp_path):
+    sums, told = PositionLosses(), []
+    device = torch.device("cpu")
+    for part, total, count in ((0, 4.0, 2), (0, 2.0, 1), (3, 5.0, 10)):
+        sums.add(part, torch.tensor(total), count)
+    evaluations = Evaluations(sums, None, tmp_path / "steps.jsonl", told.append)
+    evaluations.on_evaluate(SimpleNamespace(device=device), state(), None, {"eval_loss": 1.25})
+    assert told == ["step 3: loss 1.250 on the evaluation data (2.000, –, –, 0.500 by position)"]
+    assert sums.take(device) == [None] * 4
+    written = {"step": 3, "eval_loss": 1.25, "eval_loss_by_position": [2.0, None, None, 0.5]}
+    assert json.loads((tmp_path / "steps.jsonl").read_text()) == written
+    evaluations.on_evaluate(SimpleNamespace(device=device), state(first=False), None, {"eval_loss": 1.25})
+    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == len(told) == 1
+    assert needle_probe(None, None, None, 64, 0, num_processes=2) is None
+
+
+def test_the_newest_of_many_saves(tmp_path):
+    """By its number, and of a run of as many steps."""
+    for step, last in ((8, 20), (9, 20), (10, 20), (11, 30)):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        log = [{"step": n, "loss": 1.0} for n in range(1, step + 1)]
+        content = {"global_step": step, "max_steps": last, "epoch": 1.0, "log_history": log, "stateful_callbacks": {}}
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps(content))
+    assert newest_save(tmp_path, 20).name == "checkpoint-10"
+    assert newest_save(tmp_path, 30).name == "checkpoint-11"
+    assert newest_save(tmp_path, 40) is None
+
+
+def test_what_is_held_out_is_read_once_at_the_full_length(tmp_path):
+    options = settled(length=256, short_share=0.5, start_length=32, batch_size=4, micro_batch=2)
+    from ctxext.finetune.batches import Reading
+    from ctxext.finetune.data import sequence_file
+
+    torch.arange(3 * 256, dtype=torch.int32).numpy().tofile(sequence_file(tmp_path, 256))
+    found = held_out_sequences(tmp_path, options, 3, Reading())
+    assert len(found) == 3
+    assert {entry["input_ids"].shape for entry in (found[0], found[1], found[2])} == {(1, 256)}
+    assert len({int(found[n]["input_ids"][0, 0]) for n in range(3)}) == 3
+
+
+def test_a_run_is_known_by_its_model_data_and_choices(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.bin").write_bytes(bytes(2 << 20))
+    source = SimpleNamespace(
+        folder=tmp_path, weight_files=[Path("model.bin")], size_of=lambda path: 2 << 20, public_name="me/base"
+    )
+    base, options = SimpleNamespace(checkpoint=source), settled()
+    first = _settings(base, options, {"name": "books"})
+    assert first["data"] == {"name": "books"}
+    assert {name: value for name, value in first.items() if name not in ("model", "data")} == {
+        name: value for name, value in options.to_dict().items() if name not in CHANGEABLE
+    }
+    (tmp_path / "model.bin").write_bytes(bytes([1]) + bytes((2 << 20) - 1))
+    second = _settings(base, options, {"name": "books"})
+    assert second["model"]["name"] == first["model"]["name"] == "me/base"
+    assert second["model"]["digest"] != first["model"]["digest"], "a weight was changed"
+    (tmp_path / "config.json").write_text("{ }")
+    assert _settings(base, options, {"name": "books"})["model"]["digest"] != second["model"]["digest"]
+
+
+@pytest.mark.parametrize(
+    ("choices", "masked", "table", "expected"),
+    [
+        ({}, False, (), {"trained": "LoRA rank 16, alpha 32", "learned": "answers, where the data marks them"}),
+        (
+            {"learn": "all", "dora": True, "train_norms": True, "quantize": "4bit", "start_length": 64},
+            *(True, ("wpe.weight",)),
+            {
+                "trained": "LoRA rank 16, alpha 32, base in 4bit while training, dora, position table, norms",
+                "learned": "every token; 15 % of them masked",
+                "length": "64 doubling to 1024",
+            },
+        ),
+        ({"full": True, "seed": 5}, False, ("wpe",), {"trained": "all weights", "seed": 5, "learning_rate": 2e-5}),
+        (
+            {"positions": "pose", "rslora": True, "train_embeddings": True, "short_share": 0.3, "batch_size": 2},
+            *(False, ()),
+            {
+                **{"trained": "LoRA rank 16, alpha 32, rslora, embeddings", "positions": "pose, windows of 128"},
+                **{"short_share": 0.3, "batch_size": 2, "steps": 200, "length": 1024, "data": "books"},
+            },
+        ),
+    ],
+)
+def test_what_a_published_file_says_of_the_training(choices, masked, table, expected):
+    base = fitting(learned=table, masked=masked)
+    notes = _notes(base, SimpleNamespace(options=settled(**choices)), {"name": "books"})
+    assert {name: notes[name] for name in expected} == expected
+
+
+def test_the_source_knows_the_window_that_it_was_trained_on():
+    source = SourceModel(None, [], trained_length=8, tokens_per_step=1)
+    assert [source.knows(torch.arange(n)[None]) for n in (7, 8, 9)] == [True, True, False]
+    assert [source.knows(torch.tensor([[0, n]])) for n in (7, 8)] == [True, False]
+
+
+def test_each_length_has_a_curve_of_its_own(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, path: drawn.append(self.axes[0]))
+    draw_losses([(1, 4.0), (2, 3.0), (3, 9.0), (4, 1.0)], [64, 64, 8, 64], tmp_path / "x.png")
+    (axes,) = drawn
+    curves = [(line.get_label(), [*line.get_xdata()], [*line.get_ydata()]) for line in axes.lines]
+    assert [one[1:] for one in curves[::2]] == [([1, 2, 4], [4.0, 3.0, 1.0]), ([3], [9.0])], "points"
+    assert [one[0] for one in curves[1::2]] == ["64 tokens", "8 tokens"]
+    assert smoothed([1, 2, 3, 4, 5], [0.0, 0.0, 9.0, 0.0, 0.0]) == [0.0, 3.0, 3.0, 3.0, 0.0]
+    assert smoothed(range(1, 82), [1.0, *[0.0] * 80])[:3] == [1.0, 1 / 3, 1 / 5], "no wider than the way to its end"

@@ -1,0 +1,435 @@
+"""What a push sends, asks and says, piece by piece: links, names, answers of the Hub, and what is tried again."""
+
+import importlib
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from huggingface_hub import errors
+from safetensors.torch import save_file
+
+from ctxext.errors import CtxextError
+from ctxext.publish.hub_errors import told_in_one_line
+from ctxext.publish.push import Push, PushOptions, prepare, usable_token
+from ctxext.publish.training import training_command
+from ctxext.publish.upload_plan import UploadPlan, adapter_in, seal, stage, total
+from small_llama import read_json
+
+push_module = importlib.import_module("ctxext.publish.push")
+CARD = '---\nbase_model: "me/base"\n---\nWritten by hand.\n'
+
+
+def adapter(folder: Path, base: str = "me/base", **config) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({"base_model.model.q_proj.lora_A.weight": torch.ones(2, 2)}, folder / "adapter_model.safetensors")
+    content = {"base_model_name_or_path": base, "revision": "main", **config}
+    (folder / "adapter_config.json").write_text(json.dumps(content))
+    (folder / "README.md").write_text(CARD)
+    return folder
+
+
+@pytest.fixture
+def secret(tmp_path) -> Path:
+    """A file of this user outside of what is shared, whose content would pass for any of the shared ones."""
+    return adapter(tmp_path / "private") / "README.md"
+
+
+@pytest.mark.parametrize("name", ["README.md", "adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_links_in_an_adapter_s_folder_are_not_shared(name, inside, secret, tmp_path):
+    folder = adapter(tmp_path / "lora" / "adapter") if inside else adapter(tmp_path / "lora")
+    assert prepare(tmp_path / "lora", "me/lora", PushOptions(adapter=True)).sizes
+    (folder / name).unlink()
+    (folder / name).symlink_to(secret.with_name(name))
+    with pytest.raises(CtxextError, match=rf'"(adapter/)?{re.escape(name)}" of .* is a link out of the folder'):
+        prepare(tmp_path / "lora", "me/lora", PushOptions(adapter=True))
+    (folder / name).unlink()
+    (secret.with_name(name)).rename(folder / "own")
+    (folder / name).symlink_to("own")
+    assert prepare(tmp_path / "lora", "me/lora", PushOptions(adapter=True)).sizes, "a link within it is its own file"
+
+
+def test_nor_is_an_adapter_that_is_a_link_itself(secret, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "adapter").symlink_to(secret.parent)
+    with pytest.raises(CtxextError, match="is a link out of the folder"):
+        prepare(tmp_path / "out", "me/lora", PushOptions(adapter=True))
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("name", ["notes.txt", "tokenizer.json", "sub/notes.txt"])
+def test_links_in_a_checkpoint_are_not_shared_with_or_without_the_checks(name, check, secret, converted):
+    folder = converted("yarn")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(secret)
+    with pytest.raises(CtxextError, match="is a link out of the folder"):
+        prepare(folder, "me/tiny", PushOptions(check=check))
+
+
+def with_report(folder: Path, place: Path) -> Path:
+    """An evaluation of a checkpoint, as far as a card needs it."""
+    from ctxext.checkpoint import open_checkpoint
+    from ctxext.evaluate.checkpoint_info import info_of
+    from ctxext.evaluate.report.report import make_report
+    from ctxext.evaluate.settings import Settings
+
+    info = info_of("mine", open_checkpoint(str(folder)))
+    settings = Settings(tasks=("needle",), lengths=(64,), depths=(0.5,), samples=2)
+    versions = {"transformers": "5", "torch": "2"}
+    header = {"settings": settings.to_dict(), "loading": {}, "models": [info.facts()], "versions": versions}
+    cell = {"task": "needle", "length": 64, "depth": 0.5, "samples": [0, 1], "correct": [1, 0], "seconds": 1.0}
+    place.mkdir(exist_ok=True)
+    (place / "report.json").write_text(json.dumps(make_report(header, [{"model": "mine", **cell}])))
+    for name in ("report.html", "needle-mine.png", "kv-mine.png", "no (picture).png", "x.png.txt"):
+        (place / name).write_bytes(name.encode())
+    return place
+
+
+def test_a_report_is_shared_with_the_pictures_that_the_card_shows(converted, tmp_path):
+    folder = converted("yarn")
+    plan = prepare(folder, "me/tiny", PushOptions(report=with_report(folder, tmp_path / "r")))
+    assert {name for name in plan.texts if name != "README.md"} == {
+        *("report/report.json", "report/report.html", "report/needle-mine.png")
+    }
+    assert "needle-mine.png" in plan.card
+    seal(plan)
+    record = read_json(folder / "ctxext.json")
+    assert record["files"].keys() >= {"report/report.html", "config.json"}
+    assert "report/report.html" not in record["weights"]
+    again = prepare(folder, "me/tiny", PushOptions(report=tmp_path / "r"))
+    assert again.texts == plan.texts, "the report that was shared is no part of what was measured"
+
+
+@pytest.mark.parametrize("name", ["report.json", "report.html", "needle-mine.png"])
+def test_links_in_a_report_s_folder_are_not_shared(name, secret, converted, tmp_path):
+    folder = converted("yarn")
+    place = with_report(folder, tmp_path / "r")
+    (place / name).rename(secret.with_name(name))
+    (place / name).symlink_to(secret.with_name(name))
+    with pytest.raises(CtxextError, match=f'"{name}" of .* is a link out of the folder'):
+        prepare(folder, "me/tiny", PushOptions(report=place))
+
+
+def test_a_report_about_another_checkpoint_is_refused(converted, tmp_path):
+    place = with_report(converted("mspoe"), tmp_path / "r")
+    with pytest.raises(CtxextError, match='measured "mine", but none of them'):
+        prepare(converted("yarn"), "me/tiny", PushOptions(report=place))
+
+
+@pytest.mark.parametrize(
+    ("named", "base", "found", "revision"),
+    [("me/base", None, "me/base", "main"), ("me/base", "you/other", "you/other", None)],
+)
+def test_the_base_of_an_adapter(named, base, found, revision, tmp_path):
+    folder = adapter(tmp_path / "lora", named, r=4)
+    plan = prepare(folder, "me/lora", PushOptions(base=base))
+    stage(plan, tmp_path)
+    config = read_json(tmp_path / "adapter_config.json")
+    assert config == {"base_model_name_or_path": found, "revision": revision, "r": 4}
+    assert plan.base == found
+    assert (tmp_path / "README.md").read_text() == CARD.replace("me/base", found)
+    assert (tmp_path / "adapter_model.safetensors").read_bytes() == (folder / "adapter_model.safetensors").read_bytes()
+    (folder / "README.md").unlink()
+    assert f'base_model: "{found}"' in prepare(folder, "me/lora", PushOptions(base=base)).card
+
+
+@pytest.mark.parametrize("named", ["/b", "b", "/home/me/b", "a/b/c", ""])
+def test_bases_that_nobody_finds(named, tmp_path):
+    with pytest.raises(CtxextError, match="which nobody finds on the Hub"):
+        prepare(adapter(tmp_path / "lora", named), "me/lora", PushOptions())
+
+
+def test_which_adapter_is_meant(tmp_path):
+    assert adapter_in(tmp_path) is None
+    adapter(tmp_path)
+    assert adapter_in(tmp_path) == tmp_path
+    adapter(tmp_path / "adapter")
+    assert adapter_in(tmp_path) == tmp_path / "adapter", "that of a training"
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CtxextError, match="was not made by ctxext"):
+        prepare(tmp_path, "me/tiny", PushOptions())  # A checkpoint is meant where there is one.
+
+
+def test_a_card_of_unknown_origin_is_written_again(converted):
+    folder = converted("yarn")
+    manifest = read_json(folder / "ctxext.json")
+    (folder / "README.md").write_text("# Who wrote this?\n")
+    del manifest["files"]["README.md"]
+    (folder / "ctxext.json").write_text(json.dumps(manifest))
+    plan = prepare(folder, "me/tiny", PushOptions(check=False))
+    assert plan.warnings == ()
+    assert 'from_pretrained("me/tiny")' in plan.card
+
+
+def test_weights_are_read_unless_a_look_is_enough(converted):
+    """A dry run compares all but the weights; what was compared, and that alone, is not read again."""
+    folder = converted("yarn")
+    assert prepare(folder, "me/tiny", PushOptions()).known.keys() == {"model.safetensors"}
+    assert prepare(folder, "me/tiny", PushOptions(check=False)).known == {}
+    assert prepare(folder, "me/tiny", PushOptions(), read_weights=False).known == {}
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(CtxextError, match="is not what was recorded"):
+        prepare(folder, "me/tiny", PushOptions())
+    plan = prepare(folder, "me/tiny", PushOptions(), read_weights=False)
+    steps = []
+    seal(plan, lambda what, done, in_all: steps.append((done, in_all)))
+    assert prepare(folder, "me/tiny", PushOptions()).known, "the record has the digest of what is there"
+    assert [done for done, _ in steps] == sorted({done for done, _ in steps})
+    assert steps[-1][0] == steps[-1][1]
+    files = read_json(folder / "ctxext.json")["files"]
+    assert "ctxext.json" not in files
+
+
+def test_sizes_for_people(tmp_path):
+    (tmp_path / "a").write_bytes(b"123")
+    plan = UploadPlan(tmp_path, ("a",), {"README.md": b"12345", "a": b"1"})
+    assert plan.sizes == {"README.md": 5, "a": 1}, "what is written counts, not what was there"
+    assert total({"a": 1_500_000, "b": 1_000_000_000}) == "2 files, 1,001.5 MB"
+
+
+FILES = {"config.json": 3, "sub/code.py": 4, "[x].txt": 5}
+
+
+class Hub:
+    """The Hub's client, as far as a push uses it."""
+
+    def __init__(self, **facts):
+        self.calls, self.facts = [], {"private": False, "kept": [*FILES, ".gitattributes"], **facts}
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def call(*given, **named):
+            self.calls.append((name, given, named))
+            return getattr(self, f"_{name}", lambda *given, **named: None)(*given, **named)
+
+        return call
+
+    def _model_info(self, name, revision=None):
+        head = {None: "of main", "main": "of main", "v2": "of v2", "refs/pr/7": "of 7"}[revision]
+        return SimpleNamespace(private=self.facts["private"], sha=head)
+
+    def _upload_folder(self, **named):
+        place = (
+            {"pr_revision": "refs/pr/9", "pr_url": "pull"}
+            if named["create_pr"]
+            else {"pr_revision": None, "pr_url": None}
+        )
+        return SimpleNamespace(commit_url="commit", oid=self.facts.get("oid", "new"), **place)
+
+    def _list_repo_files(self, name, revision=None):
+        return self.facts["kept"]
+
+    def _whoami(self):
+        return {"name": "me"}
+
+    def _get_repo_discussions(self, name, **asked):
+        assert asked == {"discussion_type": "pull_request", "discussion_status": "open"}
+        return [SimpleNamespace(num=number, author=who, title="Longer") for number, who in ((6, "you"), (7, "me"))]
+
+    def named(self, name):
+        return [(given, named) for called, given, named in self.calls if called == name]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, size in FILES.items():
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_bytes(b"x" * size)
+    for name in (".hidden", ".git/config", "sub/.secret", "__pycache__/a.pyc", "sub/__pycache__/b.pyc"):
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_bytes(b"hidden")
+    return tmp_path / "out"
+
+
+def test_all_is_sent_but_what_is_hidden(folder):
+    hub = Hub(kept=[*FILES, ".gitattributes", "theirs.txt", "other.txt"])
+    done = push_module._upload(hub, folder, "me/x", PushOptions(message="Longer"))
+    assert done == Push(
+        "commit", "new", True, {"[x].txt": 5, "config.json": 3, "sub/code.py": 4}, ("other.txt", "theirs.txt")
+    )
+    ((_, sent),) = hub.named("upload_folder")
+    assert sorted(sent.pop("allow_patterns")) == ["[[]x].txt", "config.json", "sub/code.py"]
+    expected = {"repo_id": "me/x", "folder_path": folder, "commit_message": "Longer", "revision": None}
+    assert sent == {**expected, "create_pr": False}
+    assert hub.named("model_info") == [(("me/x",), {"revision": None})]
+
+
+def test_what_the_hub_did_not_keep_is_told(folder):
+    with pytest.raises(CtxextError, match=r'did not keep "sub/code.py"'):
+        push_module._upload(Hub(kept=["config.json", "[x].txt"]), folder, "me/x", PushOptions())
+
+
+@pytest.mark.parametrize(("revision", "head"), [(None, "of main"), ("main", "of main"), ("v2", "of v2")])
+def test_nothing_new_is_told_by_the_head_of_that_branch(folder, revision, head):
+    options = PushOptions(revision=revision)
+    assert not push_module._upload(Hub(oid=head), folder, "me/x", options).is_new
+    assert push_module._upload(Hub(oid="other"), folder, "me/x", options).is_new
+    hub = Hub()
+    push_module._open(hub, "me/x", options)
+    made = [((("me/x",)), {"branch": "v2", "exist_ok": True})] if revision == "v2" else []
+    assert hub.named("create_branch") == made
+    push_module._upload(hub, folder, "me/x", options)
+    assert hub.named("list_repo_files") == [(("me/x",), {"revision": revision})]
+
+
+def test_a_pull_request_is_opened_or_gone_on_with(folder):
+    hub = Hub()
+    done = push_module._upload(hub, folder, "me/x", PushOptions(create_pr=True, message="Another"))
+    assert (done.url, hub.named("upload_folder")[0][1]["create_pr"]) == ("pull", True)
+    assert hub.named("list_repo_files") == [(("me/x",), {"revision": "refs/pr/9"})]
+    hub = Hub()
+    push_module._upload(hub, folder, "me/x", PushOptions(create_pr=True, message="Longer"))
+    sent = hub.named("upload_folder")[0][1]
+    assert (sent["revision"], sent["create_pr"]) == ("refs/pr/7", False)
+    assert hub.named("list_repo_files") == [(("me/x",), {"revision": "refs/pr/7"})]
+
+
+@pytest.mark.parametrize(("private", "is_private", "is_refused"), [(1, 1, 0), (1, 0, 1), (0, 1, 0), (0, 0, 0)])
+def test_what_is_to_be_private_is(private, is_private, is_refused):
+    hub = Hub(private=bool(is_private))
+    if is_refused:
+        with pytest.raises(CtxextError, match='"me/x" exists and is public'):
+            push_module._open(hub, "me/x", PushOptions(private=True))
+    else:
+        push_module._open(hub, "me/x", PushOptions(private=bool(private)))
+    assert hub.named("create_repo") == [(("me/x",), {"private": True if private else None, "exist_ok": True})]
+
+
+@pytest.mark.parametrize("plan", [{"base": "me/base", "is_adapter": True}, {}])
+def test_an_adapter_s_base_is_asked_for_first_and_its_folder_stays(plan, folder, monkeypatch):
+    hub, sealed = Hub(kept=["README.md", *FILES]), []
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda token, library_name: hub)
+    monkeypatch.setattr(push_module, "seal", lambda plan, progress: sealed.append(plan.folder))
+    made = UploadPlan(folder, ("config.json",), {"README.md": b"card"}, **plan)
+    done = push_module.send(made, "me/x", PushOptions(), token="hf_GivenGiven")
+    is_adapter = bool(plan)
+    first = hub.calls[0][:2]
+    assert (first == ("model_info", ("me/base",))) == is_adapter
+    assert sealed == ([] if is_adapter else [folder])
+    assert done.sizes == ({"README.md": 4, "config.json": 3} if is_adapter else FILES)
+    assert not (folder / "README.md").exists()
+
+
+def test_a_token_is_needed_and_made_fit(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    with pytest.raises(CtxextError, match="needs a Hub token"):
+        usable_token(None)
+    assert usable_token(" hf_GivenGiven\r\n") == "hf_GivenGiven"
+
+
+def answer(status, said="", message=""):
+    error = errors.HfHubHTTPError.__new__(errors.HfHubHTTPError)
+    Exception.__init__(error, message)
+    error.response, error.server_message = SimpleNamespace(status_code=status), said
+    return error
+
+
+def caused(cause, text="Error while uploading 'a.bin' to the Hub."):
+    error = RuntimeError(text)
+    error.__cause__ = cause
+    return error
+
+
+AGAIN = "Run the same command again"
+ANSWERS = [
+    (answer(400, "Bad\n  name"), "The Hub does not accept this: Bad name", ""),
+    (answer(401, "Invalid credentials"), "The Hub does not accept the token", "hf auth login"),
+    (answer(401, "Your token expired"), "The Hub does not accept the token", "hf auth login"),
+    (answer(401, "Invalid username or password."), "The Hub does not accept the token", "hf auth login"),
+    (answer(401, "Repository not found"), 'The Hub knows no "me/x"', "hf auth login"),
+    (answer(402), "asks for a payment", "billing"),
+    (answer(403), '"me/x" is not yours to write to', "hf auth login"),
+    (answer(404), 'The Hub knows no "me/x" that this token may see', "hf auth login"),
+    (answer(409), "being changed by someone else", AGAIN),
+    (answer(413, "50 GB"), "too large: 50 GB", ""),
+    (answer(418, "I am a teapot"), "The Hub refused (status 418): I am a teapot", ""),
+    (answer(418, "", "Bearer hf_OnceShown no"), "The Hub refused (status 418): Bearer … no", ""),
+    (answer(429), "asks to slow down", "Wait a few minutes"),
+    (answer(500), "trouble of its own (status 500)", AGAIN),
+    (answer(502), "trouble of its own (status 502)", AGAIN),
+    (OSError("[Errno 111] Connection refused by peer."), "cannot be reached: Connection refused.", AGAIN),
+    (OSError(), "cannot be reached: OSError.", AGAIN),
+    (OSError("x" * 500), f"cannot be reached: {'x' * 120}.", AGAIN),
+    (errors.OfflineModeIsEnabled("off"), "HF_HUB_OFFLINE is set", "Unset it"),
+    (errors.HFValidationError("bad"), '"me/x" is not a name that the Hub allows', "at most 96"),
+    (caused(answer(403)), '"me/x" is not yours to write to', "hf auth login"),
+    (caused(OSError("gone")), "Error while uploading 'a.bin' to the Hub: the connection broke off", "Later: run"),
+    (ValueError("Invalid README.md: hf_OnceShown"), "does not accept the model card: Invalid README.md: hf_…", ""),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "hint"), ANSWERS)
+def test_each_answer_of_the_hub_in_one_line(error, message, hint):
+    with pytest.raises(CtxextError) as told, told_in_one_line("me/x"):
+        raise error
+    assert message in told.value.message
+    assert told.value.message.count("\n") == 0
+    assert told.value.hint.startswith(hint) or hint in told.value.hint
+    assert bool(told.value.hint) == bool(hint)
+
+
+@pytest.mark.parametrize("error", [caused(KeyError("x")), RuntimeError("ours"), ValueError("ours")])
+def test_what_is_no_answer_of_the_hub_stays_a_fault(error):
+    with pytest.raises(type(error), match=str(error)), told_in_one_line("me/x"):
+        raise error
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2, 3])
+def test_what_may_pass_is_tried_three_times_with_longer_pauses(failures, monkeypatch):
+    told, pauses, tried = [], [], []
+    monkeypatch.setattr(push_module.time, "sleep", pauses.append)
+
+    def action():
+        tried.append(1)
+        if len(tried) <= failures:
+            with told_in_one_line("me/x"):
+                raise answer(503)
+        return "done"
+
+    if failures == 3:
+        with pytest.raises(CtxextError, match="status 503"):
+            push_module._patiently(action, told.append)
+    else:
+        assert push_module._patiently(action, told.append) == "done"
+    assert len(tried) == min(3, failures + 1)
+    assert pauses == [2.0, 4.0][:failures]
+    assert [line[-22:] for line in told] == ["Trying again (1 of 2).", "Trying again (2 of 2)."][:failures]
+
+
+@pytest.mark.parametrize(("name", "is_allowed"), [("me/x", True), ("x", False), ("a/b/c", False), ("me/x y", False)])
+def test_names_of_repositories(name, is_allowed, converted):
+    folder = converted("yarn")
+    if is_allowed:
+        assert prepare(folder, name, PushOptions(create_pr=True, revision="main")).names
+    else:
+        with pytest.raises(CtxextError, match="is not a name that the Hub allows"):
+            prepare(folder, name, PushOptions())
+
+
+def test_the_command_of_a_training_names_what_was_chosen_and_nothing_of_the_machine(tmp_path):
+    assert training_command(tmp_path) == ""
+    options = {
+        "length": 512,
+        "learning_rate": 5e-5,
+        "beta2": 0.95,
+        "dora": True,
+        "rslora": False,
+        "seed": 0,
+        "rank": 16,
+    }
+    options |= {"targets": ["q_proj"], "device": "cpu", "dtype": "bf16", "save_every": 7, "window": None, "steps": 3}
+    (tmp_path / "finetune.json").write_text(json.dumps({"options": options, "data": {"name": "my books.jsonl"}}))
+    assert training_command(tmp_path) == (
+        "ctxext finetune EXTENDED OUT --data 'my books.jsonl' --length 512 --steps 3 --learning-rate 5e-05 "
+        "--beta2 0.95 --targets q_proj --dora"
+    )
+    (tmp_path / "finetune.json").write_text("{}")
+    assert training_command(tmp_path) == "ctxext finetune EXTENDED OUT --data DATA"

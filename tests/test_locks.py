@@ -1,0 +1,217 @@
+"""One writer for each output, files and their stamps, and what is done where the disk or a name is odd."""
+
+import errno
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ctxext import files, locks
+from ctxext.errors import CtxextError
+from ctxext.files import (
+    as_json,
+    check_room,
+    copy_whole,
+    has_stamp,
+    is_noted_link,
+    links_record,
+    note_link,
+    open_regular,
+    same_value,
+    stamp_of,
+)
+from ctxext.locks import locked, short_name
+
+
+def descriptors() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+def test_a_lock_is_there_while_it_is_held_and_leaves_nothing(tmp_path):
+    out, before = tmp_path / "out", descriptors()
+    path = tmp_path / ".out.ctxext-lock"
+    path.write_text("process 99999999 on somewhere_else, long ago and with more words")
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), locked(out):  # noqa: PT012
+            assert path.read_text() == f"process {os.getpid()} on {locks.host_name()}"
+            with locked(out):
+                assert path.exists()
+            assert path.exists(), "who holds it may take it again, and holds it still"
+            raise ZeroDivisionError
+        assert [*tmp_path.iterdir()] == []
+        assert descriptors() == before
+        path.touch()
+    assert locks._held == {}
+
+
+def refused(out):
+    """What another thread is told that wants to write there too."""
+    found = []
+
+    def other():
+        try:
+            with locked(out):
+                found.append(None)
+        except CtxextError as error:
+            found.append(error.message)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_one_output_by_any_of_its_names_is_one(tmp_path, monkeypatch):
+    (tmp_path / "place").mkdir()
+    (tmp_path / "link").symlink_to("place")
+    monkeypatch.chdir(tmp_path)
+    with locked(tmp_path / "link" / "out"):
+        before = descriptors()
+        for name in ("place/out", "link/../place/out", tmp_path / "place" / "out"):
+            told = refused(Path(name))
+            assert told.startswith(f'"{tmp_path}/place/out" is being written by another run')
+            assert told.endswith(f"run (process {os.getpid()} on {locks.host_name()}).")
+        assert descriptors() == before, "a refusal leaves no file open"
+        assert refused(Path("place/other")) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("process 12 on host", " (process 12 on host)"),
+        ("process 12 on host\nand more", ""),
+        ("process x on host", ""),
+        ("", ""),
+        ("\x1b[31m", ""),
+    ],
+)
+def test_who_holds_a_lock_is_told_in_words_of_ours_alone(said, shown, tmp_path):
+    (tmp_path / "lock").write_text(said)
+    assert locks._holder(tmp_path / "lock") == shown
+    assert locks._holder(tmp_path / "none") == ""
+
+
+def test_a_lock_that_was_removed_meanwhile_is_made_anew(tmp_path, monkeypatch):
+    path, removed = tmp_path / "lock", []
+    real = os.open
+
+    def opening(place, *given, **named):
+        found = real(place, *given, **named)
+        if str(place) == str(path) and not removed:
+            path.unlink()
+            path.touch() if len(removed) else None
+            removed.append(1)
+        return found
+
+    monkeypatch.setattr(os, "open", opening)
+    descriptor = locks._taken(path)
+    assert path.stat().st_ino == os.fstat(descriptor).st_ino
+    os.close(descriptor)
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / ".out.ctxext-lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(CtxextError, match="cannot be written to"), locked(tmp_path / "out"):
+        pass
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_a_full_disk_takes_no_lock_away(tmp_path, monkeypatch):
+    def full(*given):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(locks.os, "write", full)
+    with locked(tmp_path / "out"):
+        assert "is being written by another run." in refused(tmp_path / "out")
+
+
+def test_names_that_leave_room_for_more():
+    assert short_name("a" * 120) == "a" * 120
+    for one, other in (("a" * 121, "a" * 122), ("é" * 61, "é" * 62)):
+        assert short_name(one) != short_name(other)
+        assert len(os.fsencode(short_name(one))) <= 120
+        assert short_name(one).startswith(one[:24])
+
+
+def test_what_is_no_file_is_refused_at_once_and_left_closed(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    before = descriptors()
+    for place in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
+        with pytest.raises((CtxextError, IsADirectoryError)):
+            open_regular(place)
+    assert descriptors() == before
+
+
+def test_the_disk_that_is_written_to_must_have_room(tmp_path, monkeypatch):
+    (tmp_path / "from").mkdir()
+    (tmp_path / "to").mkdir()
+    (tmp_path / "from" / "file").write_bytes(b"12345")
+    room = {"from": 0, "to": 5}
+    monkeypatch.setattr(
+        files.shutil, "disk_usage", lambda place: SimpleNamespace(total=10**9, used=0, free=room[Path(place).name])
+    )
+    copy_whole(tmp_path / "from" / "file", tmp_path / "to" / "file")
+    assert (tmp_path / "to" / "file").read_bytes() == b"12345"
+    room["to"] = 4
+    with pytest.raises(OSError) as full:  # noqa: PT011
+        copy_whole(tmp_path / "from" / "file", tmp_path / "to" / "other")
+    assert full.value.errno == errno.ENOSPC
+    assert not (tmp_path / "to" / "other").exists()
+    check_room(tmp_path / "to", 4)
+
+
+def test_json_of_any_name():
+    text = as_json({"ä": "\udc80", "b": [1.5, None]})
+    assert text == '{\n  "ä": "?",\n  "b": [\n    1.5,\n    null\n  ]\n}\n'
+    assert same_value(math_nan := float("nan"), float("nan"))
+    assert not same_value(math_nan, 1.0)
+    assert not same_value(1.0, math_nan)
+    assert same_value([1], [1.0])
+
+
+@pytest.mark.parametrize("unit", [1, 1000, 1_000_000_000])
+def test_stamps_outlive_a_file_system_that_rounds_times(unit, tmp_path):
+    path, time = tmp_path / "file", 1_700_000_001_123_456_789
+    path.write_bytes(b"123")
+    rounded = time // unit * unit
+    os.utime(path, ns=(rounded, rounded))
+    assert stamp_of(path) == [3, rounded]
+    assert has_stamp(path, [3, time])
+    assert not has_stamp(path, [4, time])
+    for other in (time - 2_000_000_000, time + unit, time + 2_000_000_000):
+        assert not has_stamp(path, [3, other])
+    os.utime(path, ns=(rounded - unit, rounded - unit))
+    assert not has_stamp(path, [3, time])
+
+
+def test_the_record_of_links_is_the_user_s_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    old = os.umask(0)
+    try:
+        for name in ("one", "two"):
+            (tmp_path / name).symlink_to("target")
+            assert not is_noted_link(tmp_path / name)
+            note_link(tmp_path / name)
+    finally:
+        os.umask(old)
+    assert links_record() == tmp_path / "state" / "ctxext" / "links.jsonl"
+    assert links_record().parent.stat().st_mode & 0o077 == 0
+    assert all(is_noted_link(tmp_path / name) for name in ("one", "two")), "the first is not forgotten"
+    (tmp_path / "one").rename(tmp_path / "renamed")
+    assert is_noted_link(tmp_path / "renamed")
+    identity = json.loads(links_record().read_text().splitlines()[0])
+    links_record().write_text(json.dumps([*identity, "more"]) + "\n" + f"x{json.dumps(identity)}\n")
+    assert not is_noted_link(tmp_path / "renamed"), "a line says one link, whole"
+    links_record().write_bytes(b"\xff")
+    assert not is_noted_link(tmp_path / "renamed")
+    shutil.rmtree(tmp_path / "state")
+    assert not is_noted_link(tmp_path / "renamed")
+    assert not is_noted_link(tmp_path / "nothing")
+    monkeypatch.setenv("XDG_STATE_HOME", "")
+    assert links_record() == tmp_path / "home" / ".local" / "state" / "ctxext" / "links.jsonl"
