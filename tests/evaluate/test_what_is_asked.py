@@ -1,0 +1,749 @@
+"""What is asked, of whom, in which portions, and what is written down and gone on with: without a model."""
+
+import dataclasses
+import json
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from ctxext.checkpoint import Checkpoint, open_checkpoint
+from ctxext.errors import CtxextError
+from ctxext.evaluate import plan, served
+from ctxext.evaluate.checkpoint_info import info_of, open_infos
+from ctxext.evaluate.meter import Meter, break_even
+from ctxext.evaluate.model import Loading
+from ctxext.evaluate.plan import ModelPlan, check_context_length, check_kind
+from ctxext.evaluate.results_log import ResultsLog
+from ctxext.evaluate.run import _header, _run
+from ctxext.evaluate.settings import Settings, even_depths, lengths_of, parse_depths
+from ctxext.evaluate.tasks import ruler
+from ctxext.evaluate.tasks.documents import Documents, Passage, Question, made_up_document, read_questions
+from ctxext.evaluate.tasks.kv import KeyValue
+from ctxext.evaluate.tasks.needle import Needle
+from ctxext.evaluate.tasks.needle_lists import NeedleLines, NeedleQuestions, NeedleValues
+from ctxext.evaluate.tasks.passages import Passages
+from ctxext.evaluate.tasks.passkey import PassKey
+from ctxext.evaluate.tasks.perplexity import PerplexityWork, bucket_width
+from ctxext.evaluate.tasks.retrieval import RetrievalWork, check_fits, make_questions, num_questions
+from ctxext.evaluate.tasks.variables import Variables
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"tasks": ("needel",)}, 'no task "needel"'),
+        ({"tasks": ()}, "There are no tasks"),
+        ({"depths": ()}, "There are no depths"),
+        ({"depths": (0.5, 1.01)}, "A depth is a share"),
+        ({"depths": (-0.01,)}, "A depth is a share"),
+        *(({name: 0}, f"{name} must be at least 1") for name in ("samples", "num_needles", "stride", "batch_size")),
+        ({"kv_ids": "words"}, "not a kind of ids"),
+    ],
+)
+def test_settings_that_mean_nothing(choices, message):
+    with pytest.raises(CtxextError, match=message):
+        Settings(**choices)
+
+
+def test_settings_at_their_ends():
+    Settings(depths=(0.0, 1.0), samples=1, num_needles=1, stride=1, batch_size=1, kv_ids="number")
+
+
+def test_each_task_has_its_own_settings(tmp_path):
+    (tmp_path / "hay.txt").write_text("One sentence. Another sentence.")
+    asked = {"question": "Who?", "answers": ["me"], "ctxs": [{"title": "t", "text": "It is me."}]}
+    (tmp_path / "asked.jsonl").write_text(json.dumps(asked))
+    names = ("needle", "kv", "documents", "variables", "passkey", "short", "needle")
+    settings = Settings(
+        tasks=names, num_needles=7, kv_ids="number", haystack=tmp_path / "hay.txt", documents=tmp_path / "asked.jsonl"
+    )
+    needle, kv, documents, variables, passkey = settings.retrieval_tasks()
+    text = needle.text
+    assert " ".join(text) == "One sentence. Another sentence."
+    assert needle == Needle(num_needles=7, text=text)
+    assert kv == KeyValue(ids="number")
+    assert documents == Documents(questions=read_questions(tmp_path / "asked.jsonl"), ask="fact")
+    assert variables == Variables(text=text)
+    assert passkey == PassKey()
+    written = settings.to_dict()
+    assert (written["haystack"]["name"], written["documents"]["name"]) == ("hay.txt", "asked.jsonl")
+    assert len(written["haystack"]["sha256"]) == len(written["documents"]["sha256"]) == 64
+    assert written["tasks"] == list(names)
+    assert dataclasses.replace(settings, data="some/set", haystack=None).to_dict()["data"] == "some/set"
+
+
+@pytest.mark.parametrize(
+    ("text", "depths"),
+    [
+        ("1", (0.5,)),
+        ("2", (0.0, 1.0)),
+        ("5", (0.0, 0.25, 0.5, 0.75, 1.0)),
+        ("5,", (0.05,)),
+        ("100,0,50%,0", (0.0, 0.5, 1.0)),
+    ],
+)
+def test_depths_of_the_command_line(text, depths):
+    assert parse_depths(text) == depths
+    assert len(parse_depths("101")) == 101
+    assert even_depths(3) == (0.0, 0.5, 1.0)
+
+
+@pytest.mark.parametrize("text", ["0", "102", "x", "-1", "1.5", ""])
+def test_depths_that_are_none(text):
+    with pytest.raises(CtxextError, match="depths"):
+        Settings(depths=parse_depths(text))
+
+
+def test_lengths_are_those_given_or_those_known():
+    assert lengths_of(Settings(lengths=(512, 256, 512)), (64,)) == (256, 512)
+    assert lengths_of(Settings(), (512, None, 128, 512)) == (128, 512)
+
+
+HEADER = {
+    "settings": {"samples": 4, "lengths": [256]},
+    "loading": {"dtype": "auto"},
+    "models": [{"name": "one", "digest": "a", "recipe": None}, {"name": "two", "digest": "b", "recipe": None}],
+    "versions": {"torch": "2.9"},
+}
+
+
+def changed(part, **changes):
+    if part == "models":
+        first, *others = HEADER["models"]
+        return {**HEADER, "models": [{**first, **changes}, *others]}
+    return {**HEADER, part: {**HEADER[part], **changes}}
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        (changed("settings", samples=5), "samples 4, now 5"),
+        (changed("settings", lengths=[256, 512]), "lengths 256, now 256,512"),
+        (changed("settings", seed=1), "seed None, now 1"),
+        (changed("loading", dtype="fp32"), "dtype auto, now fp32"),
+        (changed("versions", torch="2.8"), "torch 2.9, now 2.8"),
+        (changed("models", recipe={"steps": []}), 'model "one" has changed'),
+        (changed("models", name="three"), "models one, two, now three, two"),
+        ({**HEADER, "versions": {}}, "torch 2.9, now None"),
+    ],
+)
+def test_only_the_same_run_is_gone_on_with(header, told, tmp_path):
+    ResultsLog(tmp_path).begin(HEADER, resume=False, overwrite=False)
+    ResultsLog(tmp_path).begin(json.loads(json.dumps(HEADER)), resume=True, overwrite=False)
+    with pytest.raises(CtxextError) as refused:
+        ResultsLog(tmp_path).begin(header, resume=True, overwrite=False)
+    assert f"made otherwise: {told}." in refused.value.message
+
+
+def line(model, sample, **more):
+    return {
+        "model": model,
+        "task": "kv",
+        "length": 64,
+        "depth": 0.5,
+        "samples": [sample],
+        "correct": [1],
+        "seconds": 0.1,
+        **more,
+    }
+
+
+def test_each_process_has_a_file_and_all_of_them_are_read(tmp_path):
+    first, second = ResultsLog(tmp_path), ResultsLog(tmp_path, rank=1)
+    first.begin(HEADER, resume=False, overwrite=False)
+    first.append(line("one", 0))
+    second.append(line("one", 1))
+    second.append({"model": "two", "facts": {"dtype": "float32"}})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cells-1.jsonl", "cells.jsonl"]
+    assert [record["samples"] for record in first.records_of("one")] == [[1], [0]]
+    assert {key.sample for key in first.done("one")} == {0, 1}
+    assert second.done("two") == set()
+    with pytest.raises(CtxextError, match="already holds results"):
+        first.begin(HEADER, resume=False, overwrite=False)
+    (tmp_path / "cells.jsonl").unlink()
+    with pytest.raises(CtxextError, match="already holds results"):
+        first.begin(HEADER, resume=False, overwrite=False)
+    first.begin(HEADER, resume=False, overwrite=True)
+    assert first.records() == []
+    assert [path.name for path in tmp_path.iterdir()] == ["cells.jsonl"]
+
+
+def test_what_a_kill_tore_is_dropped_and_nothing_else(tmp_path):
+    log = ResultsLog(tmp_path)
+    log.begin(HEADER, resume=False, overwrite=False)
+    log.append(line("one", 0))
+    whole = (tmp_path / "cells.jsonl").read_bytes()
+    with (tmp_path / "cells.jsonl").open("ab") as file:
+        file.write(b'{"model": "one", "task"')
+    assert (len(log.records()), log.num_skipped) == (1, 0)
+    log.append(line("one", 1))
+    written = (tmp_path / "cells.jsonl").read_bytes()
+    assert written.startswith(whole)
+    assert [record["samples"] for record in log.records()] == [[0], [1]]
+    memory = ResultsLog(None)
+    memory.begin(HEADER, resume=False, overwrite=False)
+    memory.append(line("one", 0))
+    assert memory.records() == [line("one", 0)]
+    assert memory.num_skipped == 0
+
+
+CONFIG = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 100}
+
+
+def plan_of(name, lengths, tasks, samples, depths, documents=(), config=CONFIG):
+    info = SimpleNamespace(name=name, checkpoint=SimpleNamespace(config=config))
+    works = tuple(SimpleNamespace(keys=[SimpleNamespace(length=n) for n in own]) for own in documents)
+    return ModelPlan(info, lengths, tasks, works, Settings(samples=samples, depths=depths))
+
+
+def test_what_a_run_costs_and_how_long_it_takes():
+    """By hand: 64 hidden units and heads of 16, so many tokens until attention costs as much as all else."""
+    even = 64 * (2 * (4 + 2) * 16 + 3 * 100) / (4 * 16)
+    assert break_even(CONFIG) == even
+    assert break_even({"text_config": CONFIG}) == even
+    assert break_even({**CONFIG, "head_dim": 8}) == 64 * (2 * 6 * 8 + 300) / (4 * 8)
+    assert break_even({**CONFIG, "num_key_value_heads": None}) == 64 * (2 * 8 * 16 + 300) / 64
+
+    def cost(length):
+        return 1 + round(length * (1 + length / even) / 64)
+
+    plans = [
+        plan_of("a", (1000, 3000), ("kv", "needle"), 3, (0.0, 1.0), [[500], [700]]),
+        plan_of("b", (1000,), ("kv",), 3, (0.0,)),
+    ]
+    told, clock = [], [100.0]
+    meter = Meter(plans, lambda *given: told.append(given), 3, clock=lambda: clock[0])
+    total = 12 * (cost(1000) + cost(3000)) + cost(500) + cost(700) + 3 * cost(1000)
+    tokens = 12 * 4000 + 1200 + 3000
+    assert told == [(f"29 prompts and documents of {tokens:,} tokens", 0, total)]
+    clock[0] = 200.0  # Loading takes a while, which says nothing of what is left.
+    meter.begin()
+    meter.skip("a", [500, 700], "a documents")
+    reached = cost(500) + cost(700)
+    assert told[-1] == ("a documents", reached, total)
+    spent = 0
+    for number, (seconds, lengths) in enumerate(((10.0, [1000, 1000]), (30.0, [3000])), 1):
+        clock[0] += seconds
+        meter.advance("a", lengths, "a kv")
+        spent += sum(map(cost, lengths))
+        reached += sum(map(cost, lengths))
+        left = (10.0 if number == 1 else 40.0) / spent * (total - reached)
+        assert left > 120
+        minutes = f"{round(left / 60)} min left"
+        advice = ", half of it with --samples 1" if left >= 600 else ""
+        assert told[-1] == (f"a kv ({minutes}{advice})", reached, total)
+    meter.skip_plan(plans[1])
+    assert told[-1] == ("b", reached + 3 * cost(1000), total)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (1, "1 s left"),
+        (119, "119 s left"),
+        (121, "2 min left"),
+        (599, "10 min left"),
+        (600, "10 min left, half"),
+        (7100, "118 min left, half"),
+        (7260, "2.0 h left, half"),
+        (9000, "2.5 h left, half"),
+    ],
+)
+def test_time_left_in_words(seconds, shown):
+    told, clock = [], [0.0]
+    meter = Meter(
+        [plan_of("a", (100,), ("kv",), 2, (0.5,))], lambda *given: told.append(given[0]), 2, clock=lambda: clock[0]
+    )
+    clock[0] = float(seconds)
+    meter.advance("a", [100], "kv")
+    assert told[-1].startswith(f"kv ({shown}")
+
+
+class Asked:
+    """A loaded model of which only the sharing of memory matters."""
+
+    model = SimpleNamespace()
+
+
+@pytest.mark.parametrize(("processes", "batch", "size"), [("1", None, 4), ("2", None, 3), ("1", 2, 2), ("4", 5, 2)])
+def test_portions_cover_every_sample_once_and_every_process_has_some(processes, batch, size, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    monkeypatch.setattr("ctxext.evaluate.scoring.batch_size.rows_that_fit", lambda model, length: 4)
+    settings = Settings(samples=5, depths=(0.0, 1.0), batch_size=batch)
+    made = ModelPlan(SimpleNamespace(name="a"), (64, 128), (PassKey(),), ("document",), settings)
+    *works, last = made.make_work(Asked(), settings)
+    assert last == "document"
+    assert [work.length for work in works] == sorted(work.length for work in works)
+    for length in (64, 128):
+        samples = [work.samples for work in works if work.length == length]
+        assert [n for own in samples for n in own] == [0, 1, 2, 3, 4]
+        assert max(map(len, samples)) == size
+    assert made.num_samples == 1 * 2 * 2 * 5 + 1
+
+
+def info(reach=1024, table=False, kind="causal", trained=512, folder=None, noted=None):
+    return SimpleNamespace(
+        name="m",
+        context_length=reach,
+        has_table=table,
+        kind=kind,
+        trained_length=trained,
+        provenance=noted or {},
+        checkpoint=SimpleNamespace(folder=folder),
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "lengths", "beyond", "told"),
+    [
+        (info(), (256, 1024), False, None),
+        (info(), (256, 1025), False, "--allow-beyond"),
+        (info(), (256, 1025), True, None),
+        (info(table=True), (1025,), True, "position table ends there"),
+        (info(table=True), (1024,), False, None),
+        (info(None), (9999,), False, None),
+        (info(), (), False, "--lengths"),
+    ],
+)
+def test_lengths_that_a_model_does_not_claim(found, lengths, beyond, told):
+    if told is None:
+        check_context_length(found, lengths, allow_beyond=beyond)
+    else:
+        with pytest.raises(CtxextError) as refused:
+            check_context_length(found, lengths, allow_beyond=beyond)
+        assert told in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "more", "is_refused"),
+    [
+        ("causal", "needle", {}, False),
+        ("causal", "passages", {}, True),
+        ("masked", "passages", {}, False),
+        ("masked", "short", {"harness": ("x",)}, True),
+        ("masked", "needle", {}, True),
+        ("encoder", "short", {}, True),
+        ("causal", "needle", {"harness": ("x",)}, False),
+    ],
+)
+def test_who_can_be_asked_what(kind, task, more, is_refused):
+    settings = Settings(tasks=(task,), **more)
+    if is_refused:
+        with pytest.raises(CtxextError):
+            check_kind(info(kind=kind), settings, Loading())
+    else:
+        check_kind(info(kind=kind), settings, Loading())
+    with pytest.raises(CtxextError, match=r"--engine vllm|--harness|cannot be asked"):
+        check_kind(info(kind="masked"), settings, Loading(engine="vllm"))
+
+
+def test_what_is_asked_where_nothing_is_named_suits_every_model(monkeypatch):
+    for kinds, tasks in (
+        (("causal", "causal"), ("needle", "short")),
+        (("masked",), ("passages", "short")),
+        (("masked", "encoder"), ("passages",)),
+        (("causal", "masked"), ("short",)),
+    ):
+        monkeypatch.setattr(plan, "open_infos", lambda *given, kinds=kinds, **more: [info(kind=kind) for kind in kinds])
+        assert plan.default_tasks(["x"], Loading()) == tasks
+
+
+def test_sources_are_read_from_where_they_are(tmp_path, monkeypatch):
+    opened = []
+
+    def opening(place, revision=None):
+        opened.append((place, revision))
+        if "gone" in place:
+            raise CtxextError("gone")
+        return place
+
+    monkeypatch.setattr(plan, "open_checkpoint", opening)
+    monkeypatch.setattr(plan, "info_of", lambda name, checkpoint: name)
+    noted = [
+        {"source": "me/hub", "revision": "abc"},
+        *({"source": name} for name in ("some/near", "demo", "some/near", "gone", "m")),
+        {},
+    ]
+    found = plan._sources([info(folder=tmp_path / "made", noted=one) for one in noted])
+    assert found == ["me/hub", "some/near", "demo"]
+    assert opened == [("me/hub", "abc"), (str(tmp_path / "near"), None), ("demo", None), (str(tmp_path / "gone"), None)]
+
+
+def test_the_header_of_a_run_holds_no_secret():
+    loading = Loading(device="cpu", token="hf_GivenGiven", revision="v1", chat_template=False)
+    found = _header([], Settings(samples=3), loading)
+    assert "hf_" not in json.dumps(found)
+    assert found["settings"]["samples"] == 3
+    assert {"device", "dtype", "attention", "chat_template", "trust_remote_code", "revision"} <= found["loading"].keys()
+    assert not {"engine", "token"} & found["loading"].keys()
+
+
+def test_what_is_done_is_not_asked_again():
+    log, moved = ResultsLog(None), []
+
+    class Work:
+        label = "kv"
+
+        def __init__(self):
+            self.keys = [Length(64), Length(128), Length(256)]
+
+        def run(self, loaded, wanted):
+            self.wanted = wanted
+            yield {"task": "kv", "length": 128, "depth": None, "samples": [0, 1], "correct": [1, 0]}
+
+    class Length(int):
+        @property
+        def length(self):
+            return int(self)
+
+    meter = SimpleNamespace(
+        skip=lambda *given: moved.append(("skip", *given)), advance=lambda *given: moved.append(("advance", *given))
+    )
+    work = Work()
+    _run(SimpleNamespace(name="m"), work, {Length(64)}, log, meter)
+    assert work.wanted == {128, 256}
+    assert moved == [("skip", "m", [64], "m kv"), ("advance", "m", [128, 128], "m kv")]
+    assert log.records()[0]["model"] == "m"
+
+
+def test_names_and_digests_of_checkpoints(tmp_path, monkeypatch):
+    config = json.dumps({"model_type": "llama", "max_position_embeddings": 128, "architectures": ["LlamaForCausalLM"]})
+    for name in ("a/x", "b/x", "y"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text(config)
+        (tmp_path / name / "tokenizer.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert [one.name for one in open_infos(["a/x", "b/x", "y"])] == ["a/x", "b/x", "y"]
+    assert [one.name for one in open_infos([str(tmp_path / "y"), "a/x"])] == ["y", "x"]
+    with pytest.raises(CtxextError, match="is named twice"):
+        open_infos(["y", "y"])
+    (known,) = open_infos(["y"], original_length=64)
+    assert known.checkpoint.original_length == 64
+
+    def digest():
+        return info_of("y", open_checkpoint("y")).digest
+
+    first = digest()
+    for name in ("generation_config.json", "ctxext.json", "notes.md"):
+        (tmp_path / "y" / name).write_text("{}")
+        assert digest() == first, name
+    seen = {first}
+    for name in ("chat_template.jinja", "modeling.py", "merges.txt", "model.bin"):
+        (tmp_path / "y" / name).write_text("same")
+        assert digest() not in seen, name
+        seen.add(digest())
+    (tmp_path / "y" / "model.bin").rename(tmp_path / "y" / "other.bin")
+    assert digest() not in seen, "by another name"
+    (tmp_path / "y" / "tokenizer.json").unlink()
+    with pytest.raises(CtxextError, match="has no tokenizer"):
+        digest()
+    (tmp_path / "y" / "words.tiktoken").write_text("x")
+    assert digest()
+
+
+def losses_of(monkeypatch, rows=3):
+    """The loss of the token at position p is p, and every call is noted."""
+    calls = []
+
+    def token_losses(loaded, ids, *, last=None):
+        calls.append((ids.tolist(), last))
+        found = ids[:, 1:].double()
+        return found if last is None else found[:, -last:]
+
+    monkeypatch.setattr("ctxext.evaluate.scoring.token_losses.token_losses", token_losses)
+    monkeypatch.setattr("ctxext.evaluate.scoring.batch_size.rows_that_fit", lambda model, length: rows)
+    return calls
+
+
+@pytest.mark.parametrize("can_share", [True, False])
+@pytest.mark.parametrize("longest", [100, 512, 513])
+def test_loss_by_position_by_hand(can_share, longest, monkeypatch):
+    """Token p is predicted with a loss of p: every sum is one of whole numbers."""
+    calls = losses_of(monkeypatch)
+    loaded = SimpleNamespace(device="cpu", can_share=can_share, model=None)
+    work = PerplexityWork(list(range(2000)), 5, (longest, 30), 1)
+    (key,) = work.keys
+    (found,) = work.run(loaded, {key})
+    width = 16 if longest <= 512 else 32
+    assert found["width"] == width == bucket_width(longest)
+    spans = [range(max(1, at), min(at + width, longest)) for at in range(0, longest, width)]
+    assert found["buckets"] == [[sum(span), len(span)] for span in spans]
+    assert found["lengths"] == {str(n): (sum(range(n)), n - 1) for n in (longest, 30)}
+    assert (found["samples"], found["length"], found["depth"]) == ([5], longest, None)
+    assert [len(ids[0]) for ids, _ in calls] == ([longest] if can_share else [longest, 30])
+    assert [*work.run(loaded, set())] == []
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_sliding_window_by_hand(rows, monkeypatch):
+    """A window of 8 tokens, the begin token among them, that moves on by 3: the mean loss of what is new in each."""
+    calls = losses_of(monkeypatch, rows)
+    loaded = SimpleNamespace(device="cpu", can_share=True, model=None)
+    work = PerplexityWork([0, *range(1, 19)], 0, (8,), 1, stride=3)
+    found = next(work.run(loaded, set(work.keys)))["sliding"]["8"]
+    windows = [(range(1, 8), 7), (range(4, 11), 3), (range(7, 14), 3), (range(10, 17), 3), (range(13, 19), 2)]
+    means = [sum([*span][-new:]) / new for span, new in windows]
+    assert found == (pytest.approx(sum(means)), 5)
+    asked = [row for ids, last in calls if last is not None for row in ids]
+    assert asked == [[0, *span] for span, _ in windows]
+    assert max(len(ids) for ids, _ in calls) <= rows
+
+
+def test_every_question_is_of_its_own_seed_task_length_and_sample(tokenizer):
+    from ctxext.data.encoding import Encoder
+
+    encoder, task = Encoder(tokenizer, chat_template=False), PassKey(num_digits=9)
+
+    def ids(settings, length, sample):
+        return make_questions(task, encoder, length, [sample], settings)[0][0].ids[-12:]
+
+    settings = Settings(samples=2, depths=(0.5,))
+    other = dataclasses.replace(settings, seed=1)
+    found = [ids(settings, 300, 0), ids(settings, 300, 1), ids(settings, 301, 0), ids(other, 300, 0)]
+    assert len(set(map(tuple, found))) == 4
+    assert ids(settings, 300, 0) == found[0]
+    pieces = [task.pieces(random.Random(f"0 passkey 300 {n} question")) for n in (0, 1)]
+    need = max(task.size(one, encoder) for one in pieces)
+    check_fits(task, encoder, [need, 300], dataclasses.replace(settings, samples=1))
+    with pytest.raises(CtxextError, match="needs at least"):
+        check_fits(task, encoder, [300, 20], settings)
+    with pytest.raises(CtxextError) as refused:
+        check_fits(KeyValue(), encoder, [64], settings)
+    assert refused.value.hint.endswith("--kv-ids number.")
+    assert KeyValue(ids="number").advice == ""
+
+
+def test_tasks_without_depths_ask_as_many_questions(monkeypatch):
+    settings = Settings(samples=3, depths=(0.0, 0.5, 1.0), generate=True)
+    assert (num_questions(PassKey(), settings), num_questions(Variables(), settings)) == (3, 9)
+    asked = []
+
+    class Task(PassKey):
+        def score(self, loaded, questions, depths, *, generate):
+            asked.append((questions, list(depths), generate))
+            for depth in depths:
+                yield depth, [1, 0.5]
+
+    monkeypatch.setattr("ctxext.evaluate.tasks.retrieval.make_questions", lambda *given: "questions")
+    work = RetrievalWork(Task(), 64, (4, 5), settings)
+    assert [(key.depth, key.sample) for key in work.keys] == [(d, s) for d in (0.0, 0.5, 1.0) for s in (4, 5)]
+    wanted = {key for key in work.keys if key.depth != 0.5}
+    found = [*work.run(SimpleNamespace(encoder=None), wanted)]
+    assert asked == [("questions", [0, 2], True)]
+    assert [(one["depth"], one["samples"], one["correct"]) for one in found] == [
+        (0.0, [4, 5], [1, 0.5]),
+        (1.0, [4, 5], [1, 0.5]),
+    ]
+
+    class Everywhere(Task):
+        has_depths = False
+
+    (one,) = RetrievalWork(Everywhere(), 64, (4, 5), settings).run(
+        SimpleNamespace(encoder=None), set(RetrievalWork(Everywhere(), 64, (4, 5), settings).keys)
+    )
+    assert one["depth"] is None
+
+
+@pytest.mark.parametrize("ask", ["which", "fact", "any"])
+def test_made_up_documents_answer_what_is_asked(ask):
+    for seed in range(20):
+        pieces = Documents(ask=ask).pieces(random.Random(seed))
+        (gold,) = pieces.needles
+        about_number = pieces.question.startswith("\nQuestion: Which document")
+        assert about_number if ask == "which" else True
+        assert not about_number if ask == "fact" else True
+        answer = pieces.answer.strip()
+        assert answer in gold or f"{answer}](" in gold
+        assert pieces.answers == (answer,)
+        thing = pieces.question.split(" the ")[-1].split(" kept")[0].rstrip("?\nAnswer:").split()[-1]
+        others = [next(pieces.haystack) for _ in range(60)]
+        assert not [one for one in others if f" {thing} is" in one], "no other document is about such a thing"
+
+
+def test_every_made_up_document_tells_its_fact():
+    for seed in range(50):
+        document, _ = made_up_document(random.Random(seed), "red chair", 7)
+        assert "red chair" in document.text
+        assert document.text.count(".") in (1, 2, 3)
+
+
+def test_other_documents_hold_no_answer():
+    first = Question("Who?", ("Ann",), (Passage("t", "It was Ann.", True), Passage("t", "It was Bob.")))
+    second = Question("When?", ("noon",), (Passage("t", "At noon, says Ann.", True), Passage("t", "At night.")))
+    task = Documents(questions=(first, second))
+    others = task._other_documents(first, random.Random(0))
+    assert {next(others).text for _ in range(30)} == {"It was Bob.", "At night."}
+    alone = Documents(questions=(first,))._other_documents(first, random.Random(0))
+    assert {next(alone).text for _ in range(9)} == {"It was Bob."}
+    assert "Document [1](Title: t) It was Bob.\nDocument [2](Title: t) It was Ann." in first.prompt(1)
+
+
+def test_lists_of_needles_ask_for_what_they_tell():
+    for seed in range(10):
+        values = NeedleValues().pieces(random.Random(seed))
+        told = [needle.rsplit(" ", 1)[1].rstrip(".") for needle in values.needles]
+        keys = {needle.split(" numbers of the ")[1].split(" is ")[0] for needle in values.needles[:-1]}
+        assert (tuple(told[:-1]), len(keys)) == (values.wanted, 1)
+        assert next(iter(keys)) in values.question
+        assert next(iter(keys)) not in values.needles[-1]
+        several = NeedleQuestions().pieces(random.Random(seed))
+        asked = [next(n for n in several.needles if f"of {name} opens" in n) for name in names_in(several.question)]
+        assert tuple(one.rsplit(" ", 1)[1].rstrip(".") for one in asked) == several.wanted
+        lines = NeedleLines().pieces(random.Random(seed))
+        assert {len(needle.rsplit(" ", 1)[1].rstrip(".")) for needle in lines.needles} == {6}
+
+
+def names_in(question):
+    names = question.split("lockers of ")[1].split(" open with?")[0]
+    return names.replace(" and ", ", ").split(", ")
+
+
+def test_keys_of_short_numbers_go_on_when_half_are_used():
+    records = KeyValue(ids="number").records(random.Random(0))
+    found = [next(records) for _ in range(600)]
+    assert len({key for key, _ in found}) == 600
+    assert [len(key) for key, _ in found] == [3] * 450 + [4] * 150
+    assert {len(value) for _, value in found} == {3}
+
+
+def test_a_chain_of_names_is_told_in_order():
+    for seed in range(20):
+        pieces = Variables(num_copies=3, num_chains=2).pieces(random.Random(seed))
+        lines = [needle.strip() for needle in pieces.needles]
+        first = next(line for line in lines if line.startswith(f"Let {pieces.wanted[0]} be "))
+        value = first.split()[-1].rstrip(".")
+        assert f"stand for {value} in the end" in pieces.question
+        steps = [
+            first,
+            *(f"Let {new} be what {old} is." for old, new in zip(pieces.wanted, pieces.wanted[1:], strict=False)),
+        ]
+        assert [lines.index(step) for step in steps] == sorted(lines.index(step) for step in steps)
+        assert list(pieces.places) == sorted(pieces.places)
+        assert len(lines) == 8
+
+
+def test_passages_have_the_exact_length_with_what_ends_a_text():
+    class Ends:
+        def start(self):
+            return [1]
+
+        def end(self):
+            return [2, 3]
+
+        def piece(self, text):
+            return [ord(letter) for letter in text]
+
+        def pieces(self, texts):
+            return [self.piece(text) for text in texts]
+
+        document = piece
+
+    task, encoder = Passages(), Ends()
+    pieces = task.pieces(random.Random(0))
+    assert task.size(pieces, encoder) == 3 + max(map(len, pieces.needles))
+    found = task.prompts(pieces, encoder, 400, (0.0, 1.0), random.Random(0))
+    for prompt in found:
+        assert {len(passage) for passage in prompt.passages} == {400}
+        assert all(passage[0] == 1 and passage[-2:] == [2, 3] for passage in prompt.passages)
+        assert prompt.query[-2:] == (2, 3)
+    asked = "".join(map(chr, found[0].query[:-2]))
+    key = asked.partition(" for ")[2].rstrip("?")
+    assert key in pieces.needles[0]
+
+
+def test_the_mean_of_ruler_is_named_by_what_was_run():
+    found = {task: {"4096": 0.5, "16384": 1.0, "8192": 0.25} for task in ruler.NO_DOWNLOAD}
+    found["ruler_vt"] = {"4096": 0.0, "16384": 1.0}
+    expected = {"4096": 2.5 / 6, "16384": 1.0}
+    ((name, means),) = ruler.summary_rows({**found, "other": {"acc": 1.0}}).items()
+    assert (name, list(means)) == ("RULER-6", ["4096", "16384"])
+    assert means == pytest.approx(expected)
+    del found["ruler_vt"]
+    assert ruler.summary_rows(found) == {}
+    assert ruler.summary_rows({task: {"4096": 1.0} for task in ruler.ALL}) == {"RULER-13": {"4096": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "harness", "loading", "processes", "told"),
+    [
+        (("needle",), (), {}, 1, None),
+        (("needle", "perplexity", "short"), (), {}, 1, "perplexity and short"),
+        (("short",), (), {}, 1, "short cannot be measured"),
+        (("needle",), ("x",), {}, 1, "--harness"),
+        (("needle",), (), {"attention": "eager"}, 1, "chooses device and attention"),
+        (("needle",), (), {"device": "cpu"}, 1, "chooses device and attention"),
+        (("needle",), (), {}, 2, "starts its processes itself"),
+    ],
+)
+def test_what_an_engine_cannot_be_asked(tasks, harness, loading, processes, told, monkeypatch):
+    monkeypatch.setattr(served, "vllm_version", lambda: "1")
+    if told is None:
+        served.check_tasks(tasks, harness, Loading(**loading), processes)
+    else:
+        with pytest.raises(CtxextError, match=told):
+            served.check_tasks(tasks, harness, Loading(**loading), processes)
+
+
+def rotary(tmp_path, **changes):
+    config = {"model_type": "llama", "max_position_embeddings": 128, "hidden_size": 32, "num_attention_heads": 4}
+    found = Checkpoint("m", tmp_path, {**config, "architectures": ["LlamaForCausalLM"], **changes})
+    return SimpleNamespace(name="m", checkpoint=found, context_length=128, has_table=False)
+
+
+def test_positions_that_an_engine_is_given(tmp_path):
+    one = rotary(tmp_path)
+    assert served._overrides(one, 128) == {}
+    assert served._overrides(one, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
+    served.check_served(one, (64, 256))
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+    for other in (
+        rotary(tmp_path, rope_parameters=yarn, rope_scaling=yarn),
+        SimpleNamespace(**{**vars(one), "has_table": True}),
+    ):
+        with pytest.raises(CtxextError, match="has positions for 128 tokens"):
+            served.check_served(other, (64, 129))
+        served.check_served(other, (64, 128))
+    assert served._overrides(SimpleNamespace(**{**vars(one), "context_length": None}), 999) == {}
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ends"),
+    [
+        ({"eos_token_id": [1, 2]}, 3, (1, 2)),
+        ({"eos_token_id": 0}, 3, (0,)),
+        ({}, 3, (3,)),
+        (None, 0, (0,)),
+        (None, None, ()),
+    ],
+)
+def test_where_an_engine_stops(generation, config, ends, tmp_path):
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    content = {} if config is None else {"eos_token_id": config}
+    assert served._ends(Checkpoint("m", tmp_path, content)) == ends
+
+
+def test_an_engine_is_given_prompts_without_their_answers():
+    asked = []
+    engine = SimpleNamespace(write=lambda *given: asked.append(given) or [[1], [2]])
+    model = served.ServedModel("m", engine, None, False, ends=(7,))
+    prompts = [SimpleNamespace(ids=[1, 2, 3, 4], num_answer=n) for n in (1, 2)]
+    assert model.write(prompts) == [[1], [2]]
+    assert asked == [([[1, 2, 3], [1, 2]], [1, 2], (7,))]
+    assert served.questions_per_call(2**20, 2) == 2
+    assert served.questions_per_call(2**22, 5) == 1
+
+
+@pytest.mark.parametrize(
+    ("choices", "told"),
+    [
+        ({"dtype": "fp64"}, "not a dtype"),
+        ({"engine": "other"}, "no engine"),
+        ({"engine_arguments": {"a": 1}}, "those of an engine"),
+    ],
+)
+def test_ways_of_loading_that_there_are_not(choices, told):
+    with pytest.raises(CtxextError, match=told):
+        Loading(**choices)
+    Loading(engine="vllm", engine_arguments={"a": 1}, dtype="fp16")
