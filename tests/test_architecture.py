@@ -12,7 +12,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A layer may import itself and those that stand before it; a room within a room is a layer too, named with a dot, and
 # what has no name of its own belongs to the room around it. The portable code stands outside: it imports none of them.
 LAYERS = (
-    *("serving", "version", "errors", "limits", "tokens", "locks", "files", "reading", "loading", "engine"),
+    *("serving", "version", "errors", "options", "tokens", "locks", "files", "reading", "loading", "engine"),
     *(
         "data",
         "unknown_types",

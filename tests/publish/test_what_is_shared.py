@@ -428,8 +428,8 @@ def test_the_command_of_a_training_names_what_was_chosen_and_nothing_of_the_mach
     options |= {"targets": ["q_proj"], "device": "cpu", "dtype": "bf16", "save_every": 7, "window": None, "steps": 3}
     (tmp_path / "finetune.json").write_text(json.dumps({"options": options, "data": {"name": "my books.jsonl"}}))
     assert training_command(tmp_path) == (
-        "ctxext finetune EXTENDED OUT --data 'my books.jsonl' --length 512 --steps 3 --learning-rate 5e-05 "
-        "--beta2 0.95 --targets q_proj --dora"
+        "ctxext finetune EXTENDED OUT --data 'my books.jsonl' --length 512 --steps 3 --targets q_proj --dora "
+        "--learning-rate 5e-05 --beta2 0.95"
     )
     (tmp_path / "finetune.json").write_text("{}")
     assert training_command(tmp_path) == "ctxext finetune EXTENDED OUT --data DATA"

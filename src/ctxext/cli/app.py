@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ctxext.cli.convert import convert, with_method_options
+from ctxext.cli.convert import convert
 from ctxext.cli.demo import demo
 from ctxext.cli.env import env
 from ctxext.cli.eval import eval_
@@ -19,13 +19,18 @@ from ctxext.cli.finetune import finetune
 from ctxext.cli.inspect import inspect
 from ctxext.cli.interrupts import INTERRUPTED
 from ctxext.cli.merge import merge
+from ctxext.cli.method_options import method_parameters
 from ctxext.cli.methods import methods
+from ctxext.cli.options import parameters_of, with_parameters
 from ctxext.cli.output import print_error
 from ctxext.cli.push import push
 from ctxext.cli.search import search_
 from ctxext.cli.verify import verify
 from ctxext.converters.output_directory import full_disk_told
 from ctxext.errors import CtxextError
+from ctxext.evaluate.settings import Settings
+from ctxext.finetune.options import TrainingOptions
+from ctxext.search.options import SearchOptions
 from ctxext.tokens import RedactedStream, remember_arguments
 from ctxext.version import __version__
 
@@ -77,11 +82,12 @@ app = typer.Typer(
     help="Make a language model read more: convert a checkpoint to a longer context, and measure what that did.",
     epilog="Start with: ctxext demo",
 )
-app.command()(with_method_options(convert))
+app.command()(with_parameters(convert, method_parameters(), after="recipe"))
 app.command()(inspect)
-app.command("eval")(eval_)
-app.command("search")(search_)
-for command in (finetune, merge, verify, push, methods, demo, env):
+app.command("eval")(with_parameters(eval_, parameters_of(Settings), after="models"))
+app.command("search")(with_parameters(search_, parameters_of(SearchOptions), after="out"))
+app.command()(with_parameters(finetune, parameters_of(TrainingOptions), after="eval_data"))
+for command in (merge, verify, push, methods, demo, env):
     app.command()(command)
 
 

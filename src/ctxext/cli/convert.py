@@ -1,8 +1,7 @@
 """`ctxext convert`: rewrite a checkpoint's rotary encoding and save it as a portable checkpoint."""
 
-import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from ctxext.checkpoint import open_checkpoint
 from ctxext.cli.auto import MinutesOption, TrialsOption, searched_recipe, wants_search
-from ctxext.cli.method_options import build_recipe, method_parameters
+from ctxext.cli.method_options import build_recipe
 from ctxext.cli.options import (
     JsonOption,
     OriginalLengthOption,
@@ -295,18 +294,3 @@ def _short(value: Any) -> str:
     if isinstance(value, list):
         return f"({len(value)} entries)" if len(value) > 6 else "[" + ", ".join(map(_short, value)) + "]"
     return str(value)
-
-
-def with_method_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command whose last parameter is **options one typer option per method option."""
-    signature = inspect.signature(function)
-    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    parameters = method_parameters()
-    first = 1 + next(i for i, parameter in enumerate(own) if parameter.name == "recipe")
-    ordered = [*own[:first], *parameters, *own[first:]]
-    function.__signature__ = signature.replace(parameters=ordered)  # type: ignore[attr-defined]
-    function.__annotations__ = {
-        **{key: hint for key, hint in function.__annotations__.items() if key != "options"},
-        **{parameter.name: parameter.annotation for parameter in parameters},
-    }
-    return function

@@ -2,63 +2,95 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from ctxext.cli import eval_options as own
+import typer
+
 from ctxext.cli.options import (
     DeviceOption,
     DtypeOption,
     JsonOption,
-    OriginalLengthOption,
     QuietOption,
     RevisionOption,
     TokenOption,
     VerboseOption,
-    length_in,
+    built,
     names_in,
 )
 from ctxext.cli.output import Output
 from ctxext.converters.output_directory import full_disk_told
 from ctxext.errors import CtxextError
+from ctxext.evaluate.settings import Settings
 
 if TYPE_CHECKING:
     from ctxext.evaluate.report.report import Report
 
 
+_RUN, _RESULTS = "How it is run", "Results"
+
+WRITTEN_TASKS = ("needle",)
+"""What is asked by default where answers are only written."""
+ModelsArgument = Annotated[list[str], typer.Argument(metavar="MODEL...", help="Folders, Hub ids, or demo.")]
+ChatTemplateOption = Annotated[
+    bool, typer.Option("--chat-template/--no-chat-template", help="Use it where there is one.", rich_help_panel=_RUN)
+]
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="transformers, or vllm for the retrieval tasks of checkpoints that it serves.",
+        rich_help_panel=_RUN,
+    ),
+]
+EngineArgumentsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine-args",
+        metavar="JSON",
+        help="""More arguments of vllm.LLM: '{"tensor_parallel_size": 2}'.""",
+        rich_help_panel=_RUN,
+    ),
+]
+AttentionOption = Annotated[
+    str | None, typer.Option("--attn", help="sdpa, eager, flash_attention_2 and so on.", rich_help_panel=_RUN)
+]
+TrustOption = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Run code that a checkpoint brings along.", rich_help_panel=_RUN),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        help="Folder for the report. Default: report, report-2 …",
+        show_default=False,
+        rich_help_panel=_RESULTS,
+    ),
+]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with what is in OUT.", rich_help_panel=_RESULTS)]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is in OUT.", rich_help_panel=_RESULTS)]
+
+
 def eval_(
-    models: own.ModelsArgument,
+    models: ModelsArgument,
     *,
-    task: own.TaskOption = None,
-    lengths: own.LengthsOption = None,
-    depths: own.DepthsOption = "5",
-    samples: own.SamplesOption = 20,
-    seed: own.SeedOption = 0,
-    allow_beyond: own.AllowBeyondOption = False,
-    original_length: OriginalLengthOption = None,
-    needles: own.NeedlesOption = 4,
-    kv_ids: own.KvIdsOption = "uuid",
-    haystack: own.HaystackOption = None,
-    documents: own.DocumentsOption = None,
-    data: own.DataOption = None,
-    stride: own.StrideOption = None,
-    harness: own.HarnessOption = None,
-    generate: own.GenerateOption = False,
-    chat_template: own.ChatTemplateOption = True,
-    batch_size: own.BatchSizeOption = None,
+    chat_template: ChatTemplateOption = True,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
-    attention: own.AttentionOption = None,
-    trust_remote_code: own.TrustOption = False,
-    engine: own.EngineOption = "transformers",
-    engine_args: own.EngineArgumentsOption = None,
-    out: own.OutOption = None,
-    resume: own.ResumeOption = False,
-    overwrite: own.OverwriteOption = False,
+    attention: AttentionOption = None,
+    trust_remote_code: TrustOption = False,
+    engine: EngineOption = "transformers",
+    engine_args: EngineArgumentsOption = None,
+    out: OutOption = None,
+    resume: ResumeOption = False,
+    overwrite: OverwriteOption = False,
     revision: RevisionOption = None,
     token: TokenOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
+    **options: Any,
 ) -> None:
     """Measure whether models find things anywhere in their context, and what extending it cost.
 
@@ -72,34 +104,16 @@ def eval_(
     from ctxext.evaluate.model import Loading
     from ctxext.evaluate.plan import default_tasks
     from ctxext.evaluate.run import evaluate
-    from ctxext.evaluate.settings import Settings, parse_depths
     from ctxext.reading.strict import parse_json
-    from ctxext.recipes.length import parse_length
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
     arguments = parse_json(engine_args, "--engine-args") if engine_args else {}
     if not isinstance(arguments, dict):
         raise CtxextError("--engine-args is no JSON object.", hint="""Write '{"tensor_parallel_size": 2}'.""")
     loading = Loading(device, dtype, attention, chat_template, trust_remote_code, revision, token, engine, arguments)
-    usual = own.WRITTEN_TASKS if engine == "vllm" else ()
-    settings = Settings(
-        tasks=names_in(task) or usual or default_tasks(models, loading),
-        lengths=tuple(sorted({parse_length(word) for word in names_in([lengths or ""])})),
-        depths=parse_depths(depths),
-        samples=samples,
-        seed=seed,
-        num_needles=needles,
-        kv_ids=kv_ids,
-        haystack=haystack,
-        data=data,
-        documents=documents,
-        stride=stride,
-        generate=generate,
-        allow_beyond=allow_beyond,
-        batch_size=batch_size,
-        harness=names_in([harness or ""]),
-        original_length=length_in(original_length),
-    )
+    usual = WRITTEN_TASKS if engine == "vllm" else ()
+    tasks = names_in(options["tasks"]) or usual or default_tasks(models, loading)
+    settings = built(Settings, options, tasks=tasks)
     out = out or _free_folder(resume=resume)
     with full_disk_told(out), output.progress("evaluating") as progress:
         report = evaluate(

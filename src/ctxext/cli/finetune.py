@@ -7,31 +7,92 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ctxext.cli import finetune_options as own
 from ctxext.cli.config_file import ConfigOption, used_options
 from ctxext.cli.finetune_data import DataChoice
 from ctxext.cli.finetune_view import same_command, tell_plan, tell_result, with_step_lines
 from ctxext.cli.options import (
     JsonOption,
-    OriginalLengthOption,
     OverwriteAnythingOption,
     QuietOption,
     RevisionOption,
     SourceArgument,
     TokenOption,
     VerboseOption,
+    built,
     names_in,
 )
 from ctxext.cli.output import Output
+from ctxext.finetune.options import TrainingOptions
 from ctxext.locks import short_name
-from ctxext.recipes.length import parse_length
 
 if TYPE_CHECKING:
     from ctxext.finetune.dry_run import Plan
-    from ctxext.finetune.options import TrainingOptions
     from ctxext.finetune.run import Finetuned
 
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")]
+
+
+_DATA = "Data"
+
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        help="A file or folder of text, JSON, CSV or parquet, or the id of a data set; several with their weights, as "
+        "--data books.jsonl:0.7 --data chats.jsonl:0.3. demo makes documents on the fly.",
+        show_default=False,
+    ),
+]
+FormatOption = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        help="What records are: auto, text, chat, prompt-completion, sharegpt or alpaca.",
+        rich_help_panel=_DATA,
+    ),
+]
+TextFieldOption = Annotated[
+    str, typer.Option("--text-field", help="The field that holds a text.", rich_help_panel=_DATA)
+]
+SplitOption = Annotated[
+    str, typer.Option("--split", help="The split of a folder or data set that is read.", rich_help_panel=_DATA)
+]
+SkipBadRowsOption = Annotated[
+    bool,
+    typer.Option(
+        "--skip-bad-rows", help="Count records that cannot be learned from instead of stopping.", rich_help_panel=_DATA
+    ),
+]
+EvalDataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--eval-data",
+        help="Data on which the loss is measured while training; of folders and data sets the split that is held out.",
+        rich_help_panel=_DATA,
+        show_default=False,
+    ),
+]
+LongShareOption = Annotated[
+    float | None,
+    typer.Option(
+        "--long-share",
+        help="Share of the tokens that come from documents of at least half the length. Default: as they come.",
+        rich_help_panel=_DATA,
+        show_default=False,
+    ),
+]
+MergeOption = Annotated[bool, typer.Option("--merge/--no-merge", help="Write a full checkpoint, or the adapter alone.")]
+EvalOption = Annotated[
+    str | None,
+    typer.Option("--eval", help="Tasks to ask before and after, as needle,short.", show_default=False),
+]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace OUT if ctxext made it, and an unfinished run beside it.")
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Read the data, estimate memory and time, and stop before training.")
+]
 
 
 def finetune(
@@ -40,68 +101,25 @@ def finetune(
     out: OutArgument,
     *,
     config: ConfigOption = None,
-    data: own.DataOption = None,
-    record_format: own.FormatOption = "auto",
-    text_field: own.TextFieldOption = "text",
-    split: own.SplitOption = "train",
-    skip_bad_rows: own.SkipBadRowsOption = False,
-    long_share: own.LongShareOption = None,
-    eval_data: own.EvalDataOption = None,
-    length: own.LengthOption = None,
-    start_length: own.StartLengthOption = None,
-    original_length: OriginalLengthOption = None,
-    learn: own.LearnOption = "answers",
-    steps: own.StepsOption = 200,
-    epochs: own.EpochsOption = None,
-    batch_size: own.BatchSizeOption = 8,
-    merge: own.MergeOption = True,
-    evaluate: own.EvalOption = None,
-    resume: own.ResumeOption = False,
-    overwrite: own.OverwriteOption = False,
+    data: DataOption = None,
+    record_format: FormatOption = "auto",
+    text_field: TextFieldOption = "text",
+    split: SplitOption = "train",
+    skip_bad_rows: SkipBadRowsOption = False,
+    long_share: LongShareOption = None,
+    eval_data: EvalDataOption = None,
+    merge: MergeOption = True,
+    evaluate: EvalOption = None,
+    resume: ResumeOption = False,
+    overwrite: OverwriteOption = False,
     overwrite_anything: OverwriteAnythingOption = False,
-    dry_run: own.DryRunOption = False,
-    pack: own.PackOption = "off",
-    short_share: own.ShortShareOption = 0.2,
-    keep_short: own.KeepShortOption = False,
-    positions: own.PositionsOption = "full",
-    window: own.WindowOption = None,
-    attention: own.AttentionOption = "full",
-    group: own.GroupOption = None,
-    rank: own.RankOption = 16,
-    alpha: own.AlphaOption = None,
-    dropout: own.DropoutOption = 0.0,
-    targets: own.TargetsOption = None,
-    rslora: own.RsloraOption = False,
-    dora: own.DoraOption = False,
-    train_norms: own.TrainNormsOption = False,
-    train_embeddings: own.TrainEmbeddingsOption = False,
-    full: own.FullOption = False,
-    mlm_probability: own.MlmProbabilityOption = 0.15,
-    micro_batch: own.MicroBatchOption = 1,
-    learning_rate: own.LearningRateOption = None,
-    schedule: own.ScheduleOption = "cosine",
-    warmup: own.WarmupOption = 0.05,
-    optimizer: own.OptimizerOption = "adamw_torch_fused",
-    weight_decay: own.WeightDecayOption = 0.0,
-    beta1: own.Beta1Option = 0.9,
-    beta2: own.Beta2Option = 0.999,
-    neftune: own.NeftuneOption = None,
-    checkpointing: own.CheckpointingOption = None,
-    seed: own.SeedOption = 0,
-    save_every: own.SaveEveryOption = 50,
-    eval_every: own.EvalEveryOption = None,
-    keep_best: own.KeepBestOption = False,
-    patience: own.PatienceOption = None,
-    report_to: own.ReportToOption = "none",
-    quantize: own.QuantizeOption = "none",
-    context_parallel: own.ContextParallelOption = 1,
-    device: own.DeviceOption = "auto",
-    dtype: own.DtypeOption = "auto",
+    dry_run: DryRunOption = False,
     revision: RevisionOption = None,
     token: TokenOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
+    **options: Any,
 ) -> None:
     """Train an extended model on long sequences, with LoRA by default, and write it as a portable checkpoint.
 
@@ -110,30 +128,26 @@ def finetune(
 
     accelerate launch -m ctxext finetune my-model-32k out --data books.jsonl --batch-size 16
     """
-    words = locals()
     from ctxext.finetune import run
-    from ctxext.finetune.options import TrainingOptions
     from ctxext.finetune.prepare import is_first
 
-    given = {field.name: words[field.name] for field in dataclasses.fields(TrainingOptions) if field.name in words}
-    lengths = {name: parse_length(value) if value else None for name, value in _lengths(given).items()}
     _check_tasks(evaluate, model, revision, token)
     output = Output(as_json=as_json, quiet=quiet or not is_first(), verbose=verbose)
-    options = TrainingOptions(**{**given, **lengths, "targets": names_in([targets or ""])})
+    training = built(TrainingOptions, options)
     chosen = DataChoice(tuple(data or ()), record_format, text_field, split, skip_bad_rows, long_share)
     held_out = dataclasses.replace(chosen, words=(eval_data,), split=None, long_share=None) if eval_data else None
     if dry_run:
-        tell_plan(output, _plan(model, chosen, options, merge=merge, revision=revision, token=token, output=output))
+        tell_plan(output, _plan(model, chosen, training, merge=merge, revision=revision, token=token, output=output))
         return
     with output.progress("") as progress:
         try:
             done = run.finetune(
                 model,
                 out,
-                chosen.reader(options),
-                options,
+                chosen.reader(training),
+                training,
                 data={**chosen.described(), **({"eval": held_out.described()["name"]} if held_out else {})},
-                read_held_out=held_out.reader(options) if held_out else None,
+                read_held_out=held_out.reader(training) if held_out else None,
                 revision=revision,
                 token=token,
                 merge=merge,
@@ -153,10 +167,6 @@ def finetune(
     )
     report = _evaluate(model, out, names_in([evaluate]), done, output) if evaluate and merge else None
     tell_result(output, done, model, out, merge=merge, report=report)
-
-
-def _lengths(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: given[name] for name in ("length", "start_length", "original_length", "window", "group")}
 
 
 def _check_tasks(tasks: str | None, model: str, revision: str | None, token: str | None) -> None:
@@ -187,7 +197,7 @@ def _evaluate(model: str, out: Path, tasks: tuple[str, ...], done: "Finetuned", 
     return report
 
 
-def _plan(model: str, chosen: DataChoice, options: "TrainingOptions", *, output: Output, **given: Any) -> "Plan":
+def _plan(model: str, chosen: DataChoice, options: TrainingOptions, *, output: Output, **given: Any) -> "Plan":
     from ctxext.finetune.dry_run import dry_run
 
     with warnings.catch_warnings():

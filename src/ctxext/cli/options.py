@@ -1,11 +1,19 @@
-"""Options that several commands share, each written once."""
+"""Options that several commands share, each written once, and those that are read from a dataclass."""
 
-from collections.abc import Sequence
-from typing import Annotated
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from ctxext.evaluate.settings import parse_depths
+from ctxext.options import Option, options_of
 from ctxext.recipes.length import parse_length
+from ctxext.recipes.param import value_type
+
+_Instance = TypeVar("_Instance")
 
 _REPORTING = "Output"
 _HUB = "Hub"
@@ -56,3 +64,81 @@ def length_in(word: str | None) -> int | None:
 def names_in(words: Sequence[str] | None) -> tuple[str, ...]:
     """Names from options that may be repeated and may hold several with commas, each once."""
     return tuple(dict.fromkeys(name.strip() for word in words or () for name in word.split(",") if name.strip()))
+
+
+def lengths_in(word: str | None) -> tuple[int, ...]:
+    """Lengths in tokens from a list with commas, each once, shortest first."""
+    return tuple(sorted({parse_length(length) for length in names_in([word or ""])}))
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "length": length_in,
+    "lengths": lengths_in,
+    "names": lambda words: names_in([words] if isinstance(words, str) else words),
+    "depths": parse_depths,
+}
+"""How the text of each kind of option becomes its value."""
+
+
+def parameters_of(owner: type) -> list[inspect.Parameter]:
+    """A keyword parameter with its typer option for every option of a dataclass (`ctxext.options`)."""
+    fields = {field.name: field for field in dataclasses.fields(owner)}
+    return [_parameter(owner, fields[name], option) for name, option in options_of(owner).items()]
+
+
+def _parameter(owner: type, field: "dataclasses.Field[Any]", option: Option) -> inspect.Parameter:
+    kind: Any = value_type(owner, field.name)
+    default = None if field.default is dataclasses.MISSING else field.default
+    if option.kind:
+        kind, default = (list[str] if option.repeats else str), option.shown
+    declared = typer.Option(
+        *(option.flags or ("--" + field.name.replace("_", "-"),)),
+        help=option.help,
+        rich_help_panel=option.panel or None,
+        show_default=default is not None,
+        min=option.min,
+        metavar=option.metavar,
+    )
+    hint: Any = kind if default is not None else kind | None
+    annotation = Annotated[hint, declared]
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def built(owner: Callable[..., _Instance], given: Mapping[str, Any], **others: Any) -> _Instance:
+    """A dataclass from the options of a command line.
+
+    Args:
+        owner: The dataclass.
+        given: The options by name, as typer gives them; what is not the dataclass's is passed over.
+        others: Fields that come from elsewhere.
+
+    Raises:
+        CtxextError: a text means nothing, or the dataclass refuses a value.
+    """
+    values: dict[str, Any] = {}
+    for name, option in options_of(typing.cast("type", owner)).items():
+        if name not in others and given.get(name) is not None:
+            values[name] = _READERS[option.kind](given[name]) if option.kind else given[name]
+    return owner(**values, **others)
+
+
+def with_parameters(
+    function: Callable[..., None], parameters: Sequence[inspect.Parameter], after: str
+) -> Callable[..., None]:
+    """Give a command whose last parameter is **options the parameters that it stands for.
+
+    Args:
+        function: The command.
+        parameters: What **options takes.
+        after: The name of the parameter of its own behind which help shows them.
+    """
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    first = 1 + next(i for i, parameter in enumerate(own) if parameter.name == after)
+    ordered = [*own[:first], *parameters, *own[first:]]
+    function.__signature__ = signature.replace(parameters=ordered)  # type: ignore[attr-defined]
+    function.__annotations__ = {
+        **{key: hint for key, hint in function.__annotations__.items() if key != "options"},
+        **{parameter.name: parameter.annotation for parameter in parameters},
+    }
+    return function

@@ -1,30 +1,27 @@
 """`ctxext search`: find the recipe for a model by measuring recipes on it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import RenderableType
 
-from ctxext.cli import search_options as own
 from ctxext.cli.interrupts import answered_at_once
 from ctxext.cli.options import (
     DeviceOption,
     DtypeOption,
     JsonOption,
-    OriginalLengthOption,
     QuietOption,
     RevisionOption,
     SourceArgument,
     TokenOption,
     VerboseOption,
-    length_in,
-    names_in,
+    built,
 )
 from ctxext.cli.output import Output
 from ctxext.cli.search_view import points_table, watching
 from ctxext.cli.terminal import done_line
 from ctxext.errors import CtxextError
-from ctxext.recipes.length import parse_length
 from ctxext.search.options import SearchOptions
 from ctxext.search.run import Found, figures, search
 from ctxext.search.storage import StudyPlace, shown_storage, study_beside
@@ -37,27 +34,50 @@ if TYPE_CHECKING:
 _CAP = 12
 
 
+_RUN, _STUDY = "How it is run", "Study"
+
+OutArgument = Annotated[
+    Path, typer.Argument(metavar="[RECIPE]", help="The recipe file to write; NAME.png and NAME.db go beside it.")
+]
+ChatTemplateOption = Annotated[
+    bool, typer.Option("--chat-template/--no-chat-template", help="Use it where there is one.", rich_help_panel=_RUN)
+]
+StudyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--study",
+        help="SQLite file of the study, or with --storage its name there. Default: as RECIPE is called.",
+        show_default=False,
+        rich_help_panel=_STUDY,
+    ),
+]
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        help="Where machines share the study: the URL of a database, as postgresql+psycopg2://host/name, or the path "
+        "of a journal file on a shared disk.",
+        show_default=False,
+        rich_help_panel=_STUDY,
+    ),
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with the study; several may at once.", rich_help_panel=_STUDY)
+]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the study and RECIPE.", rich_help_panel=_STUDY)
+]
+
+
 def search_(
     source: SourceArgument,
-    out: own.OutArgument = Path("best.yaml"),
+    out: OutArgument = Path("best.yaml"),
     *,
-    target_length: own.TargetOption = None,
-    trials: own.TrialsOption = None,
-    minutes: own.MinutesOption = None,
-    methods: own.MethodsOption = None,
-    original_length: OriginalLengthOption = None,
-    gradient: own.GradientOption = False,
-    keep_short: own.KeepShortOption = SearchOptions.keep_short,
-    samples: own.SamplesOption = SearchOptions.samples,
-    lengths: own.LengthsOption = None,
-    data: own.DataOption = None,
-    checked: own.CheckedOption = SearchOptions.checked,
-    seed: own.SeedOption = SearchOptions.seed,
-    chat_template: own.ChatTemplateOption = True,
-    study: own.StudyOption = None,
-    storage: own.StorageOption = None,
-    resume: own.ResumeOption = False,
-    overwrite: own.OverwriteOption = False,
+    chat_template: ChatTemplateOption = True,
+    study: StudyOption = None,
+    storage: StorageOption = None,
+    resume: ResumeOption = False,
+    overwrite: OverwriteOption = False,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
     revision: RevisionOption = None,
@@ -65,6 +85,7 @@ def search_(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
+    **options: Any,
 ) -> None:
     """Try recipes on a model, without training, and write the best as an ordinary recipe file.
 
@@ -74,35 +95,23 @@ def search_(
     ctxext search my-model best.yaml --target-length 32k --methods yarn,mspoe --data my-texts.jsonl
     """
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
-    if target_length is None:
+    if options["target_length"] is None:
         raise CtxextError("How far should the model reach?", hint="Say it with --target-length, for example 32k.")
-    options = SearchOptions(
-        target_length=parse_length(target_length),
-        trials=trials,
-        minutes=minutes,
-        methods=names_in(methods),
-        keep_short=keep_short,
-        samples=samples,
-        lengths=tuple(sorted({parse_length(word) for word in names_in([lengths or ""])})),
-        data=data,
-        seed=seed,
-        checked=checked,
-        gradient=gradient,
-        original_length=length_in(original_length),
-    )
+    wanted = built(SearchOptions, options)
     loading = _loading(device, dtype, chat_template, revision, token)
     place = _place(out, study, storage)
 
     def tell_how_to_go_on() -> None:
-        if not gradient and (place.path is None or place.path.exists()):
-            given = {"--study": study, "--storage": storage and shown_storage(storage), "--data": data}
-            given |= {"--lengths": lengths, "--revision": revision, "--original-length": original_length}
-            output.next_step(*_again(source, out, options, given), why="Stopped; go on with")
+        if not wanted.gradient and (place.path is None or place.path.exists()):
+            given = {"--study": study, "--storage": storage and shown_storage(storage), "--data": wanted.data}
+            given |= {"--lengths": options["lengths"], "--revision": revision}
+            given |= {"--original-length": options["original_length"]}
+            output.next_step(*_again(source, out, wanted, given), why="Stopped; go on with")
 
     with answered_at_once(tell_how_to_go_on), watching(output) as watch:
         found = search(
             source,
-            options,
+            wanted,
             out=out,
             study=place,
             resume=resume,
@@ -110,7 +119,7 @@ def search_(
             loading=loading,
             watch=watch,
         )
-    _tell(output, found, source, out, place, options)
+    _tell(output, found, source, out, place, wanted)
 
 
 def _place(out: Path, study: str | None, storage: str | None) -> StudyPlace:

@@ -14,48 +14,66 @@ from ctxext.evaluate.tasks.kv import KeyValue
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.files import sha256_of
-from ctxext.limits import check_numbers
+from ctxext.options import check_numbers, option, with_documented_options
+
+_ASKED, _RUN = "What is asked", "How it is run"
 
 
+@with_documented_options
 @dataclass(frozen=True)
 class Settings:
     """What is asked.
 
-    Attributes:
-        tasks: Names from `TASKS`.
-        lengths: Prompt lengths in tokens; by default each model's original context length and context length.
-        depths: Where needles go, from 0 to 1.
-        samples: Questions per cell, and documents per text.
-        seed: Decides every question.
-        num_needles: Facts in the haystack of `needle`; by default four, three of them distractors.
-        kv_ids: What keys and values of `kv` are: "uuid" or "number".
-        haystack: A text file to hide needles, facts and assignments in; by default prose from the package.
-        data: Text for `perplexity` and `short`: a text, JSON lines or parquet file, or a `datasets` id.
-        documents: A JSON lines file of questions for `documents`; by default made-up facts.
-        stride: Also measure perplexity with a sliding window of this stride.
-        generate: Let the model write its answers instead of one teacher-forced forward.
-        allow_beyond: Ask for lengths beyond a model's context length too.
-        batch_size: Prompts that run at once; by default as many as fit into memory.
-        harness: Tasks of lm-evaluation-harness.
-        original_length: What the models were trained on, in tokens, where their files do not say it.
+    In Python `depths` are shares, from 0 to 1.
     """
 
-    tasks: tuple[str, ...] = ("needle", "short")
-    lengths: tuple[int, ...] = ()
-    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    samples: int = 20
-    seed: int = 0
-    num_needles: int = 4
-    kv_ids: str = "uuid"
-    haystack: Path | None = None
-    data: str | None = None
-    documents: Path | None = None
-    stride: int | None = None
-    generate: bool = False
-    allow_beyond: bool = False
-    batch_size: int | None = None
-    harness: tuple[str, ...] = ()
-    original_length: int | None = None
+    tasks: tuple[str, ...] = option(
+        ("needle", "short"),
+        help=f"{', '.join(TASKS)}; several with commas. Default: needle,short; with --engine vllm needle; of encoders "
+        "passages,short.",
+        flags=("--task", "-t"),
+        kind="names",
+        repeats=True,
+    )
+    lengths: tuple[int, ...] = option(
+        (),
+        help="Prompt lengths, as 4k,32k. Default: the original and the present context length.",
+        kind="lengths",
+    )
+    depths: tuple[float, ...] = option(
+        (0.0, 0.25, 0.5, 0.75, 1.0),
+        help="So many depths, or a list in percent: 0,50,100.",
+        kind="depths",
+        shown="5",
+    )
+    samples: int = option(20, help="Questions per cell, and documents to read.", min=1)
+    seed: int = option(0, help="Decides every question.")
+    allow_beyond: bool = option(False, help="Ask beyond a model's context length too.")
+    original_length: int | None = option(
+        None,
+        help="Tokens that the model was trained on, as 32k, where its files do not say it or you know better.",
+        kind="length",
+    )
+    num_needles: int = option(
+        4, help="needle: facts in the text; one is asked for.", panel=_ASKED, flags=("--needles",), min=1
+    )
+    kv_ids: str = option("uuid", help="kv: uuid as in the paper, or number.", panel=_ASKED)
+    haystack: Path | None = option(None, help="needle: a text file to hide needles in.", panel=_ASKED)
+    documents: Path | None = option(None, help="documents: questions, as JSON lines.", panel=_ASKED)
+    data: str | None = option(
+        None,
+        help="perplexity, pseudo-perplexity, short: a text, JSON lines or parquet file, or the id of a data set.",
+        panel=_ASKED,
+    )
+    stride: int | None = option(None, help="perplexity: with a sliding window too.", panel=_ASKED, min=1)
+    harness: tuple[str, ...] = option(
+        (),
+        help="Tasks of lm-evaluation-harness: ruler-6 (no download), ruler, longbench …",
+        panel=_ASKED,
+        kind="names",
+    )
+    generate: bool = option(False, help="Let models write every answer out: slower, the same cells.", panel=_RUN)
+    batch_size: int | None = option(None, help="Prompts at once. Default: what fits.", panel=_RUN, min=1)
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.finetune.documents import LEARN
-from ctxext.limits import check_numbers
+from ctxext.options import check_numbers, option, with_documented_options
 
 _CHOICES = {
     "pack": ("off", "run-on", "restart"),
@@ -32,111 +32,129 @@ CHANGEABLE = (
 """What may differ between a run and the one that continues it."""
 
 
+_LENGTH, _LORA, _LOOP = "Length and positions", "What is trained", "How it is trained"
+
+
+@with_documented_options
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     """The choices of a fine-tune.
 
-    Attributes:
-        length: The context length to train for, in tokens; by default the base's context length.
-        start_length: Tokens of the first sequences. They double up to the length, each for as many steps: a short
-            beginning learns the same in less time (arXiv 2310.00576).
-        learn: "answers" counts only marked answers where data marks them; "all" counts every token.
-        steps: Optimizer steps.
-        epochs: How often all sequences of the full length are seen; decides the steps once the data was read.
-        batch_size: Sequences per step, over all processes.
-        micro_batch: Sequences that one device computes at once.
-        learning_rate: Its peak; by default 2e-4 with LoRA and 2e-5 without.
-        schedule: How the learning rate falls: cosine, linear or constant.
-        warmup: Share of the steps in which it rises.
-        optimizer: An optimizer by the Trainer's own name, as adamw_torch, adamw_8bit, paged_adamw_8bit or adafactor;
-            or muon, for matrices, with AdamW for the rest.
-        weight_decay: How much of itself a weight loses, times the learning rate.
-        beta1: How long AdamW remembers gradients, 0 to 1.
-        beta2: How long it remembers their squares, 0 to 1.
-        neftune: Noise on the embeddings (arXiv 2310.05914); none by default.
-        rank: Rank of the LoRA matrices.
-        alpha: Their weight; by default twice the rank.
-        dropout: Share of a LoRA input that is dropped.
-        targets: Names of the linear layers that get one; all of them where empty.
-        rslora: Divide alpha by the root of the rank (arXiv 2312.03732).
-        dora: Train magnitudes beside directions (arXiv 2402.09353).
-        train_norms: Train the norms too.
-        train_embeddings: Train the input embeddings too.
-        full: Train every weight, without LoRA.
-        pack: "off": a sequence comes from one document; "run-on": documents are joined; "restart": they are joined,
-            positions start again with each and attention stays inside it.
-        short_share: Share of the steps that train at the short length.
-        original_length: What the base was trained on before it was extended, where its files do not say it.
-        short_length: Tokens of their sequences; by default the original context length.
-        keep_short: Hold what the model says of sequences inside the trained window close to what its source says
-            (arXiv 2502.07365).
-        positions: "full", or "pose" to skip positions in short windows (arXiv 2309.10400).
-        window: Tokens that a sequence has with pose; by default the original context length.
-        attention: "full", or "shifted" for LongLoRA's groups while training (arXiv 2309.12307).
-        group: Tokens in such a group; by default a quarter of a sequence.
-        checkpointing: Keep no activations but each layer's input; by default for more than 4096 tokens.
-        piece: Positions whose logits are computed at once; by default what takes 24 MiB, 256 MiB on an
-            accelerator.
-        seed: Decides order, initial weights and skips.
-        save_every: Steps between two saves.
-        eval_every: Steps between two evaluations, where there is data for them; by default at every save.
-        keep_best: Take the save that was best on the evaluation data.
-        patience: Stop after so many evaluations without a better one, and take the best.
-        mlm_probability: Share of the tokens that an encoder must guess, 0 to 1.
-        quantize: "4bit" to keep the frozen weights in 4 bits while training, as QLoRA (arXiv 2305.14314); needs
-            bitsandbytes. What is merged are the checkpoint's own weights.
-        context_parallel: Accelerators that share one sequence.
-        dtype: Type of the frozen weights: auto (as saved, float32 on a CPU), bf16, fp16 or fp32.
-        device: auto or cpu.
-        report_to: none, tensorboard, wandb or trackio.
+    Two are no options of the command: `short_length`, the tokens of sequences of the short length (by default the
+    original context length), and `piece`, the positions whose logits are computed at once (by default what takes
+    24 MiB, 256 MiB on an accelerator).
     """
 
-    length: int | None = None
-    start_length: int | None = None
-    learn: str = "answers"
-    steps: int = 200
-    epochs: float | None = None
-    batch_size: int = 8
-    micro_batch: int = 1
-    learning_rate: float | None = None
-    schedule: str = "cosine"
-    warmup: float = 0.05
-    optimizer: str = "adamw_torch_fused"
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-    neftune: float | None = None
-    rank: int = 16
-    alpha: float | None = None
-    dropout: float = 0.0
-    targets: tuple[str, ...] = ()
-    rslora: bool = False
-    dora: bool = False
-    train_norms: bool = False
-    train_embeddings: bool = False
-    full: bool = False
-    pack: str = "off"
-    short_share: float = 0.2
-    original_length: int | None = None
+    length: int | None = option(
+        None, help="Tokens of a sequence, as 32k. Default: the model's context length.", kind="length"
+    )
+    learn: str = option(
+        "answers",
+        help="answers: where the data marks answers (prompt and completion, messages, demo) only those; or all.",
+    )
+    steps: int = option(200, help="Optimizer steps.")
+    epochs: float | None = option(None, help="How often all data is seen, in place of --steps.")
+    batch_size: int = option(8, help="Sequences per step, over all processes.")
+
+    start_length: int | None = option(
+        None,
+        help="Tokens of the first sequences, which double up to the length in equal parts of the steps. Saves time "
+        "(arXiv 2310.00576).",
+        panel=_LENGTH,
+        kind="length",
+    )
+    original_length: int | None = option(
+        None,
+        help="Tokens that the model was trained on, as 32k, where its files do not say it or you know better.",
+        panel=_LENGTH,
+        kind="length",
+    )
+    short_share: float = option(
+        0.2, help="Share of steps on sequences of the original context length, 0 to 1.", panel=_LENGTH
+    )
+    keep_short: bool = option(
+        False,
+        help="Stay close to what the source says of sequences inside the trained window (arXiv 2502.07365).",
+        panel=_LENGTH,
+    )
+    pack: str = option(
+        "off",
+        help="off: each sequence comes from one document; run-on: documents are joined; restart: joined, and positions "
+        "start again with each.",
+        panel=_LENGTH,
+    )
+    positions: str = option(
+        "full",
+        help="full, or pose: train for the length on short windows that skip positions (arXiv 2309.10400).",
+        panel=_LENGTH,
+    )
+    window: int | None = option(
+        None,
+        help="With pose: tokens of a window. Default: the original context length.",
+        panel=_LENGTH,
+        kind="length",
+    )
+    attention: str = option(
+        "full", help="full, or shifted: LongLoRA's groups while training (arXiv 2309.12307).", panel=_LENGTH
+    )
+    group: int | None = option(
+        None, help="With shifted: tokens of a group. Default: a quarter of a sequence.", panel=_LENGTH, kind="length"
+    )
+
+    rank: int = option(16, help="Rank of the LoRA matrices.", panel=_LORA)
+    alpha: float | None = option(None, help="Weight of the LoRA matrices. Default: twice the rank.", panel=_LORA)
+    dropout: float = option(0.0, help="Share of a LoRA input that is dropped.", panel=_LORA)
+    targets: tuple[str, ...] = option(
+        (), help="Linear layers that get LoRA matrices, as q_proj,v_proj. Default: all.", panel=_LORA, kind="names"
+    )
+    rslora: bool = option(False, help="Divide alpha by the root of the rank (arXiv 2312.03732).", panel=_LORA)
+    dora: bool = option(False, help="Train magnitudes beside directions (arXiv 2402.09353).", panel=_LORA)
+    train_norms: bool = option(False, help="Train the norms too.", panel=_LORA)
+    train_embeddings: bool = option(False, help="Train the input embeddings too.", panel=_LORA)
+    full: bool = option(False, help="Train every weight, without LoRA.", panel=_LORA)
+
+    mlm_probability: float = option(0.15, help="Encoders: share of the tokens that they must guess.", panel=_LOOP)
+    micro_batch: int = option(1, help="Sequences that one device computes at once.", panel=_LOOP)
+    learning_rate: float | None = option(None, help="Its peak. Default: 2e-4, and 2e-5 with --full.", panel=_LOOP)
+    schedule: str = option("cosine", help="How the rate falls: cosine, linear, constant.", panel=_LOOP)
+    warmup: float = option(0.05, help="Share of the steps in which the rate rises.", panel=_LOOP)
+    optimizer: str = option(
+        "adamw_torch_fused",
+        help="By the Trainer's own name, as adamw_torch, adamw_8bit or adafactor; or muon, for matrices, with AdamW "
+        "for the rest.",
+        panel=_LOOP,
+    )
+    weight_decay: float = option(0.0, help="Share that a weight loses per unit of rate.", panel=_LOOP)
+    beta1: float = option(0.9, help="How long AdamW remembers gradients.", panel=_LOOP)
+    beta2: float = option(0.999, help="How long AdamW remembers their squares.", panel=_LOOP)
+    neftune: float | None = option(None, help="Noise on the embeddings, as 5 (arXiv 2310.05914).", panel=_LOOP)
+    checkpointing: bool | None = option(
+        None,
+        help="Compute activations twice to save memory. Default: above 4096 tokens.",
+        panel=_LOOP,
+        flags=("--checkpointing/--no-checkpointing",),
+    )
+    seed: int = option(0, help="Decides order, weights and skips.", panel=_LOOP)
+    save_every: int = option(50, help="Steps between two saves.", panel=_LOOP)
+    eval_every: int | None = option(
+        None, help="Steps between two evaluations on --eval-data. Default: at every save.", panel=_LOOP
+    )
+    keep_best: bool = option(False, help="Take the save that was best on --eval-data.", panel=_LOOP)
+    patience: int | None = option(
+        None, help="Stop after so many evaluations without a better one, and take the best.", panel=_LOOP
+    )
+    report_to: str = option("none", help="none, tensorboard, wandb or trackio.", panel=_LOOP)
+    quantize: str = option(
+        "none",
+        help="none, or 4bit: keep frozen weights in 4 bits while training, as QLoRA (arXiv 2305.14314).",
+        panel=_LOOP,
+    )
+    context_parallel: int = option(1, help="Accelerators that share one sequence (ring attention).", panel=_LOOP)
+    device: str = option("auto", help="auto or cpu.", panel=_LOOP)
+    dtype: str = option("auto", help="Of frozen weights: auto, bf16, fp16 or fp32.", panel=_LOOP)
+
     short_length: int | None = None
-    keep_short: bool = False
-    positions: str = "full"
-    window: int | None = None
-    attention: str = "full"
-    group: int | None = None
-    checkpointing: bool | None = None
     piece: int | None = None
-    seed: int = 0
-    save_every: int = 50
-    eval_every: int | None = None
-    keep_best: bool = False
-    patience: int | None = None
-    mlm_probability: float = 0.15
-    quantize: str = "none"
-    context_parallel: int = 1
-    dtype: str = "auto"
-    device: str = "auto"
-    report_to: str = "none"
 
     def __post_init__(self) -> None:
         check_numbers(self)

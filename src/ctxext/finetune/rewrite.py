@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
-
 from ctxext.checkpoint import Checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.finetune.tensors import Changes
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _CHUNK = 1 << 22
 Advance = Callable[[int], None]
 
@@ -95,14 +93,17 @@ def _changed(content: bytes, name: str, entry: Mapping[str, Any], changes: Chang
     """A tensor's new bytes."""
     if name not in changes.names:
         return content
+    import torch
+
     dtype, shape = entry["dtype"], tuple(entry["shape"])
-    if dtype not in DTYPES:
+    if dtype not in _DTYPES:
         raise CtxextError(f'"{name}" is stored as {dtype}, which nothing can be merged into.')
-    old = torch.frombuffer(bytearray(content), dtype=DTYPES[dtype]).reshape(shape)
+    stored = getattr(torch, _DTYPES[dtype])
+    old = torch.frombuffer(bytearray(content), dtype=stored).reshape(shape)
     new = changes.new(name, old)
     if new.shape != old.shape:
         raise CtxextError(f'"{name}" was trained as {tuple(new.shape)} but is stored as {shape}.')
-    new = new.to(DTYPES[dtype])  # A number that is finite before may be too large for the stored type.
+    new = new.to(stored)  # A number that is finite before may be too large for the stored type.
     if not torch.isfinite(new).all():
         raise CtxextError(
             f'"{name}" would hold numbers that are not finite in {dtype}.',

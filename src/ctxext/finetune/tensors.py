@@ -1,15 +1,19 @@
 """What training changed in a checkpoint's tensors, from an adapter or from weights trained whole."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from ctxext.checkpoint import read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.finetune.adapter_config import AdapterConfig
+
+if TYPE_CHECKING:
+    import torch
 
 _PREFIX = "base_model.model."
 _A, _B = "lora_A.weight", "lora_B.weight"
@@ -196,9 +200,9 @@ def _are_alike(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Ten
     if ("whole" in first) != ("whole" in second):
         return False
     if "whole" in first:
-        return torch.equal(first["whole"], second["whole"])
+        return first["whole"].equal(second["whole"])
     pairs = zip(_matrices(first), _matrices(second), strict=True)
-    return all(torch.equal(one, two) for one, two in pairs)
+    return all(one.equal(two) for one, two in pairs)
 
 
 def _product_shape(tensors: Mapping[str, torch.Tensor]) -> tuple[int, ...] | None:

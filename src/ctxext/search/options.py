@@ -6,45 +6,54 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import even_depths
-from ctxext.limits import check_numbers
+from ctxext.options import check_numbers, option, with_documented_options
 from ctxext.recipes.length import format_length
 
 DEFAULT_MINUTES = 20.0
 
 
+_ASKED = "What is asked"
+
+
+@with_documented_options
 @dataclass(frozen=True)
 class SearchOptions:
-    """How to search.
+    """How to search."""
 
-    Attributes:
-        target_length: The wanted context in tokens.
-        trials: Stop after so many recipes, those of earlier runs of the same study included.
-        minutes: How long this run may take, everything included; twenty where neither is given.
-        methods: Names of the methods to try; all that apply to the model where empty.
-        keep_short: The share by which the loss at the original context length may rise.
-        samples: Questions at each depth and length for each recipe; twice as many for the best few.
-        lengths: Prompt lengths in tokens; by default the original context length and its doubles up to the target.
-        num_depths: At how many depths needles lie.
-        data: The user's own text: documents at the original context length, and where needles are hidden.
-        seed: Decides the questions and which recipes are tried.
-        checked: Questions at each depth and length for the last check.
-        gradient: Learn the heads' numbers by gradient in the place of trying recipes; `trials` then counts steps.
-        original_length: What the model was trained on, in tokens, where its files do not say it.
-    """
-
-    target_length: int
-    trials: int | None = None
-    minutes: float | None = None
-    methods: tuple[str, ...] = ()
-    keep_short: float = 0.01
-    samples: int = 12
-    lengths: tuple[int, ...] = ()
+    target_length: int = option(help="The wanted context, for example 32k.", kind="length")
+    trials: int | None = option(None, help="Stop after so many recipes, those of earlier runs included.", min=1)
+    minutes: float | None = option(
+        None, help="How long it may take, everything included. Default: 20, without --trials."
+    )
+    methods: tuple[str, ...] = option(
+        (), help="Methods to try, as yarn,mspoe. Default: all that apply.", kind="names", repeats=True
+    )
+    original_length: int | None = option(
+        None,
+        help="Tokens that the model was trained on, as 32k, where its files do not say it or you know better.",
+        kind="length",
+    )
+    gradient: bool = option(
+        False,
+        help="Learn ratio, ramp and temperature of every KV head by gradient, the weights frozen; --trials counts "
+        "steps.",
+    )
+    keep_short: float = option(0.01, help="Share by which the loss at the original context length may rise.")
+    samples: int = option(12, help="Questions per depth and length.", panel=_ASKED, min=1)
+    lengths: tuple[int, ...] = option(
+        (),
+        help="Prompt lengths. Default: the original context length and its doubles up to the target.",
+        panel=_ASKED,
+        kind="lengths",
+    )
+    data: str | None = option(
+        None,
+        help="Your own text: documents at the original context length, and where to hide needles in. As for eval.",
+        panel=_ASKED,
+    )
+    checked: int = option(20, help="Questions per depth and length at the end.", panel=_ASKED, min=2)
+    seed: int = option(0, help="Decides questions and recipes.", panel=_ASKED)
     num_depths: int = 5
-    data: str | None = None
-    seed: int = 0
-    checked: int = 20
-    gradient: bool = False
-    original_length: int | None = None
 
     def __post_init__(self) -> None:
         check_numbers(self)

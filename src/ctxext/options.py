@@ -1,0 +1,82 @@
+"""The options of a command, declared once: on the fields of the dataclass that uses them.
+
+The command line, the class's own documentation and the checks of numbers are read from these declarations.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from ctxext.errors import CtxextError
+
+_MOST: Mapping[str, int] = {
+    "seed": 2**32 - 1,  # The widest that numpy takes.
+    "steps": 10_000_000,  # Each is looked at before the first.
+    **dict.fromkeys(("samples", "checked", "num_needles", "batch_size", "rank"), 1_000_000),
+}
+_OTHERS = 10**10
+"""As long as the longest context; what is worked out with it stays finite."""
+
+_KEY = "option"
+_Class = TypeVar("_Class", bound=type)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Option:
+    """How a field is offered on the command line.
+
+    Attributes:
+        help: One or two sentences for the user.
+        panel: The group of options under which help shows it; the first one where empty.
+        flags: Its names, where they are not the field's own.
+        kind: What its text means where typer does not read the field's type: "length" (tokens, as 32k), "lengths" or
+            "names" (several, with commas), or "depths".
+        shown: The text that stands for the field's default, where it has a kind.
+        min: The smallest number.
+        repeats: Whether it may be given several times.
+        metavar: What help shows in the place of the value.
+    """
+
+    help: str
+    panel: str = ""
+    flags: tuple[str, ...] = ()
+    kind: str = ""
+    shown: str | None = None
+    min: float | None = None
+    repeats: bool = False
+    metavar: str | None = None
+
+
+def option(default: Any = dataclasses.MISSING, *, help: str, flags: Sequence[str] = (), **others: Any) -> Any:
+    """A dataclass field that is an option of a command; `Option` describes the other arguments."""
+    return dataclasses.field(default=default, metadata={_KEY: Option(help=help, flags=tuple(flags), **others)})
+
+
+def options_of(owner: type) -> dict[str, Option]:
+    """The options of a dataclass by their fields' names, in order."""
+    return {field.name: field.metadata[_KEY] for field in dataclasses.fields(owner) if _KEY in field.metadata}
+
+
+def with_documented_options(owner: _Class) -> _Class:
+    """Add what the options of a dataclass say of themselves to its docstring."""
+    lines = [f"    {name}: {option.help}" for name, option in options_of(owner).items()]
+    owner.__doc__ = "\n".join([(owner.__doc__ or "").rstrip(), "", "Attributes:", *lines, ""])
+    return owner
+
+
+def check_numbers(options: Any) -> None:
+    """Refuse numbers that nothing can be computed with.
+
+    Args:
+        options: A dataclass; its whole and broken numbers are looked at.
+
+    Raises:
+        CtxextError: one is not finite or too large, or a seed is negative.
+    """
+    for field in dataclasses.fields(options):
+        value, most = getattr(options, field.name), _MOST.get(field.name, _OTHERS)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        if not abs(value) <= most or (field.name == "seed" and value < 0):  # NaN is no more so.
+            least = "0" if field.name == "seed" else f"-{most}"
+            raise CtxextError(f'{field.name} must be a number from {least} to {most}, not "{value}".')
