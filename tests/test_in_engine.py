@@ -14,6 +14,7 @@ from ctxext.converters.engines import attn_factor, serving_of
 from ctxext.converters.unconverted import overrides, unconverted_lines
 from ctxext.recipes import DynamicNtk, Llama3, LongRope, MsPoE, Ntk, NtkByParts, PositionInterpolation, Recipe, Yarn
 from ctxext.recipes.rotary import model_config
+from ctxext.verify import in_engine
 from ctxext.verify.in_engine import Compared, _read
 
 
@@ -61,6 +62,55 @@ def test_one_prompt_that_differs_fails_all(vllm, run, yarn, monkeypatch, numbers
     result = run("verify", yarn, "--no-load", "--engine", "vllm", "--json")
     passes = all(number <= 1e-3 for number in numbers)
     assert (result.exit_code, json.loads(result.stdout)["passed"]) == (int(not passes), passes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reach", "places"),
+    [
+        ({}, 1024, {"inside": 256, "beyond": 768, "to the last position": 1023}),
+        ({"max_model_len": 4096}, 1024, {"inside": 256, "beyond": 768, "to the last position": 1023}),
+        ({"max_model_len": 700}, 700, {"inside": 256, "beyond": 606, "to the last position": 699}),
+        ({"max_model_len": 512}, 512, {"inside": 256, "to the last position": 511}),
+        ({"max_model_len": 300}, 300, {"inside": 150, "to the last position": 299}),
+    ],
+)
+def test_how_long_the_prompts_are(yarn, monkeypatch, asked, reach, places):
+    """A server's own limit shortens them, and what is wrong in one of them is told of that one."""
+    started, source = [], open_checkpoint("demo")
+
+    class Server:
+        def __init__(self, folder, **options):
+            started.append((folder.resolve().name, options))
+
+        def log_probabilities(self, prompts):
+            return [[-1.0] * (len(ids) - 2) + [-1.0 - len(started)] for ids in prompts]
+
+        def close(self):
+            started.append("ended")
+
+    monkeypatch.setattr(in_engine, "Engine", Server)
+    wanted = lambda checkpoint, prompts, foreign: [[-1.0] * (len(ids) - 1) for ids in prompts]  # noqa: E731
+    monkeypatch.setattr(in_engine, "_in_transformers", wanted)
+    served = {"OUT": (yarn, {"a": 1, "seed": 1}), "SOURCE": (source.folder, {"b": 2})}
+    rows = in_engine.compare_in_engine(open_checkpoint(str(yarn)), served, arguments={"seed": 7, **asked})
+    assert [row.place for row in rows] == 2 * [*places]
+    assert [row.tokens for row in rows] == 2 * [*places.values()]
+    assert [row.served for row in rows] == len(places) * ["OUT"] + len(places) * ["SOURCE"]
+    assert [row.difference for row in rows] == len(places) * [1.0] + len(places) * [3.0]
+    assert [row.position for row in rows] == [row.tokens - 2 for row in rows]
+    assert [row.mean for row in rows] == [row.difference / (row.tokens - 1) for row in rows]
+    assert started[1::2] == ["ended", "ended"]
+    common = {"length": reach, "dtype": "float32", "trust": False}
+    assert started[0][1] == {**common, "arguments": {"a": 1, "seed": 7}}
+    assert started[2][1] == {**common, "arguments": {"b": 2, "seed": 7}}
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_what_is_no_number_is_the_largest_difference(at):
+    read = [-1.0, -2.0, -3.5]
+    read[at] = float("nan")
+    row = in_engine._compared("OUT", "inside", read, [-1.5, -2.0, -3.0])
+    assert (row.position, row.is_alike, row.tokens) == (at, False, 4)
 
 
 def test_an_unknown_engine_is_refused(run, yarn):

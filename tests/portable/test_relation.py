@@ -180,7 +180,7 @@ def padded(padding, total=TOTAL):
 @pytest.mark.parametrize("name", METHODS)
 def test_left_padding_in_every_kind_of_mask(name):
     """Each prompt of a batch comes out as alone; what is inside its window as in stock, bit by bit."""
-    padding, method = [0, 5, 70, 170], made(name)
+    padding, method = [70, 0, 170, 5], made(name)
     query, key, value = states(TOTAL, batch=4)
     positions, mask = padded(padding), causal_bool(TOTAL, padding)
     query, key = base_rotated(query, key, positions)
@@ -209,7 +209,7 @@ def test_left_padding_in_every_kind_of_mask(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_one_row_of_a_padded_batch(name):
-    padding, method = [0, 5, 70, 170, 260], made(name)
+    padding, method = [70, 260, 0, 170, 5], made(name)
     query, key, value = states(TOTAL, batch=5)
     positions, mask = padded(padding), causal_bool(TOTAL, padding)
     query, key = base_rotated(query, key, positions)
@@ -414,7 +414,7 @@ def test_rungs_are_known_beforehand(name):
 )
 def test_compiled_in_one_graph(name, length):
     method, total = made(name), 300
-    padding = [0, 40]
+    padding = [40, 0]
     query, key, value = states(total, batch=2)
     positions, mask = padded(padding, total), causal_bool(total, padding)
     query, key = base_rotated(query, key, positions)

@@ -91,7 +91,7 @@ class Encoder:
 
     def _may_cut(self, text: str, at: int) -> bool:
         """Whether the tokens around a place are the same if the text is tokenized in two parts there."""
-        left, right = text[at - _SURROUNDINGS : at], text[at : at + _SURROUNDINGS]
+        left, right = text[max(at - _SURROUNDINGS, 0) : at], text[at : at + _SURROUNDINGS]
         return self._continued(left + right) == self._continued(left) + self._continued(right)
 
     def document(self, text: str) -> list[int]:

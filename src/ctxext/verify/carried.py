@@ -5,7 +5,7 @@ stock model is built from the configuration, and its rotary embeddings are held 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ctxext.errors import CtxextError
@@ -97,8 +97,13 @@ def _difference(entry: Rotation, wanted: Sequence[float], scaling: float) -> flo
     found = [frequency for frequency in entry.frequencies if frequency > 0]
     if len(found) != len(set(wanted)):
         return math.inf
-    pairs = [*zip(found, sorted(set(wanted)), strict=True), (entry.scaling, scaling)]
-    return max(abs(one / other - 1) for one, other in pairs)
+    return largest_difference([*zip(found, sorted(set(wanted)), strict=True), (entry.scaling, scaling)])
+
+
+def largest_difference(pairs: Iterable[tuple[float, float]]) -> float:
+    """The largest relative difference of two numbers; infinite where one is no number, which `max` would pass over."""
+    found = [abs(one / other - 1) for one, other in pairs]
+    return math.inf if any(map(math.isnan, found)) else max(found)
 
 
 def _refused(family: Family, reason: str) -> CtxextError:

@@ -1,7 +1,7 @@
 """The checks that load the model, each in a process of its own that cannot import ctxext."""
 
 from ctxext.errors import CtxextError
-from ctxext.verify.carried import expected_rotation
+from ctxext.verify.carried import expected_rotation, largest_difference
 from ctxext.verify.logits import compare_logits
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed
 
@@ -55,8 +55,8 @@ def check_frequencies(subject: Subject) -> Finding | None:
         got = entry["frequencies"]
         if len(got) != len(wanted):
             return Finding(name, FAILED, f"{entry['module']} has {len(got)}, the recipe {len(wanted)}")
-        off = max(abs(one / other - 1) for one, other in zip(got, wanted, strict=True))
-        if not max(off, abs(entry["scaling"] / scaling - 1)) < _TOLERANCE:
+        pairs = [*zip(got, wanted, strict=True), (entry["scaling"], scaling)]
+        if (off := largest_difference(pairs)) >= _TOLERANCE:
             return Finding(name, FAILED, f"{entry['module']} differs from the recipe by up to {off:.1e}")
     factor = f", cosine and sine × {scaling:.4g}" if scaling != 1 else ""
     return Finding(name, PASSED, f"{len(wanted)} inverse frequencies as the recipe says{factor}")

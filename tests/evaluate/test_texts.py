@@ -1,0 +1,203 @@
+"""What texts, records and pieces of prompts become, against a plain count of it."""
+
+import contextlib
+import os
+import random
+import re
+from itertools import accumulate, islice
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from ctxext.data import encoding, haystack, prose, records, texts
+from ctxext.data.encoding import Encoder, split_question
+from ctxext.data.prompt import _hide
+from ctxext.data.records import read_records
+from ctxext.data.texts import read_corpus
+from ctxext.data.tokenizer import _panics_silenced, failures_told
+from ctxext.errors import CtxextError
+from hand_made import make_tokenizer
+
+
+class Letters:
+    """An encoder to which every letter is a token, and which begins every document with two of its own."""
+
+    def start(self):
+        return [0, 1]
+
+    def document(self, text):
+        return [0, 1, *map(ord, text)]
+
+    def pieces(self, given):
+        return [[*map(ord, text)] for text in given]
+
+
+def test_a_cut_within_what_is_one_token_is_not_made(monkeypatch):
+    """Two spaces are one token: behind the first of them no text may be cut, before it any."""
+    vocabulary = {"<unk>": 0, "x": 1, "y": 2, " ": 3, "  ": 4, "a": 5}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [(" ", " ")], unk_token="<unk>"))
+    chosen = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    monkeypatch.setattr(encoding, "_AT_ONCE", 1000)
+    assert Encoder(chosen)._plain("x  y" * 900) == [1, 4, 2] * 900
+
+
+def test_pieces_that_begin_alike_are_remembered_apart():
+    sentences = list(islice(prose.sentences(random.Random(3)), 30))
+    pieces = [" " + sentence[:size] for sentence in sentences for size in (5, 19, 20, 21, 40)]
+    encoder, chosen = Encoder(make_tokenizer()), make_tokenizer()
+    wanted = [list(chosen(piece, add_special_tokens=False)["input_ids"]) for piece in pieces]
+    assert [encoder.piece(piece) for piece in pieces] == wanted
+    assert Encoder(chosen).pieces(pieces) == encoder.pieces(pieces) == wanted
+
+
+@pytest.mark.parametrize(
+    ("question", "asked", "lead_in"),
+    [
+        ("What is it? It is", "What is it?", "It is"),
+        ("Who? And what? It is", "Who? And what?", "It is"),
+        ("One\nTwo\nThree", "One\nTwo", "Three"),
+        ("Who? \nIt is", "Who?", "It is"),
+        ("First\nWho is it? It", "First\nWho is it?", "It"),
+        ("Tell me", "Tell me", ""),
+        ("What?", "What?", ""),
+    ],
+)
+def test_a_question_ends_at_its_last_mark(question, asked, lead_in):
+    assert split_question(question) == (asked, lead_in)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_needles_go_to_the_nearest_boundary_in_tokens(seed):
+    """Units are of very different sizes; needles of one place keep their order."""
+    rng = random.Random(seed)
+    units = [[unit] * rng.choice((1, 2, 30)) for unit in range(rng.randrange(1, 8))]
+    depths = [rng.choice((0.0, 1.0, rng.random())) for _ in range(4)]
+    found = _hide(units, [[-1], [-2], [-3], [-4]], depths)
+    ends = [0, *accumulate(map(len, units))]
+    assert [token for token in found if token >= 0] == [token for unit in units for token in unit]
+    for number, depth in enumerate(depths, 1):
+        before = sum(token >= 0 for token in found[: found.index(-number)])
+        assert before in ends
+        assert abs(before - depth * ends[-1]) == min(abs(end - depth * ends[-1]) for end in ends)
+    by_place = sorted(range(4), key=lambda at: min(ends, key=lambda end: abs(end - depths[at] * ends[-1])))
+    assert [token for token in found if token < 0] == [-1 - at for at in by_place]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_which_records_become_documents(monkeypatch, count):
+    sizes = [7, 8, 3, 13, 14, 20, 8]  # Letters; two tokens of the tokenizer's stand before them.
+    monkeypatch.setattr(texts, "read_texts", lambda _: iter("x" * size for size in sizes))
+    corpus = read_corpus("a/set", Letters(), count=count, length=10, most=15, seed=0)
+    kept = [size + 2 for size in sizes if size + 2 >= 10]
+    assert list(map(len, corpus.documents)) == [min(size, 15) for size in kept[:count]]
+    assert corpus.num_skipped == {1: 1, 2: 2, 5: 2}[count]
+
+
+def test_no_record_is_long_enough(monkeypatch):
+    monkeypatch.setattr(texts, "read_texts", lambda _: iter(["xx", "xxxx"]))
+    with pytest.raises(CtxextError, match="no document of 10 tokens; the longest has 6"):
+        read_corpus("a/set", Letters(), count=1, length=10, most=15, seed=0)
+
+
+@pytest.mark.parametrize(("length", "num_documents"), [(1, 4), (7, 4), (8, 3), (10, 3)])
+def test_a_text_is_cut_into_pieces_that_all_begin_as_documents_do(tmp_path, length, num_documents):
+    path = tmp_path / "text.txt"
+    path.write_text("abcdefghijklmnopqrstuvwxyz123")
+    corpus = read_corpus(str(path), Letters(), count=9, length=length, most=10, seed=0)
+    assert all(ids[:2] == [0, 1] for ids in corpus.documents)
+    read = "".join(chr(token) for ids in corpus.documents for token in ids[2:])
+    assert read == "abcdefghijklmnopqrstuvwxyz123"[: 8 * num_documents]
+    assert list(map(len, corpus.documents)) == [10, 10, 10, 7][:num_documents]
+
+
+def test_prose_differs_by_document_and_by_seed_alone():
+    def made(seed):
+        return read_corpus(None, Letters(), count=3, length=1, most=500, seed=seed).documents
+
+    assert made(1) == made(1)
+    assert len({tuple(ids) for ids in made(1) + made(2)}) == 6
+    assert {len(ids) for ids in made(1)} == {500}
+
+
+def test_a_haystack_begins_anywhere_and_goes_round():
+    units = ["a", "b", "c", "d"]
+    begun = set()
+    for seed in range(40):
+        found = list(islice(haystack.endless(units, random.Random(seed)), 11))
+        start = units.index(found[0].strip())
+        assert found == [" " + units[(start + at) % 4] for at in range(11)]
+        begun.add(start)
+    assert begun == {0, 1, 2, 3}
+
+
+def test_sentences_have_their_articles_and_numbers_their_digits():
+    text = " ".join(islice(prose.sentences(random.Random(0)), 3000))
+    assert re.search(r"\b[Aa]n [aeiou]", text)
+    assert not re.search(r"\b[Aa] [aeiou]|\b[Aa]n [^aeiou]", text)
+    numbers = {prose.random_number(random.Random(seed), 2) for seed in range(2000)}
+    assert numbers == {str(number) for number in range(10, 100)}
+
+
+@pytest.mark.parametrize("seed", [None, 0, 7])
+def test_what_is_streamed_is_shuffled_by_any_seed(monkeypatch, seed):
+    class Stream(list):
+        def shuffle(self, *, seed, buffer_size):
+            return [{"seed": seed, "buffer": buffer_size}]
+
+    asked = []
+    given = Stream([{"text": "a"}])
+    monkeypatch.setattr(records, "open_data_set", lambda *words: asked.append(words) or given)
+    found = [record for _, record in read_records("me/set", ("train",), seed=seed)]
+    assert found == ([{"text": "a"}] if seed is None else [{"seed": seed, "buffer": 1000}])
+    assert asked == [("me/set", ("train",))]
+
+
+@pytest.mark.parametrize(
+    ("there", "chosen"),
+    [
+        (("train", "validation", "test"), "test"),
+        (("train", "validation"), "validation"),
+        (("train",), "train"),
+        (("other",), "other"),
+    ],
+)
+def test_texts_come_from_the_split_that_is_held_out(tmp_path, there, chosen):
+    for split in there:
+        (tmp_path / f"{split}.jsonl").write_text(f'{{"text": "{split}"}}\n')
+    expected = chosen if chosen != "other" else "other"
+    assert list(texts.read_texts(str(tmp_path))) == [expected]
+
+
+def test_cells_of_parquet_without_a_value_are_no_fields(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"text": ["a", None], "more": [None, 2]})
+    __import__("pyarrow.parquet").parquet.write_table(table, tmp_path / "x.parquet")
+    found = list(read_records(str(tmp_path / "x.parquet")))
+    assert [record for _, record in found] == [{"text": "a"}, {"more": 2}]
+    assert [place.split(" of ")[0] for place, _ in found] == ["Row 1", "Row 2"]
+
+
+def test_a_tokenizers_panic_is_told_and_what_ends_the_process_is_not():
+    class PanicException(BaseException):
+        pass
+
+    for error in (PanicException("index\nout"), ValueError("index\nout"), KeyError("index")):
+        with pytest.raises(CtxextError, match=r"^It fails: '?index'?$"), failures_told("It fails"):
+            raise error
+    for error in (KeyboardInterrupt(), SystemExit(3)):
+        with pytest.raises(type(error)), failures_told("It fails"):
+            raise error
+    with pytest.raises(CtxextError, match="as it was"), failures_told("It fails"):
+        raise CtxextError("as it was")
+
+
+def test_errors_are_heard_again_after_a_panic_was_silenced():
+    before = os.fstat(2)
+    for error in (None, ValueError("inside")):
+        with contextlib.suppress(ValueError), _panics_silenced():
+            assert os.path.samestat(os.fstat(2), Path(os.devnull).stat())
+            if error:
+                raise error
+        assert os.path.samestat(os.fstat(2), before)

@@ -1,0 +1,617 @@
+"""Each check of `ctxext verify` asked by itself, without a model: what it fails on, and what it allows."""
+
+import dataclasses
+import hashlib
+import importlib
+import json
+import os
+import types
+
+import pytest
+
+from ctxext.checkpoint import Checkpoint, open_checkpoint
+from ctxext.converters import make_plan
+from ctxext.errors import CtxextError
+from ctxext.files import stamp_of
+from ctxext.recipes import MsPoE, Recipe, Yarn, method_named
+from ctxext.verify import carried, clean_load, file_checks, loading_checks, logits, run, tensors
+from ctxext.verify.clean_load import LoadReport
+from ctxext.verify.load_script import rotary_modules
+from ctxext.verify.subject import Finding, Subject, training_of
+from small_llama import make_llama, read_json
+
+COMMIT = "a" * 40
+
+
+def subject_of(folder, **options) -> Subject:
+    return Subject(open_checkpoint(str(folder)), **options)
+
+
+def change(folder, name, **values) -> None:
+    """Change keys of a JSON file, and leave what is recorded of it as it is."""
+    (folder / name).write_text(json.dumps({**read_json(folder / name), **values}))
+
+
+def digest(path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("name", ["config.json", "ctxext.json"])
+@pytest.mark.parametrize("key", ["recipe", "source", "revision"])
+def test_either_record_may_tell_another_story(converted, name, key):
+    folder = converted("yarn")
+    assert file_checks.check_record(subject_of(folder)).status == "passed"
+    content = read_json(folder / name)
+    noted = content["ctxext"] if name == "config.json" else content
+    if key == "recipe":
+        noted["recipe"]["steps"][0]["factor"] = 8.0
+    elif name == "config.json":
+        noted[key] = COMMIT
+    else:
+        noted["source"][{"source": "name"}.get(key, key)] = COMMIT
+    change(folder, name, **content)
+    told = f'"ctxext.json" and "config.json" disagree about {key}'
+    assert file_checks.check_record(subject_of(folder)) == Finding("record", "failed", told)
+
+
+FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "README.md", "model.safetensors")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("what", ["changed", "missing"])
+def test_files_that_changed_or_are_missing(converted, what, name):
+    """The card may be edited or left out; the bytes of weights have a check of their own."""
+    folder = converted("yarn")
+    subject = subject_of(folder)
+    if what == "missing":
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes((folder / name).read_bytes() + b" ")
+    found = file_checks.check_files(subject)
+    if name == "README.md" or (what, name) == ("changed", "model.safetensors"):
+        assert found.status == "passed"
+        assert ("was edited since" in found.detail) == ((what, name) == ("changed", "README.md"))
+    else:
+        assert (found.status, found.detail) == ("failed", f'{what}: "{name}"')
+
+
+def test_files_that_nobody_recorded(converted):
+    folder = converted("yarn")
+    (folder / ".gitattributes").write_text("")
+    assert file_checks.check_files(subject_of(folder)).status == "passed"
+    (folder / "deep").mkdir()
+    for name in ("model-2.safetensors", "deep/config.json"):
+        (folder / name).write_text("")
+    found = file_checks.check_files(subject_of(folder))
+    assert found.detail == 'not recorded: "deep/config.json", "model-2.safetensors"'
+
+
+@pytest.mark.parametrize(("name", "status"), [("evaluation/report.json", "passed"), ("evaluations/x.json", "failed")])
+@pytest.mark.parametrize("what", ["changed", "missing", "not recorded"])
+def test_a_folder_that_is_about_to_be_written_again_is_not_checked(converted, name, status, what):
+    folder = converted("yarn")
+    (folder / name).parent.mkdir()
+    (folder / name).write_text("{}")
+    manifest = read_json(folder / "ctxext.json")
+    if what != "not recorded":
+        change(folder, "ctxext.json", files={**manifest["files"], name: "0" * 64})
+    if what == "missing":
+        (folder / name).unlink()
+    assert file_checks.check_files(subject_of(folder, rewritten="evaluation")).status == status
+    assert file_checks.check_files(subject_of(folder)).detail == f'{what}: "{name}"'
+
+
+@pytest.fixture
+def sharded(converted):
+    """A checkpoint with three weight files and their stamps, `a` with a digest."""
+    folder = converted("yarn")
+    content = (folder / "model.safetensors").read_bytes()
+    names = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    for name in names:
+        (folder / name).write_bytes(content)
+    (folder / "model.safetensors").unlink()
+    return folder, names
+
+
+@pytest.mark.parametrize("known", [(), (0,), (0, 1), (0, 1, 2)])
+@pytest.mark.parametrize("touched", [(), (0,), (1,), (2,)])
+def test_weights_by_digest_or_by_stamp(sharded, known, touched):
+    """A digest says all; without one size and time do, of every file that has none."""
+    folder, names = sharded
+    stamps = {name: stamp_of(folder / name) for name in names}
+    for number in touched:
+        stamps[names[number]][1] -= 5_000_000_000
+    weights = {name: digest(folder / name) if number in known else None for number, name in enumerate(names)}
+    change(folder, "ctxext.json", weights=weights, stamps=stamps)
+    found = file_checks.check_weights(subject_of(folder))
+    if {*touched} - {*known}:
+        assert found.status == "failed"
+        assert found.detail.startswith("written to since they were recorded")
+        assert [name in found.detail for name in names] == [number in touched for number in range(3)]
+    elif len(known) < 3:
+        assert found.status == "not checked"
+        assert f"recorded for {3 - len(known)} of 3 file(s)" in found.detail
+    else:
+        assert (found.status, found.detail) == ("passed", "3 file(s) as recorded")
+    for number in known:
+        change(folder, "ctxext.json", weights={**weights, names[number]: "0" * 64})
+        found = file_checks.check_weights(subject_of(folder))
+        assert (found.status, found.detail) == ("failed", f'changed: "{names[number]}"')
+
+
+@pytest.mark.parametrize("size", [0, 1])
+@pytest.mark.parametrize("against", ["nothing", "a copy", "itself", "a folder without it"])
+def test_what_is_compared_in_full_may_be_newer_but_not_larger(converted, llama_source, tmp_path, against, size):
+    folder, name = converted("yarn"), "model.safetensors"
+    then = stamp_of(folder / name)
+    weights = {name: None}
+    change(folder, "ctxext.json", weights=weights, stamps={name: [then[0] + size, then[1] - 5_000_000_000]})
+    places = {"a copy": llama_source, "itself": folder}
+    if against == "a folder without it":
+        places[against] = make_llama(tmp_path / "other")
+        (places[against] / name).rename(places[against] / "pytorch_model.safetensors")
+    source = open_checkpoint(str(places[against])) if against in places else None
+    found = file_checks.check_weights(subject_of(folder, source=source))
+    assert found.status == ("not checked" if against == "a copy" and not size else "failed")
+
+
+def planned(source, recipe) -> dict:
+    """The config.json that a conversion writes."""
+    return json.loads(make_plan(open_checkpoint(str(source)), recipe).texts["config.json"])
+
+
+@pytest.mark.parametrize("key", ["auto_map", "ctxext_code", "rope_scaling", "rope_parameters", "hidden_act"])
+def test_a_configuration_that_lacks_what_the_recipe_makes(originals, key):
+    config = read_json(originals["mspoe"] / "config.json")
+    assert file_checks.check_configuration(Subject(Checkpoint("out", originals["mspoe"], config))).status == "passed"
+    subject = Subject(Checkpoint("out", originals["mspoe"], {k: v for k, v in config.items() if k != key}))
+    (found,) = run.run_checks([file_checks.check_configuration], subject)
+    assert found.status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"AutoModelForCausalLM": "evil.Model"}, True),
+        ({"AutoModelForTokenClassification": "other.Class"}, False),
+        ({"AutoConfig": "evil.Config"}, True),
+    ],
+)
+def test_classes_of_heads_may_differ_by_version_and_no_others(originals, changes, named):
+    config = read_json(originals["mspoe"] / "config.json")
+    config["auto_map"] = {**config["auto_map"], **changes}
+    found = file_checks.check_configuration(Subject(Checkpoint("out", originals["mspoe"], config)))
+    assert ("auto_map" in found.detail) == (found.status == "failed") == named
+
+
+@pytest.mark.parametrize("name", ["max_position_embeddings", "rope_parameters", "rope_scaling", "hidden_size"])
+def test_nested_configurations_are_compared_key_by_key(llama_source, name):
+    """The language model of a multimodal one: a difference in it is named by its place, and none other."""
+    plain = read_json(llama_source / "config.json")
+    source = Checkpoint("source", llama_source, {"model_type": "gemma3", "text_config": {**plain, "model_type": "x"}})
+    expected = {**source.config, "text_config": dict(source.config["text_config"])}
+    assert file_checks._differences(source.config, expected, "text_config") == []
+    expected["text_config"][name] = "other"
+    assert file_checks._differences(source.config, expected, "text_config") == [f"text_config.{name}"]
+    del expected["text_config"]
+    assert file_checks._differences(source.config, expected, "text_config") == ["text_config"]
+    assert file_checks._differences({"a": 1, "b": None}, {"c": 2}, None) == ["a", "c"]
+
+
+@pytest.mark.parametrize(("length", "status"), [(512, "passed"), (512.0, "failed"), (512.5, "failed")])
+def test_a_length_is_a_whole_number(originals, length, status):
+    config = {**read_json(originals["yarn"] / "config.json"), "max_position_embeddings": length}
+    (found,) = run.run_checks([file_checks.check_lengths], Subject(Checkpoint("out", originals["yarn"], config)))
+    assert found.status == status
+
+
+@pytest.mark.parametrize("kind", ["yarn", "mspoe"])
+@pytest.mark.parametrize("name", ["mspoe.py", "modeling_ctxext.py", "helper.py", "deep/method.py"])
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_code_that_is_ours_and_code_that_is_not(converted, kind, name, is_recorded):
+    """Files of our names that the recipe does not need are a source's own if they were recorded; else nobody's."""
+    folder = converted(kind)
+    needed = {path.name for path in folder.glob("*.py")}
+    assert file_checks.check_code(subject_of(folder)).status == "passed"
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("x = 1\n")
+    manifest = read_json(folder / "ctxext.json")
+    files = {**manifest["files"], **({name: "0" * 64} if is_recorded else {})}
+    change(folder, "ctxext.json", files=files)
+    found = file_checks.check_code(subject_of(folder))
+    if name in needed:
+        assert found.status == "failed"
+        assert f'not this version\'s: "{name}"' in found.detail
+    elif name in ("mspoe.py", "modeling_ctxext.py") and name not in files:
+        assert (found.status, found.detail) == ("failed", f'the recipe needs no code, but there is "{name}"')
+    else:
+        assert found.status == "passed"
+        assert found.detail.endswith(f'; code of its source is there too: "{name}"')
+
+
+def test_each_file_of_code_must_be_there(converted):
+    folder = converted("mspoe")
+    for path in sorted(folder.glob("*.py")):
+        content = path.read_bytes()
+        path.unlink()
+        found = file_checks.check_code(subject_of(folder))
+        assert found.status == "failed"
+        assert f'missing: "{path.name}"' in found.detail
+        path.write_bytes(content)
+
+
+# What loaded models are compared with
+
+RIGHT, WRONG = "right", "wrong"
+
+
+@pytest.mark.parametrize(
+    ("modules", "status"),
+    [
+        ([("model.rotary_emb", "", RIGHT)], "passed"),
+        ([("model.rotary_emb", "", WRONG)], "failed"),
+        ([("model.rotary_emb", "", RIGHT), ("model.other.rotary_emb", "", WRONG)], "failed"),
+        ([("model.rotary_emb", "", "longer")], "failed"),
+        ([("model.rotary_emb", "", "shorter")], "failed"),
+        ([("model.rotary_emb", "", "louder")], "failed"),
+        ([("model.rotary_emb", "", "no number")], "failed"),
+        ([("model.rotary_emb", "full_attention", WRONG)], "failed"),
+        ([("model.rotary_emb", "full_attention", RIGHT), ("model.rotary_emb", "sliding_attention", WRONG)], "passed"),
+        ([("model.rotary_emb", "sliding_attention", WRONG)], "not checked"),
+        *(([(f"model.{tower}.rotary_emb", "", WRONG)], "not checked") for tower in ("vision", "visual", "audio")),
+        ([("model.rotary_emb_local", "", WRONG), ("model.rotary_emb", "", RIGHT)], "passed"),
+        ([], "not checked"),
+    ],
+)
+def test_which_rotary_embeddings_are_compared(originals, monkeypatch, modules, status):
+    subject = subject_of(originals["yarn"])
+    wanted, scaling = loading_checks.expected_rotation(subject.recipe, subject.plain, subject.expected, 128)
+    made = {
+        RIGHT: (wanted, scaling),
+        WRONG: ([*wanted[:-1], 1.01 * wanted[-1]], scaling),
+        "longer": ([*wanted, wanted[-1]], scaling),
+        "shorter": (wanted[:-1], scaling),
+        "louder": (wanted, 1.001 * scaling),
+        "no number": ([*wanted[:-1], float("nan")], scaling),
+    }
+    entries = [
+        {"module": name, "layer_type": kind, "frequencies": made[what][0], "scaling": made[what][1]}
+        for name, kind, what in modules
+    ]
+    report = LoadReport(name="LlamaForCausalLM", rotary=entries)
+    monkeypatch.setattr("ctxext.verify.subject.load_in_clean_process", lambda *_args, **_options: report)
+    assert loading_checks.check_frequencies(subject).status == status
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ({}, ""),
+        ({"at": "long"}, "would differ from yarn ×4 by"),
+        ({"at": "short"}, "would differ from yarn ×4 by"),
+        ({"scaling": 1.001}, "would differ from yarn ×4 by 1.0e-03"),
+        ({"frequency": float("nan")}, "would differ from yarn ×4 by inf"),
+        ({"scaling": float("nan")}, "would differ from yarn ×4 by inf"),
+        ({"lacks": True}, "would differ from yarn ×4 by inf"),
+        ({"as_before": True}, "yarn ×4 would have no effect"),
+        ({"none": True}, "no rotary embedding was found"),
+        ({"sliding": 1.0}, ""),
+        ({"sliding": 1.01}, "of its sliding layers would rotate otherwise too"),
+        ({"local": 1.01}, "of its sliding layers would rotate otherwise too"),
+        ({"other": 1.01}, "would differ from yarn ×4 by"),
+    ],
+)
+def test_what_transformers_makes_of_a_schedule_is_held_against_the_recipe(originals, monkeypatch, what, told):
+    """Inside the length and at its end, every embedding but those of sliding layers, which stay as they were."""
+    subject = subject_of(originals["yarn"])
+    recipe, plain, stock = subject.recipe, subject.plain, subject.expected
+    before = tuple(sorted(carried.expected_frequencies((), plain.rotary, 128)[0]))
+
+    def rotations(config, lengths):
+        assert lengths == [64, 512]
+        if what.get("none"):
+            return {length: [] for length in lengths}
+        is_source, found = config is plain.config, {}
+        for length in lengths:
+            wanted, factor = carried.expected_rotation(recipe, plain, stock, length)
+            row, factor = sorted(wanted), factor * what.get("scaling", 1.0)
+            if what.get("at") == {64: "short", 512: "long"}[length]:
+                row[0] *= 1.01
+            row[-1] *= what.get("frequency", 1.0)
+            if is_source or what.get("as_before"):
+                row, factor = before, 1.0
+            made = [carried.Rotation("model.rotary_emb", "", tuple(row[: -1 if what.get("lacks") else None]), factor)]
+            names = {"sliding": ("model.rotary_emb", "sliding_attention"), "local": ("model.rotary_emb_local", "")}
+            for kind, place in {**names, "other": ("model.second", "")}.items():
+                if kind in what:
+                    rest = tuple(one * (1.0 if is_source else what[kind]) for one in before)
+                    made.append(carried.Rotation(*place, rest, 1.0))
+            found[length] = made
+        return found
+
+    monkeypatch.setattr(carried, "rotations", rotations)
+    if told:
+        with pytest.raises(CtxextError, match=told):
+            carried.check_carried(recipe, plain.config, plain, stock)
+    else:
+        assert carried.check_carried(recipe, plain.config, plain, stock) < 1e-9
+    code_alone = Recipe([MsPoE(first_layer=0, head_order="fixed")])
+    assert carried.check_carried(code_alone, plain.config, plain, plain) is None
+
+
+def compared(source, monkeypatch, found, *, free=2**40, code=0, errors="", output="loaded\n"):
+    """Compare a checkpoint with a recipe by what a process is made to answer."""
+    result = types.SimpleNamespace(returncode=code, stdout=output + json.dumps(found), stderr=errors)
+    monkeypatch.setattr(logits, "run_isolated", lambda *_: result)
+    monkeypatch.setattr(logits.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=free))
+    checkpoint = open_checkpoint(str(source))
+    plan = make_plan(checkpoint, Recipe([method_named("self-extend")(factor=4)]))
+    return logits.compare_logits(source, checkpoint, plan.recipe, plan.model, plan.stock)
+
+
+def test_memory_for_two_copies_in_float32(llama_source, monkeypatch):
+    needed = 2 * 4 * open_checkpoint(str(llama_source)).num_parameters
+    found = {"difference": 0.0, "scale": 1.0, "change": 2.0, "attention": 0.0}
+    for free, is_skipped in ((needed / 0.8 * 0.99, True), (needed / 0.8 * 1.01, False), (needed, True)):
+        assert bool(compared(llama_source, monkeypatch, found, free=free).skipped) == is_skipped
+
+
+@pytest.mark.parametrize(
+    ("difference", "scale", "attention", "refused"),
+    [
+        (1e-3, 20.0, 0.0, ""),
+        (1e-3, 5.0, 0.0, "logits differ by 2.0e-04"),
+        (1e-5, 0.0, 0.0, ""),
+        (2e-4, 0.0, 0.0, "logits differ by 2.0e-04"),
+        (1e-5, 1.0, 9e-5, ""),
+        (1e-5, 1.0, 2e-4, "attention differs by 2.0e-04"),
+        (1.0, 1.0, 1.0, "logits differ by 1.0e\\+00"),
+        (float("nan"), 1.0, 0.0, "logits differ by nan"),
+        (0.0, 1.0, float("nan"), "attention differs by nan"),
+    ],
+)
+def test_differences_are_relative_and_the_larger_counts(
+    llama_source, monkeypatch, difference, scale, attention, refused
+):
+    found = {"difference": difference, "scale": scale, "change": 0.5, "attention": attention}
+    if refused:
+        with pytest.raises(CtxextError, match=refused):
+            compared(llama_source, monkeypatch, found)
+    else:
+        verification = compared(llama_source, monkeypatch, found)
+        assert verification.difference == max(difference / (scale or 1.0), attention)
+        assert verification.change == 0.5
+
+
+def test_who_is_told_to_have_failed(llama_source, monkeypatch):
+    """The checkpoint, where it did not load; after that this package's own check."""
+    with pytest.raises(CtxextError, match="does not load in a clean process: why"):
+        compared(llama_source, monkeypatch, {}, code=1, errors="first\nwhy\n", output="")
+    with pytest.raises(CtxextError, match="What the method says could not be worked out: why"):
+        compared(llama_source, monkeypatch, {}, code=1, errors="first\nwhy\n", output="loaded\n")
+    with pytest.raises(CtxextError, match='"llama" cannot carry self-extend: of norms'):
+        compared(llama_source, monkeypatch, {"refused": "of norms"})
+
+
+@pytest.mark.parametrize("length", [128, 1024, 2**20])
+def test_where_the_tokens_of_the_check_stand(llama_source, length):
+    """Most where the method's rules change, the rest in pairs of neighbours over the whole reach."""
+    checkpoint = open_checkpoint(str(llama_source))
+    plan = make_plan(checkpoint, Recipe([method_named("self-extend")(factor=length / 32)]))
+    steps, reach = plan.model.code["steps"], plan.rotary.context_length
+    positions = logits._positions(plan.recipe, plan.rotary, steps)
+    places = logits.reference_of(plan.recipe.steps[0]).places(steps[0], reach)
+    assert positions == sorted({*positions})
+    assert {*places[:48]} <= {*positions}
+    room = 64 - len({*places[:48]})
+    assert room >= 16
+    spread = [reach * number // room for number in range(0, room, 2)]
+    assert all({place, place + 1} <= {*positions} for place in spread)
+    yarn = make_plan(checkpoint, Recipe([Yarn(factor=4)]))
+    assert logits._positions(yarn.recipe, yarn.rotary, []) == list(range(64))
+
+
+# What is passed on, and what a check may raise
+
+
+def test_revision_and_token_reach_what_they_are_for(llama_source, monkeypatch):
+    """The revision is OUT's; the token opens both."""
+    calls, local = [], open_checkpoint(str(llama_source))
+
+    def opened(name, **options):
+        calls.append((name, options.get("revision"), options.get("token")))
+        return dataclasses.replace(local, name=name)
+
+    monkeypatch.setattr(importlib.import_module("ctxext.verify.run"), "open_checkpoint", opened)
+    run.verify("me/out", against="you/source", revision="v1", token="hf_x", load=False)
+    assert calls == [("me/out", "v1", "hf_x"), ("you/source", None, "hf_x")]
+
+
+@pytest.mark.parametrize("error", [PermissionError, FileNotFoundError, OSError])
+def test_what_cannot_be_read_is_a_failure_of_its_check(llama_source, error):
+    def check_strings(_):
+        raise error(5, "Input/output error", "model.safetensors")
+
+    def check_none(_):
+        return None
+
+    def check_words(_):
+        raise CtxextError("No words.")
+
+    findings = run.run_checks([check_strings, check_none, check_words], subject_of(llama_source))
+    read = Finding("strings", "failed", '"model.safetensors" cannot be read: Input/output error')
+    assert findings == [read, Finding("words", "failed", "No words.")]
+    passed = [Finding("a", status, "") for status in ("passed", "not checked")]
+    assert run.failures([*passed, read]) == [read]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "noted", "training"),
+    [
+        ({"steps": 3}, {"steps": 4}, {"steps": 3}),
+        (None, {"steps": 4}, {"steps": 4}),
+        ({"steps": 3}, None, {"steps": 3}),
+        (None, None, {}),
+    ],
+)
+def test_a_training_is_known_from_either_record(converted, recorded, noted, training):
+    folder = converted("yarn")
+    change(folder, "ctxext.json", finetune=recorded)
+    change(folder, "config.json", ctxext={**read_json(folder / "config.json")["ctxext"], "finetune": noted})
+    assert training_of(subject_of(folder)) == training
+
+
+def test_what_describes_far_more_than_it_holds_is_not_loaded(converted, monkeypatch):
+    """Asked before anything else is, so that leave for code does not load it either."""
+    folder = converted("yarn")
+    change(folder, "config.json", hidden_size=32_768, intermediate_size=100_000, num_hidden_layers=400)
+    for leave in (False, True):
+        with pytest.raises(CtxextError, match="describes far more weights"):
+            _ = subject_of(folder, trust_remote_code=leave).may_load
+
+
+@pytest.mark.parametrize("leave", [False, True])
+@pytest.mark.parametrize("is_own", [False, True])
+def test_logits_are_compared_with_the_stock_steps_of_the_recipe(converted, monkeypatch, leave, is_own):
+    """Yarn under our code stays in what stock transformers loads, and a stranger's code is run from its own folder."""
+    folder, asked = converted("mspoe"), []
+    recipe = Recipe([Yarn(factor=4), MsPoE(first_layer=0, head_order="fixed")])
+    model = recipe.edit(subject_of(folder).plain)
+    subject = Subject(Checkpoint("out", folder, model.config), trust_remote_code=leave)
+    monkeypatch.setattr("ctxext.verify.subject.runs_only_own_code", lambda _: is_own)
+    monkeypatch.setattr("ctxext.verify.subject.load_in_clean_process", lambda *_args, **_options: LoadReport())
+
+    def compare(*given, **options):
+        asked.append((*given, options))
+        return logits.Verification(difference=1e-6)
+
+    vars(subject)["recipe"], vars(subject)["expected"] = recipe, model
+    vars(subject)["may_load"], vars(subject)["loaded"] = True, LoadReport()
+    monkeypatch.setattr(loading_checks, "compare_logits", compare)
+    monkeypatch.setattr(Subject, "has_recipe", True)
+    assert loading_checks.check_logits(subject).status == "passed"
+    ((where, source, steps, result, stock, options),) = asked
+    assert (where, source, steps, result) == (folder, subject.checkpoint, recipe, model)
+    assert options == {"foreign": leave and not is_own}
+    assert (stock.rotary.rope_type, stock.rotary.parameters["factor"], stock.code) == ("yarn", 4.0, {})
+
+
+# Weights against a source
+
+
+def weights(folder, files) -> Checkpoint:
+    """A checkpoint of small tensors: file name to tensors by name."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    for name, numbers in files.items():
+        held = {tensor: torch.tensor([float(number)]) for tensor, number in numbers.items()}
+        (save_file if name.endswith(".safetensors") else torch.save)(held, folder / name)
+    return open_checkpoint(str(folder))
+
+
+ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+@pytest.mark.parametrize(
+    ("files", "status", "trained", "told"),
+    [
+        ({"model.safetensors": {"a": 1, "b": 2}}, "passed", "passed", "all 2 tensors"),
+        ({ONE: {"b": 2}, TWO: {"a": 1}}, "passed", "passed", "all 2 tensors"),
+        ({"model.safetensors": {"a": 1, "b": 3}}, "failed", "passed", "1 of 2 tensors differ: b"),
+        ({"model.safetensors": {"a": 1}}, "failed", "failed", 'missing: "b"'),
+        ({"model.safetensors": {"a": 1, "b": 2, "c": 3}}, "failed", "failed", 'added: "c"'),
+        ({ONE: {"a": 1, "b": 2}, TWO: {"b": 2}}, "failed", "failed", "which another file holds too"),
+        ({"model.safetensors": {"a": 1, "b": 2}, "pytorch_model.bin": {"a": 9}}, "passed", "passed", "all 2 tensors"),
+        ({"pytorch_model.bin": {"a": 1, "b": 2}}, "passed", "passed", "all 2 tensors"),
+        ({"pytorch_model.bin": {"a": 1, "b": 3}}, "failed", "passed", "1 of 2 tensors differ: b"),
+    ],
+)
+def test_which_tensors_count_and_which_may_differ(tmp_path, files, status, trained, told, is_trained):
+    source = weights(tmp_path / "source", {"model.safetensors": {"a": 1, "b": 2}})
+    out = weights(tmp_path / "out", files)
+    if is_trained:
+        out.config["ctxext"] = {"finetune": {"steps": 3}}
+    (found,) = run.run_checks([tensors.check_against], Subject(out, source))
+    assert (found.status, told in found.detail) == (trained if is_trained else status, True), found
+
+
+@pytest.mark.parametrize("extra", ["nothing", "in the result", "in the source"])
+def test_files_shared_on_disk_are_the_same_bytes_if_no_others_stand_beside_them(tmp_path, extra):
+    source = weights(tmp_path / "source", {ONE: {"a": 1}, TWO: {"b": 2}})
+    out = weights(tmp_path / "out", {})
+    for name in (ONE, TWO):
+        if (name, extra) != (TWO, "in the source"):
+            os.link(source.folder / name, out.folder / name)
+    if extra == "in the result":
+        other = weights(tmp_path / "other", {"model.safetensors": {"c": 3}})
+        (other.folder / "model.safetensors").rename(out.folder / "model.safetensors")
+    found = tensors.check_against(Subject(open_checkpoint(str(out.folder)), source))
+    assert found.status == ("passed" if extra == "nothing" else "failed")
+    assert {"nothing": "the same bytes", "in the result": 'added: "c"', "in the source": 'missing: "b"'}[
+        extra
+    ] in found.detail
+
+
+# What a clean process says of a loaded model
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "errors", "told"),
+    [
+        (-9, "", "half a line", "loading was stopped by signal 9, perhaps for lack of memory"),
+        (1, "", "Traceback\nValueError: why\n", "it does not load: ValueError: why"),
+        (1, "", "", "it does not load: no message"),
+        (0, 'noise\n{"name": "X", "parameters": 3}\n', "warning", ""),
+    ],
+)
+def test_how_a_clean_process_ended(tmp_path, monkeypatch, code, output, errors, told):
+    calls = []
+
+    def answer(*words):
+        calls.append(words[1:])
+        return types.SimpleNamespace(returncode=code, stdout=output, stderr=errors)
+
+    monkeypatch.setattr(clean_load, "run_isolated", answer)
+    for trust in (True, False):
+        report = clean_load.load_in_clean_process(tmp_path, trust=trust, auto="AutoModel")
+        assert report == (LoadReport(told) if told else LoadReport(name="X", parameters=3))
+    assert calls == [(str(tmp_path), word, "AutoModel") for word in ("trust", "plain")]
+
+
+def test_every_rotary_embedding_is_named_with_its_own_numbers():
+    """By layer type where one module serves several; what is kept beside it, or is a table, is no inverse frequency."""
+    import torch
+
+    def module(**values):
+        made = torch.nn.Module()
+        for name, value in values.items():
+            if isinstance(value, list):
+                made.register_buffer(name, torch.tensor(value))
+            else:
+                setattr(made, name, value)
+        return made
+
+    model = torch.nn.Module()
+    model.plain = module(inv_freq=[1.0, 0.5], original_inv_freq=[2.0], attention_scaling=1.5)
+    model.bare = module(inv_freq=[0.25])
+    model.none = module(inv_freq=[0.125], attention_scaling=None)
+    model.table = module(inv_freq=[[1.0, 2.0]])
+    model.typed = module(
+        full_attention_inv_freq=[4.0],
+        full_attention_attention_scaling=3.0,
+        sliding_attention_inv_freq=[8.0],
+        sliding_attention_attention_scaling=1.0,
+        attention_scaling=9.0,
+    )
+    found = [tuple(entry.values()) for entry in rotary_modules(model)]
+    assert found == [
+        ("plain", "", [1.0, 0.5], 1.5),
+        ("bare", "", [0.25], 1.0),
+        ("none", "", [0.125], 1.0),
+        ("typed", "full_attention", [4.0], 3.0),
+        ("typed", "sliding_attention", [8.0], 1.0),
+    ]
