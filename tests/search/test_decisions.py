@@ -1,0 +1,543 @@
+"""What a search decides by: its options, who is better, who is asked on, and what is written; nothing is loaded."""
+
+import math
+import random
+import socket
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from ctxext.cli.search import _again, verdict
+from ctxext.cli.search_view import point_line, state_line
+from ctxext.errors import CtxextError
+from ctxext.recipes import Ntk, Recipe, Yarn
+from ctxext.search import final_evaluation, gradient, run, sampler, study
+from ctxext.search.eval_set import EvalSet
+from ctxext.search.final_evaluation import Check, check, refuse_without_points, seconds_of_end
+from ctxext.search.loop import SearchLoop, Standing
+from ctxext.search.measurement import Measurement, measurement_from
+from ctxext.search.options import SearchOptions
+from ctxext.search.pareto import Point, best_of, is_hopeless, pareto_front, points_of
+from ctxext.search.picture import pareto_picture
+from ctxext.search.recipe_file import check_recipe_place, recipe_text
+from ctxext.search.storage import StudyPlace, study_beside
+from ctxext.search.study import Trial
+
+LENGTHS = (64, 128)
+
+
+def options(**more) -> SearchOptions:
+    return SearchOptions(**{"target_length": 1024, **more})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *(({name: 0}, f"{name} must be at least 1") for name in ("target_length", "trials", "samples", "num_depths")),
+        ({"checked": 1}, "checked must be at least 2"),
+        ({"minutes": 0.0}, "minutes must be above 0"),
+        ({"keep_short": 10.0}, "keep_short must be a share"),
+        ({"keep_short": -0.1}, "keep_short must be a share"),
+        ({"lengths": (512, 1025)}, "A length of 1025 is beyond the target"),
+    ],
+)
+def test_options_that_mean_nothing(given, message):
+    with pytest.raises(CtxextError, match=message):
+        options(**given)
+
+
+def test_lengths_and_time():
+    assert options(keep_short=0.0, lengths=(1024,), checked=2).lengths_from(256) == (1024,)
+    assert options().lengths_from(256) == (256, 512, 1024)
+    assert options().lengths_from(300) == (300, 600, 1024)
+    assert options(lengths=(512,)).lengths_from(256) == (512, 1024), "the target is always asked"
+    for trained in (1024, 2048):
+        with pytest.raises(CtxextError, match="is no longer"):
+            options().lengths_from(trained)
+    seconds = [options(**more).seconds for more in ({}, {"trials": 3}, {"minutes": 0.5}, {"minutes": 2.0, "trials": 3})]
+    assert seconds == [1200, math.inf, 30, 120]
+
+
+def test_what_two_runs_of_one_study_share():
+    asked = options(seed=3, methods=("yarn",), keep_short=0.5, samples=4).what_is_asked(256)
+    expected = {"target_length": 1024, "keep_short": 0.5, "samples": 4, "num_depths": 5, "seed": 3}
+    assert asked == {**expected, "lengths": [256, 512, 1024], "methods": ["yarn"]}
+    assert options(original_length=99).what_is_asked(256)["original_length"] == 99
+
+
+def measured(losses=(0.5, 0.5), shorts=(1.0, 1.0), share=0.5, count=4, asked=None):
+    """Answers with these bounded losses by length."""
+    lengths = LENGTHS[: len(losses)]
+    answers = {n: [-math.log1p(-loss)] * count for n, loss in zip(lengths, losses, strict=True)}
+    right = {n: [place < share * count for place in range(count)] for n in lengths}
+    return Measurement(list(shorts), answers, right, LENGTHS, count if asked is None else asked)
+
+
+def test_sums_of_answers():
+    first, second = measured((0.2, 0.6), share=1.0), measured((0.4, 0.8), (2.0, 3.0), share=0.0)
+    both = first + second
+    assert both.num_prompts == 8
+    assert both.is_whole
+    assert both.short == [1.0, 1.0, 2.0, 3.0]
+    assert both.losses == pytest.approx({64: 0.3, 128: 0.7})
+    assert both.loss == pytest.approx(0.5)
+    assert (both.share, both.exact(64)) == (0.5, 0.5)
+    begun = measured((0.4,))
+    assert not begun.is_whole
+    assert begun.loss == pytest.approx(0.4), "what was not reached counts like the last one that was"
+    assert begun.least_loss == pytest.approx(0.2), "or may come to nothing"
+    assert measured(()).loss == math.inf
+    assert measurement_from(both.to_dict()) == both
+    rise, half = measured(shorts=(2.2, 4.6)).rise(measured(shorts=(2.0, 4.0)))
+    assert rise == pytest.approx(0.4 / 3.0)
+    assert half == pytest.approx(12.706205 * 0.2 / 3.0)
+    gain, _ = measured((0.2, 0.2)).gain(measured((0.5, 0.7)))
+    assert gain == pytest.approx(0.4)
+
+
+def trial(number, found, published="", seconds=1.0, step=None):
+    return Trial(number, published, Recipe([step or Ntk(factor=2 + number)]), found, "", seconds)
+
+
+def point(number, loss, rise, sure=None, published="", **more):
+    return Point(trial(number, measured((loss, loss)), published, **more), loss, rise, rise if sure is None else sure)
+
+
+def test_who_dominates_whom():
+    one = point(0, 0.5, 0.1)
+    expected = {(0.5, 0.1): False, (0.6, 0.1): True, (0.5, 0.2): True, (0.4, 0.2): False, (0.6, 0.0): False}
+    assert {at: one.dominates(*at) for at in expected} == expected
+    points = [one, point(1, 0.4, 0.2), point(2, 0.6, 0.0), point(3, 0.5, 0.15), point(4, 0.5, 0.1)]
+    assert [found.trial.number for found in pareto_front(points)] == [1, 0, 4, 2]
+    assert best_of(points, 0.1).trial.number == 0, "the earlier one of equals"
+    assert best_of([point(5, 0.1, 0.1, sure=0.2)], 0.1) is None, "it does not keep the bound surely"
+    assert best_of([point(5, 0.1, 0.1, sure=0.2)], 0.2).trial.number == 5
+    trials = [trial(0, measured()), trial(1, measured((0.5,))), trial(2, None)]
+    assert [found.trial.number for found in points_of(trials, measured())] == [0]
+    (sure,) = points_of([trial(0, measured(shorts=(1.1, 1.3)))], measured())
+    assert (sure.rise, sure.sure_rise) == (pytest.approx(0.2), pytest.approx(0.2 + 12.706205 * 0.1))
+
+
+@pytest.mark.parametrize(
+    ("loss", "short", "is_given_up"),
+    [
+        (0.5, 1.2, True),
+        (0.5, 1.1, False),
+        (0.9, 1.0, True),
+        (0.9, 1.02, True),
+        (0.5, 1.02, False),
+    ],
+)
+def test_who_is_asked_no_further(loss, short, is_given_up):
+    """May rise by 10 %: more is too much, less than half of it counts alike where another one answers better."""
+    others = [point(0, 0.8, 0.04)]
+    stock = measured(shorts=(1.0, 1.0))
+    assert is_hopeless(measured((loss, loss), (short, short)), stock, others, 0.1 + 1e-9) is is_given_up
+
+
+def checked(found, stock, **more):
+    winner = Point(trial(0, found), found.loss, 0.0, 0.0) if found else None
+    answers = {0: found} if found else {}
+    return Check(winner, None, stock, {0: winner} if winner else {}, answers, 0.01, **more)
+
+
+@pytest.mark.parametrize(
+    ("found", "is_better"),
+    [
+        (measured((0.2, 0.2), share=0.75), True),
+        (measured((0.2, 0.2), share=0.5), False),
+        (measured((0.5, 0.5), share=0.75), False),
+        (measured((0.8, 0.8), share=0.75), False),
+        (None, False),
+    ],
+)
+def test_nothing_less_is_a_reason_to_change_a_model(found, is_better):
+    assert checked(found, measured((0.5, 0.5), share=0.5)).is_better is is_better
+
+
+def test_a_gain_within_chance_is_none():
+    """Two prompts better and one much worse: the mean gain is above 0, its interval is not."""
+    stock = Measurement([1.0, 1.0], {64: [1.0, 1.0, 1.0]}, {64: [False] * 3}, (64,), 3)
+    found = Measurement([1.0, 1.0], {64: [0.1, 0.1, 1.5]}, {64: [True, True, False]}, (64,), 3)
+    result = checked(found, stock)
+    assert result.gain[0] > 0
+    assert not result.is_better
+
+
+def test_what_the_last_checks_take():
+    points = [point(n, 0.5, 0.0, seconds=10.0) for n in range(3)] + [point(9, 0.1, 0.5, seconds=99.0)]
+    assert seconds_of_end(points, 5.0, options(samples=4, checked=8)) == 35 * (2 + 2) + 10
+
+
+def test_who_is_checked_in_the_end(monkeypatch):
+    points = [
+        *(point(0, 0.5, 0.0, published="ntk"), point(1, 0.4, 0.9, published="pi"), point(2, 0.3, 0.0)),
+        Point(trial(3, measured(share=1.0)), 0.9, 0.0, 0.0),
+    ]
+    asked = []
+
+    def answering(bench, eval_set, trials, end):
+        asked.extend(one.number for one in trials)
+        return {-1: measured(), **{one.number: one.measurement for one in trials}}
+
+    monkeypatch.setattr(final_evaluation, "_asked", answering)
+    result = check(None, None, points, [points[2]], 0.01, 0.0)
+    assert asked == [2, 1, 3], "the winner, the best published one, and who answers most"
+    assert (result.winner.trial.number, result.published.trial.number) == (2, 1)
+    assert -1 not in result.answers
+    assert result.finds_more.trial.number == 3
+    assert check(None, None, points, [], 0.01, 0.0).winner is None
+
+
+class Bench:
+    stock = "stock"
+
+    @staticmethod
+    def apply(recipe):
+        return recipe.summary()
+
+
+def test_whoever_surely_lost_is_asked_no_further(monkeypatch):
+    """Three rounds: one that breaks the bound and one that surely answers worse are left out, the plain model never."""
+    points = [point(n, 0.5, 0.0) for n in range(4)]
+    names = [one.trial.recipe.summary() for one in points]
+    losses = {"stock": 0.9, names[0]: 0.2, names[1]: 0.8, names[2]: 0.2, names[3]: 0.25}
+    shorts = {names[2]: (1.5, 1.5)}
+    asked = []
+
+    def measure(model, part):
+        asked.append((model, part))
+        spread = (0.6, 0.6) if model == names[3] else (0.0, 0.0)
+        low, high = losses[model] - spread[0] / 2, losses[model] + spread[1] / 2
+        answers = {64: [-math.log1p(-low), -math.log1p(-high)]}
+        return Measurement(list(shorts.get(model, (1.0, 1.0))), answers, {64: [True, True]}, (64,), 2)
+
+    monkeypatch.setattr(final_evaluation, "measure", measure)
+    eval_set = SimpleNamespace(parts=lambda: iter(["first", "second", "third"]))
+    found = final_evaluation.run_off(Bench, eval_set, points, 0.01, math.inf)
+    assert [one.trial.number for one in found] == [0, 3]
+    models = {part: [model for model, own in asked if own == part] for part in ("first", "second", "third")}
+    assert set(models["first"]) == {"stock", *names}
+    assert set(models["second"]) == {"stock", names[0], names[3]}
+    asked.clear()
+    final_evaluation.run_off(Bench, eval_set, points, 0.01, time.monotonic() - 1)
+    assert {part for _, part in asked} == {"first"}, "at least one part, however late it is"
+
+
+@pytest.mark.parametrize(
+    ("refusals", "minutes", "told"),
+    [
+        ((), 2.0, "2 minutes were too short"),
+        ((), None, "No recipe could be measured on this model."),
+        (("", "no heads", "x"), 2.0, "on this model: no heads"),
+    ],
+)
+def test_why_there_is_nothing_to_compare(refusals, minutes, told):
+    with pytest.raises(CtxextError, match=told):
+        refuse_without_points([SimpleNamespace(refusal=one) for one in refusals], minutes)
+
+
+def test_parts_have_every_question_and_document_once():
+    questions = {n: [[f"{n} {q} {d}" for d in range(3)] for q in range(5)] for n in LENGTHS}
+    for count in (1, 2, 7, 40):
+        whole = EvalSet(questions, torch.arange(count)[:, None])
+        parts = [*whole.parts()]
+        for length in LENGTHS:
+            assert [one for part in parts for one in part.questions[length]] == questions[length]
+        assert torch.cat([part.documents for part in parts]).tolist() == whole.documents.tolist()
+        assert len(parts[0].documents) >= min(2, count)
+
+
+def test_where_a_recipe_may_be_written(tmp_path):
+    out = tmp_path / "best.yaml"
+    check_recipe_place(out, overwrite=False)
+    out.write_text("")
+    check_recipe_place(out, overwrite=True)
+    for place, message in (
+        (out, "There is a file"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "no" / "x", "is not there"),
+    ):
+        with pytest.raises(CtxextError, match=message):
+            check_recipe_place(place, overwrite=False)
+    text = recipe_text(Recipe([Yarn(factor=4, beta_fast=16.0)], "Wörter"), ["one", "two"])
+    assert text.startswith("# one\n# two\n")
+    assert "Wörter" in text
+    assert [*yaml.safe_load(text)["steps"][0]] == [*Yarn(factor=4, beta_fast=16.0).to_dict()]
+
+
+@pytest.mark.parametrize(
+    ("there", "resume", "overwrite", "told"),
+    [
+        (True, False, False, "Go on with it: --resume"),
+        (True, True, False, None),
+        (True, False, True, None),
+        (False, True, False, "Leave --resume away"),
+        (False, True, True, "Leave --resume away"),
+        (False, False, False, None),
+        (False, False, True, None),
+    ],
+)
+def test_a_study_is_gone_on_with_or_replaced_as_asked(there, resume, overwrite, told, tmp_path):
+    place = StudyPlace(path=tmp_path / "best.db")
+    if there:
+        place.path.touch()
+    if told is None:
+        place.check(resume=resume, overwrite=overwrite)
+        place.clear()
+        assert not place.path.exists()
+    else:
+        with pytest.raises(CtxextError) as refused:
+            place.check(resume=resume, overwrite=overwrite)
+        assert told in refused.value.hint
+
+
+def test_studies_of_one_journal_are_told_apart(tmp_path):
+    import optuna
+
+    one, other = (StudyPlace(name=name, storage=str(tmp_path / "journal")) for name in ("one", "other"))
+    assert not one.is_there
+    optuna.create_study(study_name="one", storage=one.open())
+    assert one.is_there
+    assert not other.is_there
+    other.clear()
+    assert one.is_there
+    one.clear()
+    assert not one.is_there
+    assert str(one) == f"one in {tmp_path / 'journal'}"
+    assert study_beside(Path("a/best.yaml")) == StudyPlace(path=Path("a/best.db"))
+    with pytest.raises(CtxextError, match="There is no folder"):
+        StudyPlace(storage=str(tmp_path / "no" / "journal")).check(resume=False, overwrite=False)
+
+
+def test_a_mutation_stays_near_and_inside():
+    rng = random.Random(0)
+    space = FloatDistribution(1.0, 100.0, log=True)
+    moved = [sampler._mutated(rng, 10.0, space) for _ in range(2000)]
+    logs = [math.log(value / 10.0) for value in moved]
+    assert min(moved) >= 1.0
+    assert max(moved) <= 100.0
+    assert math.sqrt(sum(one * one for one in logs) / 2000) == pytest.approx(0.15 * math.log(100), rel=0.1)
+    plain = [sampler._mutated(rng, 5.0, FloatDistribution(0.0, 10.0)) for _ in range(2000)]
+    assert math.sqrt(sum((one - 5) ** 2 for one in plain) / 2000) == pytest.approx(1.5, rel=0.1)
+    assert {sampler._mutated(rng, 9.0, FloatDistribution(0.0, 9.0)) for _ in range(50)} & {9.0}
+    whole = [sampler._mutated(rng, 5, IntDistribution(0, 10)) for _ in range(2000)]
+    assert all(isinstance(one, int) for one in whole)
+    assert sum(whole) / 2000 == pytest.approx(5.0, abs=0.15), "rounded to the nearest"
+    words = CategoricalDistribution(["a", "b", "c"])
+    kept = [sampler._mutated(rng, "a", words) for _ in range(2000)].count("a") / 2000
+    assert kept == pytest.approx(0.85 + 0.15 / 3, abs=0.03)
+
+
+def parent(number, known, finished):
+    found = SimpleNamespace(get_trials=lambda **given: finished)
+    one = sampler.SteadySampler(0, known)._parent(found, number)
+    return one and one.number
+
+
+def tried(number, loss, kind="yarn", is_near=True):
+    return SimpleNamespace(
+        number=number, values=[loss, 0.0], params={"schedule": kind, "x": loss}, user_attrs={"is_near": is_near}
+    )
+
+
+def test_every_second_recipe_comes_of_a_good_one():
+    finished = [*(tried(n, n / 100) for n in range(5)), tried(5, 0.5, "ntk"), tried(6, 0.001, "pi", is_near=False)]
+    assert parent(9, 0, finished) is None, "drawn by the model"
+    assert parent(8, 10, finished) is None, "one that is given"
+    assert parent(8, 0, []) is None
+    chosen = {parent(number, 0, finished) for number in range(20, 200, 2)}
+    assert chosen == {0, 1, 5}, "two of a kind, and only those that nearly keep the bound"
+    assert {parent(4, seed, [tried(3, 0.9), tried(4, 0.1), tried(5, 0.1)]) for seed in (0, 1)} == {3}, "not later ones"
+
+
+def test_signs_of_life(monkeypatch):
+    monkeypatch.setattr(study, "is_running", lambda process: process == 12)
+    here, now = socket.gethostname(), time.time()
+
+    def alive(owner, begun=None):
+        return study._is_alive(SimpleNamespace(user_attrs={"owner": owner} if owner else {}, datetime_start=begun))
+
+    assert alive([here, 12, now - 9999])
+    assert not alive([here, 13, now])
+    assert alive(["elsewhere", 13, now - 100])
+    assert not alive(["elsewhere", 12, now - 1801])
+    from datetime import datetime, timedelta
+
+    assert alive(None, datetime.now())
+    assert not alive(None, datetime.now() - timedelta(seconds=31))
+    assert not alive(None)
+
+
+def loop_of(refusing="", **more):
+    def prepared(recipe):
+        if refusing:
+            raise CtxextError(refusing)
+        return recipe
+
+    bench = SimpleNamespace(prepared=prepared, apply=lambda recipe: recipe.summary())
+    space = SimpleNamespace(recipe=lambda parameters: Recipe([Ntk(factor=parameters["factor"])]))
+    stock = measured(shorts=(1.0, 1.0))
+    return SearchLoop(bench, space, options(**{"keep_short": 0.01, **more}), None, stock, 5.0, print, 100.0)
+
+
+def test_a_recipe_that_was_tried_is_not_asked_again(monkeypatch):
+    asked = []
+    monkeypatch.setattr("ctxext.search.loop.measure", lambda model, eval_set, stop: asked.append(model) or measured())
+    known = trial(0, measured((0.1, 0.1)))
+    standing = Standing("", trials=[known])
+    recipe, found, refusal = loop_of()._tried({"factor": 2}, standing, False, lambda: None)
+    assert (found, refusal, asked) == (known.measurement, "", [])
+    recipe, found, refusal = loop_of()._tried({"factor": 3}, standing, False, lambda: None)
+    assert (recipe.steps[0].factor, asked) == (3, ["ntk ×3"])
+    assert loop_of("no heads")._tried({"factor": 3}, standing, False, lambda: None) == (None, None, "no heads")
+
+
+@pytest.mark.parametrize(
+    ("is_start", "short", "loss", "stops"),
+    [
+        (False, 1.02, 0.1, True),
+        (True, 1.02, 0.1, False),
+        (True, 1.11, 0.1, True),
+        (True, 1.02, 0.9, True),
+        (False, 1.0, 0.1, False),
+    ],
+)
+def test_what_others_are_compared_with_is_asked_more(is_start, short, loss, stops, monkeypatch):
+    looked, said = [], []
+
+    def measure(model, eval_set, stop):
+        said.append(stop(measured((loss, loss), (short, short))))
+        return measured()
+
+    monkeypatch.setattr("ctxext.search.loop.measure", measure)
+    standing = Standing("", points=[point(0, 0.5, 0.015)])
+    loop_of()._tried({"factor": 3}, standing, is_start, lambda: looked.append(1))
+    assert (said, looked) == ([stops], [1])
+
+
+def test_the_time_of_a_loop():
+    one = loop_of(minutes=10.0, samples=4, checked=4)
+    assert one.end == 700
+    points = [point(0, 0.5, 0.0, seconds=10.0)]
+    assert one._reserve(points) == pytest.approx(1.2 * (15 * 3 + 10) + 3)
+    assert one._reserve([point(0, 0.5, 0.0, seconds=1000.0)]) == 240
+    assert loop_of(trials=3)._reserve(points) == 0
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_a_recipe_is_written_where_it_is_better_alone(better, tmp_path, monkeypatch):
+    monkeypatch.setattr("ctxext.search.picture.pareto_picture", lambda *given: repr(given[1:]).encode())
+    out = tmp_path / "best.yaml"
+    out.write_text("old")
+    found = measured((0.2, 0.2), share=1.0 if better else 0.0)
+    result = checked(found, measured((0.5, 0.5), share=0.5))
+    source = SimpleNamespace(public_name="me/x")
+    standing = Standing("", trials=[1, 2, 3], points=[])
+    written = run._written(standing, result, out, source, options(seed=4))
+    assert (out.with_suffix(".png")).read_bytes().endswith(b"'me/x to 1k tokens: 3 recipes tried, seed 4')")
+    assert written.files == ((out.with_suffix(".png"), out) if better else (out.with_suffix(".png"),))
+    assert out.exists() == better
+    if better:
+        assert yaml.safe_load(out.read_text())["description"] == (
+            "Found by ctxext search on me/x for 1024 tokens; 3 recipes tried, seed 4."
+        )
+    assert bool(written.recipe) == better
+
+
+def test_figures_best_first_with_what_they_are():
+    answers = {0: measured((0.4, 0.4), share=1.0), 1: measured((0.2, 0.2), (1.5, 1.5)), 2: measured((0.3, 0.3))}
+    points = {n: Point(trial(n, own, "pi" if n == 1 else ""), own.loss, 0.0, 0.0) for n, own in answers.items()}
+    lines = run.figures(Check(points[0], points[1], measured((0.9, 0.9), share=0.25), points, answers, 0.01))
+    assert lines == [
+        "Measured on 4 prompts of each length that the search never saw:",
+        "  stock: loss of an answer 0.9000, needles 25.0 % at 64, 25.0 % at 128",
+        "  ntk ×3 (published, breaks the bound): loss of an answer 0.2000, needles 50.0 % at 64, 50.0 % at 128; "
+        "original context length +50.00 %",
+        "  ntk ×4: loss of an answer 0.3000, needles 50.0 % at 64, 50.0 % at 128; original context length +0.00 %",
+        "  ntk ×2 (found): loss of an answer 0.4000, needles 100.0 % at 64, 100.0 % at 128; "
+        "original context length +0.00 %",
+    ]
+
+
+def test_what_is_said_where_nothing_is_better():
+    result = checked(measured((0.6, 0.6), share=0.25), measured((0.5, 0.5), share=0.5))
+    found = run.Found(None, Standing(""), result, ())
+    said = verdict(found, options())
+    assert "changes the loss of an answer by +0.1000 ± 0.0000 and finds 25% of the needles" in said
+    assert "where the model finds 50% as it is" in said
+
+
+def test_the_command_that_goes_on_asks_the_same():
+    line = _again(
+        "my model", Path("b.yaml"), options(trials=3, methods=("yarn", "pi")), {"--study": None, "--data": "x"}
+    )
+    assert line == [
+        *("ctxext", "search", "my model", "b.yaml", "--target-length", "1024", "--trials", "3"),
+        *("--methods", "yarn,pi", "--data", "x", "--resume"),
+    ]
+    more = options(minutes=2.0, keep_short=0.5, samples=4, checked=9, seed=5)
+    assert _again("m", Path("b.yaml"), more, {})[6:-1] == [
+        *("--minutes", "2.0", "--keep-short", "0.5", "--samples", "4", "--checked", "9", "--seed", "5")
+    ]
+
+
+def test_how_it_stands_in_a_line():
+    trials, points = [1, 2, 3], [1]
+    assert state_line(Standing("loading")) == "loading"
+    text = state_line(Standing("trying", None, trials, points, None, time.monotonic() + 65.4, 9))
+    assert text == "trying · 3 of 9 recipes, 2 stopped early · 1:05 left"
+    assert state_line(Standing("x", None, trials, points, None, time.monotonic() - 9)).endswith(" · 0:00 left")
+    assert point_line(point(0, 0.25, -0.0123)) == "ntk ×2 (answers 0.2500, original context length -1.23 %)"
+
+
+def test_the_picture_marks_what_was_taken_and_what_is_published(monkeypatch):
+    figures = []
+    monkeypatch.setattr("ctxext.search.picture.as_png", lambda figure: figures.append(figure) or b"")
+    points = [point(0, 0.5, 0.0, published="ntk"), point(1, 0.2, 0.02), point(2, 0.6, 0.05)]
+    pareto_picture(points, points[1], 0.03, "title")
+    axes = figures[0].axes[0]
+    dots, ring = axes.collections
+    assert dots.get_offsets().tolist() == [[0.0, 0.5], [2.0, 0.2], [5.0, 0.6]]
+    assert list(dots.get_sizes()) == [46, 20, 20]
+    assert ring.get_offsets().tolist() == [[2.0, 0.2]]
+    front, bound = axes.lines
+    assert front.get_xydata().tolist() == [[0.0, 0.5], [2.0, 0.2]]
+    assert bound.get_xdata()[0] == pytest.approx(3.0)
+    assert axes.get_title() == "title"
+
+
+def test_questions_of_one_text_are_joined_behind_it():
+    prompts = [SimpleNamespace(ids=[1, 2, 3, *tail], num_answer=n) for tail, n in (([4, 5, 6], 2), ([7, 8], 1))]
+    ids, is_answer = gradient._joined(prompts)
+    assert ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
+    assert is_answer.tolist() == [[False] * 4 + [True, True, False, True]]
+
+
+def test_the_divergence_by_hand():
+    generator = torch.Generator().manual_seed(0)
+    said, own = (torch.randn(2, 6, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+
+    class Model:
+        device = "cpu"
+
+        def __init__(self, logits):
+            self.logits = logits
+
+        def forward(self, input_ids):
+            """Keeps all logits."""
+
+        def __call__(self, **given):
+            return SimpleNamespace(logits=self.logits)
+
+    ids, at = torch.randint(0, 5, (2, 6), generator=generator), torch.tensor([0, 3])
+    divergence, loss = gradient._divergence(Model(own), Model(said), ids, at)
+    p, q = said.softmax(-1)[:, at], own.softmax(-1)[:, at]
+    assert float(divergence) == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), abs=1e-5)
+    expected = -sum(float(said.log_softmax(-1)[row, n, ids[row, n + 1]]) for row in (0, 1) for n in (0, 3)) / 4
+    assert loss == pytest.approx(expected, abs=1e-5)
