@@ -65,6 +65,16 @@ def test_right_answers_by_length_over_all_depths_and_the_weakest():
     assert "![" not in retrieval_table(found, mine(found), "needle", ["loss.png"])
 
 
+def test_a_depth_like_the_mean_hides_no_weaker_one():
+    found = report()
+    cells = found["models"][1]["cells"]
+    strong = {**cells[0], "depth": 1.0, "correct": 4, "share": 1.0}
+    even = [{**cells[0], "correct": 2, "share": 0.5}, {**cells[0], "depth": 0.5, "correct": 0, "share": 0.0}, strong]
+    found["models"][1]["cells"] = even
+    (own,) = [row for row in rows(retrieval_table(found, mine(found), "needle", [])) if "mine" in row[0]]
+    assert (own[2], own[4]) == ("50", "0 at depth 50 %")
+
+
 def test_perplexity_by_length_and_the_cost_inside():
     found = report()
     table = perplexity_table(found, mine(found), PICTURES)
@@ -105,6 +115,8 @@ def test_the_hub_s_model_index_has_every_figure_of_this_model_alone():
     assert {one.task_type for one in results} == {"text-generation"}
     masked = measured(found, {**mine(found), "kind": "masked"}, PICTURES).results
     assert {one.task_type for one in masked} == {"fill-mask"}
+    encoder = measured(found, {**mine(found), "kind": "encoder"}, PICTURES).results
+    assert {one.task_type for one in encoder} == {"feature-extraction"}
 
 
 def test_what_was_not_measured_is_said():

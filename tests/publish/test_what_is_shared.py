@@ -104,6 +104,55 @@ def test_a_report_is_shared_with_the_pictures_that_the_card_shows(converted, tmp
     assert again.texts == plan.texts, "the report that was shared is no part of what was measured"
 
 
+def test_a_report_that_was_shared_may_be_replaced_and_nothing_else(converted, tmp_path):
+    folder = converted("yarn")
+    place = with_report(folder, tmp_path / "r")
+    seal(prepare(folder, "me/tiny", PushOptions(report=place)))
+    (folder / "report" / "report.html").write_text("of an older evaluation")
+    with pytest.raises(CtxextError, match="is not what was recorded"):
+        prepare(folder, "me/tiny", PushOptions())
+    assert prepare(folder, "me/tiny", PushOptions(report=place)).texts["report/report.html"] == b"report.html"
+    (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+    with pytest.raises(CtxextError, match=r'changed: "config\.json"'):
+        prepare(folder, "me/tiny", PushOptions(report=place))
+
+
+@pytest.mark.parametrize("measured_with_it", [True, False])
+def test_what_lies_in_the_folder_of_a_report_is_no_other_checkpoint(measured_with_it, converted, tmp_path):
+    folder = converted("yarn")
+    place = None if measured_with_it else with_report(folder, tmp_path / "r")
+    (folder / "report").mkdir()
+    (folder / "report" / "notes.txt").write_text("notes")
+    place = place or with_report(folder, tmp_path / "r")
+    assert "needle-mine.png" in prepare(folder, "me/tiny", PushOptions(report=place, check=False)).card
+
+
+@pytest.mark.parametrize("is_adapter", [True, False])
+def test_the_card_is_told_all_that_the_record_says(is_adapter, converted, monkeypatch):
+    from ctxext.publish import upload_plan
+
+    folder, facts = converted("yarn"), []
+    manifest = read_json(folder / "ctxext.json")
+    manifest |= {"source": {"name": "me/llama", "revision": "abc"}, "rewritten": {"wpe.weight": [4, 2]}}
+    (folder / "ctxext.json").write_text(json.dumps(manifest))
+    (folder / "loss.png").write_bytes(b"picture")
+    adapter(folder / "adapter")
+    monkeypatch.setattr(upload_plan, "render", lambda found: facts.append(found) or "card")
+    monkeypatch.setattr(upload_plan, "cautions_of", lambda checkpoint, recipe, model: ("Mind the gap.",))
+    monkeypatch.setattr(upload_plan, "training_of", lambda subject: {"steps": 3})
+    monkeypatch.setattr(upload_plan, "unconverted_lines", lambda source, model, serving: {"vLLM": source})
+    plan = prepare(folder, "me/x", PushOptions(check=False, adapter=is_adapter, base="me/b" if is_adapter else None))
+    assert plan.card == "card"
+    (found,) = facts
+    expected = {
+        **{"source": "me/llama", "revision": "abc", "rewritten": ["wpe.weight"], "cautions": ("Mind the gap.",)},
+        **{"training": {"steps": 3}, "unconverted": {"vLLM": "me/llama"}, "curve": "" if is_adapter else "loss.png"},
+        **{"model_id": "me/x", "is_adapter": is_adapter, "measured": None, "config": read_json(folder / "config.json")},
+    }
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert found.recipe.summary() == "yarn ×4"
+
+
 @pytest.mark.parametrize("name", ["report.json", "report.html", "needle-mine.png"])
 def test_links_in_a_report_s_folder_are_not_shared(name, secret, converted, tmp_path):
     folder = converted("yarn")

@@ -157,3 +157,29 @@ def test_rows_know_which_heads_of_the_model_they_are():
 def test_the_border_is_where_rows_begin_to_differ():
     assert rows_of("self-extend").first == LENGTH
     assert rows_of("string-all").first < LENGTH
+
+
+def test_several_maps_act_from_the_first_border_on_the_innermost_first():
+    rows, order = rows_of("self-extend"), []
+
+    def method(name, first):
+        def attend(inner, call, *states, **options):
+            order.append((name, options["scaling"]))
+            return inner(*states, **options)
+
+        return SimpleNamespace(map=SimpleNamespace(first=first), attend=attend)
+
+    both = Rows(rows.part, rows.rotary, [method("inner", 70), method("outer", 66)], 0)
+    assert both.first == 66
+    query, key, value = states(80, HEADS, GROUPS, SIZE)
+    both.attended(SimpleNamespace(scale=0.3), query[:, :, 79:], key, value, 79)
+    assert order == [("outer", 0.3), ("inner", 0.3)]
+
+
+def test_an_engine_that_warms_up_is_left_alone():
+    engine = Implementation()
+    engine.ctxext_rows = rows_of("self-extend")
+    engine.__class__ = row_wise(Implementation)
+    output = torch.zeros(3, HEADS, SIZE)
+    assert engine.forward(None, None, None, None, None, None, output) is output
+    assert torch.equal(output, torch.full_like(output, 7.0))
