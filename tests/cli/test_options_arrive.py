@@ -6,6 +6,7 @@ option that no table names fails `test_every_option_is_in_a_table`.
 
 import dataclasses
 import importlib
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -211,6 +212,21 @@ def test_search(arrived):
         "overwrite": True,
         "loading": Loading("cpu", "fp32", chat_template=False, revision="v1", token=TOKEN),
     }
+
+
+def test_a_search_that_was_stopped_goes_on_as_it_was(run, arrived, monkeypatch):
+    """The command that it shows asks the same of the same model; a token is not shown."""
+
+    def stopped(*given, **named):
+        raise KeyboardInterrupt
+
+    line = [word for word in SEARCH if word not in ("--gradient", "--resume", "--overwrite", "--token", TOKEN)]
+    first, named = arrived(line, "ctxext.cli.search.search")
+    monkeypatch.setattr(importlib.import_module("ctxext.cli.search"), "search", stopped)
+    (told,) = [one for one in run(*line).stderr.splitlines() if one.startswith("Stopped; go on with: ctxext ")]
+    again, more = arrived(shlex.split(told)[5:], "ctxext.cli.search.search")
+    assert again == first
+    assert {**more, "watch": None} == {**named, "watch": None, "resume": True}
 
 
 @pytest.mark.parametrize(

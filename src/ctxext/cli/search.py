@@ -106,6 +106,8 @@ def search_(
             given = {"--study": study, "--storage": storage and shown_storage(storage), "--data": wanted.data}
             given |= {"--lengths": options["lengths"], "--revision": revision}
             given |= {"--original-length": options["original_length"]}
+            given |= {"--device": device if device != "auto" else None, "--dtype": dtype if dtype != "auto" else None}
+            given |= {"--no-chat-template": None if chat_template else True}
             output.next_step(*_again(source, out, wanted, given), why="Stopped; go on with")
 
     with answered_at_once(tell_how_to_go_on), watching(output) as watch:
@@ -142,7 +144,12 @@ def _again(source: str, out: Path, options: SearchOptions, given: dict[str, Any]
         },
         **given,
     }
-    spelled = [str(word) for option, value in words.items() if value is not None for word in (option, value)]
+    spelled = [
+        str(word)
+        for option, value in words.items()
+        if value is not None
+        for word in ((option,) if value is True else (option, value))
+    ]
     return ["ctxext", "search", source, str(out), *spelled, "--resume"]
 
 
