@@ -103,7 +103,11 @@ def search_(
 
     def tell_how_to_go_on() -> None:
         if not wanted.gradient and (place.path is None or place.path.exists()):
-            given = {"--study": study, "--storage": storage and shown_storage(storage), "--data": wanted.data}
+            given: dict[str, Any] = {
+                "--study": study,
+                "--storage": storage and shown_storage(storage),
+                "--data": wanted.data,
+            }
             given |= {"--lengths": options["lengths"], "--revision": revision}
             given |= {"--original-length": options["original_length"]}
             given |= {"--device": device if device != "auto" else None, "--dtype": dtype if dtype != "auto" else None}
