@@ -47,6 +47,15 @@ def test_names_that_may_be_published(tmp_path):
         assert Checkpoint(name, folder, {}, revision).public_name == told
 
 
+def test_a_folder_may_be_reached_by_a_link(tmp_path, monkeypatch):
+    """Its files lie in the folder that the link leads to, however it is named."""
+    made(tmp_path / "in", **{"model.safetensors": safetensors(), "deep/x.json": {}})
+    (tmp_path / "link").symlink_to("in")
+    monkeypatch.chdir(tmp_path / "in")
+    for name in (tmp_path / "link", Path("../link"), Path(), tmp_path / "in" / ".." / "link"):
+        Checkpoint("mine", name, dict(LLAMA)).check_weights()
+
+
 def test_files_that_count(tmp_path):
     names = ["b.txt", "a/deep.txt", ".gitattributes", "model.safetensors", "x.gguf", "tokenizer.json"]
     left = [".git/config", ".cache/x", "a/__pycache__/x.pyc", ".hidden", "a/.hidden", ".gitignore"]

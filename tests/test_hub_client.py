@@ -54,9 +54,10 @@ def test_a_checkpoint_comes_with_its_weights(asked):
     assert not are_progress_bars_disabled()
 
 
-def test_or_without_them_and_tells_their_sizes(asked):
-    found = open_checkpoint("you/model", token="t", weights=False)
-    told = {"source": "you/model", "revision": None, "token": "t"}
+@pytest.mark.parametrize("revision", [None, "main"])
+def test_or_without_them_and_tells_their_sizes(asked, revision):
+    found = open_checkpoint("you/model", revision=revision, token="t", weights=False)
+    told = {"source": "you/model", "revision": revision, "token": "t"}
     assert asked == [{**told, "ignore_patterns": [f"*{suffix}" for suffix in WEIGHT_SUFFIXES]}, told]
     assert found.remote_sizes == {"model.safetensors": 1234, "empty.bin": 0, "untold.gguf": 0}
     assert [found.size_of(Path(name)) for name in found.remote_sizes] == [1234, 0, 0]

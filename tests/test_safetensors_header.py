@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from ctxext.checkpoint import read_safetensors_header
 from ctxext.errors import CtxextError
-from ctxext.reading.safetensors_header import BITS
+from ctxext.reading.safetensors_header import BITS, fault_of_tensors
 
 ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 WRITTEN = '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
@@ -154,3 +154,21 @@ def test_table_does_not_write_from_tensors_that_share_their_bytes(tmp_path, run)
     assert result.exit_code == 1
     assert "is truncated or not a safetensors file" in str(result.exception)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "overflows"),
+    [
+        ("U8", [2**32, 2**32, 0], True),
+        ("U8", [2**32, 2**32 - 1, 0], False),
+        ("U8", [0, 2**32, 2**32], False),
+        ("U8", [2**61], True),
+        ("U8", [2**61 - 1], False),
+        ("F64", [2**58], True),
+        ("F64", [2**58 - 1], False),
+    ],
+)
+def test_sizes_that_overflow_are_named_as_such(dtype, shape, overflows):
+    """Bits are counted in 64 bits, factor by factor, as the library does."""
+    found = fault_of_tensors({"a": {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}}, 0)
+    assert ("has a shape that no file holds" in found) == overflows

@@ -2,13 +2,16 @@
 
 import json
 import re
+import types
 
 import pytest
 
 from ctxext.checkpoint import open_checkpoint
+from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.loading import without_hub
-from ctxext.staging import staged
+from ctxext.recipes import MsPoE, Recipe
+from ctxext.staging import own_classes, rename, staged
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 LLAMA |= {"max_position_embeddings": 128}
@@ -65,3 +68,85 @@ def test_what_a_configuration_names_elsewhere_is_left_out_at_any_depth():
     config = {**named, "text_config": dict(named), "parts": [dict(named), [dict(named)]], "list": [1, "a"]}
     kept = {"x": 1}
     assert without_hub(config) == {**kept, "text_config": kept, "parts": [kept, [kept]], "list": [1, "a"]}
+
+
+def names_of(stage):
+    return {path.relative_to(stage.folder).as_posix() for path in stage.folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("index", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
+def test_shards_of_any_name_are_loaded_if_the_index_names_them(source, index):
+    suffix = ".safetensors" if "safetensors" in index else ".bin"
+    for name in WEIGHTS:
+        (source / name).unlink()
+    shards = [f"first{suffix}", f"model-00002-of-00003{suffix}", f"deep/third{suffix}"]
+    (source / "deep").mkdir()
+    (source / "other.safetensors").write_text("{}")
+    for name in shards:
+        (source / name).write_text("{}")
+    (source / index).write_text(json.dumps({"weight_map": dict(zip("abc", shards, strict=True))}))
+    with staged(open_checkpoint(str(source))) as stage:
+        assert names_of(stage) == {"config.json", "tokenizer_config.json", "tokenizer.json", index, *shards}
+    (source / shards[0]).unlink()
+    with (
+        pytest.raises(CtxextError, match=f'has no file "{shards[0]}", which its'),
+        staged(open_checkpoint(str(source))),
+    ):
+        pass
+
+
+def test_a_file_of_weights_that_the_configuration_names_is_loaded(source):
+    (source / "mine.safetensors").write_text("{}")
+    (source / "config.json").write_text(json.dumps({**LLAMA, "transformers_weights": "mine.safetensors"}))
+    with staged(open_checkpoint(str(source))) as stage:
+        assert "mine.safetensors" in names_of(stage)
+    (source / "mine.safetensors").unlink()
+    with pytest.raises(CtxextError, match=r'no file "mine\.safetensors"'), staged(open_checkpoint(str(source))):
+        pass
+
+
+def test_of_how_to_generate_only_tokens_are_kept(source):
+    tokens = {"eos_token_id": [1, 2], "bos_token_id": 0, "suppressed_token_ids": [3], "forced_decoder_token_ids": []}
+    others = {"custom_generate": "them/code", "max_length": 9, "assistant": "them/model", "token_id_of": 3}
+    (source / "generation_config.json").write_text(json.dumps({**others, **tokens}))
+    with staged(open_checkpoint(str(source))) as stage:
+        assert json.loads((stage.folder / "generation_config.json").read_text()) == tokens
+
+
+def test_who_is_trusted(source, llama_source, tmp_path):
+    """Our code is loaded with a model and never with a tokenizer; what the user allowed from its own folder."""
+    out = tmp_path / "out"
+    convert(str(llama_source), out, Recipe([MsPoE(first_layer=0, head_order="fixed")]), check=False)
+    with staged(open_checkpoint(str(out))) as stage:
+        assert (stage.trust, stage.trust_tokenizer) == (True, False)
+        assert {path.name for path in out.glob("*.py")} == {path.name for path in stage.folder.glob("*.py")}
+        assert stage.folder.name == "out"
+        assert stage.folder != out
+        folder = stage.folder
+    assert not folder.exists()
+    with staged(open_checkpoint(str(source))) as stage:
+        assert (stage.trust, stage.trust_tokenizer) == (False, False)
+    with staged(open_checkpoint(str(source)), foreign=True) as stage:
+        assert (stage.folder, stage.trust, stage.trust_tokenizer) == (source, True, True)
+
+
+def test_classes_are_named_where_our_code_defines_them():
+    code = {"modeling_ours.py": b"", "method.py": b""}
+    named = {"AutoModel": "modeling_ours.Model", "AutoConfig": "theirs.Config", "AutoProcessor": "them/x--method.P"}
+    config = {"auto_map": {**named, "AutoTokenizer": ["a.B", None]}, "x": 1}
+    assert own_classes(config, code) == {"auto_map": {"AutoModel": "modeling_ours.Model"}, "x": 1}
+    assert own_classes(config, {}) == config
+    assert own_classes({"auto_map": "a.B"}, code) == {"auto_map": "a.B"}
+
+
+def test_what_is_loaded_says_where_it_comes_from(source):
+    checkpoint = open_checkpoint(str(source))
+    inner = types.SimpleNamespace(name_or_path="/tmp/gone")
+    model = types.SimpleNamespace(name_or_path="/tmp/gone", config=inner)
+    assert rename(model, checkpoint) is model
+    assert (model.name_or_path, inner.name_or_path) == (str(source), str(source))
+    tokenizer = types.SimpleNamespace(name_or_path="/tmp/gone", init_kwargs={"name_or_path": "/tmp/gone", "x": 1})
+    assert vars(rename(tokenizer, checkpoint)) == {
+        "name_or_path": str(source),
+        "init_kwargs": {"name_or_path": str(source), "x": 1},
+    }

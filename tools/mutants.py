@@ -136,6 +136,18 @@ _TERMINAL = ("tests/cli/test_terminal.py",)
 _PAGE = ("tests/evaluate/test_page.py",)
 _SERVING = ("tests/serving/test_row_wise.py", "tests/serving/test_vllm_models.py")
 
+_PADDED = ("tests/portable/test_relation.py",)
+_PARTS = ("tests/portable/test_relation_parts.py",)
+_CHECKS = ("tests/publish/test_file_checks.py",)
+_ENGINE = ("tests/test_in_engine.py",)
+_ASKED = ("tests/evaluate/test_engine.py::test_what_the_engine_is_asked_for",)
+_TEXTS = ("tests/evaluate/test_texts.py",)
+_LOADING = ("tests/test_loading.py",)
+_STAGING = ("tests/test_staging.py",)
+_FILES = ("tests/test_checkpoint.py",)
+_HUB = ("tests/test_hub_client.py",)
+_NUMBER = ("tests/converters/test_strangers_files.py",)
+
 PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("recipes/ntk.py", "(rotary.span / (rotary.dim - 2))", "(rotary.dim / (rotary.dim - 2))", _FORMULAS),
     ("recipes/rotary.py", "    text.pop(_ORIGINAL, None)\n", "", _OTHER_FILES),
@@ -684,5 +696,219 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "if True:",
         ("tests/serving/test_row_wise.py::test_an_engine_that_warms_up_is_left_alone",),
     ),
+    (
+        "portable/relation.py",
+        "first = int(changed.any(0).long().argmax())",
+        "first = int(changed[0].long().argmax())",
+        _PADDED,
+    ),
+    (
+        "portable/relation.py",
+        "served = 0 if bool(changed.all()) else int((~changed).any(0).nonzero().amax()) + 1",
+        "served = 0 if bool(changed.all()) else int((~changed)[0].nonzero().amax()) + 1",
+        _PADDED,
+    ),
+    ("portable/relation.py", "is_far.long().cumprod(-1).sum(-1).amin()", "is_far.long().sum(-1).amin()", _PARTS),
+    (
+        "portable/relation_parts.py",
+        "kept = torch.cat([kept[:, :seen], rows], 1)",
+        "kept = torch.cat([kept, rows], 1)",
+        _PARTS,
+    ),
+    (
+        "portable/relation_parts.py",
+        "if not traced and len(kept) > 1 and bool((kept == kept[:1]).all()):",
+        "if not traced and len(kept) > 1 and bool((rows == rows[:1]).all()):",
+        _PARTS,
+    ),
+    (
+        "portable/relation_parts.py",
+        "        rows = rows + torch.nn.functional.pad(last[..., :1] - last[..., 1:], (0, 1))\n",
+        "        rows = rows + torch.nn.functional.pad(last[:1, ..., :1] - last[:1, ..., 1:], (0, 1))\n",
+        _PARTS,
+    ),
+    ("portable/relation_parts.py", "(side.rungs, side.origins) != (rungs, origins)", "side.rungs != rungs", _PARTS),
+    (
+        "portable/relation_parts.py",
+        "return base if bool((mask[:, :total] != 0).all()) else None",
+        "return base if bool((mask[0, :total] != 0).all()) else None",
+        _PARTS,
+    ),
+    ("portable/modeling_alibi.py", "(mask == 0).sum(-1)[:, 0] - 1", "(mask == 0).sum(-1)[:, 0]", _PARTS),
+    (
+        "verify/file_checks.py",
+        '"revision": (source.get("revision"), noted.get("revision")),',
+        '"revision": (source.get("revision"), source.get("revision")),',
+        _CHECKS,
+    ),
+    ("verify/file_checks.py", "for name in [*recorded, *weights] if name", "for name in recorded if name", _CHECKS),
+    ("verify/file_checks.py", "    if touched:\n", "    if touched and not known:\n", _CHECKS),
+    ("verify/file_checks.py", "or path.stat().st_size != stamp[0]", "or path.stat().st_size == stamp[0]", _CHECKS),
+    (
+        "verify/file_checks.py",
+        '    if not _same_but_heads(made.get("auto_map"), wanted.get("auto_map")):',
+        '    if made.get("auto_map") and not _same_but_heads(made.get("auto_map"), wanted.get("auto_map")):',
+        _CHECKS,
+    ),
+    (
+        "verify/file_checks.py",
+        'found += [f"{nested}.{key}" for key in _differences(config[nested], expected[nested], None)]',
+        "pass",
+        _CHECKS,
+    ),
+    (
+        "verify/file_checks.py",
+        "(name := path.as_posix()) in recorded or not is_own_code(path)]",
+        "not is_own_code(path) and (name := path.as_posix())]",
+        _CHECKS,
+    ),
+    ("verify/file_checks.py", "if len(known) < len(recorded):", "if not known:", _CHECKS),
+    (
+        "verify/subject.py",
+        "        check_described(self.checkpoint, auto_class(self.checkpoint.config))\n",
+        "",
+        _CHECKS,
+    ),
+    (
+        "verify/subject.py",
+        'found = subject.manifest.get("finetune") or noted or {}',
+        'found = subject.manifest.get("finetune") or {}',
+        _CHECKS,
+    ),
+    ("verify/loading_checks.py", 'types = ("", *subject.family.full_types)', 'types = ("",)', _CHECKS),
+    ("verify/loading_checks.py", "    for entry in modules:\n", "    for entry in modules[:1]:\n", _CHECKS),
+    (
+        "verify/loading_checks.py",
+        '_OTHER_TOWERS = ("vision", "visual", "audio", "local")',
+        '_OTHER_TOWERS = ("vision", "audio", "local")',
+        _CHECKS,
+    ),
+    (
+        "verify/loading_checks.py",
+        "stock = subject.recipe.edit(subject.plain, with_code=False)",
+        "stock = subject.plain",
+        _CHECKS,
+    ),
+    ("verify/loading_checks.py", "        foreign=subject.runs_foreign_code,\n", "", _CHECKS),
+    ("verify/logits.py", "max(differences.values()), change", "min(differences.values()), change", _CHECKS),
+    (
+        "verify/run.py",
+        "open_checkpoint(against, token=token)",
+        "open_checkpoint(against, revision=revision, token=token)",
+        _CHECKS,
+    ),
+    ("verify/run.py", "open_checkpoint(against, token=token)", "open_checkpoint(against)", _CHECKS),
+    (
+        "verify/run.py",
+        "    except OSError as error:\n        told",
+        "    except FileNotFoundError as error:\n        told",
+        _CHECKS,
+    ),
+    (
+        "verify/carried.py",
+        "lengths = sorted({max(plain.rotary.trained_length // 2, 2), stock.rotary.usable_length})",
+        "lengths = sorted({max(plain.rotary.trained_length // 2, 2)})",
+        _CHECKS,
+    ),
+    ("verify/carried.py", 'for word in ("local", *family.sliding_types))', 'for word in ("local",))', _CHECKS),
+    (
+        "verify/carried.py",
+        "                if change > _TOLERANCE:\n                    raise",
+        "                if False:\n                    raise",
+        _CHECKS,
+    ),
+    ("verify/carried.py", "(entry.scaling, scaling)]", "(1.0, 1.0)]", _CHECKS),
+    ("verify/carried.py", "    if not after[lengths[0]]:", "    if False:", _CHECKS),
+    (
+        "verify/tensors.py",
+        "is_trained = bool(training_of(subject)) and not gone and not added",
+        "is_trained = bool(training_of(subject)) and not gone",
+        _CHECKS,
+    ),
+    ("verify/clean_load.py", "    if result.returncode < 0:", "    if result.returncode < -99:", _CHECKS),
+    (
+        "verify/load_script.py",
+        'f"{layer_type}_attention_scaling" if layer_type else "attention_scaling"',
+        '"attention_scaling"',
+        _CHECKS,
+    ),
+    ("verify/in_engine.py", "min(rotary.trained_length, reach)", "rotary.trained_length", _ENGINE),
+    ("verify/in_engine.py", "sum(off) / len(off), at)", "sum(off) / len(off), at + 1)", _ENGINE),
+    ("verify/in_engine.py", "return self.difference <= TOLERANCE", "return not self.difference > TOLERANCE", _ENGINE),
+    (
+        "data/encoding.py",
+        "self._known[text] = ids\n        return",
+        "self._known[text[:20]] = ids\n        return",
+        _TEXTS,
+    ),
+    (
+        "data/encoding.py",
+        "return self._continued(left + right) == self._continued(left) + self._continued(right)",
+        "return True",
+        _TEXTS,
+    ),
+    ("data/encoding.py", "ends = [question.rfind(mark) + len(mark)", "ends = [question.find(mark) + len(mark)", _TEXTS),
+    (
+        "data/prompt.py",
+        "key=lambda place: abs(ends[place] - depth * ends[-1])",
+        "key=lambda place: abs(place - depth * len(units))",
+        _TEXTS,
+    ),
+    (
+        "data/records.py",
+        'HELD_OUT = ("test", "validation", "train")',
+        'HELD_OUT = ("validation", "test", "train")',
+        _TEXTS,
+    ),
+    ("data/records.py", "stream if seed is None else stream", "stream if not seed else stream", _TEXTS),
+    ("data/records.py", "if value is not None}", "}", _TEXTS),
+    ("data/texts.py", "if len(ids) < length:", "if len(ids) <= length:", _TEXTS),
+    ("data/texts.py", "documents.append(ids[:most])", "documents.append(ids[:length])", _TEXTS),
+    ("data/texts.py", "size = length - len(start)", "size = length", _TEXTS),
+    ("data/texts.py", 'f"{seed} prose {number}"', 'f"{seed} prose"', _TEXTS),
+    ("data/haystack.py", "        start = 0\n", "        pass\n", _TEXTS),
+    ("data/haystack.py", "rng.randrange(len(text))", "0", _TEXTS),
+    ("data/prose.py", '_ARTICLE.sub(r"\\1n ", filled)', "filled", _TEXTS),
+    ("loading.py", "% torch.cuda.device_count()", "% 1", _LOADING),
+    ("loading.py", 'device.type != "cpu" or model', 'device.type == "cuda" or model', _LOADING),
+    ("loading.py", "        logging.set_verbosity(level)\n", "", _LOADING),
+    ("loading.py", ">= rows\n\n", "> rows\n\n", _LOADING),
+    (
+        "loading.py",
+        "if (largest := int(given[0].max())) >= rows:",
+        "if (largest := int(given[0][0].max())) >= rows:",
+        _LOADING,
+    ),
+    (
+        "loading.py",
+        "        for place, name, original in originals:\n            setattr(place, name, original)\n",
+        "        pass\n",
+        _LOADING,
+    ),
+    ("staging.py", 'key.endswith(("_token_id", "_token_ids"))', 'key.endswith("_token_id")', _STAGING),
+    ("staging.py", "weights |= {str(shard)", "weights = {str(shard)", _STAGING),
+    (
+        "staging.py",
+        "    if missing := sorted(weights - {*names}):",
+        "    if missing := sorted(weights - {*names})[:0]:",
+        _STAGING,
+    ),
+    (
+        "staging.py",
+        "yield Staged(folder, trust=bool(code))",
+        "yield Staged(folder, trust=bool(code), trust_tokenizer=bool(code))",
+        _STAGING,
+    ),
+    (
+        "staging.py",
+        "own = {auto: place for auto, place in auto_map.items() if f\"{str(place).partition('.')[0]}.py\" in code}",
+        "own = dict(auto_map)",
+        _STAGING,
+    ),
+    ("staging.py", 'for part in (loaded, getattr(loaded, "config", loaded)):', "for part in (loaded,):", _STAGING),
+    ("checkpoint.py", "if self.folder.resolve() in target.parents or", "if self.folder in target.parents or", _FILES),
+    ("checkpoint.py", "_remote_sizes(source, revision, token)\n", "_remote_sizes(source, None, token)\n", _HUB),
+    ("reading/json_text.py", "key == wanted and place is not None", "key == wanted and place == 0", _NUMBER),
+    ("engine.py", "stop_token_ids=list(ends)", "stop_token_ids=list(ends)[:1]", _ASKED),
 )
 """File, what stands there once, what to put in its place, and the tests that must fail then."""

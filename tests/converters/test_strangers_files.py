@@ -1,6 +1,8 @@
 """Files beside the weights as nobody should write them: edited where they must be, kept otherwise, refused by name."""
 
+import functools
 import json
+import random
 
 import pytest
 
@@ -153,3 +155,44 @@ def test_no_place_and_another_value():
     assert with_number('{"a": {"b": 1}}', "x", ("a", "c"), 2) is None
     assert with_number('{"a": {"b": 1}}', "x", ("a", "b"), 2, old=3) is None
     assert with_number('{"a": {"b": 1}}', "x", ("a", "b"), 2) == '{"a": {"b": 2}}'
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_number_is_replaced_and_every_other_character_stays(seed):
+    """Of any object, at any of its places, whatever stands before and behind it."""
+    rng = random.Random(seed)
+
+    def value(depth):
+        kinds = (rng.randrange(1000, 9999), 'a: {1}, "', None, [1, {"a": 2}], {"b": 3}, -1.5e3)
+        if depth and rng.random() < 0.6:
+            return {key: value(depth - 1) for key in rng.sample(("a", "b", "é", "", "a.b", "max_length"), 3)}
+        return rng.choice(kinds)
+
+    def places(content, keys=()):
+        for key, inner in content.items():
+            if isinstance(inner, dict):
+                yield from places(inner, (*keys, key))
+            elif type(inner) is int:
+                yield (*keys, key), inner
+
+    content = {"first": 1234, **{key: value(2) for key in "xyz"}, "last": 5678}
+    text = json.dumps(content, indent=rng.choice((None, 1)), ensure_ascii=rng.random() < 0.5)
+    for keys, before in places(content):
+        changed = with_number(text, "x", keys, 77, old=before)
+        expected = json.loads(text)
+        inner = functools.reduce(dict.__getitem__, keys[:-1], expected)
+        inner[keys[-1]] = 77
+        assert json.loads(changed) == expected
+        assert len(changed) == len(text) - len(str(before)) + 2
+        assert with_number(text, "x", keys, 77, old=before + 1) is None
+        assert with_number(text, "x", (*keys, "deeper"), 77) is None
+
+
+@pytest.mark.parametrize("keys", [("a",), ("b", "a")])
+def test_a_key_on_the_way_that_stands_there_twice_is_refused(keys):
+    inner = '"a": 1, "c": [{"a": 3}], "a": 2'
+    with pytest.raises(CtxextError, match=r'"x" has the key "a" twice'):
+        with_number(f"{{{inner}}}" if len(keys) == 1 else f'{{"b": {{{inner}}}}}', "x", keys, 7)
+    with pytest.raises(CtxextError, match=r'"x" has the key "b" twice'):
+        with_number('{"b": {"a": 1}, "b": {}}', "x", ("b", "a"), 7)
+    assert with_number('{"c": 1, "c": 2, "a": 3}', "x", ("a",), 7) == '{"c": 1, "c": 2, "a": 7}'

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -151,6 +152,25 @@ def test_the_longest_length_decides_what_it_has_positions_for(lengths):
     (llm,) = stub_vllm.made
     assert llm.options["max_model_len"] == max(lengths)
     assert llm.options["hf_overrides"] == {"max_position_embeddings": max(lengths)}
+
+
+def test_what_the_engine_is_asked_for():
+    """A room of its own for each prompt, every token that ends an answer, and of each prompt the tokens given."""
+    asked = []
+
+    def generate(prompts, params, use_tqdm):
+        asked.append((prompts, params))
+        read = lambda ids: [None, *({token: stub_vllm.logprob(-token)} for token in ids[1:])]  # noqa: E731
+        one = SimpleNamespace(token_ids=(4, 9), logprobs=[{4: stub_vllm.logprob(0)}, {9: stub_vllm.logprob(0)}])
+        return [SimpleNamespace(outputs=[one], prompt_logprobs=read(p["prompt_token_ids"])) for p in prompts]
+
+    engine = Engine.__new__(Engine)
+    engine._vllm, engine._llm = stub_vllm, SimpleNamespace(generate=generate)
+    assert engine.write([[1, 2], [3]], [5, 7], ends=(8, 9)) == [[4, 9], [4, 9]]
+    prompts, params = asked.pop()
+    assert prompts == [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [3]}]
+    assert [(own.max_tokens, own.stop_token_ids, own.temperature) for own in params] == [(5, [8, 9], 0), (7, [8, 9], 0)]
+    assert engine.log_probabilities([[1, 2, 3], [5, 6]]) == [[-2, -3], [-6]]
 
 
 def test_what_must_be_minded_is_said(tmp_path):

@@ -20,7 +20,7 @@ from ctxext.portable.relation_parts import (
     softmaxed,
     visible,
 )
-from relation_cases import Call
+from relation_cases import Call, made
 
 
 class FlexMask:
@@ -236,3 +236,27 @@ def test_rows_of_both_ways_are_joined_by_their_own_sequence():
     plan = type("Plan", (), {"first": 1, "served": 3})
     found, _ = joined(changed, plan, (stock, None), (own, None))
     assert torch.equal(found[..., 0, 0], changed.float())
+
+
+@pytest.mark.parametrize("seen", [1, 4, 6])
+def test_a_cache_that_was_cropped_forgets_where_its_last_keys_were(seen):
+    cache, positions = DynamicCache(), torch.tensor([[0, 1, 2, 3, 4, 5], [7, 8, 9, 10, 11, 12]])
+    places_of(Call(positions, cache=cache, seen=0), torch.zeros(2, 1, 6, 4), 6, None, 0)
+    more = torch.tensor([[50, 51], [60, 61]])
+    found = places_of(Call(more, cache=cache, seen=seen), torch.zeros(2, 1, seen + 2, 4), 2, None, seen)
+    assert torch.equal(found.keys, torch.cat([positions[:, :seen], more], 1))
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_keys_stay_far_for_later_rows_up_to_the_first_that_is_near(order):
+    """Padding between two turns has any position: what stands behind a near key is not counted, in any sequence."""
+    method = made("self-extend")
+    first = torch.cat([torch.arange(95), torch.tensor([1, 1, 1]), torch.arange(95, 101)])
+    second = torch.cat([torch.tensor([1, 1]), torch.arange(80), torch.tensor([1] * 15), torch.arange(80, 87)])
+    m, keys = torch.tensor([[100], [86]])[order], torch.stack([first, second])[order]
+    rows = method.map.rows(m, m)
+    low = [next(n for n, key in enumerate(own) if key >= far) for own, far in zip(keys, rows.far, strict=True)]
+    single = method.single(rows, keys, None, 2, False)
+    assert single.low == min(low)
+    assert single.rungs == rows.rung[:, 0].tolist()
+    assert single.origins == keys[:, 0].tolist()
