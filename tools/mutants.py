@@ -144,7 +144,7 @@ _ASKED = ("tests/evaluate/test_engine.py::test_what_the_engine_is_asked_for",)
 _TEXTS = ("tests/evaluate/test_texts.py",)
 _LOADING = ("tests/test_loading.py",)
 _STAGING = ("tests/test_staging.py",)
-_FILES = ("tests/test_checkpoint.py",)
+_CHECKPOINT = ("tests/test_checkpoint.py",)
 _HUB = ("tests/test_hub_client.py",)
 _NUMBER = ("tests/converters/test_strangers_files.py",)
 
@@ -906,7 +906,12 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         _STAGING,
     ),
     ("staging.py", 'for part in (loaded, getattr(loaded, "config", loaded)):', "for part in (loaded,):", _STAGING),
-    ("checkpoint.py", "if self.folder.resolve() in target.parents or", "if self.folder in target.parents or", _FILES),
+    (
+        "checkpoint.py",
+        "if self.folder.resolve() in target.parents or",
+        "if self.folder in target.parents or",
+        _CHECKPOINT,
+    ),
     ("checkpoint.py", "_remote_sizes(source, revision, token)\n", "_remote_sizes(source, None, token)\n", _HUB),
     ("reading/json_text.py", "key == wanted and place is not None", "key == wanted and place == 0", _NUMBER),
     ("engine.py", "stop_token_ids=list(ends)", "stop_token_ids=list(ends)[:1]", _ASKED),
