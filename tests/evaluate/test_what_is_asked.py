@@ -747,3 +747,21 @@ def test_ways_of_loading_that_there_are_not(choices, told):
     with pytest.raises(CtxextError, match=told):
         Loading(**choices)
     Loading(engine="vllm", engine_arguments={"a": 1}, dtype="fp16")
+
+
+@pytest.mark.parametrize(("stride", "most"), [(None, 512), (64, 1024)])
+def test_documents_are_as_long_as_what_is_read_of_them(stride, most, monkeypatch):
+    """A window that slides needs text behind the longest length."""
+    asked = []
+
+    def read_corpus(data, encoder, **more):
+        asked.append((data, more))
+        return SimpleNamespace(documents=[[1], [2]])
+
+    monkeypatch.setattr("ctxext.data.texts.read_corpus", read_corpus)
+    encoder = SimpleNamespace(start=lambda: [0, 0])
+    settings = Settings(tasks=("perplexity",), samples=2, seed=3, data="text.txt", stride=stride)
+    first, second = plan._long_documents(encoder, (128, 256), 512, settings)
+    assert asked == [("text.txt", {"count": 2, "length": 512, "most": most, "seed": 3})]
+    assert first == PerplexityWork([1], 0, (128, 256), 2, stride)
+    assert second == PerplexityWork([2], 1, (128, 256), 2, stride)

@@ -14,7 +14,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ctxext.checkpoint import Checkpoint
 from ctxext.errors import CtxextError
+from ctxext.finetune import card, prepare
 from ctxext.finetune.curve import draw_losses, smoothed
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.data_summary import data_lines, num_tokens_of
@@ -31,7 +33,7 @@ from ctxext.finetune.probe import Cost, Measured
 from ctxext.finetune.run import _notes, _settings
 from ctxext.finetune.source_model import SourceModel
 from ctxext.finetune.watch import LiveLine, StopAfterStep, span
-from tiny_base import SIZES
+from tiny_base import SIZES, make_base
 
 
 def settled(**choices) -> TrainingOptions:
@@ -625,3 +627,47 @@ def test_each_length_has_a_curve_of_its_own(tmp_path, monkeypatch):
     assert [one[0] for one in curves[1::2]] == ["64 tokens", "8 tokens"]
     assert smoothed([1, 2, 3, 4, 5], [0.0, 0.0, 9.0, 0.0, 0.0]) == [0.0, 3.0, 3.0, 3.0, 0.0]
     assert smoothed(range(1, 82), [1.0, *[0.0] * 80])[:3] == [1.0, 1 / 3, 1 / 5], "no wider than the way to its end"
+
+
+def reading_of(forward, positions="full"):
+    encoding, family = SimpleNamespace(first_index=2), SimpleNamespace(model_type="some")
+    base = SimpleNamespace(model=SimpleNamespace(encoding=encoding, family=family), is_masked=False)
+    model = SimpleNamespace(base_model=SimpleNamespace(forward=forward))
+    return prepare._reading(base, model, None, settled(positions=positions))
+
+
+def test_positions_begin_where_the_family_begins_to_count():
+    assert reading_of(lambda input_ids, position_ids: None).first_index == 2
+    assert reading_of(lambda input_ids: None).first_index is None
+    with pytest.raises(CtxextError, match="counts positions by itself"):
+        reading_of(lambda input_ids: None, "pose")
+
+
+def test_cards_of_a_training_say_what_it_was_made_of(tmp_path, monkeypatch):
+    facts = []
+    monkeypatch.setattr(card, "card_metadata", lambda checkpoint: {"license": "mit"})
+    monkeypatch.setattr(card, "cautions_of", lambda checkpoint, recipe, model: ("Mind the gap.",))
+    monkeypatch.setattr(card, "render", lambda found: facts.append(found) or "card")
+    folder = make_base(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["ctxext"] |= {"source": "me/llama", "revision": "abc"}
+    base = Checkpoint("me/long", folder, config, revision="def")
+    assert card.render_card(base, {"steps": 3}) == "card"
+    expected = {"source": "me/llama", "revision": "abc", "inherited": {"license": "mit"}, "training": {"steps": 3}}
+    assert {name: getattr(facts[0], name) for name in expected} == expected
+    assert facts[0].cautions == ("Mind the gap.",)
+    del config["ctxext"]
+    card.render_card(Checkpoint("me/long", folder, config, revision="def"), {})
+    assert (facts[1].source, facts[1].revision, facts[1].recipe) == ("me/long", "def", None)
+
+
+def test_the_card_of_an_adapter_says_how_its_base_was_made(tmp_path):
+    folder = make_base(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["ctxext"]["source"] = "me/llama"
+    text = card.adapter_card(Checkpoint("me/long", folder, config, revision="def"))
+    assert 'base_model: "me/long"' in text
+    assert "ctxext convert me/llama long --method yarn --factor 4" in " ".join(text.replace("\\", " ").split())
+    assert "yaml" not in text
+    del config["ctxext"]
+    assert "convert" not in card.adapter_card(Checkpoint("me/long", folder, config, revision="def"))
