@@ -30,6 +30,11 @@ atexit.register(shutil.rmtree, os.environ["HF_MODULES_CACHE"], ignore_errors=Tru
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--method NAME`: for the sweep of all families (`test_every_family.py`)."""
+    parser.addoption("--method", help="The method to sweep all families with, beside what is kept of the others.")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what the quick tests leave out (`sampled.py`), and shuffle files, and the tests of each."""

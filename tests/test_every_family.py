@@ -6,6 +6,9 @@ logits, which converting itself holds it to, and must not load without its code.
 the original context length. What was found is kept in data/sweep, from which docs/families.md is made:
 
     CTXEXT_UPDATE=1 python -m pytest tests/test_every_family.py -m slow
+
+`--method NAME` sweeps one method and adds it to what is kept of the others. A method that was never swept is held to
+the same, and families.md says that it was not.
 """
 
 import json
@@ -37,14 +40,6 @@ from test_families_mspoe import plain_source
 FOUND = Path(__file__).parent / "data" / "sweep" / f"transformers-{transformers.__version__.split('.')[0]}.json"
 QUICK = ("llama", "gemma3_text", "phi3", "nemotron", "llama4_text", "deepseek_v3")
 RIGHT, SHIFTED = "right", "silent: logits depend on where a text begins"
-# At a length of 64: numbers that every method takes.
-NUMBERS = {
-    "abf": {"factor": 4, "theta": 3e5},
-    "self-extend": {"factor": 4, "window": 8},
-    "string": {"factor": 1.2},
-    "distance-aware": {},
-    "mspoe": {"ratio_min": 1.5, "ratio_max": 4.0, "first_layer": 0, "head_order": "fixed", "schedule": "linear"},
-}
 
 
 def in_process(script, *words):
@@ -54,12 +49,6 @@ def in_process(script, *words):
     except Exception as error:
         return subprocess.CompletedProcess(script, 1, "", " ".join(f"{type(error).__name__}: {error}".split()))
     return subprocess.CompletedProcess(script, 0, json.dumps(found), "")
-
-
-def step_for(name, model):
-    if name == "longrope":
-        return method_named(name)(factor=4, long_factor=tuple(1.0 + i for i in range(model.rotary.dim // 2)))
-    return method_named(name)(**NUMBERS.get(name, {"factor": 4}))
 
 
 def load(folder, *, trust=False):
@@ -125,19 +114,19 @@ def wrong_angles(model, source, config, step):
 ROTARY = [method for method in METHODS if method.encoding == "rotary"]
 
 
-def swept(model_type, place):
-    """Every method on one family."""
+def swept(model_type, place, methods=ROTARY):
+    """Methods on one family."""
     source, _ = plain_source(model_type, place / "source")
     config = json.loads((source / "config.json").read_text())
     family = family_of(config)
     if family.reason:
         with pytest.raises(CtxextError):
             model_config(config)
-        return {method.name: family.reason for method in ROTARY}
+        return {method.name: family.reason for method in methods}
     found, before, model = {}, logits_of(load(source)), model_config(config)
-    for method in ROTARY:
+    for method in methods:
         out = place / f"{model_type}-{method.name}"
-        found[method.name] = outcome(source, out, step_for(method.name, model), before)
+        found[method.name] = outcome(source, out, method.example_step(model.rotary), before)
         shutil.rmtree(out, ignore_errors=True)
     return found
 
@@ -148,27 +137,34 @@ def one_process(monkeypatch):
     monkeypatch.setattr(logits, "_NUM_TOKENS", 16)
 
 
-def which(row):
-    """The methods that are carried; the reasons of the others are words, which may become better."""
-    return [method for method, words in row.items() if words == RIGHT]
+def which(row, known):
+    """Those of the known methods that are carried; the reasons of the others are words, which may become better."""
+    return {method for method, words in row.items() if words == RIGHT and method in known}
 
 
 def kept():
     return json.loads(FOUND.read_text())["families"] if FOUND.exists() else {}
 
 
+def joined(kept, found):
+    """What is kept, with what was found in its place: methods that were not swept now stay as they were."""
+    return {name: {**kept.get(name, {}), **row} for name, row in found.items()}
+
+
 @pytest.mark.parametrize("model_type", [name for name in QUICK if name in tiny_models.FAMILIES])
 def test_family(model_type, tmp_path):
     found = swept(model_type, tmp_path)
     assert not any(words.startswith("silent") for words in found.values())
-    assert not kept() or which(found) == which(kept()[model_type])
+    known = kept().get(model_type, {})
+    assert which(found, known) == which(known, found)
 
 
 @pytest.mark.slow
-def test_all_families(tmp_path):
-    found = {}
+def test_all_families(tmp_path, request):
+    found, name = {}, request.config.getoption("--method")
+    methods = [method_named(name)] if name else ROTARY
     for model_type in tiny_models.FAMILIES:
-        found[model_type] = swept(model_type, tmp_path / model_type)
+        found[model_type] = swept(model_type, tmp_path / model_type, methods)
         shutil.rmtree(tmp_path / model_type)
     cells = [words for row in found.values() for words in row.values()]
     silent = [
@@ -182,6 +178,16 @@ def test_all_families(tmp_path):
     print(*silent, sep="\n")  # noqa: T201
     if os.environ.get("CTXEXT_UPDATE"):
         FOUND.parent.mkdir(exist_ok=True)
-        FOUND.write_text(json.dumps({"version": transformers.__version__, "families": found}, indent=1) + "\n")
+        content = {"version": transformers.__version__, "families": joined(kept() if name else {}, found)}
+        FOUND.write_text(json.dumps(content, indent=1) + "\n")
     assert silent == []
-    assert {name: which(row) for name, row in found.items()} == {name: which(row) for name, row in kept().items()}
+    assert found.keys() == kept().keys()
+    for model_type, row in found.items():
+        known = kept()[model_type]
+        assert which(row, known) == which(known, row), model_type
+
+
+def test_a_sweep_of_one_method_keeps_the_others():
+    kept = {"llama": {"pi": RIGHT, "yarn": "why not"}, "gone": {"pi": RIGHT}}
+    found = {"llama": {"yarn": RIGHT}, "new": {"yarn": "why not"}}
+    assert joined(kept, found) == {"llama": {"pi": RIGHT, "yarn": RIGHT}, "new": {"yarn": "why not"}}

@@ -1,5 +1,6 @@
 """The committed table of families against the installed transformers."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -247,3 +248,28 @@ def test_theta_in_either_dialect(config, theta, tmp_path):
     assert read(config, family_of(config), "rope_theta") == theta
     if NEW:
         assert loaded(config, tmp_path).rope_parameters["rope_theta"] == theta
+
+
+def test_making_the_table_again_keeps_what_it_does_not_read():
+    """What was measured, and what the other version alone has, whichever version is asked first."""
+    make_families = importlib.import_module("make_families")
+    measured = {"rope_types": ["default"], "rope_types_4x": []}
+    kept = {
+        "both": {"defaults": {"a": 1}, "defaults_4x": {"a": 2}, **measured},
+        "gone": {"defaults": {"a": 1}, "reason": make_families.NO_LONGER, "rope_types_4x": ["linear"]},
+    }
+    newer = {"both": {"defaults": {"a": 3}}, "new": {"defaults": {"a": 4}}}
+    found = make_families.with_newer(kept, newer)
+    assert found == {
+        "both": {"defaults": {"a": 3}, "defaults_4x": {"a": 2}, **measured},
+        "new": {"defaults": {"a": 4}},
+        "gone": kept["gone"],
+    }
+    older = {"both": {"defaults": {"a": 3}}, "gone": {"defaults": {"a": 5}}, "oldest": {"defaults": {"a": 6}}}
+    make_families.add_older(found, older)
+    assert found == {
+        "both": {"defaults": {"a": 3}, **measured},
+        "new": {"defaults": {"a": 4}, "rope_types_4x": []},
+        "gone": {"defaults": {"a": 5}, "reason": make_families.NO_LONGER, "rope_types_4x": ["linear"]},
+        "oldest": {"defaults": {"a": 6}, "reason": make_families.NO_LONGER},
+    }

@@ -9,33 +9,31 @@ import matplotlib.pyplot as plt
 
 from ctxext.recipes.base import Method
 from ctxext.recipes.relation import Relation
-from ctxext.recipes.rotary import Rotary
+from ctxext.recipes.rotary import model_config
 from ctxext.verify.reference import reference_of
 
 FOLDER = Path(__file__).parents[1] / "docs" / "maps"
 LENGTH, TOTAL = 64, 192
-NUMBERS = {"string": {"factor": 1.2}}
+SMALL = {"model_type": "llama", "hidden_size": 2, "num_attention_heads": 1, "num_hidden_layers": 2}
+SMALL |= {"max_position_embeddings": LENGTH, "rope_theta": 1e4}
 
 
-def distances(method: type[Method]) -> list[list[float]]:
-    """For each row its distance to each key; not a number where the key is not read."""
-    step = method(**NUMBERS.get(method.name, {"factor": 3}))
-    plain = Rotary(
-        theta=1e4, dim=2, span=2, trained_length=LENGTH, context_length=LENGTH, parameters={"rope_type": "default"}
-    )
-    settings = {**step.resolved(plain).to_dict(), "original_length": LENGTH}
-    reference, found = reference_of(method), []
+def distances(method: type[Relation]) -> list[list[float]]:
+    """For each row its distance to each key, in the first layer; not a number where the key is not read."""
+    model, step = model_config(SMALL), method(**{**method.example, "factor": min(3, method.example["factor"])})
+    settings = {"method": method.name, **step.settings(model)}
+    reference, layer, found = reference_of(method), settings["layers"][0], []
     for m in range(TOTAL):
         row = [float("nan")] * TOTAL
         for n in range(m + 1):
-            angles = reference.relation(settings, m, n, [1.0])
+            angles = reference.relation(settings, layer, m, n, [1.0])
             if angles is not None:
                 row[n] = angles[0][0] - angles[1][0]
         found.append(row)
     return found
 
 
-def draw(method: type[Method]) -> None:
+def draw(method: type[Relation]) -> None:
     """Write the picture of one method."""
     figure, axes = plt.subplots(figsize=(3.6, 3.1), dpi=110, layout="constrained")
     picture = axes.imshow(distances(method), cmap="viridis", vmin=0, vmax=LENGTH, interpolation="nearest")
@@ -57,5 +55,5 @@ def draw_all(methods: tuple[type[Method], ...]) -> None:
     """Write every picture."""
     FOLDER.mkdir(exist_ok=True)
     for method in methods:
-        if has_map(method):
+        if issubclass(method, Relation) and has_map(method):
             draw(method)

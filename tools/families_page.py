@@ -13,6 +13,7 @@ from ctxext.recipes.mspoe import FIXED_ONLY
 from ctxext.recipes.relation import Relation
 
 SWEEP = Path(__file__).parents[1] / "tests" / "data" / "sweep"
+ROTARY = [method.name for method in METHODS if method.encoding == "rotary"]
 BY_CONFIG = [method.name for method in METHODS if not method.needs_code() and method.encoding == "rotary"]
 OTHERS = [method for method in METHODS if method.encoding != "rotary"]
 MAPS = [method.name for method in METHODS if issubclass(method, Relation)]
@@ -35,11 +36,25 @@ def families_line(method: type[Method]) -> str:
     if method.encoding != "rotary":
         return f"For models with {POSITIONS[method.encoding]}: {', '.join(f'`{name}`' for name in _able(method))}."
     counts = [(version, found) for version, found in map(found_under, (5, 4)) if found]
-    told = [
-        f"{sum(row.get(method.name) == RIGHT for row in found.values())} of {len(found)} under transformers {version}"
-        for version, found in counts
-    ]
+    told = []
+    for version, found in counts:
+        able = f"{sum(row.get(method.name) == RIGHT for row in found.values())} of {len(found)}"
+        told.append(f"{able if was_swept(method.name, found) else 'not swept'} under transformers {version}")
     return f"Rotary [families](families.md) that carry it: {', '.join(told)}."
+
+
+def was_swept(name: str, found: Found) -> bool:
+    """Whether the families were tried with a method."""
+    return any(name in row for row in found.values())
+
+
+def _unswept(versions: Sequence[tuple[str, Found]]) -> list[str]:
+    """The line that names methods which no sweep tried, for each version; none where all were."""
+    told = []
+    for version, found in versions:
+        if names := [f"`{name}`" for name in ROTARY if found and not was_swept(name, found)]:
+            told.append(f"{', '.join(names)} under transformers {version}")
+    return [f"Not swept: {'; '.join(told)}.", ""] if told else []
 
 
 def _elsewhere(method: type[Method]) -> str:
@@ -72,6 +87,7 @@ def families_page() -> str:
             "by every method, loads what comes of it, and holds its frequencies and logits against the references.",
             "Anything else than a right result or a refusal fails it.",
             "",
+            *_unswept([(new, now), (old, before)]),
             "| | families | by configuration | Ms-PoE | relation maps and adaptive |",
             "|---|---|---|---|---|",
             *(_counts(version, found) for version, found in ((new, now), (old, before)) if found),
@@ -97,8 +113,8 @@ def families_page() -> str:
 
 
 def _counts(version: str, found: Found) -> str:
-    able = [sum(any(row[name] == RIGHT for name in names) for row in found.values()) for names in (BY_CONFIG, MAPS)]
-    heads = sum(row["mspoe"] == RIGHT for row in found.values())
+    able = [sum(any(row.get(name) == RIGHT for name in names) for row in found.values()) for names in (BY_CONFIG, MAPS)]
+    heads = sum(row.get("mspoe") == RIGHT for row in found.values())
     return f"| transformers {version} | {len(found)} | {able[0]} | {heads} | {able[1]} |"
 
 
@@ -114,10 +130,13 @@ def _row(name: str, now: Mapping[str, str] | None, before: Mapping[str, str] | N
 def _cell(row: Mapping[str, str] | None, names: Sequence[str]) -> str:
     if row is None:
         return ""
-    able = [name for name in names if row[name] == RIGHT]
+    swept = [name for name in names if name in row]
+    if not swept:
+        return "not swept"
+    able = [name for name in swept if row[name] == RIGHT]
     if len(names) == 1:
         return "yes" if able else "no"
-    return "all" if len(able) == len(names) else ", ".join(able) or "none"
+    return "all" if len(able) == len(swept) else ", ".join(able) or "none"
 
 
 def _plain(words: str, name: str) -> str:

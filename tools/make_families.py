@@ -5,7 +5,8 @@ Run it once with each supported major version, the newest first:
     python tools/make_families.py            # transformers 5: everything
     python tools/make_families.py            # transformers 4.57: adds what differs there
 
-What code cannot tell, `BY_HAND` says.
+What code cannot tell, `BY_HAND` says. What is not read from transformers' classes stays as it is: which rope types take
+effect, which tools/measure_rope_types.py measures, and what the other version alone has.
 """
 
 import inspect
@@ -51,6 +52,8 @@ PERIOD_KEYS = (
     "layer_group_size",
 )
 REFUSALS = (TypeError, ValueError, KeyError, IndexError, RuntimeError, StrictDataclassError)
+MEASURED = ("rope_types", "rope_types_4x")
+NO_LONGER = "transformers 5 no longer knows it"
 DEPTHS = (8, 9, 24, 25, 49)
 
 # What the model types that are no causal language models are, for the one line that refuses them.
@@ -440,10 +443,10 @@ def others() -> dict[str, str]:
 def main() -> None:
     """Write the table, or what the older version has otherwise."""
     made = {model_type: family(model_type) for model_type in causal_types()}
+    table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.is_file() else {"families": {}}
     if NEW:
-        table = {"families": {**made, **NOT_CAUSAL}, "others": others()}
+        table = {"families": with_newer(table["families"], {**made, **NOT_CAUSAL}), "others": others()}
     else:
-        table = json.loads(TABLE.read_text(encoding="utf-8"))
         add_older(table["families"], made)
     save(table)
     print(f"{TABLE.name}: {len(table['families'])} families")
@@ -460,16 +463,37 @@ def flat(match: re.Match[str]) -> str:
     return "[" + re.sub(r"\s+", " ", match.group(1)) + "]"
 
 
+def with_newer(families: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+    """The families of the newer version, with what the table has of them from measurements and from the older one.
+
+    Args:
+        families: As the table has them.
+        made: As the newer version's classes are.
+    """
+    kept = (*MEASURED, "defaults_4x")
+    found = {
+        name: {**entry, **{key: families[name][key] for key in kept if key in families.get(name, {})}}
+        for name, entry in made.items()
+    }
+    for name, entry in families.items():
+        if name not in found:
+            found[name] = {**entry, "reason": entry.get("reason") or NO_LONGER}
+    return found
+
+
 def add_older(families: dict[str, Any], made: dict[str, Any]) -> None:
     """Note the defaults that the older version has otherwise, and the families it alone has."""
     for model_type, older in made.items():
-        newer = families.setdefault(model_type, older)
-        was, now = older.get("defaults", {}), newer.get("defaults", {})
+        known = families.get(model_type, {})
+        if not known or known.get("reason") == NO_LONGER:
+            measured = {key: known[key] for key in MEASURED if key in known}
+            families[model_type] = {**older, "reason": older.get("reason") or NO_LONGER, **measured}
+            continue
+        was, now = older.get("defaults", {}), known.get("defaults", {})
         differ = {key: was[key] for key in was if was[key] != now.get(key) and key in now}
+        known.pop("defaults_4x", None)
         if differ:
-            newer["defaults_4x"] = differ
-        if newer is older and not newer.get("reason"):
-            newer["reason"] = "transformers 5 no longer knows it"
+            known["defaults_4x"] = differ
     for model_type in set(families) - set(made):
         if families[model_type].get("positions", "rotary") == "rotary":
             families[model_type]["rope_types_4x"] = []

@@ -680,8 +680,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "serving/row_wise.py",
-        "self.first = min(method.map.first for",
-        "self.first = max(method.map.first for",
+        "self.first = min(one.first for",
+        "self.first = max(one.first for",
         ("tests/serving/test_row_wise.py::test_several_maps_act_from_the_first_border_on_the_innermost_first",),
     ),
     (

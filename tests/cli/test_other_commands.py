@@ -66,8 +66,28 @@ def test_inspect_reads_no_weights(run, tmp_path):
 def test_methods_lists_them_all(run):
     data = json.loads(run("methods", "--json").stdout)
     assert [entry["name"] for entry in data["methods"]] == [method.name for method in METHODS]
-    text = run("methods").stdout
+    text = run("methods", "--experimental").stdout
     assert all(method.name in text for method in METHODS)
+
+
+EXPERIMENTAL = {"string", "sinks", "window", "cope", "resonance", "buckets", "distance-aware"}
+
+
+def test_experimental_methods_are_used_by_name_and_shown_when_asked_for(run, llama, tmp_path):
+    assert {method.name for method in METHODS if method.is_experimental} == EXPERIMENTAL
+    shown = run("methods").stdout
+    rows = {line.split()[0].rstrip(",") for line in shown.splitlines() if line and not line.startswith(" ")}
+    assert not rows & EXPERIMENTAL
+    assert {"yarn", "ntk-alibi", "mspoe"} <= rows
+    assert "experimental, by name alike: resonance cope string" in " ".join(shown.split())
+    data = json.loads(run("methods", "--json").stdout)["methods"]
+    assert {entry["name"] for entry in data if entry["experimental"]} == EXPERIMENTAL
+    inspected = " ".join(run("inspect", llama).stdout.split())
+    assert "experimental resonance cope string sinks window distance-aware" in inspected
+    assert run("convert", llama, tmp_path / "out", "-m", "cope", "--num-faded", 1, "--factor", 2).exit_code == 0
+    help_text = " ".join(run("convert", "--help").stdout.split())
+    assert "Options of experimental methods" in help_text
+    assert "Options of self-extend, bifocal, rerope " in help_text
 
 
 def test_env_and_version(run):

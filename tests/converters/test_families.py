@@ -16,7 +16,7 @@ from ctxext.converters import convert
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.families import family_of
-from ctxext.recipes import METHODS, Method, MsPoE, PositionInterpolation, Recipe, method_named
+from ctxext.recipes import METHODS, MsPoE, PositionInterpolation, Recipe
 from ctxext.recipes.rotary import model_config
 
 IS_4 = transformers.__version__.startswith("4.")
@@ -30,17 +30,12 @@ NOT_AT_ONE_WITH_4 = {
 }
 NOT_SAVED_BY_4 = ("zamba2",)
 NUM_TOKENS = 48
-CONFIG_ONLY = tuple(method.name for method in METHODS if not method.needs_code())
+CONFIG_ONLY = tuple(method for method in METHODS if not method.needs_code())
 
 
 def families() -> list:
     marks = {name: () if name in QUICK else pytest.mark.slow for name in tiny_models.FAMILIES}
     return [pytest.param(name, marks=marks[name]) for name in tiny_models.FAMILIES]
-
-
-def method_for(name: str, pairs: int) -> Method:
-    numbers = {"abf": {"theta": 3e5}, "longrope": {"long_factor": tuple(1.0 + i for i in range(pairs))}}
-    return method_named(name)(factor=4, **numbers.get(name, {}))
 
 
 def save(model_type: str, folder: Path) -> Path:
@@ -67,10 +62,10 @@ def test_every_method_or_a_reason(model_type, tmp_path):
             make_plan(checkpoint, Recipe([PositionInterpolation(factor=4)]))
         return
     before = logits(source)
-    pairs = model_config(checkpoint.config).rotary.dim // 2
-    for name in CONFIG_ONLY:
-        method = method_for(name, pairs)
-        if type(method).refusal(checkpoint.config, family):
+    rotary = model_config(checkpoint.config).rotary
+    for kind in CONFIG_ONLY:
+        name, method = kind.name, kind.example_step(rotary)
+        if kind.refusal(checkpoint.config, family):
             with pytest.raises(CtxextError):
                 make_plan(checkpoint, Recipe([method]))
             continue

@@ -38,9 +38,11 @@ def test_a_fault_of_the_reference_is_not_told_as_one_of_the_model(llama_source, 
         "def rotation(*numbers):\n    return None\n\ndef choose(*seen):\n    raise IndexError('planted')\n"
     )
     monkeypatch.setattr(logits, "reference_file", lambda step: broken)
-    with pytest.raises(CtxextError, match="could not be worked out: IndexError: planted") as refusal:
+    with pytest.raises(
+        CtxextError, match=r"The reference of mspoe fails: IndexError: planted \(broken.py, line 5\)"
+    ) as refusal:
         convert(str(llama_source), tmp_path / "out", recipe(1.8))
-    assert "loads and runs" in refusal.value.hint
+    assert "Nothing is known to be wrong with the checkpoint" in refusal.value.hint
 
 
 def test_a_model_that_does_not_load_is_told_as_that(llama_source, tmp_path):

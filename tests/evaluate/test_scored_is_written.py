@@ -14,18 +14,17 @@ from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import make_questions
 from ctxext.recipes import METHODS, MsPoE, Recipe, Yarn
-from ctxext.recipes.recipe import step_from_dict
 
 ORDERS = ("prompt", "calibrated", "fixed")
 SCHEDULES = ("linear", "ntk", "by-parts")
 NUMBERS = {
     "abf": {"theta": 30000.0, "factor": 2.0},
-    "string": {"target_length": 600},
+    "string": {"target_length": 600},  # As far as it reaches.
     "longrope": {"factor": 2.0, "long_factor": [1.5, 2.0, 3.0, 4.0]},
 }
 RECIPES = {
     **{
-        method.name: [step_from_dict({"method": method.name, **NUMBERS.get(method.name, {"factor": 2.0})}, "")]
+        method.name: [method(**NUMBERS.get(method.name, {**method.example, "factor": 2.0}))]
         for method in METHODS
         if method.encoding == "rotary" and "factor" in {field.name for field in dataclasses.fields(method)}
     },

@@ -30,16 +30,16 @@ def attention(step, query, key, value, positions, inverse, *, scaling, seen=None
     out = np.zeros((heads, length, value.shape[-1]))
     for i in range(length) if rows is None else rows:
         visible = [j for j in range(i + 1) if seen is None or seen(i, j)]
-        pairs = [(j, relation(step, positions[i], positions[j], inverse)) for j in visible]
+        pairs = [(j, relation(step, 0, positions[i], positions[j], inverse)) for j in visible]
         pairs = [(j, pair) for j, pair in pairs if pair is not None]
         for group in range(groups):
             turned = np.stack([rotate(key[group, j], pair[1], interleaved) for j, pair in pairs])
             for head in range(group * heads // groups, (group + 1) * heads // groups):
                 queries = np.stack([rotate(query[head, i], pair[0], interleaved) for _, pair in pairs])
                 products, size = queries * turned, 2 * len(inverse)
-                scores = products[:, :size].sum(-1) * rotated_factor(step, positions[i]) ** 2
+                scores = products[:, :size].sum(-1) * rotated_factor(step, 0, positions[i]) ** 2
                 scores = scores + products[:, size:].sum(-1)
-                scores = scores * scaling * temperature(step, positions[i])
+                scores = scores * scaling * temperature(step, 0, positions[i])
                 weights = np.exp(scores - scores.max())
                 out[head, i] = weights / weights.sum() @ np.stack([value[group, j] for j, _ in pairs])
     return out

@@ -51,10 +51,11 @@ def test_a_row_at_a_million_tokens(name):
     q, k, v = as_numpy(query[0, 0, -1], key[0, 0], value[0, 0])
     scores, read = [], []
     for j, n in enumerate(where):
-        angles = relation(settings, LAST, n, INVERSE.tolist())
+        angles = relation(settings, 0, LAST, n, INVERSE.tolist())
         if angles is not None:
             q_turned, k_turned = (rotate(x, np.float32(a)) for x, a in zip((q, k[j]), angles, strict=True))
-            scores.append(q_turned @ k_turned / 4 * temperature(settings, LAST) * rotated_factor(settings, LAST) ** 2)
+            warm = temperature(settings, 0, LAST) * rotated_factor(settings, 0, LAST) ** 2
+            scores.append(q_turned @ k_turned / 4 * warm)
             read.append(j)
     weights = np.exp(np.array(scores) - max(scores))
     expected = weights / weights.sum() @ v[read]

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from ctxext.portable.relation import Relation, Rerope
+from ctxext.portable.relation_maps import ReRoPE
 from ctxext.portable.relation_parts import begins_again
 from relation_cases import (
     BASE,
@@ -318,11 +320,11 @@ def test_gradients(name):
     seen = torch.zeros(total, total, dtype=torch.bool)
     for m in range(total):
         for n in range(m + 1):
-            pair = relation(settings, m, n, BASE)
+            pair = relation(settings, 0, m, n, BASE)
             if pair is not None:
                 seen[m, n], angles[:, m, n] = True, pair
     apart = torch.from_numpy(angles[0] - angles[1])
-    warm = [temperature(settings, m) * rotated_factor(settings, m) ** 2 for m in range(total)]
+    warm = [temperature(settings, 0, m) * rotated_factor(settings, 0, m) ** 2 for m in range(total)]
     warm = torch.tensor(warm).double()
     cotangent = torch.randn(1, total, 2, 16, generator=torch.Generator().manual_seed(3)).double()
 
@@ -428,3 +430,29 @@ def test_compiled_in_one_graph(name, length):
     with torch.no_grad():
         compiled = torch.compile(run, fullgraph=True, backend="aot_eager")(*inputs)
         torch.testing.assert_close(compiled[:, -80:], run(*inputs)[:, -80:], rtol=1e-4, atol=1e-5)
+
+
+def test_layers_of_one_forward_may_have_maps_of_their_own():
+    """They share what a forward remembers, but no plan."""
+
+    class Layered(Relation):
+        name = "layered"
+
+        def map_of(self, layer):
+            return ReRoPE({**self.settings, "window": 10 + 20 * layer})
+
+    settings = {"layers": [0, 1], "original_length": LENGTH, "target_length": 256}
+    query, key, value = states(200)
+    positions, method, memory = torch.arange(200)[None], Layered(settings), {}
+    query, key = base_rotated(query, key, positions)
+    for layer in (0, 1, 0):
+        alone = Rerope({**settings, "window": 10 + 20 * layer})
+        wanted, _ = alone.attend(stock, Call(positions, layer), query, key, value, None)
+        output, _ = method.attend(stock, Call(positions, layer, memory=memory), query, key, value, None)
+        assert torch.equal(output, wanted), layer
+        for row in (100, 199):
+            call = Call(positions[:, row : row + 1], layer, memory={})
+            tensors = query[:, :, row : row + 1], key[:, :, : row + 1], value[:, :, : row + 1]
+            torch.testing.assert_close(
+                method.attend(stock, call, *tensors, None)[0], wanted[:, row : row + 1], rtol=1e-4, atol=1e-4
+            )

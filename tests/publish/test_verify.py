@@ -16,7 +16,7 @@ from ctxext.checkpoint import Checkpoint, open_checkpoint
 from ctxext.converters import convert, make_plan
 from ctxext.errors import CtxextError
 from ctxext.families import family_of
-from ctxext.recipes import METHODS, MsPoE, Recipe, Yarn, method_named
+from ctxext.recipes import METHODS, MsPoE, Recipe, Yarn
 from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.own_code import runs_only_own_code
 from ctxext.recipes.rotary import attention_scaling, model_config
@@ -305,22 +305,12 @@ def test_the_recipe_gives_the_configuration_again(model_type, tmp_path):
     family = family_of(source.config)
     if family.reason:
         return
-    made_of = {
-        "mspoe": lambda: MsPoE(first_layer=0, head_order="fixed"),
-        "distance-aware": method_named("distance-aware"),
-    }
-    numbers = {
-        "abf": {"theta": 3e5},
-        "longrope": {"long_factor": (2.0,) * (model_config(source.config).rotary.dim // 2)},
-    }
+    rotary = model_config(source.config).rotary
     for method in METHODS:
         if method.refusal(source.config, family):
             continue
         try:
-            step = (
-                made_of[method.name]() if method.name in made_of else method(factor=4, **numbers.get(method.name, {}))
-            )
-            plan = make_plan(source, Recipe([step]))
+            plan = make_plan(source, Recipe([method.example_step(rotary)]))
         except CtxextError:
             continue
         made = Checkpoint("made", source.folder, json.loads(plan.texts["config.json"]))

@@ -12,6 +12,7 @@ from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS, PositionInterpolation, Recipe
 from ctxext.recipes.auto_class import auto_class
+from ctxext.recipes.rotary import model_config
 from ctxext.verify.reference import reference_file, reference_of
 
 FUNCTIONS = {
@@ -22,35 +23,6 @@ FUNCTIONS = {
     "attention": ("relation", "temperature"),
     "slopes": ("slopes",),
     "buckets": ("bucket",),
-}
-# Numbers at which a method must leave the model bit for bit as it was; a new method needs a line here.
-NEUTRAL = {
-    "pi": {"factor": 1},
-    "ntk": {"factor": 1},
-    "abf": {"factor": 1, "theta": 10000.0},
-    "ntk-by-parts": {"factor": 1},
-    "yarn": {"factor": 1},
-    "llama3": {"factor": 1},
-    "longrope": {"factor": 1, "long_factor": (1.0, 1.0, 1.0, 1.0)},
-    "dynamic": {"factor": 1},
-    "mrrope": {"factor": 1},
-    "resonance": {"factor": 1},
-    "cope": {"factor": 1, "num_faded": 0},
-    "self-extend": {"factor": 1},
-    "bifocal": {"factor": 1},
-    "dca": {"factor": 1},
-    "rerope": {"factor": 1},
-    "string": {"factor": 1},
-    "adaptive": {"factor": 1},
-    "sinks": {"factor": 1},
-    "window": {"factor": 1},
-    "distance-aware": {},
-    "table": {"factor": 1},
-    "range": {"factor": 1},
-    "alibi-interpolation": {"factor": 1, "rows": "static"},
-    "ntk-alibi": {"factor": 1, "rows": "static"},
-    "buckets": {"factor": 1},
-    "mspoe": {"ratio_min": 1.0, "ratio_max": 1.0, "first_layer": 0, "head_order": "fixed"},
 }
 
 
@@ -97,7 +69,7 @@ def logits(folder) -> torch.Tensor:
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_neutral_numbers_change_nothing(method, llama_source, tmp_path):
-    assert method.name in NEUTRAL, f"{method.name}: say at which numbers it changes nothing"
     source = tiny_encodings.source_for(method.encoding, llama_source, tmp_path / "source")
-    convert(str(source), tmp_path / "out", Recipe([method(**NEUTRAL[method.name])]), check=False)
+    encoding = model_config(json.loads((source / "config.json").read_text())).encoding
+    convert(str(source), tmp_path / "out", Recipe([method.neutral_step(encoding)]), check=False)
     assert torch.equal(logits(tmp_path / "out"), logits(source))

@@ -1,6 +1,5 @@
 """What follows from the context length L where nobody said it, how far it reaches, and hints that do work."""
 
-import dataclasses
 import re
 
 import pytest
@@ -254,8 +253,7 @@ def test_every_method_has_a_place():
 def test_only_mspoe_may_choose_by_the_prompt():
     for method in METHODS:
         if method.needs_code() and method.name != "mspoe":
-            numbers = {"factor": 2} if "factor" in {field.name for field in dataclasses.fields(method)} else {}
-            step = step_from_dict({"method": method.name, **numbers}, "here")
+            step = method(**method.example)
             assert (step.depends_on_prompt, step.is_trainable) == (False, True)
 
 

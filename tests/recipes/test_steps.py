@@ -35,7 +35,6 @@ CALLED = {
     "alibi": "ALiBi biases",
     "buckets": "buckets of relative biases",
 }
-PUBLISHED = ("pi", "ntk", "abf", "ntk-by-parts", "yarn", "llama3", "mrrope", "resonance", "cope", "dynamic", "mspoe")
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
@@ -46,7 +45,6 @@ def test_a_method_is_for_one_encoding_and_tells_the_others_why_not(method):
             assert refusal == ""
         else:
             assert refusal == f"it has {CALLED[encoding]}, not {CALLED[method.encoding]}"
-    assert method.is_published == (method.name in PUBLISHED)
 
 
 @pytest.mark.parametrize("method", [MsPoE, DistanceAware, Adaptive], ids=lambda method: method.name)

@@ -31,7 +31,7 @@ class Dice:
         return self.rng.randint(low, high)
 
 
-ROTARY = [method for method in METHODS if method.encoding == "rotary" and method.name != "distance-aware"]
+ROTARY = [method for method in METHODS if method.encoding == "rotary" and not method.is_experimental]
 
 
 @pytest.fixture
@@ -42,6 +42,11 @@ def space(source) -> Space:
 def test_every_method_is_in_it(space):
     assert {method for methods in space.slots.values() for method in methods} == set(ROTARY)
     assert space.factor == 4.0
+
+
+def test_experimental_methods_are_tried_where_they_are_named(source):
+    named = space_of(open_checkpoint(str(source)), 1280, ["cope", "sinks"])
+    assert {method.name for methods in named.slots.values() for method in methods} == {"cope", "sinks"}
 
 
 def test_the_search_starts_from_the_published_numbers(space):

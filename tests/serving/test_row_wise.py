@@ -176,6 +176,13 @@ def test_several_maps_act_from_the_first_border_on_the_innermost_first():
     assert order == [("outer", 0.3), ("inner", 0.3)]
 
 
+def test_a_map_for_each_layer_acts_from_its_own_border():
+    rows = rows_of("self-extend")
+    layered = SimpleNamespace(map=None, maps={layer: SimpleNamespace(first=50 + layer) for layer in (0, 1)})
+    for rows.part.layer in (0, 1):
+        assert Rows(rows.part, rows.rotary, [layered], 0).first == 50 + rows.part.layer
+
+
 def test_an_engine_that_warms_up_is_left_alone():
     engine = Implementation()
     engine.ctxext_rows = rows_of("self-extend")

@@ -53,7 +53,8 @@ def convert(
         typer.Option(
             "--method",
             "-m",
-            help=f"{', '.join(m.name for m in METHODS)}; repeat it to apply several in order. auto searches.",
+            help=f"{', '.join(m.name for m in METHODS if not m.is_experimental)}; repeat it to apply several in order. "
+            "auto searches; ctxext methods --experimental lists more.",
         ),
     ] = None,
     recipe: Annotated[str | None, typer.Option("--recipe", help="A recipe file, or the name of a preset.")] = None,

@@ -6,6 +6,7 @@ from rich.table import Table
 
 from ctxext.checkpoint import open_checkpoint
 from ctxext.cli.convert import serving_line, unconverted_text
+from ctxext.cli.methods import experimental_names
 from ctxext.cli.options import (
     JsonOption,
     OriginalLengthOption,
@@ -121,11 +122,14 @@ def _rows(found: Inspection) -> dict[str, str]:
     if found.recipe:
         rows["recipe"] = ", ".join(describe_step(step) for step in found.recipe["steps"])
         rows["serves in"] = serving_line(found.serving)
+    experimental = experimental_names()
     able = [name for name, reason in found.methods.items() if not reason]
-    rows["methods"] = " ".join(able) or "-"
+    rows["methods"] = " ".join(name for name in able if name not in experimental) or "-"
+    if more := " ".join(name for name in able if name in experimental):
+        rows["experimental"] = more
     reasons: dict[str, list[str]] = {}
     for name, reason in found.methods.items():
-        if reason:
+        if reason and name not in experimental:
             reasons.setdefault(reason, []).append(name)
     for number, (reason, names) in enumerate(reasons.items()):
         rows["not" if number == 0 else " " * number] = f"{' '.join(names)}: {reason}"

@@ -17,6 +17,7 @@ from ctxext.recipes.param import default_of, limits_of, options_of, value_type
 from ctxext.recipes.recipe import Recipe, load_recipe, recipe_from_dict
 
 _SHARED_PANEL = "How far to reach"
+_EXPERIMENTAL_PANEL = "Options of experimental methods"
 
 
 def option_owners() -> dict[str, list[str]]:
@@ -35,12 +36,15 @@ def method_parameters() -> list[inspect.Parameter]:
     for name in owners:
         method, field = fields[name]
         shared = name in ("factor", "target_length")
-        panel = _SHARED_PANEL if shared else f"Options of {', '.join(owners[name])}"
+        usual = [owner for owner in owners[name] if not method_named(owner).is_experimental]
+        panel = f"Options of {', '.join(usual)}" if usual else _EXPERIMENTAL_PANEL
+        panel = _SHARED_PANEL if shared else panel
+        of = "" if usual else f"{', '.join(owners[name])}: "
         is_text = get_origin(value_type(method, name)) is tuple or name.endswith("_length")
         is_switch = value_type(method, name) is bool
         option = typer.Option(
             f"{option_name(name)}/--no-{option_name(name)[2:]}" if is_switch else option_name(name),
-            help=limits_of(field).describe() + _default_note(default_of(field)),
+            help=of + limits_of(field).describe() + _default_note(default_of(field)),
             rich_help_panel=panel,
             show_default=False,
             metavar="FILE" if get_origin(value_type(method, name)) is tuple else None,

@@ -1,7 +1,9 @@
 """`ctxext methods`: the table of methods, generated from their classes."""
 
 import inspect
+from typing import Annotated
 
+import typer
 from rich.table import Table
 
 from ctxext.cli.options import JsonOption
@@ -12,21 +14,35 @@ from ctxext.recipes.methods import METHODS
 from ctxext.recipes.param import limits_of, options_of
 
 
-def methods(as_json: JsonOption = False) -> None:
+def methods(
+    experimental: Annotated[
+        bool, typer.Option("--experimental", help="Show also those that gained nothing where they were measured.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """List the methods, what each needs and where it comes from.
 
     Examples:
     ctxext methods
+
+    ctxext methods --experimental
     """
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("method", "what it does", "carried by"):
         table.add_column(column, overflow="fold")
     for method in METHODS:
-        names = ", ".join((method.name, *method.aliases))
-        table.add_row(bold(names), summary_of(method), carried_by(method))
+        if experimental or not method.is_experimental:
+            names = ", ".join((method.name, *method.aliases))
+            table.add_row(bold(names), summary_of(method), carried_by(method))
     output = Output(as_json=as_json)
-    output.result({"methods": [method_data(method) for method in METHODS]}, table)
+    left_out = [] if experimental else [f"experimental, by name alike: {' '.join(experimental_names())}"]
+    output.result({"methods": [method_data(method) for method in METHODS]}, table, *left_out)
     output.next_step("ctxext", "convert", "--help", why="Their options")
+
+
+def experimental_names() -> list[str]:
+    """The methods that lists leave out."""
+    return [method.name for method in METHODS if method.is_experimental]
 
 
 def summary_of(method: type[Method]) -> str:
@@ -50,6 +66,7 @@ def method_data(method: type[Method]) -> dict[str, object]:
         "summary": summary_of(method),
         "paper": method.paper,
         "carried_by": carried_by(method),
+        "experimental": method.is_experimental,
         "options": {field.name: limits_of(field).describe() for field in options_of(method)},
         "caution": method.caution,
     }

@@ -40,10 +40,10 @@ from .relation_parts import (
 )
 
 BLOCK = 128  # Rows whose scores are in memory at once.
-# What all layers with one mask share. `places`: where rows and keys are; `rows`, `scales`: what the map says of rows;
-# `base`: how many keys come before the first row; `first`: the first row that changes; `served`: how many rows the
-# inner attention serves; `pieces`: the work, in the form's own way.
-Plan = namedtuple("Plan", ["form", "places", "rows", "scales", "base", "first", "served", "pieces"])
+# What all layers with one mask and one map share. `places`: where rows and keys are; `rows`, `scales`: what the map
+# says of rows; `base`: how many keys come before the first row; `first`: the first row that changes; `served`: how many
+# rows the inner attention serves; `pieces`: the work, in the form's own way.
+Plan = namedtuple("Plan", ["form", "map", "places", "rows", "scales", "base", "first", "served", "pieces"])
 # Rows `start` to `stop`: keys below `low` are far for all of them, from `high` on near, and from `end` on hidden. The
 # rungs that occur are tensors (b or 1, 1), so that every sequence of the batch has its own first, second and so on.
 Block = namedtuple("Block", ["start", "stop", "low", "high", "end", "rungs"])
@@ -53,17 +53,24 @@ Single = namedtuple("Single", ["low", "rungs", "origins", "hole"])
 
 
 class Relation(Method):
-    """The attention of one method, which the subclass names; its map says which keys a row reads at which distance."""
+    """The attention of one method, which the subclass names; a map says which keys a row reads at which distance."""
+
+    map_class = None  # The map of all layers, unless `map_of` gives each its own.
 
     def __init__(self, settings):
         super().__init__(settings)
-        self.map = MAPS[self.name](settings)
+        self.map = self.map_class(settings) if self.map_class else None
+        self.maps = {layer: self.map_of(layer) for layer in settings.get("layers", ())}
+
+    def map_of(self, layer):
+        """The map of a layer. Layers that are given the same object share their plans."""
+        return self.map
 
     def attend(self, inner, call, query, key, value, mask, **kwargs):
         """The attention (b, l, h, d) of query (b, h, l, d), key and value (b, g, n, d), and weights or None."""
         if not call.is_left_to_engine:
             call.needs_sequences(self.name)
-        plan = self.plan(call, query, key, value, mask, kwargs)
+        plan = self.plan(call, self.maps.get(call.layer, self.map), query, key, value, mask, kwargs)
         if plan.form == "one":
             query, key, value, mask = self.one(call, plan, query, key, value, mask)
         if plan.form in ("inside", "one"):
@@ -74,33 +81,34 @@ class Relation(Method):
         if plan.form == "tiles":
             return self.tiles(call, plan, stock[0], query, key, value, scaling(call, query, kwargs)), None
         own = self.blocks(call, plan, query, key, value, mask, kwargs)
-        return joined(plan.places.rows >= self.map.first, plan, stock, own)
+        return joined(plan.places.rows >= plan.map.first, plan, stock, own)
 
-    def plan(self, call, query, key, value, mask, kwargs):
-        """The Plan of this call, made once per forward. Unless it is traced, it reads positions and masks."""
+    def plan(self, call, rules, query, key, value, mask, kwargs):
+        """The Plan of this call by a map, made once per forward. Unless it is traced, it reads positions and masks."""
         if torch.compiler.is_compiling():
-            return self.traced_plan(call, query, key, mask)
-        name = (self.name, id(mask), query.shape[2], key.shape[2], query.device)
+            return self.traced_plan(call, rules, query, key, mask)
+        name = (self.name, id(rules), id(mask), query.shape[2], key.shape[2], query.device)
         if name not in call.memory:
-            call.memory[name] = self.made_plan(call, query, key, value, mask, kwargs), mask  # Its id stays taken.
+            made = self.made_plan(call, rules, query, key, value, mask, kwargs)
+            call.memory[name] = made, mask  # Its id stays taken.
         return call.memory[name][0]
 
-    def traced_plan(self, call, query, key, mask):
+    def traced_plan(self, call, rules, query, key, mask):
         """A plan without a look at positions: one row takes one call; more rows are made both ways, then chosen."""
         length, total = query.shape[2], key.shape[2]
         base = first_base(call, length, total, mask)
         places = places_of(call, key, length, mask, base)
-        read = places, self.map.rows(places.rows, places.rotated), self.scales(places.rows), base, 0
-        if length == 1 and (not self.map.drops_keys or getattr(mask, "ndim", 0) == 4):
-            return Plan("one", *read, 0, Single(0, None, None, ()))
-        last = self.map.last_rung(max(self.settings.get("target_length", self.map.length), total))
-        first = int(self.map.first == self.map.start)
+        read = places, rules.rows(places.rows, places.rotated), scales_of(rules, places.rows), base, 0
+        if length == 1 and (not rules.drops_keys or getattr(mask, "ndim", 0) == 4):
+            return Plan("one", rules, *read, 0, Single(0, None, None, ()))
+        last = rules.last_rung(max(self.settings.get("target_length", rules.length), total))
+        first = int(rules.first == rules.start)
         rungs = [torch.full_like(places.rows[:, :1], rung) for rung in range(first, last + 1)]
         starts = range(0, length, BLOCK)
         pieces = [Block(start, min(start + BLOCK, length), 0, total, total, rungs) for start in starts]
-        return Plan("blocks", *read, length, pieces)
+        return Plan("blocks", rules, *read, length, pieces)
 
-    def made_plan(self, call, query, key, value, mask, kwargs):
+    def made_plan(self, call, rules, query, key, value, mask, kwargs):
         """The cheapest plan for these positions and this mask.
 
         Raises:
@@ -110,14 +118,14 @@ class Relation(Method):
         base = first_base(call, length, total, mask)
         places = places_of(call, key, length, mask, base)
         m = places.rows
-        if int(m.max()) < self.map.first:
-            return Plan("inside", *[None] * 7)
+        if int(m.max()) < rules.first:
+            return Plan("inside", *[None] * 8)
         if begins_again(m, mask, base):
             raise ValueError(
                 f"{self.name}: positions begin again within a row, and no mask hides the text before; "
                 "with a cache transformers makes none. Pass use_cache=False, or a mask."
             )
-        changed = m >= self.map.first
+        changed = m >= rules.first
         first = int(changed.any(0).long().argmax())
         served = 0 if bool(changed.all()) else int((~changed).any(0).nonzero().amax()) + 1
         served = served_rows(call.backend, served, length, mask)
@@ -126,21 +134,18 @@ class Relation(Method):
         start = int(m[0, first])
         if not trains and plain == start - first and is_tiled(call, query, value, total, kwargs):
             m = m[:1, first:]
-            pieces, rows = stages(self.map, start, start + length - first), self.map.rows(m, m)
-            return Plan("tiles", Places(m, m, None, None), rows, self.scales(m), plain, first, served, pieces)
-        read = places, self.map.rows(m, places.rotated), self.scales(m), base, first
-        if length == 1 and (not self.map.drops_keys or plain is not None or getattr(mask, "ndim", 0) == 4):
-            return Plan("one", *read, 0, self.single(read[1], places.keys, plain, len(key), trains))
-        return Plan("blocks", *read, served, block_pieces(read[1], places.keys, mask, base, first))
+            pieces = stages(rules, start, start + length - first)
+            read = Places(m, m, None, None), rules.rows(m, m), scales_of(rules, m), plain, first
+            return Plan("tiles", rules, *read, served, pieces)
+        read = places, rules.rows(m, places.rotated), scales_of(rules, m), base, first
+        if length == 1 and (not rules.drops_keys or plain is not None or getattr(mask, "ndim", 0) == 4):
+            return Plan("one", rules, *read, 0, self.single(rules, read[1], places.keys, plain, len(key), trains))
+        return Plan("blocks", rules, *read, served, block_pieces(read[1], places.keys, mask, base, first))
 
-    def scales(self, m):
-        """What queries of rows at m are multiplied by: all of each, and what of each rotates."""
-        return self.map.temperature(m), self.map.loudness(m)
-
-    def single(self, rows, keys, plain, batch, trains):
+    def single(self, rules, rows, keys, plain, batch, trains):
         """What a plan for one row holds beside positions."""
         rung, origins = rows.rung.expand(batch, 1), keys[:, :1].expand(batch, 1)
-        if self.map.drops_keys:
+        if rules.drops_keys:
             hole = [int(border[0, 0] - origins[0, 0]) for border in (rows.far, rows.near)] if plain is not None else ()
             return Single(0, None, None, hole)
         is_kept = self.settings.get("side_cache", True) and not trains
@@ -162,25 +167,26 @@ class Relation(Method):
             key = torch.cat([first, key[:, :, single.hole[1] :]], 2)
             mask = mask if mask is None else without(mask[..., :total], single.hole, -1)
             return query, key, without(value, single.hole, 2), mask
-        if self.map.drops_keys:
+        if plan.map.drops_keys:
             hidden = ((n >= rows.far) & (n < rows.near))[:, None, None]
             mask = mask[..., :total]
             mask = mask & ~hidden if mask.dtype == torch.bool else mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
         side = side_of(call, key, single.rungs, single.origins) if single.rungs and can_keep(call) else None
         start = min(side.filled, single.low) if side else 0
-        slowed = self.map.slowed(rows.rung)
-        key = turned(call, key[:, :, start:], *self.ends(places, rows, start), slowed)
+        slowed = plan.map.slowed(rows.rung)
+        key = turned(call, key[:, :, start:], *self.ends(plan, start), slowed)
         if side:
             side.buffer[:, :, start:total] = key
             keep_side(call, side._replace(filled=min(single.low, total)))
             key = side.buffer[:, :, :total]
-        return turned(call, query, rows.at_far, rotated, slowed) if self.map.turns_keys else query, key, value, mask
+        return turned(call, query, rows.at_far, rotated, slowed) if plan.map.turns_keys else query, key, value, mask
 
-    def ends(self, places, rows, start):
+    def ends(self, plan, start):
         """Where the keys from number `start` on turn to for the one call of a single row, and since where."""
+        places, rows = plan.places, plan.rows
         n, rotated = places.keys[:, start:], places.rotated_keys[:, start:]
-        if self.map.turns_keys:  # The query stands where it reads far keys; the others go the way that it went.
-            far, other = (self.map.keys(n, rotated, rows.rung), rotated), (rows.at_far, places.rotated)
+        if plan.map.turns_keys:  # The query stands where it reads far keys; the others go the way that it went.
+            far, other = (plan.map.keys(n, rotated, rows.rung), rotated), (rows.at_far, places.rotated)
         else:
             far, other = (places.rotated, rows.at_far), (rotated, rotated)
         ends = [chosen(n < rows.far, *pair) for pair in zip(far, other, strict=True)]
@@ -196,7 +202,7 @@ class Relation(Method):
         if first:
             output[:, :first] = stock[:, :first]
         query, rows = scaled(call, query[:, :, first:], plan.scales), plan.rows
-        parts, m, slowed = {"near": query}, plan.places.rows, self.map.slowed(rows.rung)
+        parts, m, slowed = {"near": query}, plan.places.rows, plan.map.slowed(rows.rung)
         if length == 1 and rows.at_middle is not None:  # Both in one call.
             at = torch.cat([rows.at_far, rows.at_middle], 1)
             parts["far"], parts["middle"] = turned(call, torch.cat([query, query], 2), at, m).chunk(2, 2)
@@ -228,7 +234,7 @@ class Relation(Method):
 
     def far_keys(self, call, plan, key, rung, end):
         """Keys (b, g, at least `end`, d) as the far rows of a rung read them. With a cache the last rung's are kept."""
-        if not self.map.turns_keys or rung == 0 or end == 0:
+        if not plan.map.turns_keys or rung == 0 or end == 0:
             return key
         is_kept = plan.base and rung == plan.pieces[-1][0] and self.settings.get("side_cache", True) and can_keep(call)
         side = side_of(call, key, [rung] * len(key), [0] * len(key)) if is_kept else None
@@ -236,8 +242,8 @@ class Relation(Method):
         if start < end:
             end = key.shape[2] if side else end  # What is near now will be far, so that later rows find it.
             n, rungs = torch.arange(start, end, device=key.device)[None], torch.tensor([[rung]], device=key.device)
-            slowed, name = self.map.slowed(rungs), None if side else "keys"
-            made = turned(call, key[:, :, start:end], self.map.keys(n, n, rungs), n, slowed, name)
+            slowed, name = plan.map.slowed(rungs), None if side else "keys"
+            made = turned(call, key[:, :, start:end], plan.map.keys(n, n, rungs), n, slowed, name)
             if not side:
                 return made
             side.buffer[:, :, start:end] = made
@@ -250,9 +256,9 @@ class Relation(Method):
         n, rotated = plan.places.keys, plan.places.rotated_keys
         for block in plan.pieces:
             by_rung = {id(rung): by_rung.get(id(rung)) for rung in block.rungs}
-            for rung in block.rungs if self.map.turns_keys else ():
+            for rung in block.rungs if plan.map.turns_keys else ():
                 if by_rung[id(rung)] is None:
-                    at, slowed = self.map.keys(n, rotated, rung), self.map.slowed(rung)
+                    at, slowed = plan.map.keys(n, rotated, rung), plan.map.slowed(rung)
                     by_rung[id(rung)] = turned(call, key, at, rotated, slowed)
             far = [key if by_rung[id(rung)] is None else by_rung[id(rung)] for rung in block.rungs]
             inputs = call, plan, block, mask, kwargs, query, key, value, *far
@@ -269,7 +275,7 @@ class Relation(Method):
         rows = Rows(*(x if x is None else x[:, start:stop] for x in plan.rows))
         scales = [scale if scale is None else scale[:, start:stop] for scale in plan.scales]
         query, rotated = scaled(call, query[:, :, start:stop], scales), plan.places.rotated[:, start:stop]
-        far_query = turned(call, query, rows.at_far, rotated, self.map.slowed(rows.rung))
+        far_query = turned(call, query, rows.at_far, rotated, plan.map.slowed(rows.rung))
         far = product(far_query, far_keys[0][:, :, :high].mT)
         for rung, keys in zip(rungs[1:], far_keys[1:], strict=True):
             far = torch.where((rows.rung == rung)[:, None, :, None], product(far_query, keys[:, :, :high].mT), far)
@@ -281,12 +287,17 @@ class Relation(Method):
             is_middle = (n[..., low:high] >= rows.middle[..., None]) & (n[..., low:high] < rows.near[..., None])
             mixed = torch.where(is_middle[:, None], middle, mixed)
         scores = torch.cat([far[..., :low], mixed, near[..., high - low :]], -1) * scaling(call, query, kwargs)
-        hidden = (n >= rows.far[..., None]) & (n < rows.middle[..., None]) if self.map.drops_keys else None
+        hidden = (n >= rows.far[..., None]) & (n < rows.middle[..., None]) if plan.map.drops_keys else None
         kwargs = taken(call, kwargs)
         output, weights = softmaxed(scores, value[:, :, :end], mask, (start, stop), plan.base, hidden, kwargs)
         if call.backend != "eager":
             return output, None
         return output, torch.nn.functional.pad(weights, (0, key.shape[2] - end))
+
+
+def scales_of(rules, m):
+    """What queries of rows at m are multiplied by: all of each, and what of each rotates."""
+    return rules.temperature(m), rules.loudness(m)
 
 
 def is_tiled(call, query, value, total, kwargs):
@@ -320,7 +331,7 @@ def block_pieces(rows, keys, mask, base, first):
 
 def of(method):
     """The class of a method, for a stub to name."""
-    return type(method, (Relation,), {"name": method})
+    return type(method, (Relation,), {"name": method, "map_class": MAPS[method]})
 
 
 SelfExtend, Bifocal, Dca, Rerope = of("self-extend"), of("bifocal"), of("dca"), of("rerope")

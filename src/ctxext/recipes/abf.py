@@ -1,6 +1,8 @@
 """Adjusted base frequency."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.param import SearchRange, param, search_start
@@ -18,6 +20,8 @@ class AdjustedBase(Scaling):
     title = "Adjusted base frequency"
     paper = "https://arxiv.org/abs/2309.16039"
     kind = "base"
+    neutral: ClassVar[Mapping[str, Any]] = {"factor": 1, "theta": 1e4}  # What most models have.
+    example: ClassVar[Mapping[str, Any]] = {"factor": 4, "theta": 3e5}
     caution = "a raised base is meant to be trained with: fine-tune before you rely on it."
 
     theta: float = param(help="The new base of the rotary frequencies, for example 500000.", min=1.0, paper=5e5)

@@ -1,8 +1,9 @@
 """Gentler slopes for ALiBi: by one factor for all heads, or less the steeper a head is."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ctxext.families import Family
 from ctxext.recipes.base import Reaching
@@ -21,6 +22,7 @@ class Slopes(Reaching, CodeMethod):
     kind = "slopes"
     encoding = "alibi"
     is_published = False
+    neutral: ClassVar[Mapping[str, Any]] = {"factor": 1, "rows": "static"}
     code = (PORTABLE / "row_slopes.py",)
     code_class = "RowSlopes"
 

@@ -39,8 +39,14 @@ class Method:
     """What it changes; the steps of a recipe stand in the order of their kinds."""
     is_published: ClassVar[bool] = True
     """Whether there are numbers that its paper gives for any model; otherwise a search starts from a guess."""
+    is_experimental: ClassVar[bool] = False
+    """Whether help, lists and searches leave it out unless it is named: it gained nothing where it was measured."""
     reference: ClassVar[Path | None] = None
-    """The method worked out the plain way from its paper; None where it lies with the others in verify/references."""
+    """A reference that several methods share; None where the method has a file of its own in verify/references."""
+    neutral: ClassVar[Mapping[str, Any]] = {}
+    """Numbers at which a model stays as it was, bit for bit."""
+    example: ClassVar[Mapping[str, Any]] = {}
+    """Numbers that suit any small model: with these the method is tried and drawn."""
     caution: ClassVar[str] = ""
     """What a user of the result must know, in one sentence; shown after converting and on the card."""
 
@@ -48,6 +54,16 @@ class Method:
         for field in dataclasses.fields(self):
             value = checked(type(self), self.name, field, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
+
+    @classmethod
+    def neutral_step(cls, encoding: Encoding) -> Self:
+        """The step that changes nothing on a model with this encoding."""
+        return cls(**cls.neutral)
+
+    @classmethod
+    def example_step(cls, encoding: Encoding) -> Self:
+        """A step that changes a small model with this encoding."""
+        return cls(**cls.example)
 
     def adapted(self, model: ModelConfig) -> Self:
         """The same step with what this very configuration says of its numbers, where they were not given."""
@@ -137,6 +153,9 @@ _REACH = ("factor", "target_length")
 @dataclass(frozen=True, kw_only=True)
 class Reaching(Method):
     """A method that reaches a longer context; it is given as a factor or as a length."""
+
+    neutral: ClassVar[Mapping[str, Any]] = {"factor": 1}
+    example: ClassVar[Mapping[str, Any]] = {"factor": 4}
 
     factor: float | None = param(None, help="How many times longer the new context is.", min=1.0)
     target_length: int | None = param(None, help="The new context length in tokens, for example 32k.", min=1)

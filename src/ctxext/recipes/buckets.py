@@ -23,6 +23,7 @@ class WiderBuckets(Reaching):
     kind = "buckets"
     encoding = "buckets"
     is_published = False
+    is_experimental = True
 
     def caution_for(self, model: ModelConfig) -> str:
         """That nothing was wrong before, that nothing was measured, and which inputs change."""

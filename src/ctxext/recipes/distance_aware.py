@@ -36,6 +36,7 @@ class DistanceAware(CodeMethod):
     code = (PORTABLE / "distance.py", PORTABLE / "relation_parts.py")
     code_class = "DistanceAware"
     is_published = False
+    is_experimental = True
     learned_tensors = (_OWN,)
     caution = "as zeros its numbers change nothing; ctxext finetune trains them beside LoRA."
 

@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ctxext.errors import CtxextError
 from ctxext.families import Family
@@ -113,6 +113,7 @@ class Resonance(Divided):
     name = "resonance"
     title = "Resonance RoPE on YaRN"
     paper = "https://arxiv.org/abs/2403.00071"
+    is_experimental = True
 
     beta_fast: float = param(
         32.0, help="Rotations within the original length above which YaRN leaves a dimension as it was.", min=0
@@ -144,6 +145,8 @@ class Cope(Divided):
     name = "cope"
     title = "CoPE"
     paper = "https://arxiv.org/abs/2602.05258"
+    is_experimental = True
+    neutral: ClassVar[Mapping[str, Any]] = {"factor": 1, "num_faded": 0}
     caution = "it is meant to be trained with: fine-tune before you rely on it."
 
     theta: float | None = param(None, help="The new base of the frequencies; the model's own where not given.", min=1.0)

@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
+from ctxext.recipes.encoding import Encoding
 from ctxext.recipes.frequencies import inverse_frequencies
 from ctxext.recipes.param import SearchRange, param
 from ctxext.recipes.rotary import Rotary
@@ -47,6 +48,11 @@ def _between(knots: Sequence[float], place: float) -> float:
     return knots[left] + (knots[left + 1] - knots[left]) * (at - left)
 
 
+def _num_pairs(encoding: Encoding) -> int:
+    assert isinstance(encoding, Rotary)
+    return encoding.dim // 2
+
+
 @dataclass(frozen=True, kw_only=True)
 class LongRope(Scaling):
     """Divide every frequency by a factor of its own, found by search; one list inside the original context, one beyond.
@@ -76,6 +82,16 @@ class LongRope(Scaling):
         min=0.01,
         search=(1.0, 1.6),
     )
+
+    @classmethod
+    def neutral_step(cls, encoding: Encoding) -> Self:
+        """Lists of ones."""
+        return cls(**cls.neutral, long_factor=(1.0,) * _num_pairs(encoding))
+
+    @classmethod
+    def example_step(cls, encoding: Encoding) -> Self:
+        """A divisor that rises by one from pair to pair."""
+        return cls(**cls.example, long_factor=tuple(1.0 + pair for pair in range(_num_pairs(encoding))))
 
     @classmethod
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from typing_extensions import Self
 
@@ -30,6 +30,13 @@ class MsPoE(CodeMethod):
     kind = "heads"
     code = (PORTABLE / "mspoe.py",)
     code_class = "MsPoE"
+    neutral: ClassVar[Mapping[str, Any]] = {
+        "ratio_min": 1.0,
+        "ratio_max": 1.0,
+        "first_layer": 0,
+        "head_order": "fixed",
+    }
+    example: ClassVar[Mapping[str, Any]] = {**neutral, "ratio_min": 1.5, "ratio_max": 4.0, "schedule": "linear"}
 
     ratio_min: float = param(1.2, help="Ratio of the head that stands out most.", min=1.0, search=(1.0, 2.0))
     ratio_max: float = param(1.8, help="Ratio of the head that stands out least.", min=1.0, search=(1.0, 8.0))

@@ -35,6 +35,8 @@ class Relation(CodeMethod):
     code = (PORTABLE / "relation.py", PORTABLE / "relation_maps.py", PORTABLE / "relation_parts.py")
     reference = _REFERENCE
     is_published = False
+    neutral: ClassVar[Mapping[str, Any]] = {"factor": 1}
+    example: ClassVar[Mapping[str, Any]] = {"factor": 4}
 
     factor: float | None = param(None, help="How many times longer the new context is.", min=1.0)
     target_length: int | None = param(None, help="The new context length in tokens, for example 32k.", min=1)
@@ -302,6 +304,8 @@ class String(Relation):
     title = "STRING"
     paper = "https://arxiv.org/abs/2410.18745"
     code_class = "String"
+    is_experimental = True
+    example: ClassVar[Mapping[str, Any]] = {"factor": 1.2}  # It reaches little farther.
 
     shift: int | None = param(None, help="Distances up to here stay exact, S; a third of L where not given.", min=1)
     window: int | None = param(None, help="Where farther distances begin again, w; an eighth of L, at most 128.", min=0)
@@ -334,6 +338,7 @@ class Sinks(Relation):
     title = "StreamingLLM"
     paper = "https://arxiv.org/abs/2309.17453"
     code_class = "Sinks"
+    is_experimental = True
     caution = "what lies between the first tokens and the recent ones is not read at all."
 
     sinks: int = param(4, help="How many of the first tokens are always read.", min=1)
@@ -366,6 +371,7 @@ class Window(Relation):
     title = "Sliding window"
     paper = "https://arxiv.org/abs/2004.05150"
     code_class = "Window"
+    is_experimental = True
     caution = "what lies before the window is not read at all, and without the first tokens many models break."
 
     window: int | None = param(None, help="How many recent tokens are read; L where not given.", min=1)

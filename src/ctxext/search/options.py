@@ -26,7 +26,10 @@ class SearchOptions:
         None, help="How long it may take, everything included. Default: 20, without --trials."
     )
     methods: tuple[str, ...] = option(
-        (), help="Methods to try, as yarn,mspoe. Default: all that apply.", kind="names", repeats=True
+        (),
+        help="Methods to try, as yarn,mspoe. Default: all that apply but experimental ones.",
+        kind="names",
+        repeats=True,
     )
     original_length: int | None = option(
         None,
@@ -110,4 +113,8 @@ class SearchOptions:
         asked = {name: getattr(self, name) for name in names}
         if self.original_length is not None:
             asked["original_length"] = self.original_length
-        return {**asked, "lengths": list(self.lengths_from(trained_length)), "methods": list(self.methods)}
+        return {**asked, "lengths": list(self.lengths_from(trained_length)), "methods": self._what_is_tried()}
+
+    def _what_is_tried(self) -> list[str]:
+        """The methods by name. Where none is named, studies of versions that tried experimental ones say nothing."""
+        return list(self.methods) or ["all but experimental"]

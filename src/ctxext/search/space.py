@@ -133,13 +133,13 @@ def space_of(source: Checkpoint, target_length: int, names: Sequence[str] = ()) 
     Args:
         source: The checkpoint, plain.
         target_length: The wanted context in tokens.
-        names: The methods to try; all that apply where empty.
+        names: The methods to try; all that apply and are not experimental where empty.
 
     Raises:
         CtxextError: the model is not rotary, a method is unknown or does not apply, or none does.
     """
     rotary = model_config(source.config, source.original_length).rotary
-    wanted = [method_named(name) for name in names] or list(METHODS)
+    wanted = [method_named(name) for name in names] or [method for method in METHODS if not method.is_experimental]
     refused = {method: _refusal(method, source) for method in wanted}
     for method, reason in refused.items():
         if names and reason:

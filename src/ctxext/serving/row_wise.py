@@ -61,7 +61,9 @@ class Rows:
 
     def __init__(self, part: Any, rotary: Any, methods: list[Any], first_head: int) -> None:
         self.part, self.rotary, self.methods, self.first_head = part, rotary, methods, first_head
-        self.first = min(method.map.first for method in methods)
+        # Checkpoints of 0.2.0 have one map for all layers.
+        maps = [getattr(method, "maps", {}).get(part.layer, method.map) for method in methods]
+        self.first = min(one.first for one in maps)
         self.layout: Layout | None = None
 
     def write(

@@ -3,12 +3,13 @@
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from ctxext.files import as_json
 from ctxext.recipes.biases import Buckets
 from ctxext.staging import staged
-from ctxext.verify.isolated import last_line_of_errors, run_isolated
-from ctxext.verify.reference import reference_file
+from ctxext.verify.isolated import fault_within, last_line_of_errors, run_isolated
+from ctxext.verify.reference import reference_error, reference_file
 from ctxext.verify.subject import FAILED, PASSED, Finding, Subject
 
 _SCRIPT = Path(__file__).with_name("buckets_process.py")
@@ -22,7 +23,7 @@ def check_buckets(subject: Subject) -> Finding | None:
     (step,) = (step for step in subject.recipe.steps if step.kind == name)
     plain = subject.plain.encoding
     assert isinstance(plain, Buckets)
-    task = {
+    task: dict[str, Any] = {
         "numbers": step.to_dict(),
         "reference": str(reference_file(step)),
         "source": {"distance": plain.distance, "num_buckets": plain.num_buckets},
@@ -33,6 +34,8 @@ def check_buckets(subject: Subject) -> Finding | None:
         written.write_text(as_json(task), encoding="utf-8")
         result = run_isolated(_SCRIPT, str(written))
     if result.returncode != 0:
+        if fault := fault_within(result, [task["reference"]]):
+            raise reference_error([task["numbers"]["method"]], fault[1])
         return Finding(name, FAILED, f"the buckets cannot be compared: {last_line_of_errors(result)}")
     found = json.loads(result.stdout.strip().splitlines()[-1])
     if not found["stacks"]:

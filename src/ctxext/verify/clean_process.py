@@ -353,20 +353,22 @@ class Expected:
             k = self.rotation.rows(keys[0, head // group][j], for_key)
             found, rotates = q * k, 2 * len(self.rotation.frequencies)
             if hasattr(reference, "rotated_factor"):  # YaRN's, of what rotates alone.
-                factors = torch.tensor([reference.rotated_factor(settings, m) for m in self.positions])[i, None]
-                found = torch.cat([found[:, :rotates] * factors**2, found[:, rotates:]], -1)
+                factors = [reference.rotated_factor(settings, self.layer, m) for m in self.positions]
+                by_pair = torch.tensor(factors)[i, None] ** 2
+                found = torch.cat([found[:, :rotates] * by_pair, found[:, rotates:]], -1)
             found = found.sum(-1)
             if query.shape[-1] > width:  # The part of each head that does not rotate.
                 found = found + (query[0, head, i, width:] * key[0, head // group, j, width:]).sum(-1)
             scores[0, head, i, j] = found
         scores = scores * kwargs["scaling"]
-        scores = scores * torch.tensor([reference.temperature(settings, m) for m in self.positions]).view(1, 1, -1, 1)
-        if id(module) in self.numbers:
+        by_row = [reference.temperature(settings, self.layer, m) for m in self.positions]
+        scores = scores * torch.tensor(by_row).view(1, 1, -1, 1)
+        if (numbers := self.numbers.get(id(module))) is not None:
             own_factors = torch.ones_like(scores[0])
             for head in range(query.shape[1]):
                 for i, m in enumerate(self.positions):
                     for j, n in enumerate(self.positions[: i + 1]):
-                        own_factors[head, i, j] = reference.factor(settings, self.numbers[id(module)], head, m, n)
+                        own_factors[head, i, j] = reference.factor(settings, self.layer, numbers, head, m, n)
             scores = torch.where(scores > 0, scores * own_factors, scores)
         if kwargs.get("softcap"):
             scores = kwargs["softcap"] * torch.tanh(scores / kwargs["softcap"])
@@ -380,20 +382,20 @@ class Expected:
         return (weights @ value.repeat_interleave(group, 1)).transpose(1, 2).contiguous(), weights
 
     def pairs(self, settings: dict[str, Any], reference: Any, own: tuple[float, ...]) -> Any:
-        """Which pairs of rows and keys are read, and the angles of the query and of the key for each."""
+        """Which pairs of rows and keys are read in this layer, and the angles of the query and of the key for each."""
         import torch
 
-        if own not in self.angles:
+        if (self.layer, own) not in self.angles:
             found = [
-                (i, j, reference.relation(settings, m, n, own))
+                (i, j, reference.relation(settings, self.layer, m, n, own))
                 for i, m in enumerate(self.positions)
                 for j, n in enumerate(self.positions[: i + 1])
             ]
             read = [(i, j, angles) for i, j, angles in found if angles is not None]
             where = torch.tensor([[i for i, _, _ in read], [j for _, j, _ in read]])
             sides = (torch.tensor([angles[side] for _, _, angles in read], dtype=torch.float64) for side in (0, 1))
-            self.angles[own] = where, *sides
-        return self.angles[own]
+            self.angles[self.layer, own] = where, *sides
+        return self.angles[self.layer, own]
 
 
 def factor_between(before: Any, after: Any) -> Any:

@@ -1,9 +1,11 @@
 """Run a script in a process that cannot import ctxext, as on a machine that does not have it."""
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 SETTINGS = {"HF_HUB_OFFLINE": "1", "USE_HUB_KERNELS": "NO", "TRANSFORMERS_VERBOSITY": "error"}
@@ -43,3 +45,19 @@ def run_isolated(script: Path, *words: str) -> "subprocess.CompletedProcess[str]
 def last_line_of_errors(result: "subprocess.CompletedProcess[str]") -> str:
     """What a script that failed said last."""
     return (result.stderr.strip().splitlines() or ["no message"])[-1]
+
+
+def fault_within(result: "subprocess.CompletedProcess[str]", files: Iterable[str | Path]) -> tuple[str, str] | None:
+    """Which of these files a script that failed was in when it did, and what it said; None where it was in none.
+
+    Args:
+        result: Of `run_isolated`; its errors hold the traceback.
+        files: The files that may be at fault, as the script was given them.
+    """
+    shown = {str(file) for file in files}
+    places: list[tuple[str, str]] = re.findall(r'^ *File "(.+)", line (\d+)', result.stderr, re.MULTILINE)
+    inside = [(file, line) for file, line in places if file in shown]
+    if not inside:
+        return None
+    file, line = inside[-1]
+    return file, f"{last_line_of_errors(result)} ({Path(file).name}, line {line})"

@@ -18,8 +18,8 @@ from ctxext.recipes.auto_class import CAUSAL
 from ctxext.recipes.recipe import Recipe
 from ctxext.recipes.rotary import ModelConfig, Rotary
 from ctxext.staging import staged
-from ctxext.verify.isolated import last_line_of_errors, run_isolated
-from ctxext.verify.reference import reference_file, reference_of
+from ctxext.verify.isolated import fault_within, last_line_of_errors, run_isolated
+from ctxext.verify.reference import reference_error, reference_faults, reference_file, reference_of
 
 _SCRIPT = Path(__file__).with_name("clean_process.py")
 _SLOPES = Path(__file__).with_name("slopes_process.py")
@@ -94,6 +94,8 @@ def compare_logits(
         written.write_text(as_json(task), encoding="utf-8")
         result = run_isolated(script, str(written))
     if result.returncode != 0:
+        if fault := fault_within(result, references.values()):
+            raise reference_error([name for name, file in references.items() if file == fault[0]], fault[1])
         if _LOADED in result.stdout.splitlines():
             raise CtxextError(
                 f"What the method says could not be worked out: {last_line_of_errors(result)}",
@@ -136,7 +138,8 @@ def _positions(recipe: Recipe, rotary: Rotary, steps: list[dict[str, Any]]) -> l
     for step in attention:
         settings = next(entry for entry in steps if entry["method"] == step.name)
         places = getattr(reference_of(step), "places", None)
-        chosen |= dict.fromkeys(places(settings, reach)[: 3 * _NUM_TOKENS // 4] if places else [])
+        with reference_faults(step):
+            chosen |= dict.fromkeys(places(settings, reach)[: 3 * _NUM_TOKENS // 4] if places else [])
     room = max(_NUM_TOKENS - len(chosen), 4)
     start = [reach * number // room for number in range(0, room, 2)]
     return sorted({*chosen, *start, *(position + 1 for position in start)})

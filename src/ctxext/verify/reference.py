@@ -1,7 +1,9 @@
 """Finds a method's reference, and works out what a recipe's loaded model must rotate by."""
 
+import contextlib
 import importlib.util
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -13,12 +15,14 @@ _FOLDER = Path(__file__).with_name("references")
 
 
 def reference_file(method: Method | type[Method]) -> Path:
-    """Where a method's reference is: beside the others, or where a method from elsewhere says.
+    """Where a method's reference is: the file of its name beside the others, or the one that its class names.
 
     Raises:
         CtxextError: it has none.
     """
-    path = Path(getattr(method, "reference", None) or _FOLDER / f"{method.name.replace('-', '_')}.py")
+    path = _FOLDER / f"{method.name.replace('-', '_')}.py"
+    if method.reference is not None and not path.is_file():
+        path = method.reference
     if not path.is_file():
         raise CtxextError(f'"{method.name}" has no reference to be compared with.', hint=f"Write {path.name}.")
     return path
@@ -28,15 +32,46 @@ def reference_of(method: Method | type[Method]) -> ModuleType:
     """A method's reference, as a module.
 
     Raises:
-        CtxextError: it has none.
+        CtxextError: it has none, or it cannot be imported.
     """
     path = reference_file(method)
     spec = importlib.util.spec_from_file_location(f"ctxext_reference_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with reference_faults(method):
+        spec.loader.exec_module(module)
     return module
+
+
+@contextlib.contextmanager
+def reference_faults(method: Method | type[Method]) -> Iterator[None]:
+    """Tell whatever a reference raises in one line, with its place.
+
+    Raises:
+        CtxextError: something was raised.
+    """
+    try:
+        yield
+    except Exception as error:  # A reference is a formula that anybody may have written.
+        path = reference_file(method)
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        place = path.name if line is None else f"{path.name}, line {line}"
+        raise reference_error([method.name], f"{type(error).__name__}: {error} ({place})") from error
+
+
+def reference_error(names: Sequence[str], detail: str) -> CtxextError:
+    """The error that a reference itself is at fault.
+
+    Args:
+        names: The methods that it is the reference of.
+        detail: What it raised, and where.
+    """
+    return CtxextError(
+        f"The reference of {' and '.join(names)} fails: {' '.join(detail.split())}",
+        hint="Nothing is known to be wrong with the checkpoint: mend the reference; --no-verify writes it unchecked.",
+    )
 
 
 def expected_frequencies(steps: Sequence[Method], plain: Rotary, at: int) -> tuple[list[float], float]:
@@ -48,14 +83,18 @@ def expected_frequencies(steps: Sequence[Method], plain: Rotary, at: int) -> tup
         at: For a sequence of how many tokens.
 
     Raises:
-        CtxextError: a step has no reference.
+        CtxextError: a step has no reference, or its reference fails.
     """
     model = {"theta": plain.theta, "dim": plain.dim, "span": plain.span, "length": plain.trained_length}
     frequencies, scaling = [plain.theta ** (-2 * i / plain.span) for i in range(plain.dim // 2)], 1.0
     for step in steps:
         if step.kind == "base":
-            model["theta"] = reference_of(step).base(step.to_dict(), model)
+            reference = reference_of(step)
+            with reference_faults(step):
+                model["theta"] = reference.base(step.to_dict(), model)
             frequencies = [model["theta"] ** (-2 * i / plain.span) for i in range(plain.dim // 2)]
         elif step.kind == "schedule":
-            frequencies, scaling = reference_of(step).schedule(step.to_dict(), model, at)
+            reference = reference_of(step)
+            with reference_faults(step):
+                frequencies, scaling = reference.schedule(step.to_dict(), model, at)
     return frequencies, scaling

@@ -10,8 +10,8 @@ from ctxext.files import as_json
 from ctxext.recipes.auto_class import auto_class
 from ctxext.recipes.learned import LearnedTable
 from ctxext.staging import staged
-from ctxext.verify.isolated import last_line_of_errors, run_isolated
-from ctxext.verify.reference import reference_file
+from ctxext.verify.isolated import fault_within, last_line_of_errors, run_isolated
+from ctxext.verify.reference import reference_error, reference_file
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, training_of
 
 _SCRIPT = Path(__file__).with_name("table_process.py")
@@ -33,6 +33,8 @@ def check_tables(subject: Subject) -> Finding | None:
         written.write_text(as_json(task), encoding="utf-8")
         result = run_isolated(_SCRIPT, str(written))
     if result.returncode != 0:
+        if fault := fault_within(result, [task["reference"]]):
+            raise reference_error([task["numbers"]["method"]], fault[1])
         return Finding(name, FAILED, f"the tables cannot be compared: {last_line_of_errors(result)}")
     found = json.loads(result.stdout.strip().splitlines()[-1])
     return next((finding for one in found["tables"] if (finding := _judged(one, task, found["epsilon"]))), None) or (

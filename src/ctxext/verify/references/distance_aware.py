@@ -3,17 +3,17 @@
 import math
 
 
-def relation(settings, m, n, frequencies):
+def relation(settings, layer, m, n, frequencies):
     """Query and key at their own positions."""
     return [m * w for w in frequencies], [n * w for w in frequencies]
 
 
-def temperature(settings, m):
+def temperature(settings, layer, m):
     """None of its own."""
     return 1.0
 
 
-def factor(settings, numbers, head, m, n):
+def factor(settings, layer, numbers, head, m, n):
     """By what a score above zero is multiplied, given the two numbers of every head."""
     w, v = numbers[0][head], numbers[1][head]
     return (1 + math.exp(v)) / (1 + math.exp(v - w * (m - n) / settings["original_length"]))

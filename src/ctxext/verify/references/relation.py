@@ -14,7 +14,7 @@ def single(number):
     return struct.unpack("f", struct.pack("f", number))[0]
 
 
-def relation(step, m, n, inverse):
+def relation(step, layer, m, n, inverse):
     """Angles of every pair of the query and of the key, or None where the key is not read. 0 <= n <= m."""
     length, method = step["original_length"], step["method"]
     own = [m * w for w in inverse], [n * w for w in inverse]
@@ -73,7 +73,7 @@ def relation(step, m, n, inverse):
     return query, [(n // group) * w for group, w in zip(groups, inverse, strict=True)]
 
 
-def temperature(step, m):
+def temperature(step, layer, m):
     """What the scores of the row at m are multiplied by."""
     length, name = step["original_length"], step.get("temperature", "none")
     if m + 1 <= length:
@@ -87,7 +87,7 @@ def temperature(step, m):
     return 1.0
 
 
-def rotated_factor(step, m):
+def rotated_factor(step, layer, m):
     """The factor on cos and sin, those of the query and of its keys alike, for the row at m."""
     if step["method"] != "adaptive" or "attention_factors" not in step or m + 1 <= step["original_length"]:
         return 1.0

@@ -1,0 +1,225 @@
+"""docs/adding-a-method.md, followed word by word in a copy of the checkout: the code below comes from the page itself.
+
+A config method, one that states a divisor per pair, a code method, and a relation map that differs by layer. Files that
+are touched by hand are counted, then the pages are made and the quick tests of the rooms concerned run in the copy.
+"""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "adding-a-method.md"
+METHODS = "src/ctxext/recipes/methods.py"
+NAMES = ("soft-pi", "bent", "quiet", "layered")
+ROOMS = (
+    "tests/recipes",
+    "tests/test_docs.py",
+    "tests/test_every_family.py",
+    "tests/test_architecture.py",
+    "tests/test_card.py",
+    "tests/search/test_space.py",
+    "tests/search/test_trial_model.py",
+    "tests/cli/test_other_commands.py",
+    "tests/publish/test_verify.py",
+)
+
+
+def code_of(page: str) -> dict[str, str]:
+    """The files that the page asks for: each code block belongs to the path that was named last in a numbered step."""
+    files, path, block = {}, None, None
+    for line in page.splitlines():
+        if block is not None:
+            if line.strip() == "```":
+                files[path], block = textwrap.dedent("\n".join(block)) + "\n", None
+            else:
+                block.append(line)
+        elif found := re.match(r"\d\. .*?`(src/[\w/]+\.py)`", line):
+            path = found[1]
+        elif line.strip() == "```python":
+            assert path not in files, f"{path} has two blocks of code"
+            block = []
+    return files
+
+
+def follow(root: Path) -> set[str]:
+    """Do what the page says in a checkout; gives the files that were touched."""
+    files = code_of(PAGE.read_text(encoding="utf-8"))
+    methods = (root / METHODS).read_text(encoding="utf-8")
+    for path, text in files.items():
+        assert not (root / path).exists(), path
+        (root / path).write_text(text, encoding="utf-8")
+        if path.startswith("src/ctxext/recipes/"):
+            (name,) = (node.name for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
+            lines = methods.split("\n")
+            module = path.removeprefix("src/").removesuffix(".py").replace("/", ".")
+            imported = f"from {module} import {name}"
+            imports = [at for at, line in enumerate(lines) if line.startswith("from ctxext.recipes.")]
+            lines.insert(next((at for at in imports if lines[at] > imported), imports[-1] + 1), imported)
+            methods = "\n".join(lines).replace("\n)\n\n\ndef ", f"\n    {name},\n)\n\n\ndef ", 1)
+    (root / METHODS).write_text(methods, encoding="utf-8")
+    return {*files, METHODS}
+
+
+def copy_of_the_checkout(root: Path) -> Path:
+    for name in ("src", "tests", "tools", "docs", "examples", "benchmarks", ".ci"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.pyc", "shared-data")
+        shutil.copytree(ROOT / name, root / name, ignore=ignored, symlinks=True)
+    for path in ROOT.iterdir():
+        if path.is_file() and not path.is_symlink() and path.name != ".git":
+            shutil.copy2(path, root / path.name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    root = copy_of_the_checkout(tmp_path_factory.mktemp("checkout"))
+    follow(root)
+    return root
+
+
+def ran(root: Path, *words: object) -> str:
+    """What a Python process says in which the copy's package is the one that is imported."""
+    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said[-6000:]
+    return said
+
+
+def test_the_page_asks_for_these_files_and_a_name(tmp_path):
+    """The recipe, the portable code of what needs some, and the reference."""
+    (tmp_path / "src").mkdir()
+    shutil.copytree(ROOT / "src" / "ctxext", tmp_path / "src" / "ctxext", ignore=shutil.ignore_patterns("__pycache__"))
+    before = {path: path.read_bytes() for path in (tmp_path / "src").rglob("*") if path.is_file()}
+    touched = follow(tmp_path)
+    now = {path for path in (tmp_path / "src").rglob("*") if path.is_file()}
+    changed = {str(path.relative_to(tmp_path)) for path in now if before.get(path) != path.read_bytes()}
+    wanted = {METHODS}
+    for name in NAMES:
+        wanted |= {f"src/ctxext/{room}/{name.replace('-', '_')}.py" for room in ("recipes", "verify/references")}
+    assert changed == touched == wanted | {"src/ctxext/portable/quiet.py", "src/ctxext/portable/layered.py"}
+    ast.parse((tmp_path / METHODS).read_text())
+
+
+@pytest.mark.slow
+def test_pages_are_made_and_say_what_was_not_swept(checkout):
+    ran(checkout, "tools/make_docs.py")
+    page, methods = ((checkout / "docs" / name).read_text() for name in ("families.md", "methods.md"))
+    assert re.search(r"Not swept: `soft-pi`, `bent`, `quiet`, `layered` under transformers 5\S+; .* 4\S+\.\n", page)
+    assert methods.count("not swept under transformers") == 2 * len(NAMES)
+    assert "| `--loudness` | 0.5 | What scores are multiplied by." in methods
+    assert (checkout / "docs" / "maps" / "layered.png").is_file()
+    ran(checkout, "tools/make_docs.py", "--check")
+
+
+@pytest.mark.slow
+def test_linters_like_the_code_of_the_page(checkout):
+    ruff = Path(sys.executable).with_name("ruff")
+    if not ruff.exists():
+        pytest.skip("ruff is not installed")
+    files = [checkout / path for path in code_of(PAGE.read_text(encoding="utf-8"))]
+    for words in (["check"], ["format", "--check"]):
+        done = subprocess.run(
+            [ruff, *words, *files, METHODS], cwd=checkout, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_quick_tests_of_the_rooms_that_the_page_touches(checkout):
+    ran(checkout, "tools/make_docs.py")
+    said = ran(checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not engine", *ROOMS)
+    assert re.search(r"\d+ passed", said)
+
+
+CHECKED = """
+import json, sys
+from pathlib import Path
+import torch
+from transformers import AutoModelForCausalLM
+import ctxext
+from ctxext.converters import convert
+from ctxext.recipes import Recipe, MsPoE
+from ctxext.recipes.recipe import step_from_dict
+
+assert str(Path(ctxext.__file__)).startswith(sys.argv[3]), ctxext.__file__
+source, place, length = sys.argv[1], Path(sys.argv[2]), 128
+heads = {"method": "mspoe", "head_order": "fixed", "first_layer": 0}
+recipes = {
+    "layered": [{"method": "layered", "factor": 4, "temperature": "logn"}],
+    "even": [{"method": "rerope", "factor": 4, "window": 16, "temperature": "logn"}],
+    "alone": [{"method": "quiet", "loudness": 0.25}],
+    "first": [{"method": "quiet", "loudness": 0.25}, heads],
+    "last": [heads, {"method": "quiet", "loudness": 0.25}],
+    "bent": [{"method": "bent", "factor": 4}],
+    "soft": [{"method": "soft-pi", "factor": 4}],
+}
+ids, found = torch.arange(3, 303)[None] % 30 + 3, {}
+for name, steps in recipes.items():
+    # Verified in a clean process, or for the last two against the reference, by converting itself.
+    done = convert(source, place / name, Recipe([step_from_dict(step, "here") for step in steps]))
+    assert not done.verification.skipped, done.verification
+    trust = {"trust_remote_code": True, "dtype": torch.float32}
+    model = AutoModelForCausalLM.from_pretrained(place / name, **trust).eval()
+    with torch.no_grad():
+        whole = model(ids, use_cache=False).logits
+        cache, parts = None, []
+        for start, stop in [(0, 100), (100, 230), *((at, at + 1) for at in range(230, 300))]:
+            out = model(ids[:, start:stop], past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            parts.append(out.logits)
+    found[name] = whole
+    difference = ((torch.cat(parts, 1) - whole).abs().max() / whole.abs().max()).item()
+    print(name, "verified", done.verification.difference, "chunks and decoding", difference, file=sys.stderr)
+    assert difference < 1e-4, (name, difference)
+assert torch.equal(found["layered"][:, :length], found["even"][:, :length]), "inside L nothing changes"
+assert not torch.allclose(found["layered"], found["even"], atol=1e-3), "each layer has its own window"
+torch.testing.assert_close(found["first"], found["last"])
+assert not torch.allclose(found["first"], found["alone"])
+settings = json.loads((place / "layered" / "config.json").read_text())["ctxext_code"]["steps"][0]
+assert settings["windows"] == [16, 64], settings
+saved = AutoModelForCausalLM.from_pretrained(place / "layered", **trust)
+saved.save_pretrained(place / "saved")
+with torch.no_grad():
+    again = AutoModelForCausalLM.from_pretrained(place / "saved", **trust).eval()(ids, use_cache=False).logits
+assert torch.equal(again, found["layered"])
+"""
+
+
+@pytest.mark.slow
+def test_they_convert_and_verify_and_decode_as_they_read(checkout, llama_source, tmp_path):
+    (tmp_path / "checked.py").write_text(CHECKED)
+    ran(checkout, tmp_path / "checked.py", llama_source, tmp_path, checkout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (("window = window_of(settings, layer)", "window = window_of(settings, 0)"), "differs by"),
+        (("window = window_of(settings, layer)", "window = settings['layer']"), "reference of layered fails: KeyError"),
+    ],
+)
+def test_a_reference_that_takes_one_layer_for_all_is_noticed(checkout, llama_source, tmp_path, change, wrong):
+    """Of a layer's own map, and of a fault inside a reference: told as such."""
+    file = checkout / "src" / "ctxext" / "verify" / "references" / "layered.py"
+    right = file.read_text()
+    assert change[0] in right
+    try:
+        file.write_text(right.replace(*change))
+        words = ["convert", llama_source, tmp_path / "out", "-m", "layered", "--factor", "4"]
+        with pytest.raises(AssertionError, match=wrong) as told:
+            ran(checkout, "-m", "ctxext", *words)
+    finally:
+        file.write_text(right)
+    assert "does not load" not in str(told.value)
