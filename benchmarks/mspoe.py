@@ -24,7 +24,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, logging
 
 from ctxext.recipes import MsPoE, Recipe
-from ctxext.recipes.rotary import model_config
+from ctxext.recipes.encodings.rotary import model_config
 
 LAYERS = HEADS = 8
 KINDS = ["stock", "calibrated", "prompt"]

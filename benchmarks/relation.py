@@ -24,7 +24,7 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, logging
 
 from ctxext.recipes import METHODS, Recipe
-from ctxext.recipes.rotary import model_config
+from ctxext.recipes.encodings.rotary import model_config
 
 # Sizes, the context length that the model has, and the prompt's length.
 SHAPES = {

@@ -18,7 +18,7 @@ from convert import measure
 CTXEXT = (
     "from ctxext.converters import convert\n"
     "from ctxext.recipes import Recipe\n"
-    "from ctxext.recipes.table import Table\n"
+    "from ctxext.recipes.methods.table import Table\n"
     "convert(source, out, Recipe([Table(factor=4, fill='hierarchical')]))\n"
 )
 PLAIN = (

@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def clean_processes():
     """Clean processes are forks of one that has torch and transformers loaded."""
-    from ctxext.verify import isolated
+    from ctxext.system import isolated
 
     isolated.subprocess = processes = Processes("clean")
     yield processes
@@ -74,7 +74,7 @@ def our_processes(clean_processes):
 @pytest.fixture
 def real_processes(monkeypatch) -> None:
     """Clean processes are what they are for a user: a new Python each."""
-    monkeypatch.setattr("ctxext.verify.isolated.subprocess", subprocess)
+    monkeypatch.setattr("ctxext.system.isolated.subprocess", subprocess)
 
 
 @pytest.fixture(scope="session")

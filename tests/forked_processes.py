@@ -1,7 +1,7 @@
 """Forks of a Python that has loaded much already, in the place of new ones: a tenth of a second instead of several.
 
 There are two kinds. A `clean` one has torch and transformers loaded and nothing of ctxext; `conftest.py` puts it into
-`ctxext.verify.isolated`, and a test that asks for the fixture `real_processes` gets real ones. One of `ours` has loaded
+`ctxext.system.isolated`, and a test that asks for the fixture `real_processes` gets real ones. One of `ours` has loaded
 ctxext too, and reads the settings of the Hub's client anew. `run` takes the arguments of `subprocess.run` for `python
 -c CODE` and `python -m ctxext` and executes the same code; whatever else it is asked is run for real.
 
@@ -32,7 +32,7 @@ CLEAN = """
     transformers.models.llama.modeling_llama transformers.integrations.sdpa_attention safetensors.torch
 """.split()  # noqa: SIM905
 OURS = """
-    ctxext.cli.app ctxext.converters ctxext.verify ctxext.verify.isolated ctxext.publish.push ctxext.evaluate
+    ctxext.cli.app ctxext.converters ctxext.verify ctxext.system.isolated ctxext.publish.push ctxext.evaluate
     ctxext.evaluate.model
 """.split()  # noqa: SIM905
 MAIN = "from ctxext.cli.app import main\nimport sys\nsys.argv[0] = 'ctxext'\nmain()"
@@ -57,7 +57,7 @@ class Processes:
         self.kind, self.place, self.process = kind, place, None
         self.environment = {name: value for name, value in os.environ.items() if name not in FREE}
         if kind == "clean":
-            from ctxext.verify.isolated import SETTINGS
+            from ctxext.system.isolated import SETTINGS
 
             self.environment |= {name: value for name, value in SETTINGS.items() if name not in FREE}
 
@@ -124,7 +124,7 @@ def read_settings_anew(environment: dict[str, str]) -> None:
     if "ctxext" in sys.modules:
         constants = importlib.reload(sys.modules["huggingface_hub.constants"])
         sys.modules["huggingface_hub.hf_api"].api.endpoint = constants.ENDPOINT
-        isolated = sys.modules["ctxext.verify.isolated"]
+        isolated = sys.modules["ctxext.system.isolated"]
         isolated.subprocess = Processes("clean", environment["CTXEXT_CLEAN"])
 
 

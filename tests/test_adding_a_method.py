@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "adding-a-method.md"
-METHODS = "src/ctxext/recipes/methods.py"
+METHODS = "src/ctxext/recipes/registry.py"
 NAMES = ("soft-pi", "bent", "quiet", "layered")
 ROOMS = (
     "tests/recipes",

@@ -12,20 +12,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A layer may import itself and those that stand before it; a room within a room is a layer too, named with a dot, and
 # what has no name of its own belongs to the room around it. The portable code stands outside: it imports none of them.
 LAYERS = (
-    *("serving", "version", "errors", "options", "tokens", "locks", "files", "reading", "loading", "engine"),
-    *(
-        "data",
-        "unknown_types",
-        "families",
-        "geometry",
-        "checkpoint",
-        "described_size",
-        "recipes",
-        "staging",
-        "verify",
-        "converters",
-    ),
-    *("evaluate.processes", "evaluate.checkpoint_info"),
+    *("serving", "version", "errors", "options", "system.files", "reading", "system", "data"),
+    *("checkpoint", "recipes", "verify", "converters"),
+    "evaluate.checkpoint_info",
     *("evaluate.scoring.prefix_cache", "evaluate.model", "evaluate.served", "evaluate.scoring"),
     *("evaluate.tasks", "evaluate.settings", "evaluate.tasks.retrieval", "evaluate.report", "evaluate"),
     *("search", "finetune", "publish", "demo", "cli"),
@@ -72,7 +61,7 @@ def test_imports_only_point_left(path):
 
 def test_every_method_file_is_listed():
     from ctxext.recipes.base import Method
-    from ctxext.recipes.methods import METHODS
+    from ctxext.recipes.registry import METHODS
 
     def leaves(cls):
         return {cls} | {leaf for child in cls.__subclasses__() for leaf in leaves(child)}

@@ -9,8 +9,8 @@ import torch
 import transformers
 
 import tiny_models
-from ctxext.families import family_of, full_attention_layers, sliding_layers
-from ctxext.geometry import cache_numbers
+from ctxext.checkpoint.families import family_of, full_attention_layers, sliding_layers
+from ctxext.checkpoint.geometry import cache_numbers
 
 IS_4 = transformers.__version__.startswith("4.")
 LENGTH = 40

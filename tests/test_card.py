@@ -10,7 +10,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 import tiny_encodings
-from ctxext.checkpoint import Checkpoint, open_checkpoint
+from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters import convert, make_plan
 from ctxext.converters.card import CardFacts, Measured, front_matter
 from ctxext.converters.commands import convert_command, wrapped
@@ -20,7 +20,7 @@ from ctxext.evaluate.checkpoint_info import info_of
 from ctxext.publish.results import read_report
 from ctxext.publish.upload_plan import pack
 from ctxext.recipes import METHODS, AdjustedBase, LongRope, MsPoE, Ntk, Recipe, Yarn, method_named
-from ctxext.recipes.rotary import model_config
+from ctxext.recipes.encodings.rotary import model_config
 from small_llama import read_json
 
 REPORT = Path(__file__).parent / "data" / "report"

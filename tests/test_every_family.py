@@ -26,9 +26,9 @@ from transformers import AutoModelForCausalLM
 import tiny_models
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
-from ctxext.families import family_of
+from ctxext.checkpoint.families import family_of
 from ctxext.recipes import METHODS, Recipe, method_named
-from ctxext.recipes.rotary import model_config
+from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import clean_process, logits
 from ctxext.verify.reference import expected_frequencies
 

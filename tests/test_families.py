@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 import tiny_models
 from ctxext.errors import CtxextError
-from ctxext.families import (
+from ctxext.checkpoint.families import (
     FAMILIES,
     FULL_TYPES,
     OTHERS,
@@ -132,7 +132,7 @@ def test_every_causal_family_of_the_installed_version_is_in_the_table():
 
 
 def test_the_table_needs_neither_torch_nor_transformers():
-    code = "import sys, ctxext.families; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    code = "import sys, ctxext.checkpoint.families; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from ctxext.errors import CtxextError
-from ctxext.families import family_of
-from ctxext.geometry import check_sizes, claimed_length
+from ctxext.checkpoint.families import family_of
+from ctxext.checkpoint.geometry import check_sizes, claimed_length
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import errors
 from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 
-from ctxext.checkpoint import WEIGHT_SUFFIXES, open_checkpoint
+from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, open_checkpoint
 from ctxext.errors import CtxextError
 
 COMMIT = "c" * 40

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import stub_vllm
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
 from ctxext.converters.engines import attn_factor, serving_of
 from ctxext.converters.unconverted import overrides, unconverted_lines
 from ctxext.recipes import DynamicNtk, Llama3, LongRope, MsPoE, Ntk, NtkByParts, PositionInterpolation, Recipe, Yarn
-from ctxext.recipes.rotary import model_config
+from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import in_engine
 from ctxext.verify.in_engine import Compared, _read
 

@@ -4,8 +4,8 @@ import pytest
 
 from ctxext.converters import convert
 from ctxext.recipes import MsPoE, Recipe
-from ctxext.verify import isolated
-from ctxext.verify.isolated import last_line_of_errors, run_isolated
+from ctxext.system import isolated
+from ctxext.system.isolated import last_line_of_errors, run_isolated
 
 
 @pytest.fixture(params=["real", "forked"])
@@ -17,7 +17,7 @@ def each_kind(request):
 
 def test_ctxext_cannot_be_imported_and_the_rest_can(each_kind, tmp_path):
     script = tmp_path / "script.py"
-    script.write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\nimport ctxext.checkpoint\n")
+    script.write_text("import json, sys\nprint(json.dumps(sys.argv[1:]))\nimport ctxext.checkpoint.opening\n")
     result = run_isolated(script, "one", "two")
     assert result.stdout == '["one", "two"]\n'
     assert result.returncode == 1

@@ -11,7 +11,7 @@ import torch
 from transformers.integrations import hub_kernels
 from transformers.utils import logging
 
-from ctxext import loading
+from ctxext.system import loading
 from ctxext.errors import CtxextError
 
 

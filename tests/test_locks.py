@@ -10,9 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from ctxext import files, locks
+from ctxext.system import files
+
+from ctxext.system import locks
 from ctxext.errors import CtxextError
-from ctxext.files import (
+from ctxext.system.files import (
     as_json,
     check_room,
     copy_whole,
@@ -24,7 +26,7 @@ from ctxext.files import (
     same_value,
     stamp_of,
 )
-from ctxext.locks import locked, short_name
+from ctxext.system.locks import locked, short_name
 
 
 def descriptors() -> int:

@@ -11,12 +11,12 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 import ctxext.portable
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.finetune.base import open_base
-from ctxext.recipes.own_code import carries_code, own_code, runs_only_own_code
-from ctxext.recipes.released import releases
-from ctxext.recipes.rotary import model_config
+from ctxext.recipes.code.own_code import carries_code, own_code, runs_only_own_code
+from ctxext.recipes.code.released import releases
+from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import verify
 from tiny_base import QUICK, tune
 

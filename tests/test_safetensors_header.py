@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError, safe_open
 
-from ctxext.checkpoint import read_safetensors_header
+from ctxext.checkpoint.opening import read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.reading.safetensors_header import BITS, fault_of_tensors
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from ctxext.errors import CtxextError
-from ctxext.geometry import check_sizes
+from ctxext.checkpoint.geometry import check_sizes
 from ctxext.reading.journal import SavedState, is_as, is_line
 from ctxext.reading.report import Report
 from ctxext.reading.schemas import (

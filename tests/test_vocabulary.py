@@ -3,7 +3,7 @@
 import pytest
 
 from ctxext.errors import CtxextError
-from ctxext.loading import guard_vocabulary
+from ctxext.system.loading import guard_vocabulary
 from tiny_base import VOCABULARY, load, save_llama
 
 

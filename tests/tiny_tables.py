@@ -8,7 +8,7 @@ from ctxext.converters import convert
 from ctxext.finetune import TrainingOptions, finetune
 from ctxext.finetune.documents import Document
 from ctxext.recipes import Recipe
-from ctxext.recipes.table import Table
+from ctxext.recipes.methods.table import Table
 from tiny_base import documents
 from tiny_encodings import VOCABULARY, save, save_tokenizer
 

@@ -5,12 +5,12 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ctxext.families import FAMILIES, family_of
+from ctxext.checkpoint.families import FAMILIES, family_of
 from ctxext.recipes.base import Method
-from ctxext.recipes.encoding import POSITIONS
-from ctxext.recipes.methods import METHODS
-from ctxext.recipes.mspoe import FIXED_ONLY
-from ctxext.recipes.relation import Relation
+from ctxext.recipes.encodings.base import POSITIONS
+from ctxext.recipes.registry import METHODS
+from ctxext.recipes.methods.mspoe import FIXED_ONLY
+from ctxext.recipes.methods.relation import Relation
 
 SWEEP = Path(__file__).parents[1] / "tests" / "data" / "sweep"
 ROTARY = [method.name for method in METHODS if method.encoding == "rotary"]

@@ -1,4 +1,4 @@
-"""Write src/ctxext/families.json from the installed transformers.
+"""Write src/ctxext/checkpoint/families.json from the installed transformers.
 
 Run it once with each supported major version, the newest first:
 
@@ -21,7 +21,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLE = ROOT / "src" / "ctxext" / "families.json"
+TABLE = ROOT / "src" / "ctxext" / "checkpoint/families.json"
 NEW = int(transformers.__version__.split(".")[0]) >= 5
 
 KEYS = (

@@ -22,7 +22,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import tiny_models
-from ctxext.families import Family, family_of, read, rotary_dim, rotated_layers
+from ctxext.checkpoint.families import Family, family_of, read, rotary_dim, rotated_layers
 from make_families import ALL_TYPES, TABLE, save
 
 NEW = int(transformers.__version__.split(".")[0]) >= 5

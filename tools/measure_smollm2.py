@@ -18,7 +18,7 @@ from ctxext.converters.convert import convert
 from ctxext.errors import CtxextError
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
-from ctxext.evaluate.report.effective_length import effective_lengths
+from ctxext.evaluate.report.report import effective_lengths
 from ctxext.evaluate.report.findings import findings, percent, pooled
 from ctxext.evaluate.report.report import make_report
 from ctxext.evaluate.report.summary import effective_text

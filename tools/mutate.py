@@ -2,7 +2,7 @@
 
     python tools/mutate.py                    # 160 mutants of the pure rooms, seed 0
     python tools/mutate.py --rooms outer      # of report, serving, publish, cli and finetune
-    python tools/mutate.py --only recipes/ntk.py --count 20
+    python tools/mutate.py --only recipes/methods/ntk.py --count 20
     python tools/mutate.py --planted          # the faults that somebody planted once and no test saw
 
 Each mutant is one change in one file of a copy in a temporary folder; the work tree is only read. Tests run in a fork

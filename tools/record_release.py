@@ -1,4 +1,4 @@
-"""Record the modeling code of this version in recipes/released.json, so that later ones know its checkpoints.
+"""Record the modeling code of this version in recipes/code/released.json, so that later ones know its checkpoints.
 
 Run it when a version is released: python tools/record_release.py [LABEL], where the label is the version by default. A
 label that is recorded already is not changed.
@@ -9,9 +9,9 @@ import json
 import sys
 from pathlib import Path
 
-from ctxext.recipes.code import PORTABLE, CodeMethod
-from ctxext.recipes.code_layout import AUTO_CLASSES, SHARED_FILES, STUB_STYLE
-from ctxext.recipes.methods import METHODS
+from ctxext.recipes.code.method import PORTABLE, CodeMethod
+from ctxext.recipes.code.layout import AUTO_CLASSES, SHARED_FILES, STUB_STYLE
+from ctxext.recipes.registry import METHODS
 from ctxext.version import __version__
 
 FILE = Path(__file__).parents[1] / "src" / "ctxext" / "recipes" / "released.json"

@@ -13,8 +13,8 @@ RAISES = """
 import sys, threading
 from ctxext.cli import app
 from ctxext.errors import CtxextError
-from ctxext.geometry import check_sizes
-from ctxext.tokens import hub_token
+from ctxext.checkpoint.geometry import check_sizes
+from ctxext.system.tokens import hub_token
 def dive(): return dive()
 class Panic(BaseException): pass
 def fail():
@@ -43,7 +43,7 @@ def raised(our_processes):
         ("raise ValueError('x' * 9999)", "xxx…"),
         ("hub_token('b' * 20); raise ValueError('x' * 290 + 'b' * 20)", "xxx… (cli"),
         ("raise ValueError", f"{FAULT}: ValueError ("),
-        ("check_sizes(7, 'x')", "AttributeError: 'int' object has no attribute 'get' (families.py:"),
+        ("check_sizes(7, 'x')", "AttributeError: 'int' object has no attribute 'get' (checkpoint/families.py:"),
         ("raise Panic('rust')", f"{FAULT}: Panic: rust"),
         ("raise MemoryError", NO_MEMORY),
         ('raise RuntimeError("DefaultCPUAllocator: can\'t allocate memory")', NO_MEMORY),

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, MptConfig, MptForCausalLM, T5Config, T5ForConditionalGeneration
 
-from ctxext.families import family_of
-from ctxext.recipes.bounds import bound_of
+from ctxext.checkpoint.families import family_of
+from ctxext.converters.inspection import bound_of
 
 CASES = {
     "deberta": ({"max_relative_positions": 300}, "clipped at max_relative_positions (300"),

@@ -6,16 +6,16 @@ import pytest
 import torch
 import transformers
 
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe
-from ctxext.recipes.auto_class import auto_class
-from ctxext.recipes.buckets import WiderBuckets
-from ctxext.recipes.rotary import model_config
+from ctxext.checkpoint.auto_class import auto_class
+from ctxext.recipes.methods.buckets import WiderBuckets
+from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import verify
-from ctxext.verify.buckets import check_buckets
+from ctxext.verify.tables import check_buckets
 from ctxext.verify.reference import reference_of
 from ctxext.verify.subject import Subject
 from tiny_encodings import BUCKETS, LENGTH, load, logits, save
@@ -34,7 +34,7 @@ def config_of(folder):
 
 
 def test_every_family_has_a_model():
-    from ctxext.families import FAMILIES
+    from ctxext.checkpoint.families import FAMILIES
 
     assert set(BUCKETS) == {name for name, family in FAMILIES.items() if family.positions == "buckets"}
 

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ctxext.converters import apply, convert, links
-from ctxext.converters.output_directory import beside, recover
+from ctxext.system.output_directory import beside, recover
 from ctxext.errors import CtxextError
 from ctxext.recipes import DynamicNtk, Ntk, PositionInterpolation, Recipe, Yarn
 from small_llama import make_llama, read_json

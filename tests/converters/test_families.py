@@ -11,13 +11,13 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 import tiny_models
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
-from ctxext.families import family_of
+from ctxext.checkpoint.families import family_of
 from ctxext.recipes import METHODS, MsPoE, PositionInterpolation, Recipe
-from ctxext.recipes.rotary import model_config
+from ctxext.recipes.encodings.rotary import model_config
 
 IS_4 = transformers.__version__.startswith("4.")
 QUICK = ("llama", "qwen3", "mistral", "gemma3_text", "phi3", "gpt_neox", "phi", "cohere", "olmo2", "gpt_oss", "glm")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ctxext.converters import convert
-from ctxext.converters.output_directory import (
+from ctxext.system.output_directory import (
     beside,
     check_out,
     full_disk_told,
@@ -21,7 +21,7 @@ from ctxext.converters.output_directory import (
     write_whole,
 )
 from ctxext.errors import CtxextError
-from ctxext.locks import locked
+from ctxext.system.locks import locked
 from ctxext.recipes import Ntk, Recipe, Yarn
 
 YARN, NTK = Recipe([Yarn(factor=4)]), Recipe([Ntk(factor=2)])
@@ -74,7 +74,7 @@ def test_files_put_there_meanwhile_stay(overwrite, llama, tmp_path):
 
 def test_two_writers_of_one_output(llama, tmp_path):
     script = (
-        "import sys, time\nfrom pathlib import Path\nfrom ctxext.converters.output_directory import staging_directory\n"
+        "import sys, time\nfrom pathlib import Path\nfrom ctxext.system.output_directory import staging_directory\n"
         f"with staging_directory(Path({str(tmp_path / 'out')!r})):\n    print('in', flush=True)\n    time.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)

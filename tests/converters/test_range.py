@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.recipes import Recipe
-from ctxext.recipes.learned import COMPUTED
-from ctxext.recipes.table import Range
+from ctxext.recipes.encodings.learned import COMPUTED
+from ctxext.recipes.methods.range import Range
 from ctxext.verify import verify
 from ctxext.verify.reference import reference_of
 from ctxext.verify.subject import Subject

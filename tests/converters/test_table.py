@@ -7,13 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe, Yarn
-from ctxext.recipes.fills import FILLS, KEEPS_ROWS
-from ctxext.recipes.learned import LAYOUTS
-from ctxext.recipes.table import Table
+from ctxext.recipes.methods.fills import FILLS, KEEPS_ROWS
+from ctxext.recipes.encodings.learned import LAYOUTS
+from ctxext.recipes.methods.table import Table
 from ctxext.verify import verify
 from ctxext.verify.reference import reference_of
 from ctxext.verify.subject import Subject

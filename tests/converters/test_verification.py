@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError

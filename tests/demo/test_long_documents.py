@@ -13,7 +13,7 @@ from ctxext.demo.long_documents import _told_then_asked, long_documents
 def tokenizer():
     from transformers import AutoTokenizer
 
-    from ctxext.checkpoint import open_checkpoint
+    from ctxext.checkpoint.opening import open_checkpoint
 
     return AutoTokenizer.from_pretrained(open_checkpoint("demo").folder)
 

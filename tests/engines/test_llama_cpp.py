@@ -15,10 +15,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from checkpoints_to_serve import prompts
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.engines import attn_factor, serving_of
 from ctxext.converters.unconverted import unconverted_lines
-from ctxext.recipes.rotary import attention_scaling, model_config
+from ctxext.recipes.encodings.rotary import attention_scaling, model_config
 
 llama_cpp = pytest.importorskip("xllamacpp", reason="llama.cpp is not installed")
 ROOT = os.environ.get("LLAMA_CPP")

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
-from ctxext.engine import Engine
+from ctxext.verify.engine import Engine
 from ctxext.recipes.recipe import recipe_from_dict
 
 pytest.importorskip("vllm", reason="vLLM is not installed")

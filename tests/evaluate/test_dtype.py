@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ctxext import loading
+from ctxext.system import loading
 from hand_made import tiny_llama
 
 CPU = torch.device("cpu")

@@ -26,7 +26,7 @@ from ctxext.evaluate.tasks.passages import Passages
 from ctxext.evaluate.tasks.pseudo_perplexity import PseudoPerplexityWork
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
 from ctxext.recipes import Recipe
-from ctxext.recipes.table import Table
+from ctxext.recipes.methods.table import Table
 from hand_made import make_tokenizer
 
 LENGTH = 256

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 import stub_vllm
-from ctxext.checkpoint import Checkpoint, open_checkpoint
+from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.convert import convert
-from ctxext.engine import Engine, engine_dtype
+from ctxext.verify.engine import Engine, engine_dtype
 from ctxext.errors import CtxextError
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
@@ -20,7 +20,7 @@ from ctxext.evaluate.model import Loading
 from ctxext.evaluate.served import check_served, load_served
 from ctxext.publish.results import measured
 from ctxext.recipes import DynamicNtk, LongRope, MsPoE, Recipe, Yarn
-from ctxext.recipes.rotary import model_config
+from ctxext.recipes.encodings.rotary import model_config
 
 ENGINE = Loading(dtype="fp32", engine="vllm")
 SMALL = {"tasks": ("needle",), "lengths": (256,), "depths": (0.0, 1.0), "samples": 2}

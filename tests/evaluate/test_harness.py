@@ -6,7 +6,7 @@ import pytest
 from ctxext.errors import CtxextError
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import make_ready
-from ctxext.evaluate.tasks import ruler
+from ctxext.evaluate.tasks import harness as ruler
 from ctxext.evaluate.tasks.harness import check_harness, run_harness
 from hand_made import tiny_llama
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ctxext.evaluate.meter import Meter, break_even
+from ctxext.evaluate.run import Meter, break_even
 from ctxext.evaluate.settings import Settings
 
 LENGTHS = (4096, 8192, 16384)

@@ -15,7 +15,7 @@ from ctxext.evaluate.scoring.prefix_cache import (
     new_cache,
     sharing_works,
 )
-from ctxext.evaluate.scoring.prefix_tree import grow
+from ctxext.evaluate.scoring.exact_match import grow
 from hand_made import make_tokenizer, nested, tiny_llama
 
 LONG = {"short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0]}

@@ -6,7 +6,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.data import encoding, prose
 from ctxext.data.encoding import Encoder, split_question
 from ctxext.data.prompt import encode_parts, lay_out
@@ -14,7 +14,7 @@ from ctxext.data.texts import read_corpus
 from ctxext.data.tokenizer import open_tokenizer
 from ctxext.demo.long_documents import long_documents
 from ctxext.errors import CtxextError
-from ctxext.evaluate.scoring.prefix_tree import grow
+from ctxext.evaluate.scoring.exact_match import grow
 from ctxext.evaluate.settings import Settings, even_depths
 from ctxext.evaluate.tasks.documents import Documents
 from ctxext.evaluate.tasks.kv import KeyValue

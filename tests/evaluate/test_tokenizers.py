@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.app import main
 from ctxext.data.encoding import tokenized
 from ctxext.data.tokenizer import open_tokenizer

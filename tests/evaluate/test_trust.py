@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of

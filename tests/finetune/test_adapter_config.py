@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.adapter_config import AdapterConfig
+from ctxext.finetune.tensors import AdapterConfig
 
 LORA = {"peft_type": "LORA", "r": 16, "lora_alpha": 8}
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ctxext.recipes.alibi import NtkAlibi
+from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.verify import verify
 from tiny_tables import change, make_base, tune
 

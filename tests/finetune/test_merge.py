@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from ctxext.checkpoint import read_safetensors_header
+from ctxext.checkpoint.opening import read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.finetune import merge
 from ctxext.recipes import MsPoE, Yarn

@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from ctxext.checkpoint import read_safetensors_header
+from ctxext.checkpoint.opening import read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.finetune import merge
 from ctxext.finetune.tensors import AdapterChanges

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxext.converters.output_directory import beside, foreign_files
+from ctxext.system.output_directory import beside, foreign_files
 from ctxext.errors import CtxextError
 from ctxext.finetune import run
 from ctxext.finetune.run import training_folder
@@ -16,7 +16,7 @@ from tiny_base import tune
 HOLD = """
 import sys, time
 from pathlib import Path
-from ctxext.locks import locked
+from ctxext.system.locks import locked
 with locked(Path(sys.argv[1])):
     print("in", flush=True)
     time.sleep(60)

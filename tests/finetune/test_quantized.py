@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ctxext.finetune.base import load_base, open_base
-from ctxext.finetune.lora import with_adapter
+from ctxext.finetune.prepare import with_adapter
 from ctxext.finetune.loss import use_chunked_loss
 from tiny_base import PARALLEL, TRAINED, make_base
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ctxext.checkpoint import Checkpoint, read_safetensors_header
+from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.finetune.rewrite import rewrite, stored_shapes
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from ctxext.errors import CtxextError
 from ctxext.finetune import merge
 from ctxext.finetune.dry_run import dry_run
-from ctxext.recipes.table import Range
+from ctxext.recipes.methods.range import Range
 from tiny_encodings import LENGTH, VOCABULARY, load, save, save_tokenizer
 from tiny_tables import CAUSAL, ENCODERS, OPTIONS, change, make_base, texts, tune, weights
 

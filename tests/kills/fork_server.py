@@ -117,7 +117,7 @@ if __name__ == "__main__":
     # Whatever is printed while loading is no answer.
     ANSWERS = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    for name in WARM if "light" not in sys.argv else ("ctxext.cli.app", "ctxext.checkpoint", "ctxext.converters"):
+    for name in WARM if "light" not in sys.argv else ("ctxext.cli.app", "ctxext.converters"):
         __import__(name)
     LOADED = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for line in sys.stdin:

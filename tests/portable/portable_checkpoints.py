@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from ctxext.recipes import MsPoE, Recipe
-from ctxext.recipes.rotary import model_config
+from ctxext.recipes.encodings.rotary import model_config
 
 CODE_FILE = "mspoe.py"
 CODE = Path(str(resources.files("ctxext.portable"))) / CODE_FILE

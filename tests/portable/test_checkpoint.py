@@ -16,8 +16,8 @@ from transformers import (
     pipeline,
 )
 
-from ctxext.recipes.code_layout import SHARED_FILES, STUB_FILE
-from ctxext.recipes.rotary import SENTINEL
+from ctxext.recipes.code.layout import SHARED_FILES, STUB_FILE
+from ctxext.recipes.encodings.rotary import SENTINEL
 from portable_checkpoints import CODE, CODE_FILE, convert, llama, load, tokens
 
 ORDERS = ["prompt", "fixed"]

@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from transformers.utils import logging
 
 from ctxext.recipes import MsPoE
-from ctxext.recipes.methods import method_named
+from ctxext.recipes.registry import method_named
 from portable_checkpoints import MODERN, llama, load, tokens, write
 
 NEW = 16

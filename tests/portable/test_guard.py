@@ -20,15 +20,15 @@ from transformers import (
 
 import tiny_encodings
 import tiny_models
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Recipe
-from ctxext.recipes.alibi import NtkAlibi
-from ctxext.recipes.code_layout import HEADS, without_code
-from ctxext.recipes.guards import SENTINEL
-from ctxext.recipes.own_code import runs_only_own_code
-from ctxext.recipes.relation import SelfExtend
+from ctxext.recipes.methods.ntk_alibi import NtkAlibi
+from ctxext.recipes.code.layout import HEADS, without_code
+from ctxext.recipes.code.guards import SENTINEL
+from ctxext.recipes.code.own_code import runs_only_own_code
+from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.verify import verify
 
 QUICK = ("llama", "gemma3_text", "gpt_oss", "lfm2", "olmo2", "falcon", "bloom", "falcon-rw")

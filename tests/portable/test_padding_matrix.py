@@ -21,7 +21,7 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import tiny_encodings
 from ctxext.portable.relation_maps import MAPS
-from ctxext.recipes.methods import method_named
+from ctxext.recipes.registry import method_named
 from portable_checkpoints import MODERN, load, tokens, write
 from test_families_mspoe import plain_source
 

@@ -13,9 +13,9 @@ import tiny_models
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe
-from ctxext.recipes.adaptive import Adaptive
-from ctxext.recipes.dual_chunk import DualChunk
-from ctxext.recipes.relation import SelfExtend
+from ctxext.recipes.methods.adaptive import Adaptive
+from ctxext.recipes.methods.dual_chunk import DualChunk
+from ctxext.recipes.methods.self_extend import SelfExtend
 from portable_checkpoints import MODERN, load
 from test_families_mspoe import plain_source
 

@@ -11,7 +11,7 @@ import torch
 
 from ctxext.portable.method import Call
 from ctxext.recipes import MsPoE
-from ctxext.recipes.relation import SelfExtend
+from ctxext.recipes.methods.self_extend import SelfExtend
 from portable_checkpoints import MODERN, llama, load, write
 
 SCRIPT = Path(__file__).with_name("tensor_parallel.py")

@@ -12,9 +12,9 @@ from huggingface_hub import errors
 from safetensors.torch import save_file
 
 from ctxext.errors import CtxextError
-from ctxext.publish.hub_errors import told_in_one_line
+from ctxext.publish.push import told_in_one_line
 from ctxext.publish.push import Push, PushOptions, prepare, usable_token
-from ctxext.publish.training import training_command
+from ctxext.publish.upload_plan import training_command
 from ctxext.publish.upload_plan import UploadPlan, adapter_in, seal, stage, total
 from small_llama import read_json
 
@@ -72,7 +72,7 @@ def test_links_in_a_checkpoint_are_not_shared_with_or_without_the_checks(name, c
 
 def with_report(folder: Path, place: Path) -> Path:
     """An evaluation of a checkpoint, as far as a card needs it."""
-    from ctxext.checkpoint import open_checkpoint
+    from ctxext.checkpoint.opening import open_checkpoint
     from ctxext.evaluate.checkpoint_info import info_of
     from ctxext.evaluate.report.report import make_report
     from ctxext.evaluate.settings import Settings

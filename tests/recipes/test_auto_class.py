@@ -3,7 +3,7 @@
 import pytest
 import transformers
 
-from ctxext.recipes.auto_class import auto_class, is_causal, pipeline_tag
+from ctxext.checkpoint.auto_class import auto_class, is_causal, pipeline_tag
 
 NAMED = {
     "LlamaForCausalLM": ("AutoModelForCausalLM", "text-generation"),

@@ -2,10 +2,10 @@
 
 import pytest
 
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import make_plan
 from ctxext.recipes import AdjustedBase, MsPoE, Ntk, Recipe, Yarn
-from ctxext.recipes.rotary import model_config
+from ctxext.recipes.encodings.rotary import model_config
 from small_llama import read_json
 
 

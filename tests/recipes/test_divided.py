@@ -8,10 +8,10 @@ from transformers import AutoModelForCausalLM
 
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
-from ctxext.families import FAMILIES
+from ctxext.checkpoint.families import FAMILIES
 from ctxext.recipes import METHODS, Recipe
-from ctxext.recipes.frequencies import inverse_frequencies
-from ctxext.recipes.rotary import Rotary, attention_scaling, model_config
+from ctxext.recipes.encodings.frequencies import inverse_frequencies
+from ctxext.recipes.encodings.rotary import Rotary, attention_scaling, model_config
 from ctxext.verify.reference import reference_of
 
 DIVIDED = {method.name: method for method in METHODS if method.name in ("mrrope", "resonance", "cope")}

@@ -11,8 +11,8 @@ import tiny_encodings
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS, PositionInterpolation, Recipe
-from ctxext.recipes.auto_class import auto_class
-from ctxext.recipes.rotary import model_config
+from ctxext.checkpoint.auto_class import auto_class
+from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify.reference import reference_file, reference_of
 
 FUNCTIONS = {

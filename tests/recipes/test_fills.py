@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ctxext.recipes.fills import FILLS, _rounded, continued, filled
+from ctxext.recipes.methods.fills import FILLS, _rounded, continued, filled
 
 OLD, NEW = 4, 10
 TABLE = np.array([[1.0, 0.0], [2.0, 3.0], [4.0, -1.0], [8.0, 5.0]])

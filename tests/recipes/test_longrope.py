@@ -7,9 +7,9 @@ import pytest
 
 from ctxext.errors import CtxextError
 from ctxext.recipes import LongRope
-from ctxext.recipes.frequencies import inverse_frequencies
-from ctxext.recipes.longrope import _between
-from ctxext.recipes.rotary import Rotary
+from ctxext.recipes.encodings.frequencies import inverse_frequencies
+from ctxext.recipes.methods.longrope import _between
+from ctxext.recipes.encodings.rotary import Rotary
 
 FACTOR = 4.0
 

@@ -6,11 +6,12 @@ import struct
 import numpy as np
 import pytest
 
-from ctxext.checkpoint import Checkpoint
+from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.recipes.new_tensor import SIZES, NewTensor, grouped, stored_tensors
-from ctxext.recipes.rotary import model_config
-from ctxext.recipes.table import Range, Table
+from ctxext.checkpoint.new_tensor import SIZES, NewTensor, grouped, stored_tensors
+from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.methods.table import Table
+from ctxext.recipes.methods.range import Range
 
 WIDTH = 2
 GPT2 = {"model_type": "gpt2", "n_positions": 3}

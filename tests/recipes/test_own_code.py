@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ctxext.checkpoint import Checkpoint
+from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe
-from ctxext.recipes.legacy import is_earlier, is_legacy, upgraded
-from ctxext.recipes.own_code import (
+from ctxext.recipes.encodings.legacy import is_earlier, is_legacy, upgraded
+from ctxext.recipes.code.own_code import (
     CODE_FILES,
     carries_code,
     check_pinned,
@@ -19,8 +19,8 @@ from ctxext.recipes.own_code import (
     own_code_content,
     runs_only_own_code,
 )
-from ctxext.recipes.relation import Window
-from ctxext.recipes.rotary import SENTINEL, model_config
+from ctxext.recipes.methods.window import Window
+from ctxext.recipes.encodings.rotary import SENTINEL, model_config
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 LLAMA |= {"max_position_embeddings": 128, "rope_theta": 1e4}
@@ -232,7 +232,7 @@ def test_what_0_1_0_did_not_write_is_left_alone(config):
 def test_code_that_changes_while_it_is_compared_is_not_loaded(ours, monkeypatch):
     content = own_code_content(ours)
     assert set(content) == set(own_code(ours))
-    monkeypatch.setattr("ctxext.recipes.own_code.runs_only_own_code", lambda _checkpoint: True)
+    monkeypatch.setattr("ctxext.recipes.code.own_code.runs_only_own_code", lambda _checkpoint: True)
     name = min(content)
     (ours.folder / name).write_bytes(content[name] + b"# more")
     assert own_code_content(ours) == {}

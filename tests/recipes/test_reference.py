@@ -20,8 +20,8 @@ from ctxext.recipes import (
     Recipe,
     Yarn,
 )
-from ctxext.recipes.frequencies import inverse_frequencies
-from ctxext.recipes.rotary import attention_scaling, model_config
+from ctxext.recipes.encodings.frequencies import inverse_frequencies
+from ctxext.recipes.encodings.rotary import attention_scaling, model_config
 from small_llama import make_llama
 
 FACTORS = (2.0, 4.0, 8.0, 32.0)
@@ -162,7 +162,7 @@ def test_loaded_frequencies_equal_the_papers(name, head_dim, theta, length, sour
 
 @pytest.mark.parametrize("name", NAMES)
 def test_our_own_frequencies_equal_the_papers(name):
-    from ctxext.recipes.rotary import Rotary
+    from ctxext.recipes.encodings.rotary import Rotary
 
     for (d, base, length), s in itertools.product(MODELS, FACTORS):
         config = {

@@ -3,8 +3,8 @@
 import pytest
 
 from ctxext.errors import CtxextError
-from ctxext.families import FAMILIES
-from ctxext.recipes.rotary import Rotary, is_readable, model_config, write_rotary
+from ctxext.checkpoint.families import FAMILIES
+from ctxext.recipes.encodings.rotary import Rotary, is_readable, model_config, write_rotary
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 128}
 LLAMA = {"model_type": "llama", **SIZES}

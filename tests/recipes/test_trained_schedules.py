@@ -7,14 +7,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert, make_plan
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, PositionInterpolation, Recipe, Yarn
-from ctxext.recipes.adaptive import Adaptive
-from ctxext.recipes.frequencies import inverse_frequencies
-from ctxext.recipes.relation import SelfExtend
-from ctxext.recipes.rotary import attention_scaling, model_config
+from ctxext.recipes.methods.adaptive import Adaptive
+from ctxext.recipes.encodings.frequencies import inverse_frequencies
+from ctxext.recipes.methods.self_extend import SelfExtend
+from ctxext.recipes.encodings.rotary import attention_scaling, model_config
 from tiny_models import build
 
 MSCALE = {"mscale": 1.0, "mscale_all_dim": 0.5}

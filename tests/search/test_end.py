@@ -6,12 +6,12 @@ import time
 import pytest
 from transformers import AutoModelForCausalLM
 
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.search import verdict
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import make_ready
 from ctxext.recipes import Ntk, Recipe, Yarn
-from ctxext.recipes.methods import method_named
+from ctxext.recipes.registry import method_named
 from ctxext.search import Found, SearchOptions, final_evaluation, loop, measurement, search
 from ctxext.search.eval_set import make_eval_sets
 from ctxext.search.final_evaluation import Check, check, finalists_of, run_off

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Prompt
 from ctxext.errors import CtxextError

@@ -125,7 +125,7 @@ def test_a_model_that_nothing_helps_is_left_alone(source, tmp_path, run):
 
 
 def test_a_recipe_of_another_process_is_left_to_it(source, tmp_path):
-    from ctxext.checkpoint import open_checkpoint
+    from ctxext.checkpoint.opening import open_checkpoint
 
     space = space_of(open_checkpoint(str(source)), 1280)
     mine, theirs = (Study(StudyPlace(path=tmp_path / "shared.db"), space, 0, 0.01) for _ in range(2))

@@ -6,11 +6,11 @@ import random
 import pytest
 
 import tiny_models
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS, LongRope, MsPoE, Recipe, Yarn
-from ctxext.recipes.frequencies import inverse_frequencies
-from ctxext.recipes.rotary import Rotary
+from ctxext.recipes.encodings.frequencies import inverse_frequencies
+from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.search.space import NONE, Space, space_of
 
 

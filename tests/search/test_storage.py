@@ -11,7 +11,7 @@ import optuna
 import pytest
 from optuna.exceptions import StorageInternalError
 
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.search import study as study_module
 from ctxext.search.space import space_of

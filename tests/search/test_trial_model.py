@@ -8,13 +8,13 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 import tiny_models
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel, make_ready
-from ctxext.families import family_of
+from ctxext.checkpoint.families import family_of
 from ctxext.recipes import METHODS, AdjustedBase, MsPoE, Recipe, Yarn
-from ctxext.recipes.rotary import model_config
+from ctxext.recipes.encodings.rotary import model_config
 from ctxext.search.trial_model import Workbench
 from hand_made import make_tokenizer
 

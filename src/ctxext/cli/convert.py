@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.auto import MinutesOption, TrialsOption, searched_recipe, wants_search
 from ctxext.cli.method_options import build_recipe
 from ctxext.cli.options import (
@@ -31,13 +31,13 @@ from ctxext.converters.calibration import Calibration, by_index, calibrated
 from ctxext.converters.convert import Conversion, carry_out
 from ctxext.converters.engines import MARKS, Serving
 from ctxext.converters.links import check_link
-from ctxext.converters.output_directory import check_out
+from ctxext.system.output_directory import check_out
 from ctxext.converters.plan import Change, Plan, make_plan
 from ctxext.evaluate.checkpoint_info import KINDS
-from ctxext.recipes.auto_class import auto_class
+from ctxext.checkpoint.auto_class import auto_class
 from ctxext.recipes.length import format_length
-from ctxext.recipes.methods import METHODS
-from ctxext.recipes.new_tensor import grouped
+from ctxext.recipes.registry import METHODS
+from ctxext.checkpoint.new_tensor import grouped
 
 _CALIBRATION = "Calibration of the head order"
 

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.options import JsonOption, QuietOption
 from ctxext.cli.output import Output
 from ctxext.cli.terminal import done_line
 from ctxext.converters.convert import convert
 from ctxext.converters.inspection import inspect_checkpoint
-from ctxext.recipes.methods import method_named
+from ctxext.recipes.registry import method_named
 from ctxext.recipes.recipe import Recipe
 
 _RECIPES: dict[str, list[dict[str, Any]]] = {

@@ -18,7 +18,7 @@ from ctxext.cli.options import (
     names_in,
 )
 from ctxext.cli.output import Output
-from ctxext.converters.output_directory import full_disk_told
+from ctxext.system.output_directory import full_disk_told
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
 
@@ -125,7 +125,7 @@ def eval_(
 
 def _free_folder(*, resume: bool) -> Path:
     """A folder that is not there yet."""
-    from ctxext.evaluate.processes import num_processes
+    from ctxext.system.processes import num_processes
 
     if resume or num_processes() > 1:
         raise CtxextError("Which results are meant?", hint="Name their folder with --out.")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ctxext.cli.config_file import ConfigOption, used_options
+
 from ctxext.cli.finetune_data import DataChoice
-from ctxext.cli.finetune_view import same_command, tell_plan, tell_result, with_step_lines
+
 from ctxext.cli.options import (
     JsonOption,
     OverwriteAnythingOption,
@@ -23,11 +23,159 @@ from ctxext.cli.options import (
 )
 from ctxext.cli.output import Output
 from ctxext.finetune.options import TrainingOptions
-from ctxext.locks import short_name
+from ctxext.system.locks import short_name
 
 if TYPE_CHECKING:
     from ctxext.finetune.dry_run import Plan
     from ctxext.finetune.run import Finetuned
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctxext.cli.output import Output
+from ctxext.cli.terminal import done_line
+from ctxext.system.files import Progress
+
+if TYPE_CHECKING:
+    from ctxext.finetune.dry_run import Plan
+    from ctxext.finetune.run import Finetuned
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from ctxext.errors import CtxextError
+from ctxext.reading.strict import parse_yaml, read_text
+
+_NEVER_KEPT = ("config", "resume", "overwrite", "overwrite_anything", "dry_run", "token", "as_json", "quiet", "verbose")
+"""What belongs to a single call: how it goes on, what it may replace, what it prints, and secrets."""
+
+
+def _load(context: typer.Context, path: Path | None) -> Path | None:
+    """Make a file's values the defaults of the command's options.
+
+    Raises:
+        CtxextError: the file cannot be read, or names an option that there is not.
+    """
+    if path is None:
+        return None
+    content = parse_yaml(read_text(path), str(path)) or {}
+    if not isinstance(content, Mapping):
+        raise CtxextError(f'"{path}" holds no options.', hint="Write one on each line, as steps: 400.")
+    names = {_word_of(option): option for option in context.command.params if _is_kept(option)}
+    defaults = {}
+    for key, value in content.items():
+        word = str(key).replace("_", "-")
+        if word not in names:
+            near = difflib.get_close_matches(word, names, n=1)
+            hint = f'Did you mean "{near[0]}"?' if near else f"It may have: {', '.join(names)}."
+            raise CtxextError(f'"{path}" has an option "{key}" that there is not.', hint=hint)
+        if value is not None:
+            defaults[names[word].name] = _as_typed(names[word], value)
+    context.default_map = {**(context.default_map or {}), **defaults}
+    return path
+
+
+def _as_typed(option: Any, value: Any) -> Any:
+    """A value as the command line would have it: an option that is given once takes a list with commas."""
+    if option.multiple:
+        return [str(entry) for entry in (value if isinstance(value, list) else [value])]
+    return ",".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _is_kept(option: Any) -> bool:
+    return option.param_type_name == "option" and option.name not in (*_NEVER_KEPT, "help")
+
+
+def _word_of(option: Any) -> str:
+    """The option's own word, without dashes before it."""
+    return str(max(option.opts, key=len)).lstrip("-")
+
+
+def used_options(context: typer.Context) -> str:
+    """All options of a call as a file that `--config` reads again."""
+    values = {
+        _word_of(option): context.params[option.name]
+        for option in context.command.params
+        if _is_kept(option) and context.params.get(option.name) is not None
+    }
+    plain = {word: list(value) if isinstance(value, (list, tuple)) else value for word, value in values.items()}
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="A YAML file of options, as steps: 400; the command line wins over it.",
+        is_eager=True,
+        callback=_load,
+        show_default=False,
+    ),
+]
+
+
+def with_step_lines(output: Output, progress: Progress) -> Progress:
+    """Where no bar can move, a line for each step; what is not a step is told as before."""
+    if output.stderr.is_terminal:
+        return progress
+
+    def show(label: str, done: int, total: int) -> None:
+        if label.startswith("step "):
+            output.note(label)
+        else:
+            progress(label, done, total)
+
+    return show
+
+
+def tell_plan(output: Output, plan: "Plan") -> None:
+    """Show what a training would take, and what to change where it does not fit."""
+    from ctxext.finetune.watch import span
+
+    peak, available = plan.peak_memory / 2**30, plan.available_memory / 2**30
+    share = 100 * plan.num_trained / plan.num_parameters
+    verdict = "" if plan.fits else "   does not fit"
+    output.result(
+        plan.to_dict(),
+        f"sequences  {plan.data.num_sequences:,} of {plan.options.sequence_length:,} and {plan.num_tokens:,} tokens",
+        f"trained    {plan.num_trained:,} parameters ({share:.1f} %)",
+        f"memory     about {peak:.1f} GiB of {available:.1f} at the peak{verdict}",
+        f"time       about {plan.seconds_per_step:.1f} s a step, {span(plan.seconds)} in all",
+        f"           from steps at {plan.measured_length // 2:,} and {plan.measured_length:,} tokens",
+    )
+    if not plan.fits:
+        for remedy in plan.remedies:
+            output.note(f"  {remedy}")
+
+
+def tell_result(output: Output, done: "Finetuned", model: str, out: Path, *, merge: bool, report: Any) -> None:
+    """Show what was made and the next command."""
+    first, last = done.losses[0][1], done.losses[-1][1]
+    share = 100 * done.num_trained / done.num_parameters
+    kind = "checkpoint" if merge else "adapter"
+    output.result(
+        {**done.to_dict(), "out": str(out), "evaluation": report},
+        done_line(out, f"{kind}   {done.num_trained:,} parameters trained ({share:.1f} %)"),
+        f"  loss {first:.3f} → {last:.3f} in {done.options.steps} steps   {done.seconds:.0f} s   curve: {out}/loss.png",
+    )
+    if not merge:
+        output.next_step("ctxext", "merge", model, out / "adapter", "MERGED", why="A full checkpoint")
+    elif report is None:
+        words = ("--lengths", done.options.length)
+        output.next_step("ctxext", "eval", model, out, *words, why="Not measured yet")
+
+
+def same_command(*more: str) -> list[str]:
+    """The command that was typed, with some words behind it that it did not have."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    if words[0] in ("__main__.py", "-m", "-c"):
+        words[0] = "ctxext"
+    return [*(word for word in words if word not in more), *more]
+
 
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
-from ctxext.files import sha256_of
+from ctxext.system.files import sha256_of
 
 if TYPE_CHECKING:
     from ctxext.finetune.documents import DocumentReader

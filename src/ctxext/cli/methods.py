@@ -10,7 +10,7 @@ from ctxext.cli.options import JsonOption
 from ctxext.cli.output import Output
 from ctxext.cli.terminal import bold
 from ctxext.recipes.base import Method
-from ctxext.recipes.methods import METHODS
+from ctxext.recipes.registry import METHODS
 from ctxext.recipes.param import limits_of, options_of
 
 

@@ -13,8 +13,8 @@ from rich.progress import Progress as Bar
 
 from ctxext.cli.terminal import SafeConsole, in_one_line
 from ctxext.errors import CtxextError
-from ctxext.files import Progress
-from ctxext.tokens import redacted
+from ctxext.system.files import Progress
+from ctxext.system.tokens import redacted
 
 _DAY = 86_400.0
 """Seconds of progress from which the time left is worked out: a single step may take minutes."""

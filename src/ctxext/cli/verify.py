@@ -9,11 +9,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ctxext.checkpoint import Checkpoint, open_checkpoint
+from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.cli.options import JsonOption, QuietOption, RevisionOption, TokenOption
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
-from ctxext.recipes.rotary import provenance
+from ctxext.recipes.encodings.rotary import provenance
 
 if TYPE_CHECKING:
     from ctxext.verify.in_engine import Compared
@@ -104,7 +104,7 @@ def verify(
 
 def _arguments(engine: str | None, text: str | None) -> dict[str, Any]:
     """The engine's arguments, checked before anything is read."""
-    from ctxext.engine import vllm_version
+    from ctxext.verify.engine import vllm_version
     from ctxext.reading.strict import parse_json
 
     if engine not in (None, "vllm"):
@@ -122,7 +122,7 @@ def _in_engine(
 ) -> "list[Compared]":
     """The checkpoint in vLLM, and its source there with the recipe on the command line where that is all it takes."""
     from ctxext.converters.unconverted import overrides
-    from ctxext.recipes.rotary import model_config
+    from ctxext.recipes.encodings.rotary import model_config
     from ctxext.verify.in_engine import compare_in_engine
 
     model = model_config(out.config)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ctxext.recipes.rotary import ModelConfig, attention_scaling, native_type
+from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling, native_type
 
 EXACT, PARTLY, WRONG, UNKNOWN = "exact", "with care", "not", "not known"
 MARKS: Mapping[str, str] = {EXACT: "✓", PARTLY: "~", WRONG: "✗", UNKNOWN: "?"}

@@ -11,9 +11,9 @@ import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ctxext.checkpoint import is_cached
+from ctxext.checkpoint.opening import is_cached
 from ctxext.errors import CtxextError
-from ctxext.files import Progress, check_room, note_link
+from ctxext.system.files import Progress, check_room, note_link
 
 CLONED, HARD, SYMBOLIC, COPIED = "cloned", "hard-linked", "symlinked", "copied"
 SHARED = (HARD, SYMBOLIC)

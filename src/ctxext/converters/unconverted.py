@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctxext.converters.engines import BY_SOURCE, EXACT, PARTLY, Serving, attn_factor, gguf_name
-from ctxext.families import text_config
-from ctxext.recipes.rotary import ModelConfig, native_type
+from ctxext.checkpoint.families import text_config
+from ctxext.recipes.encodings.rotary import ModelConfig, native_type
 
 _BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 

@@ -7,11 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint import Checkpoint, open_checkpoint
+from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.files import sha256_of
-from ctxext.recipes.auto_class import CAUSAL, MASKED, auto_class
-from ctxext.recipes.own_code import runs_only_own_code
+from ctxext.system.files import sha256_of
+from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
+from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.recipe import describe_step
 
 _MEASURED = (".json", ".model", ".py", ".txt", ".jinja", ".tiktoken", ".safetensors", ".bin", ".pt", ".pth")
@@ -129,8 +129,8 @@ def info_of(name: str, checkpoint: Checkpoint) -> CheckpointInfo:
 
 def _lengths(checkpoint: Checkpoint) -> tuple[int | None, int | None, bool]:
     """Original context length, context length, and whether a table ends there."""
-    from ctxext.families import family_of
-    from ctxext.recipes.rotary import is_readable, model_config
+    from ctxext.checkpoint.families import family_of
+    from ctxext.recipes.encodings.rotary import is_readable, model_config
 
     config = checkpoint.config
     family = family_of(config)

@@ -9,12 +9,12 @@ import torch
 
 from ctxext.data.encoding import Encoder
 from ctxext.data.tokenizer import open_tokenizer
-from ctxext.described_size import check_described
-from ctxext.engine import ENGINE_NAMES
+from ctxext.checkpoint.described_size import check_described
+from ctxext.verify.engine import ENGINE_NAMES
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.scoring.prefix_cache import is_static, sharing_works
-from ctxext.loading import (
+from ctxext.system.loading import (
     DTYPES,
     choose_device,
     choose_dtype,
@@ -23,9 +23,9 @@ from ctxext.loading import (
     no_hub_kernels,
     settle_dtype,
 )
-from ctxext.recipes.auto_class import auto_class
-from ctxext.recipes.own_code import carries_code, check_pinned, needs_code
-from ctxext.staging import rename, staged
+from ctxext.checkpoint.auto_class import auto_class
+from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code
+from ctxext.recipes.code.staging import rename, staged
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.evaluate import processes
+from ctxext.system import processes
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, info_of, open_infos
 from ctxext.evaluate.settings import Settings, lengths_of
 from ctxext.evaluate.tasks.base import RetrievalTask

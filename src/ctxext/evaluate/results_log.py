@@ -7,7 +7,7 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import Key, Record, keys_of
-from ctxext.files import open_regular
+from ctxext.system.files import open_regular
 from ctxext.reading.journal import is_line
 from ctxext.reading.strict import parse_json
 

@@ -8,12 +8,76 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-
 from ctxext.finetune.data import IGNORE, START, sequence_file
 from ctxext.finetune.loss import IGNORED
-from ctxext.finetune.masking import Masker
 from ctxext.finetune.options import TrainingOptions
-from ctxext.finetune.positions import pose_positions, restarting_positions
+from collections.abc import Callable
+from ctxext.errors import CtxextError
+from collections.abc import Sequence
+
+def pose_positions(length: int, target: int, rng: random.Random) -> list[int]:
+    """Positions of a short window that jump once, so that over many windows every distance of a long one is seen.
+
+    PoSE (arXiv 2309.10400, section 3.2) with two chunks: the first begins at 0, the second is moved by a skip that is
+    uniform from 0 to target - length. Where the window is cut is uniform too.
+
+    Args:
+        length: Tokens in the window.
+        target: Tokens in the context that is trained for; all positions are below it.
+        rng: Decides cut and skip.
+
+    Returns:
+        `length` positions that rise.
+    """
+    cut = rng.randint(1, max(1, length - 1))
+    skip = rng.randint(0, max(0, target - length))
+    return [position if position < cut else position + skip for position in range(length)]
+
+
+def restarting_positions(starts: Sequence[bool]) -> list[int]:
+    """Positions that start again with each document, which also keeps attention inside it.
+
+    Args:
+        starts: For each token whether a document begins there.
+    """
+    positions: list[int] = []
+    for is_start in starts:
+        positions.append(0 if is_start or not positions else positions[-1] + 1)
+    return positions
+
+
+Masker = Callable[[torch.Tensor, torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]]
+"""Gives ids with some of them masked, and labels for just those; from ids, labels and a seed, each (rows, length)."""
+
+
+def make_masker(tokenizer: Any, probability: float) -> Masker:
+    """What masks tokens as BERT was trained (arXiv 1810.04805, section 3.1).
+
+    Args:
+        tokenizer: The model's; its special tokens are never masked, nor what the loss leaves out anyway.
+        probability: Share of the tokens that are chosen: 80 % of them masked, 10 % replaced, 10 % left.
+
+    Raises:
+        CtxextError: the tokenizer has no token to mask with.
+    """
+    from transformers import DataCollatorForLanguageModeling
+
+    if tokenizer.mask_token_id is None:
+        raise CtxextError("The tokenizer has no mask token, without which no token can be guessed.")
+    special = torch.tensor(sorted(tokenizer.all_special_ids))
+
+    def mask(ids: torch.Tensor, labels: torch.Tensor, seed: str) -> tuple[torch.Tensor, torch.Tensor]:
+        collator = DataCollatorForLanguageModeling(
+            tokenizer, mlm_probability=probability, seed=1 + random.Random(seed).getrandbits(62)
+        )
+        kept = torch.isin(ids, special) | (labels == IGNORED)
+        batch = collator(
+            [{"input_ids": row, "special_tokens_mask": no} for row, no in zip(ids, kept.long(), strict=True)]
+        )
+        return batch["input_ids"], batch["labels"]
+
+    return mask
+
 
 Tensors = dict[str, torch.Tensor]
 

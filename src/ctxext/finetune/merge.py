@@ -8,18 +8,71 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint, read_json_object
-from ctxext.converters.output_directory import check_out, doomed_files, full_disk_told, give_name, staging_directory
+from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint
+
+from ctxext.reading.schemas import read_json_object
+from ctxext.system.output_directory import check_out, doomed_files, full_disk_told, give_name, staging_directory
 from ctxext.errors import CtxextError
-from ctxext.families import family_of, text_config
-from ctxext.files import MANIFEST, Progress, as_json, copy_whole
-from ctxext.finetune.card import adapter_card, render_card
+from ctxext.checkpoint.families import family_of, text_config
+from ctxext.system.files import MANIFEST, Progress, as_json, copy_whole
 from ctxext.finetune.rewrite import rewrite, stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, Changes, stored_name
-from ctxext.recipes.auto_class import MASKED, auto_class
-from ctxext.recipes.own_code import runs_by_itself
-from ctxext.recipes.rotary import provenance
+from ctxext.checkpoint.auto_class import MASKED, auto_class
+from ctxext.recipes.code.own_code import runs_by_itself
+from ctxext.recipes.encodings.rotary import provenance
 from ctxext.version import __version__
+import yaml
+from ctxext.checkpoint.opening import Checkpoint
+from ctxext.converters.card import CardFacts, card_metadata, render
+from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file, wrapped
+from ctxext.converters.engines import serving_of
+from ctxext.converters.plan import cautions_of
+from ctxext.recipes.recipe import recipe_from_dict
+from ctxext.recipes.encodings.rotary import model_config, provenance
+
+def render_card(base: Checkpoint, notes: Mapping[str, Any]) -> str:
+    """The whole README.md.
+
+    Args:
+        base: The extended checkpoint that was trained.
+        notes: What is known of the training, as config.json says it.
+    """
+    noted, model = provenance(base.config), model_config(base.config)
+    recipe = recipe_from_dict(noted["recipe"], "config.json") if noted.get("recipe") else None
+    return render(
+        CardFacts(
+            source=str(noted.get("source") or base.public_name),
+            revision=noted.get("revision") if recipe else base.revision,
+            inherited=card_metadata(base),
+            recipe=recipe,
+            encoding=model.encoding,
+            config=model.config,
+            serving=serving_of(model),
+            cautions=cautions_of(base, recipe, model) if recipe else (),
+            training=notes,
+        )
+    )
+
+
+def adapter_card(base: Checkpoint) -> str:
+    """The README.md of an adapter alone: what it belongs to, and how that was made.
+
+    Args:
+        base: The extended checkpoint that it was trained on.
+    """
+    name, noted = base.public_name, provenance(base.config)
+    lines = ["---", "library_name: peft", "tags: [lora, ctxext]", f'base_model: "{name}"', "---", ""]
+    lines += [f"A LoRA adapter of `{name}`. It does not carry what was changed to extend it: load it on that very"]
+    lines += ["checkpoint, or merge the two with `ctxext merge`."]
+    if noted.get("recipe") and noted.get("source"):
+        recipe = recipe_from_dict(noted["recipe"], "config.json")
+        command = wrapped(convert_command(str(noted["source"]), noted.get("revision"), recipe, name.split("/")[-1]))
+        lines += ["", f"That checkpoint is `{noted['source']}` with {recipe.summary()}:", "", "```", command, "```"]
+        if needs_file(recipe):
+            text = yaml.safe_dump(recipe.to_dict(), sort_keys=False, width=100).rstrip()
+            lines += ["", f"where `{RECIPE_FILE}` is", "", "```yaml", text, "```"]
+    return "\n".join(lines) + "\n"
+
 
 ADAPTER = "adapter"
 _LEFT_OUT = ("README.md", MANIFEST, "config.json")

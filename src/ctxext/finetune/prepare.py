@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxext.converters.output_directory import full_disk_told
+from ctxext.system.output_directory import full_disk_told
 from ctxext.errors import CtxextError
 from ctxext.finetune.base import Base, load_base
 from ctxext.finetune.data import DataReport, read_report, write_sequences
-from ctxext.finetune.data_summary import data_lines
+
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.rewrite import stored_shapes
@@ -20,6 +20,157 @@ from ctxext.finetune.tensors import stored_name
 if TYPE_CHECKING:
     from ctxext.finetune.batches import Reading
     from ctxext.finetune.evaluation import NeedleProbe, PositionLosses
+from ctxext.finetune.data import DataReport
+from ctxext.finetune.options import TrainingOptions
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from ctxext.errors import CtxextError
+from ctxext.finetune.options import TrainingOptions
+from ctxext.recipes.encodings.learned import tensors_named
+
+def with_adapter(
+    model: Any, options: TrainingOptions, whole: Sequence[str] = (), task: str | None = "CAUSAL_LM"
+) -> Any:
+    """The model with a LoRA adapter around its linear layers; everything else is frozen.
+
+    Args:
+        model: A language model of transformers.
+        options: The options.
+        whole: The last parts of the names of weights that are trained themselves, as a table of positions is.
+        task: What peft calls the model's task. Without it an adapter of a base with code of its own cannot be loaded
+            again; it has no word for masked language models.
+
+    Raises:
+        CtxextError: the targets match nothing.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    kept = [*(_norms(model) if options.train_norms else []), *(_embedding(model) if options.train_embeddings else [])]
+    weights = [name for name, _ in model.named_parameters()]
+    kept += [name.removesuffix(".weight") for ending in whole for name in tensors_named(weights, ending)]
+    is_tied = bool(getattr(model.config.get_text_config(decoder=True), "tie_word_embeddings", False))
+    config = LoraConfig(
+        task_type=task,
+        r=options.rank,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules=_targets(model, options.targets),
+        fan_in_fan_out=_are_transposed(model),
+        use_rslora=options.rslora,
+        use_dora=options.dora,
+        modules_to_save=kept or None,
+        ensure_weight_tying=options.train_embeddings and is_tied,
+    )
+    return get_peft_model(model, config)
+
+
+def _linear_names(model: Any) -> list[str]:
+    """Full names of the linear layers, without the one that makes the logits; GPT-2 calls its own convolutions."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()
+    modules = model.named_modules()
+    return [name for name, module in modules if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not head]
+
+
+def _are_transposed(model: Any) -> bool:
+    """Whether the layers keep their weights the other way round, as all of GPT-2's do."""
+    from transformers.pytorch_utils import Conv1D
+
+    return any(isinstance(module, Conv1D) for module in model.modules())
+
+
+def _targets(model: Any, wanted: Sequence[str]) -> list[str]:
+    """The names that peft is given; it compares the ends of full names."""
+    names = _linear_names(model)
+    leaves = sorted({name.rsplit(".", 1)[-1] for name in names})
+    for target in wanted:
+        if not any(name == target or name.endswith(f".{target}") for name in names):
+            near = difflib.get_close_matches(target, leaves, n=1)
+            suggestion = f'Did you mean "{near[0]}"? ' if near else ""
+            raise CtxextError(
+                f'--targets "{target}" matches no linear layer of this model.',
+                hint=f"{suggestion}It has: {', '.join(leaves)}.",
+            )
+    return list(wanted) or names
+
+
+def _norms(model: Any) -> list[str]:
+    """Full names of the norms, found by class: their names differ by family."""
+    return [name for name, module in model.named_modules() if "Norm" in type(module).__name__]
+
+
+def _embedding(model: Any) -> list[str]:
+    """Full name of the input embedding."""
+    embedding = model.get_input_embeddings()
+    return [name for name, module in model.named_modules() if module is embedding]
+
+
+def count_parameters(model: Any) -> tuple[int, int]:
+    """How many parameters are trained, and how many there are; peft knows how those in 4 bits are packed."""
+    if hasattr(model, "get_nb_trainable_parameters"):
+        trained, in_all = model.get_nb_trainable_parameters()
+        return int(trained), int(in_all)
+    counts = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return sum(count for count, is_trained in counts if is_trained), sum(count for count, _ in counts)
+
+
+_WASTE = 0.1
+"""Share of padding, or of dropped tokens, from which packing is suggested."""
+
+
+def data_lines(report: DataReport, options: TrainingOptions) -> list[str]:
+    """The lines."""
+    in_all = "" if report.num_in_all in (None, report.num_documents) else f" of {report.num_in_all:,}"
+    about = ""
+    if in_all and report.num_tokens_in_all is not None:
+        about = f" of about {report.num_tokens_in_all:,}"
+    lines = [
+        f"data: {report.num_documents:,}{in_all} documents, {report.num_tokens:,}{about} tokens → "
+        f"{report.num_sequences:,} sequences of {options.sequence_length:,}; {report.num_dropped:,} tokens dropped"
+    ]
+    shorter = [f"{count:,} of {int(length):,}" for length, count in report.num_shorter.items()]
+    if shorter:
+        lines.append(f"      and {', '.join(shorter)} tokens")
+    lines += [f"      {line}" for line in _left_out(report, options)]
+    times = options.sequences_wanted()[options.sequence_length] / report.num_sequences
+    if times > 1:
+        lines.append(f"      each sequence is seen {times:.1f} times")
+    return lines
+
+
+def num_tokens_of(report: DataReport, options: TrainingOptions) -> int:
+    """Tokens in all sequences."""
+    shorter = sum(int(length) * count for length, count in report.num_shorter.items())
+    return shorter + report.num_sequences * options.sequence_length
+
+
+def _left_out(report: DataReport, options: TrainingOptions) -> list[str]:
+    in_all = num_tokens_of(report, options)
+    lines = []
+    if report.num_learned < in_all:
+        lines.append(f"the loss counts {100 * report.num_learned / in_all:.1f} % of all tokens")
+    if report.num_padding > _WASTE * in_all:
+        remedy = " (--pack restart joins documents)" if options.pack == "off" else ""
+        lines.append(f"{100 * report.num_padding / in_all:.0f} % of all tokens are padding{remedy}")
+    if report.num_bad:
+        lines.append(f"{report.num_bad:,} bad records were skipped; the first: {report.first_bad}")
+    if report.unused_fields:
+        lines.append(f"fields that are not read: {', '.join(sorted(report.unused_fields))}")
+    if report.num_short:
+        lines.append(f"{report.num_short:,} documents are too short for a sequence (--pack run-on joins them)")
+    if report.num_long:
+        lines.append(f"{report.num_long:,} documents with marked answers are too long for a sequence")
+    lines += [
+        f"nothing has {int(length):,} tokens; those steps use {options.sequence_length:,}"
+        for length, count in report.num_shorter.items()
+        if not count
+    ]
+    return lines
+
 
 HELD_OUT, _NUM_HELD_OUT = "held-out", 32
 
@@ -83,7 +234,6 @@ def prepare(
     from ctxext.finetune.attention import register_shifted
     from ctxext.finetune.evaluation import PositionLosses, needle_probe
     from ctxext.finetune.loop import training_arguments, warmup_steps
-    from ctxext.finetune.lora import count_parameters
     from ctxext.finetune.loss import use_chunked_loss
     from ctxext.finetune.source_model import load_source
 
@@ -124,7 +274,6 @@ def prepare(
 
 
 def _adapted(base: Base, model: Any, options: TrainingOptions) -> Any:
-    from ctxext.finetune.lora import with_adapter
 
     task = None if base.is_masked else "CAUSAL_LM"
     return with_adapter(model, options, whole=base.learned_tensors, task=task)
@@ -137,7 +286,7 @@ def _reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -
         CtxextError: positions shall be skipped, and the model is told none.
     """
     from ctxext.finetune.batches import Reading
-    from ctxext.finetune.masking import make_masker
+    from ctxext.finetune.batches import make_masker
 
     is_told = "position_ids" in inspect.signature(model.base_model.forward).parameters
     if not is_told and options.positions == "pose":

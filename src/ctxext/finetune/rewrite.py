@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ctxext.checkpoint import Checkpoint, read_safetensors_header
+from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.finetune.tensors import Changes
 

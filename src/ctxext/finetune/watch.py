@@ -13,7 +13,7 @@ import torch
 from transformers import TrainerCallback
 
 from ctxext.errors import CtxextError
-from ctxext.files import Progress
+from ctxext.system.files import Progress
 
 STEPS = "steps.jsonl"
 """One line for each step: loss, learning rate, gradient norm, speed, memory."""

@@ -7,25 +7,165 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint import read_json_object
+from ctxext.reading.schemas import read_json_object
 from ctxext.converters.card import Measured
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.findings import findings
 from ctxext.evaluate.report.report import Report
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
-from ctxext.publish.result_tables import (
-    FOLDER,
-    conditions,
-    effective_table,
-    harness_table,
-    model_index,
-    perplexity_table,
-    retrieval_table,
-    short_table,
-)
 from ctxext.reading import checked
 from ctxext.reading import report as schemas
+import functools
+from ctxext.evaluate.report.findings import percent, pooled
+from ctxext.evaluate.report.summary import effective_text
+from ctxext.reading.markdown import in_markdown
+
+_TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}
+FOLDER = "report"
+"""Where a report's files stand inside the repository."""
+
+
+def retrieval_table(report: Report, entry: Mapping[str, Any], task: str, pictures: Sequence[str]) -> str:
+    """Right answers by model and length, pooled over depths, with the weakest depth."""
+    rows = []
+    for model in report["models"]:
+        cells = [cell for cell in model["cells"] if cell["task"] == task]
+        for length in sorted({cell["length"] for cell in cells}):
+            own = [cell for cell in cells if cell["length"] == length]
+            share, low, high = pooled(own)
+            weakest = min(own, key=lambda cell: cell["share"])
+            is_even = weakest["depth"] is None or all(cell["share"] == share for cell in own)
+            depth = "" if is_even else f"{percent(weakest['share'])} at depth {round(100 * weakest['depth'])} %"
+            name = _name(model, entry)
+            rows.append([name, str(length), percent(share), f"{percent(low)}–{percent(high)}", depth])
+    head = ["model", "tokens", "% right", "95 % interval", "% right at the weakest depth"]
+    return "\n\n".join([f"### {task}", _table(head, rows), *_picture(f"{task}.png", task, pictures)])
+
+
+def effective_table(report: Report, entry: Mapping[str, Any]) -> str:
+    """Up to which length each model keeps most of its own figure at the shortest; empty where one length was asked."""
+    found = {_name(model, entry): model["effective"] for model in report["models"] if model.get("effective")}
+    if not found:
+        return ""
+    tasks = list(dict.fromkeys(task for own in found.values() for task in own["tasks"]))
+    lengths = [cell["length"] for model in report["models"] for cell in model["cells"]]
+    rows = [
+        [name, *(effective_text(own["tasks"].get(task, {"length": None}), max(lengths)) for task in tasks)]
+        for name, own in found.items()
+    ]
+    told = (
+        f"The longest of the measured lengths up to which a model keeps 85 % of its own figure at {min(lengths)} "
+        "tokens, with the 95 % interval."
+    )
+    return f"### effective length\n\n{told}\n\n{_table(['model', *tasks], rows)}"
+
+
+def perplexity_table(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> str:
+    """Perplexity by length; empty where it was not measured."""
+    models = [model for model in report["models"] if model["perplexity"]]
+    if not models:
+        return ""
+    lengths = sorted({int(length) for model in models for length in model["perplexity"]["lengths"]})
+    rows = [
+        [_name(model, entry), *(_figure(model["perplexity"]["lengths"].get(str(length))) for length in lengths)]
+        for model in models
+    ]
+    task = models[0]["perplexity"].get("task", "perplexity")
+    head = [f"{task} over the first", *(f"{length} tokens" for length in lengths)]
+    return "\n\n".join([f"### {task}", _table(head, rows), *_picture("perplexity.png", "Loss by position", pictures)])
+
+
+def short_table(report: Report, entry: Mapping[str, Any]) -> str:
+    """Perplexity at the original context length, and the difference from the source."""
+    rows = []
+    for model in report["models"]:
+        if model["short"]:
+            against = model["short"].get("against") or {}
+            change = f"{against['loss']:+.4f}" if against else ""
+            interval = f"{against['low']:+.4f} to {against['high']:+.4f}" if against.get("low") is not None else ""
+            rows.append([_name(model, entry), f"{model['short']['perplexity']:.3f}", change, interval])
+    head = ["model", "perplexity", "nats per token against its source", "95 % interval"]
+    return f"### At the original context length\n\n{_table(head, rows)}" if rows else ""
+
+
+def harness_table(entry: Mapping[str, Any]) -> str:
+    """What lm-evaluation-harness says of this checkpoint."""
+    found = entry.get("harness") or {}
+    rows = [[task, metric, f"{value:.4f}"] for task, metrics in found.items() for metric, value in metrics.items()]
+    return f"### lm-evaluation-harness\n\n{_table(['task', 'metric', 'value'], rows)}" if rows else ""
+
+
+def conditions(report: Report, entry: Mapping[str, Any]) -> str:
+    """Under which conditions the figures hold."""
+    settings = report["settings"]
+    versions = {key: in_markdown(str(value)) for key, value in report["versions"].items() if value}
+    dtype, device, attention = (in_markdown(str(entry.get(key))) for key in ("dtype", "device", "attention"))
+    answers = "generated" if settings["generate"] else "scored in one forward pass against the right answer"
+    engine = f", run by vLLM {versions['vllm']}" if versions.get("vllm") else ""
+    return (
+        f"{settings['samples']} samples per cell, seed {settings['seed']}; answers {answers}; computed in "
+        f"{dtype} on {device} with {attention} attention, transformers {versions.get('transformers')}, torch "
+        f"{versions.get('torch')}{engine}. Intervals of shares are Wilson's. "
+        f"Measured checkpoint: `{entry['digest'][:12]}`. "
+        f"Every figure is in [{FOLDER}/report.json]({FOLDER}/report.json)."
+    )
+
+
+def model_index(report: Report, entry: Mapping[str, Any]) -> list[Any]:
+    """The figures as the Hub's model index wants them; pooled over depths."""
+    from huggingface_hub import EvalResult
+
+    settings, results = report["settings"], []
+    common = {"samples": settings["samples"], "seed": settings["seed"]}
+    make = functools.partial(EvalResult, task_type=_TASK_TYPES.get(str(entry.get("kind")), "text-generation"))
+    for task, length in dict.fromkeys((cell["task"], cell["length"]) for cell in entry["cells"]):
+        cells = [cell for cell in entry["cells"] if (cell["task"], cell["length"]) == (task, length)]
+        results.append(_result(make, task, length, "exact_match", pooled(cells)[0], {**common, "depths": len(cells)}))
+    measured = entry.get("perplexity") or {}
+    for length, found in (measured.get("lengths") or {}).items():
+        task = measured.get("task", "perplexity")
+        results.append(_result(make, task, int(length), "perplexity", found["perplexity"], common))
+    if entry.get("short"):
+        short = entry["short"]
+        results.append(_result(make, "short", short["length"], "perplexity", short["perplexity"], common))
+    return results
+
+
+def _result(make: Any, task: str, length: int, metric: str, value: float, arguments: Mapping[str, Any]) -> Any:
+    return make(
+        task_name="Long context",
+        dataset_type=f"ctxext-{task}",
+        dataset_name=f"{task}, {length} tokens",
+        dataset_config=str(length),
+        dataset_args=dict(arguments),
+        metric_type=metric,
+        metric_name=metric.replace("_", " "),
+        metric_value=round(value, 6),
+    )
+
+
+def _name(model: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+    summary = f"{model['name']} ({model['summary']})"
+    return f"**{summary}**" if model["digest"] == entry["digest"] else summary
+
+
+def _figure(figure: Mapping[str, Any] | None) -> str:
+    return "–" if figure is None else f"{figure['perplexity']:.2f}"
+
+
+def _picture(name: str, label: str, pictures: Sequence[str]) -> list[str]:
+    """A picture, where the report has one by this name or one of this model alone."""
+    stem = name.removesuffix(".png")
+    found = name if name in pictures else next((one for one in pictures if one.startswith(f"{stem}-")), None)
+    return [f"![{label}]({FOLDER}/{found})"] if found else []
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table: text to the left in the first column, figures to the right."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
 
 _PICTURE = re.compile(r"[\w.+\-]+\.png")
 """A picture's name that may stand in a link."""

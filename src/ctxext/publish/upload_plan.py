@@ -7,21 +7,64 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint import Checkpoint, open_checkpoint, read_json_object
+from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
+
+from ctxext.reading.schemas import read_json_object
 from ctxext.converters.card import CardFacts, Measured, card_metadata, render
 from ctxext.converters.engines import serving_of
-from ctxext.converters.output_directory import full_disk_told, write_whole
+from ctxext.system.output_directory import full_disk_told, write_whole
 from ctxext.converters.plan import cautions_of
 from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
-from ctxext.files import MANIFEST, Progress, as_json, sha256_of
-from ctxext.publish.result_tables import FOLDER
+from ctxext.system.files import MANIFEST, Progress, as_json, sha256_of
+from ctxext.publish.results import FOLDER
 from ctxext.publish.results import entry_of, files_of, measured, read_report
-from ctxext.publish.training import curve_of, training_command
 from ctxext.verify.file_checks import CARD, check_weights
 from ctxext.verify.run import READING, failures, run_checks
 from ctxext.verify.subject import Subject, training_of
+import dataclasses
+from ctxext.reading.schemas import read_json_object
+from ctxext.converters.card import EXTENDED
+from ctxext.finetune.options import TrainingOptions
+
+REPORT, CURVE = "finetune.json", "loss.png"
+_OF_THE_MACHINE = (
+    *("device", "dtype", "context_parallel", "micro_batch", "checkpointing", "piece"),
+    *("save_every", "eval_every", "report_to"),
+)
+"""Options that decide where and how fast it runs, not what comes out."""
+
+
+def curve_of(folder: Path) -> str:
+    """The name of the picture of the loss; empty where there is none."""
+    return CURVE if (folder / CURVE).is_file() else ""
+
+
+def training_command(folder: Path) -> str:
+    """The `ctxext finetune` line; empty where the folder does not say how it was trained.
+
+    Raises:
+        CtxextError: finetune.json cannot be read.
+    """
+    if not (folder / REPORT).is_file():
+        return ""
+    report = read_json_object(folder / REPORT)
+    options, data = report.get("options") or {}, report.get("data") or {}
+    words = ["ctxext", "finetune", EXTENDED, "OUT", "--data", str(data.get("name") or "DATA")]
+    for each in dataclasses.fields(TrainingOptions):
+        value, option = options.get(each.name), "--" + each.name.replace("_", "-")
+        if each.name in _OF_THE_MACHINE or value in (None, False, each.default, []):
+            continue
+        words += [option] if value is True else [option, _plain(value)]
+    return shlex.join(words)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
 
 ADAPTER = "adapter"
 _ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -4,11 +4,13 @@ Keys that are not named here are carried along unread. A null stands for a key t
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ctxext.errors import CtxextError
+from ctxext.reading.strict import parse_json, read_text
 
 LONGEST = 10**10
 """Tokens that no context is longer than."""
@@ -331,6 +333,22 @@ def check_config(config: Mapping[str, Any], name: str = "config.json") -> None:
             for kind, nested in schedule.items():
                 if isinstance(nested, dict):
                     checked(nested, Scaling, name, f"{prefix}{key}.{kind}.")
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object; what is used of a file whose name is known is checked against its schema.
+
+    Raises:
+        CtxextError: the file cannot be read, is not JSON, not an object, or holds what its schema does not allow.
+    """
+    content = parse_json(read_text(path), str(path))
+    if not isinstance(content, dict):
+        raise CtxextError(f'"{path}" does not hold a JSON object.')
+    if path.name == "config.json":
+        check_config(content, str(path))
+    elif path.name in SCHEMAS:
+        checked(content, SCHEMAS[path.name], str(path))
+    return content
 
 
 def _is_branch(part: Any) -> bool:

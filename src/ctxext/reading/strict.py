@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from ctxext.errors import CtxextError
-from ctxext.files import open_regular
+from ctxext.system.files import open_regular
 
 _MAX_BYTES = 200_000_000
 _MAX_YAML_BYTES = 4_000_000

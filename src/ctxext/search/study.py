@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from ctxext.converters.output_directory import is_running
+from ctxext.system.output_directory import is_running
 from ctxext.errors import CtxextError
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.search.measurement import Measurement, measurement_from

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from ctxext.checkpoint import Checkpoint
+from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.calibration import head_scores, per_prompt_form, read_text, with_order
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.prefix_cache import is_static
-from ctxext.loading import quiet_transformers, without_hub
+from ctxext.system.loading import quiet_transformers, without_hub
 from ctxext.recipes.recipe import Recipe
-from ctxext.recipes.rotary import model_config
-from ctxext.staging import own_classes
+from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.code.staging import own_classes
 
 _CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """How modeling code fails that does not fit the installed transformers, as a check of a conversion would find too."""

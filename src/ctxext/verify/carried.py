@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.families import Family
-from ctxext.recipes.frequencies import inverse_frequencies
+from ctxext.checkpoint.families import Family
+from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.recipe import Recipe
-from ctxext.recipes.rotary import ModelConfig, attention_scaling
+from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling
 from ctxext.verify.reference import expected_frequencies
 from ctxext.verify.rotation import Rotation, rotations
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.verify.isolated import last_line_of_errors, run_isolated
+from ctxext.system.isolated import last_line_of_errors, run_isolated
 
 _SCRIPT = Path(__file__).with_name("load_script.py")
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint import Checkpoint, open_checkpoint
-from ctxext.engine import Engine
-from ctxext.loading import choose_device, loading_told
-from ctxext.recipes.own_code import runs_only_own_code
-from ctxext.recipes.rotary import model_config
-from ctxext.staging import staged
+from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
+from ctxext.verify.engine import Engine
+from ctxext.system.loading import choose_device, loading_told
+from ctxext.recipes.code.own_code import runs_only_own_code
+from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.code.staging import staged
 
 TOLERANCE = 1e-3
 """Largest difference of a log-probability in nats, in float32, at which two runs count as one."""

@@ -9,7 +9,7 @@ from types import ModuleType
 
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Method
-from ctxext.recipes.rotary import Rotary
+from ctxext.recipes.encodings.rotary import Rotary
 
 _FOLDER = Path(__file__).with_name("references")
 

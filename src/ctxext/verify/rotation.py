@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
-from ctxext.loading import without_hub
+from ctxext.system.loading import without_hub
 
 if TYPE_CHECKING:
     import torch

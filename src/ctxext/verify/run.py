@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-from ctxext.checkpoint import open_checkpoint
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.files import Progress
-from ctxext.recipes.own_code import check_pinned
-from ctxext.verify.buckets import check_buckets
+from ctxext.system.files import Progress
+from ctxext.recipes.code.own_code import check_pinned
+from ctxext.verify.tables import check_buckets
 from ctxext.verify.file_checks import (
     check_code,
     check_configuration,

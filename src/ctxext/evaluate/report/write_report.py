@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from ctxext.converters.output_directory import write_whole
+from ctxext.system.output_directory import write_whole
 from ctxext.evaluate.report.report import Report
 
 

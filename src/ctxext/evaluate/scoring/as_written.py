@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ctxext.evaluate.scoring.prefix_cache import follows_length
-from ctxext.loading import quiet_transformers
+from ctxext.system.loading import quiet_transformers
 
 _SHORTEST = [[0]]
 """A prompt of one token, whichever it is."""

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from ctxext.recipes.code_layout import depends_on_prompt
-from ctxext.recipes.legacy import upgraded
+from ctxext.recipes.code.layout import depends_on_prompt
+from ctxext.recipes.encodings.legacy import upgraded
 
 _LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
 _PROBE_LENGTH, _PROBE_KEPT, _PROBE_EXTRA = 24, 12, 4

@@ -1,4 +1,4 @@
-"""Relation maps and row-wise schedules, pair by pair from their papers, which `recipes/relation.py` names.
+"""Relation maps and row-wise schedules, pair by pair from their papers, which `recipes/methods/relation.py` names.
 
 Where a paper moves the query and the key by as much, they stay: the distance is the same, and a family knows the angle
 of a large position, in float32, to 0.03 only, so that what is moved would be another pair than the one that is not.

@@ -1,0 +1,424 @@
+"""What differs between model families, as data: how each encodes positions, and where its config.json says so.
+
+The table itself is families.json, which tools/make_families.py writes from an installed transformers. Nothing here
+imports torch or transformers, so every question is answered from config.json alone, in milliseconds.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ctxext.errors import CtxextError
+import difflib
+from collections.abc import Iterable, Mapping
+
+_REMOTE_CODE = frozenset({"baichuan", "chatglm", "internlm", "internlm2", "minicpm", "orion", "qwen"})
+"""Model types whose code transformers never had, for copies that lost their `auto_map`."""
+
+
+def unknown_type(config: Mapping[str, Any], known: Iterable[str], others: Mapping[str, str]) -> CtxextError:
+    """The refusal of a configuration whose model type is none of the known ones.
+
+    Args:
+        config: The content of config.json.
+        known: The model types that are.
+        others: What the model types are that transformers has beside them.
+    """
+    model_type = str(config["model_type"])
+    if model_type in others:
+        return CtxextError(f'"{model_type}" is not a causal language model but {others[model_type]}.')
+    if config.get("auto_map") or model_type in _REMOTE_CODE:
+        return CtxextError(
+            f'"{model_type}" is no model type of transformers: its code comes with the checkpoint.',
+            hint="ctxext converts what transformers itself runs; such a version of it is often named -hf.",
+        )
+    near = difflib.get_close_matches(model_type, known, n=3)
+    hint = "Did you mean " + " or ".join(f'"{name}"' for name in near) + "?" if near else ""
+    return CtxextError(f'The model type "{model_type}" is not known.', hint=hint)
+
+
+FULL_TYPES = frozenset(
+    {"*", "attention", "full_attention", "global", "hybrid", "indexed_attention"}
+    | {"compressed_sparse_attention", "heavily_compressed_attention"}
+)
+"""Names of layers whose queries may look back over the whole context, in any family and version."""
+
+SLIDING_TYPES = frozenset({"chunked_attention", "hybrid_sliding", "local", "sliding", "sliding_attention"})
+"""Names of layers that see a window or a chunk only. Layers of neither set have no attention: Mamba, convolution."""
+
+NOTHING_TO_EXTEND = "its full-attention layers have no position embedding, and its sliding layers keep their own"
+"""The reason for families that leave long distances to layers without positions."""
+
+_NOT_CAUSAL: tuple[str, ...] = ("ForMaskedLM", "ForMultipleChoice", "ForNextSentencePrediction", "ForPreTraining")
+_NOT_CAUSAL += ("ForQuestionAnswering", "ForSequenceClassification", "ForTokenClassification", "EncoderModel")
+_CAUSAL_ONLY = ("rotary", "alibi", "none")  # Whose methods were made for causal language models alone.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """How one model family encodes positions, and the keys of config.json that say so.
+
+    Attributes:
+        model_type: Its name in config.json.
+        positions: "rotary", "learned", "sinusoidal", "alibi", "relative" or "none".
+        text_config: The key under which a multimodal model nests its language model's configuration.
+        defaults: What transformers 5 assumes where config.json leaves a key out; derived values are absent.
+        defaults_4x: The defaults that transformers 4.57 has otherwise.
+        aliases: The name that this family gives a standard key, possibly dotted into a nested dict.
+        layers: The rule that gives each layer its type where config.json has no `layer_types`.
+        length_key: The key of the context length.
+        theta_key: The top-level key of the base that transformers 4 reads.
+        partial_key: The top-level key that says which part of a head rotates.
+        rotary_dim_key: The key that says so as a number of dimensions, read where `partial_key` is absent.
+        nested_rope: Whether transformers 5 nests `rope_parameters` by layer type.
+        full_types: The nested keys that the full-attention layers read.
+        sliding_types: The nested keys that the sliding layers read.
+        local_theta_key: The top-level key of the sliding layers' base.
+        layer_theta_key: The key of a list with one base for each layer, which stands above all others; 0 turns none.
+        plain_type: The rope type of an unscaled schedule; with "proportional" the exponents run over the whole head.
+        rope_scaling: Whether config.json may carry `rope_scaling`: False where transformers 5 would let it overwrite
+            the nested dict or reach the sliding layers.
+        rope_scaling_keys: The only keys that `rope_scaling` may have for some rope types, where 4.57 is that strict.
+        required_keys: Keys that every schedule but the plain one must carry: the original length, and the factor on
+            cosine and sine where the name says mscale.
+        explicit_default: Whether the class default is itself scaled, so that a plain schedule must be written out.
+        explicit_head_dim: Whether config.json may name `head_dim`; a class that computes it as a property refuses.
+        shared_rotary_key: Latent attention: all heads share one rotated key.
+        rotated: Which layers rotate: "all"; "sliding" (the full-attention layers have no positions); "unless_window"
+            (the same, but only in a model that has a window); "no_rope_layers" (one flag per layer, 1 where it does);
+            "layer_theta_key" (those whose base is not 0).
+        sliding_follows: Whether the sliding layers read the same schedule, so that it cannot be changed for the
+            full-attention layers alone.
+        scalable: Whether transformers' rope types have an effect.
+        rope_types: The rope types that transformers 5 carries; "default" stands for a changed base alone.
+        rope_types_4x: The same for transformers 4.57 where it differs; empty where 4.57 does not know the family.
+        reason: Why the family cannot be converted at all; empty where it can.
+        note: What a user should know about this family.
+    """
+
+    model_type: str
+    positions: str = "rotary"
+    text_config: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults_4x: Mapping[str, Any] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    layers: Mapping[str, Any] = field(default_factory=dict)
+    length_key: str = "max_position_embeddings"
+    theta_key: str = "rope_theta"
+    partial_key: str | None = "partial_rotary_factor"
+    rotary_dim_key: str | None = None
+    nested_rope: bool = False
+    full_types: tuple[str, ...] = ("full_attention",)
+    sliding_types: tuple[str, ...] = ("sliding_attention",)
+    local_theta_key: str | None = None
+    layer_theta_key: str | None = None
+    plain_type: str = "default"
+    rope_scaling: bool = True
+    rope_scaling_keys: Mapping[str, list[str]] = field(default_factory=dict)
+    required_keys: tuple[str, ...] = ()
+    explicit_default: bool = False
+    explicit_head_dim: bool = True
+    shared_rotary_key: bool = False
+    rotated: str = "all"
+    sliding_follows: bool = False
+    scalable: bool = True
+    rope_types: tuple[str, ...] = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+    rope_types_4x: tuple[str, ...] | None = None
+    reason: str = ""
+    note: str = ""
+
+
+def _load() -> tuple[dict[str, Family], dict[str, str]]:
+    table = json.loads(Path(__file__).with_name("families.json").read_text(encoding="utf-8"))
+    families = {}
+    for model_type, fields in table["families"].items():
+        plain: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
+        }
+        families[model_type] = Family(model_type=model_type, **plain)
+    return families, table["others"]
+
+
+FAMILIES: Mapping[str, Family]
+"""Every causal language model family of transformers, rotary or not, by model type, and some that are not causal."""
+
+OTHERS: Mapping[str, str]
+"""What the model types of transformers are that no method is for, as AutoModelForCausalLM does not load them."""
+
+FAMILIES, OTHERS = _load()
+
+
+def text_config(config: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
+    """The language model's own part of config.json: the whole, or what a multimodal model nests."""
+    nested = config.get(family.text_config) if family.text_config else None
+    return nested if isinstance(nested, Mapping) else config
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family of a checkpoint, with what this very config.json says about its positions.
+
+    Args:
+        config: The content of config.json.
+
+    Raises:
+        CtxextError: the model type is missing or unknown, or it is not a causal language model.
+    """
+    return _switched(config, named_family(config))
+
+
+def named_family(config: Mapping[str, Any]) -> Family:
+    """The family that a config.json names, before anything else in it is read; raises as `family_of`."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise CtxextError("config.json has no model_type.", hint="Is this the folder of a transformers checkpoint?")
+    family = FAMILIES.get(model_type)
+    if family is None:
+        raise unknown_type(config, FAMILIES, OTHERS)
+    architectures = (config.get("architectures") or ()) if family.positions in _CAUSAL_ONLY else ()
+    if architectures and all(str(name).endswith(_NOT_CAUSAL) for name in architectures):
+        raise CtxextError(f'"{architectures[0]}" is not a causal language model.')
+    nested = text_config(config, family)
+    inner = FAMILIES.get(str(nested.get("model_type"))) if nested is not config else None
+    if inner is not None and not family.reason:
+        family = dataclasses.replace(inner, model_type=model_type, text_config=family.text_config)
+    return family
+
+
+def _switched(config: Mapping[str, Any], family: Family) -> Family:
+    """The family as one of its own keys makes it: some can be told to use no rotary embedding."""
+    for key, (rotary, otherwise) in _SWITCHES.get(family.model_type, {}).items():
+        if read(config, family, key) != rotary:
+            return dataclasses.replace(family, positions=otherwise)
+    if family.rotated != "all" and not family.reason and not rotated_layers(config, family):
+        return dataclasses.replace(family, reason=NOTHING_TO_EXTEND)
+    return family
+
+
+# Keys that turn the rotary embedding off: the value with which it is on, and what the model uses otherwise.
+_SWITCHES: Mapping[str, Mapping[str, tuple[Any, str]]] = {
+    "falcon": {"alibi": (False, "alibi")},
+    "granitemoehybrid": {"position_embedding_type": ("rope", "none")},
+    "zamba2": {"use_mem_rope": (True, "none")},
+}
+
+
+def read(config: Mapping[str, Any], family: Family, key: str) -> Any:
+    """A value as transformers 5 would compute it: what config.json says, else the class default, else derived.
+
+    Keys are the standard names of transformers (`num_attention_heads`, `rope_theta` ...), whatever this family calls
+    them. `rope_theta`, `partial_rotary_factor` and `head_dim` are those of the full-attention layers;
+    `local_rope_theta` is the base of the sliding ones.
+    """
+    text = text_config(config, family)
+    if key in ("rope_theta", family.theta_key):
+        return _layer_theta(text, family, rotated_layers(config, family)) or _theta(text, family)
+    if key in ("local_rope_theta", family.local_theta_key):
+        return _layer_theta(text, family, sliding_layers(config, family)) or _local_theta(text, family)
+    if key == "partial_rotary_factor":
+        return _partial(config, text, family)
+    if key == "head_dim":
+        return _head_dim(config, text, family)
+    value = plain_value(text, family, key)
+    if key == "num_hidden_layers" and value:
+        return value * family.defaults.get("layers_per_block", 1)
+    if key == "sliding_window" and plain_value(text, family, "use_sliding_window") is False:
+        return None
+    if key == "num_key_value_heads":
+        if plain_value(text, family, "multi_query") and not plain_value(text, family, "new_decoder_architecture"):
+            return 1
+        return value or read(config, family, "num_attention_heads")
+    return value
+
+
+def plain_value(text: Mapping[str, Any], family: Family, key: str) -> Any:
+    """The value of a key as it stands, under the family's own name for it or the standard one, or its default."""
+    for name in (family.aliases.get(key, key), key):
+        place: Any = text
+        for part in name.split("."):
+            place = place.get(part, _ABSENT) if isinstance(place, Mapping) else _ABSENT
+        # A null stands for "derive it", save where it switches something off.
+        if place is not _ABSENT and not (place is None and key in _DERIVED):
+            return place
+    return family.defaults.get(key)
+
+
+_ABSENT: Any = object()
+_DERIVED = frozenset({"head_dim", "num_key_value_heads", "rope_theta", "partial_rotary_factor"})
+
+
+def _head_dim(config: Mapping[str, Any], text: Mapping[str, Any], family: Family) -> Any:
+    """The head size, of the full-attention layers where it is not that of the sliding ones (Gemma 4)."""
+    if text.get("per_layer_config"):
+        for index in full_attention_layers(config, family):
+            if size := own_config(text, index).get("head_dim"):
+                return size
+    value = plain_value(text, family, "global_head_dim") or plain_value(text, family, "head_dim")
+    hidden, heads = plain_value(text, family, "hidden_size"), plain_value(text, family, "num_attention_heads")
+    return value or (family.defaults.get("head_dim_multiple", 1) * hidden // heads if hidden and heads else None)
+
+
+def own_config(text: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
+    """What config.json says of a single layer."""
+    return (text.get("per_layer_config") or {}).get(str(layer)) or {}
+
+
+def schedule_keys(text: Mapping[str, Any], family: Family) -> tuple[str, ...]:
+    """The keys whose schedules count, as in transformers 5: a `rope_scaling` stands alone, save in nested families."""
+    return ("rope_scaling",) if text.get("rope_scaling") and not family.nested_rope else _SCHEDULE_KEYS
+
+
+_SCHEDULE_KEYS = ("rope_scaling", "rope_parameters")
+
+
+def _schedules(text: Mapping[str, Any], family: Family, types: tuple[str, ...]) -> list[Mapping[str, Any]]:
+    """The rope dicts that the given layer types read, the strongest first."""
+    found: list[Mapping[str, Any]] = []
+    for key in schedule_keys(text, family):
+        value = text.get(key)
+        if isinstance(value, Mapping):
+            nested = [value[name] for name in types if isinstance(value.get(name), Mapping)]
+            flat = not any(isinstance(item, Mapping) for item in value.values())
+            found += nested or ([value] if flat else [])
+    return found
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _theta(text: Mapping[str, Any], family: Family) -> Any:
+    inside = [schedule.get("rope_theta") for schedule in _schedules(text, family, family.full_types)]
+    split = len(inside) if family.nested_rope else 1
+    above = plain_value(text, dataclasses.replace(family, defaults={}), family.theta_key)
+    default = family.defaults.get("rope_theta")
+    return _first(*inside[:split], above, text.get("rope_theta"), *inside[split:], default)
+
+
+def _layer_theta(text: Mapping[str, Any], family: Family, layers: list[int]) -> Any:
+    """The base of the first of some layers, where config.json lists one for each (Granite with sliding windows)."""
+    thetas = text.get(family.layer_theta_key) if family.layer_theta_key else None
+    if not thetas:
+        return None
+    listed = [_entry(thetas, index, str(family.layer_theta_key)) for index in layers]
+    return next((theta for theta in listed if theta), None)
+
+
+def _local_theta(text: Mapping[str, Any], family: Family) -> Any:
+    """The base of the sliding layers; that of the full-attention layers where the family has only one."""
+    if not family.nested_rope and not family.local_theta_key:
+        return _theta(text, family)
+    inside = [schedule.get("rope_theta") for schedule in _schedules(text, family, family.sliding_types)]
+    above = text.get(family.local_theta_key or family.theta_key)
+    return _first(*inside, above, family.defaults.get("local_rope_theta"))
+
+
+def _partial(config: Mapping[str, Any], text: Mapping[str, Any], family: Family) -> float:
+    """The part of a head that rotates, between 0 and 1."""
+    inside = [schedule.get("partial_rotary_factor") for schedule in _schedules(text, family, family.full_types)]
+    above = text.get(family.partial_key) if family.partial_key else None
+    if above is None and family.rotary_dim_key and text.get(family.rotary_dim_key):
+        above = text[family.rotary_dim_key] / _head_dim(config, text, family)
+    return float(
+        _first(*inside, above, text.get("partial_rotary_factor"), family.defaults.get("partial_rotary_factor"), 1.0)
+    )
+
+
+def rotary_dim(config: Mapping[str, Any], family: Family) -> int:
+    """How many dimensions of a head rotate, in the full-attention layers."""
+    if family.shared_rotary_key:
+        return int(read(config, family, "qk_rope_head_dim"))
+    head_dim = read(config, family, "head_dim") or 0
+    partial = read(config, family, "partial_rotary_factor")
+    if family.plain_type == "proportional":
+        return 2 * int(partial * head_dim // 2)
+    return int(head_dim * partial)
+
+
+def layer_types(config: Mapping[str, Any], family: Family) -> list[str]:
+    """The type of each layer, as config.json lists them or as the family's class fills them in."""
+    text = text_config(config, family)
+    count = read(config, family, "num_hidden_layers") or 0
+    rule = family.layers
+    listed = plain_value(text, family, "layer_types") or text.get(rule.get("letters", ""))
+    if isinstance(listed, list | tuple | str):
+        return [str(name) for name in listed]
+    if "every" in rule:
+        every, offset = plain_value(text, family, rule["every"]), plain_value(text, family, rule["offset"])
+        types = ["full_attention" if index % every == offset else rule["otherwise"] for index in range(count)]
+        return [*rule.get("prefix", ()), *types][:count]
+    if "indices" in rule:
+        attention = plain_value(text, family, rule["indices"])
+        if attention is None:
+            return [rule.get("absent", rule["otherwise"])] * count
+        kinds, first = (rule["otherwise"], rule.get("listed", "full_attention")), rule.get("first", 0)
+        listed = frozenset(attention)
+        return [kinds[index + first in listed] for index in range(count)]
+    window, length = (read(config, family, key) or 0 for key in ("sliding_window", "max_position_embeddings"))
+    window = window if window < length else 0  # Nothing ever leaves such a window (Phi-3 with 128k).
+    if rule.get("window") == "all":
+        return ["sliding_attention" if window else "full_attention"] * count
+    if rule.get("window") == "above":
+        first = read(config, family, "max_window_layers") if window else None
+        return ["full_attention" if first is None or index < first else "sliding_attention" for index in range(count)]
+    types = _tiled(rule, plain_value(text, family, rule["key"]) if "key" in rule else None, count)
+    flags = text.get("no_rope_layers") if rule.get("key") == "no_rope_layer_interval" else None
+    return [rule["period"][0 if flag else -1] for flag in flags] if flags else types
+
+
+def _tiled(rule: Mapping[str, Any], length: Any, count: int) -> list[str]:
+    """Layer types by a repeated pattern, whose length a key of config.json may give."""
+    period = list(rule.get("period") or ["full_attention"])
+    if isinstance(length, int) and length > 0:
+        odd = period.index("full_attention") if period.count("full_attention") == 1 else len(period) - 1
+        rest = period[odd - 1]
+        period = [period[odd], *[rest] * (length - 1)] if odd == 0 else [*[rest] * (length - 1), period[odd]]
+    prefix = list(rule.get("prefix") or [])
+    types = [*prefix, *(period[index % len(period)] for index in range(max(0, count - len(prefix))))][:count]
+    if types and rule.get("last"):
+        types[-1] = rule["last"]
+    return types
+
+
+def full_attention_layers(config: Mapping[str, Any], family: Family) -> list[int]:
+    """The layers whose queries may look back over the whole context, rotated or not."""
+    return [index for index, name in enumerate(layer_types(config, family)) if name in FULL_TYPES]
+
+
+def sliding_layers(config: Mapping[str, Any], family: Family) -> list[int]:
+    """The layers that see only a window or a chunk. They keep their own rotary embedding."""
+    return [index for index, name in enumerate(layer_types(config, family)) if name in SLIDING_TYPES]
+
+
+def _entry(listed: Sequence[Any], index: int, key: str) -> Any:
+    """What a list with one entry for each layer says of a layer.
+
+    Raises:
+        CtxextError: it is too short.
+    """
+    if index >= len(listed):
+        raise CtxextError(f'"config.json": "{key}" has "{len(listed)}" entries, and none for layer {index}.')
+    return listed[index]
+
+
+def rotated_layers(config: Mapping[str, Any], family: Family) -> list[int]:
+    """The full-attention layers that rotate queries and keys: those a longer schedule is for.
+
+    Empty where such layers have no positions at all (Cohere 2, Llama 4): then there is nothing to extend.
+    """
+    full = full_attention_layers(config, family)
+    if family.rotated == "sliding" or (family.rotated == "unless_window" and read(config, family, "sliding_window")):
+        return []
+    if family.rotated == "no_rope_layers":
+        text = text_config(config, family)
+        interval = plain_value(text, family, "no_rope_layer_interval")
+        flags = text.get("no_rope_layers") or [
+            (index + 1) % interval for index in range(read(config, family, "num_hidden_layers"))
+        ]
+        return [index for index in full if _entry(flags, index, "no_rope_layers")]
+    if family.rotated == "layer_theta_key":
+        thetas = text_config(config, family).get(family.layer_theta_key or "")
+        return [index for index in full if not thetas or _entry(thetas, index, str(family.layer_theta_key))]
+    return full

@@ -1,0 +1,131 @@
+"""The sizes of a model: whether a config.json's can be those of a rotary one, and what its cache takes."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ctxext.errors import CtxextError
+from ctxext.checkpoint.families import (
+    Family,
+    family_of,
+    full_attention_layers,
+    named_family,
+    own_config,
+    plain_value,
+    read,
+    rotary_dim,
+    sliding_layers,
+    text_config,
+)
+from ctxext.reading.schemas import Config, Sizes, checked
+
+_NEEDED: tuple[str, ...] = ("hidden_size", "num_attention_heads", "num_hidden_layers", "qk_rope_head_dim")
+_NEEDED += ("no_rope_layer_interval", "attn_layer_period", "attn_layer_offset")
+_DERIVED = ("rope_theta", "local_rope_theta", "partial_rotary_factor", "head_dim")
+_ONE_PER_LAYER = ("layer_types", "no_rope_layers", "layer_rope_theta")
+
+
+def check_sizes(config: Mapping[str, Any], name: str) -> None:
+    """Check the sizes as this package reads them, under whatever names the family has for them.
+
+    Args:
+        config: The content of a config.json that `check_config` let through.
+        name: What errors call the file.
+
+    Raises:
+        CtxextError: one of them is no size, heads do not divide, or a head's rotated part is odd.
+    """
+    try:
+        plain = named_family(config)
+    except CtxextError:  # Whoever needs the family says why there is none.
+        return
+    text = text_config(config, plain)
+    sizes = {key: plain_value(text, plain, key) for key in Sizes.model_fields}
+    indices = plain.layers.get("indices")
+    checked({**sizes, "attention_layers": indices and plain_value(text, plain, indices)}, Sizes, name)
+    if null := next((key for key in _NEEDED if key in plain.defaults and sizes[key] is None), None):
+        raise CtxextError(f'"{name}": "{plain.aliases.get(null, null)}" is null, expected a number.')
+    family = family_of(config)
+    if family.positions != "rotary" or family.reason:
+        return
+    _check_lists(config, family, name)
+    checked({key: read(config, family, key) for key in _DERIVED}, Config, name)
+    dim = rotary_dim(config, family)
+    if dim < 4 or dim % 2:
+        raise CtxextError(f'"{name}": "{dim}" dimensions of a head rotate, expected an even number of at least 4.')
+
+
+def claimed_length(config: Mapping[str, Any], family: Family) -> Any:
+    """The context length in tokens that config.json claims: `max_position_embeddings`, or what stands above it.
+
+    Command R was published with 8192 there and its 131072 under `model_max_length`, which engines believe.
+    """
+    above = text_config(config, family).get(LENGTH_ABOVE) if family.model_type in ("cohere", "cohere2") else None
+    return above or read(config, family, "max_position_embeddings")
+
+
+LENGTH_ABOVE = "model_max_length"
+
+
+def default_length(config: Mapping[str, Any], family: Family) -> int | None:
+    """The context length in tokens that is the configuration class's default; None where config.json names one."""
+    named = read(config, dataclasses.replace(family, defaults={}), "max_position_embeddings")
+    length = claimed_length(config, family)
+    return int(length) if named is None and isinstance(length, int) and not _names_above(config, family) else None
+
+
+def _names_above(config: Mapping[str, Any], family: Family) -> bool:
+    return text_config(config, family).get(LENGTH_ABOVE) is not None
+
+
+def _check_lists(config: Mapping[str, Any], family: Family, name: str) -> None:
+    """Check the lists that have one entry for each layer."""
+    text = text_config(config, family)
+    count = read(config, family, "num_hidden_layers")
+    for key in _ONE_PER_LAYER:
+        listed = text.get(key)
+        if isinstance(listed, list) and len(listed) < count:
+            raise CtxextError(
+                f'"{name}": "{key}" has "{len(listed)}" entries, expected one for each of {count} layers.'
+            )
+
+
+def cache_numbers(config: Mapping[str, Any], family: Family, length: int) -> int:
+    """How many numbers the keys and values of one sequence are, as its architecture needs them.
+
+    A layer with a window or with chunks keeps no more than that. Latent attention keeps one compressed vector and one
+    rotated key for all heads (DeepSeek-V2, section 2.1). States that do not grow with the text are not counted.
+
+    Args:
+        config: The content of config.json.
+        family: Its family.
+        length: The sequence's, in tokens.
+    """
+    window = read(config, family, "attention_chunk_size") or read(config, family, "sliding_window") or length
+    count, num_shared = (read(config, family, key) or 0 for key in ("num_hidden_layers", "num_kv_shared_layers"))
+    borrowing = set(range(count - num_shared, count))  # They read the keys of layers before them (Gemma 3n).
+    full, sliding = ({*layers(config, family)} - borrowing for layers in (full_attention_layers, sliding_layers))
+    return sum(
+        _per_token(config, family, layer, sliding=layer in sliding)
+        * (min(length, window) if layer in sliding else length)
+        for layer in full | sliding
+    )
+
+
+def _per_token(config: Mapping[str, Any], family: Family, layer: int, *, sliding: bool) -> int:
+    """Numbers that a layer keeps of one token."""
+    text = text_config(config, family)
+    own = own_config(text, layer)
+
+    def size(*names: str) -> int:
+        return int(next((value for name in names if (value := own.get(name) or read(config, family, name))), 0))
+
+    if rank := size("kv_lora_rank"):
+        return rank + size("qk_rope_head_dim")
+    if sliding:  # A family may give its full-attention layers heads of another size, which `read` tells.
+        heads, named = size("swa_num_key_value_heads", "num_key_value_heads"), own.get("head_dim")
+        plain = text.get("swa_head_dim") or text.get("head_dim") or family.defaults.get("head_dim")
+        head_dim = int(named or plain or size("head_dim"))
+    else:
+        heads, head_dim = size("num_global_key_value_heads", "num_key_value_heads"), size("head_dim")
+    return heads * (head_dim + (size("v_head_dim") or head_dim))

@@ -1,0 +1,340 @@
+"""A checkpoint as data: configuration and files of a folder, a Hub id or the package. No weights, no torch."""
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ctxext.errors import CtxextError
+from ctxext.checkpoint.families import Family
+from ctxext.system.files import is_noted_link, is_text, open_regular
+from ctxext.checkpoint.geometry import check_sizes, claimed_length
+from ctxext.reading.safetensors_header import fault_of_metadata, fault_of_tensors
+from ctxext.reading.schemas import read_json_object, SCHEMAS, Header, check_config, checked
+from ctxext.reading.strict import parse_json, read_text
+from ctxext.system.tokens import hub_token
+
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
+"""Files that hold numbers and are never rewritten in place, so that they may be linked."""
+
+_INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_LOADABLE = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
+_SKIPPED_FOLDERS = (".git", ".cache", "__pycache__")
+_MAX_HEADER_BYTES = 100_000_000
+_JSON_SPACES = " \t\r\n"
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint in a local folder.
+
+    Attributes:
+        name: What the user called it.
+        folder: Where its files are.
+        config: The content of config.json.
+        revision: The commit on the Hub, where it came from there.
+        remote_sizes: Size in bytes of files that were left on the Hub, by name.
+        original_length: What the model was trained on, in tokens, where the user said so.
+    """
+
+    name: str
+    folder: Path
+    config: dict[str, Any] = field(repr=False)
+    revision: str | None = None
+    remote_sizes: dict[str, int] = field(default_factory=dict, repr=False)
+    original_length: int | None = None
+
+    @property
+    def public_name(self) -> str:
+        """The name that may be published: a Hub id as it is, a folder by its last part, as its path helps nobody."""
+        if self.revision or self.name == "demo":
+            return self.name
+        return self.folder.resolve().name.encode("utf-8", "replace").decode()  # Bytes that are no text stay here.
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """Every file, relative to the folder, sorted; version control and caches left out."""
+        found = []
+        for root, folders, names in os.walk(self.folder):
+            folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
+            found += [(Path(root) / name).relative_to(self.folder) for name in names]
+        return sorted(path for path in found if not path.name.startswith(".") or path.name == ".gitattributes")
+
+    @cached_property
+    def weight_files(self) -> list[Path]:
+        """The files that hold numbers, relative to the folder."""
+        return [path for path in self.files if path.suffix in WEIGHT_SUFFIXES]
+
+    def size_of(self, path: Path) -> int:
+        """A file's size in bytes, on disk or on the Hub."""
+        size = self.remote_sizes.get(path.as_posix())
+        return (self.folder / path).stat().st_size if size is None else size
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """A JSON file's content, None where there is no such file.
+
+        Raises:
+            CtxextError: the file is not a JSON object.
+        """
+        return read_json_object(self.folder / name) if (self.folder / name).is_file() else None
+
+    def known_digest(self, path: Path) -> str | None:
+        """A file's SHA-256 where it costs nothing: the Hub's client names large files of its cache by it.
+
+        Only in the cache of this user, which that client alone writes: elsewhere a name is a claim.
+        """
+        target = (self.folder / path).resolve()
+        if not _SHA256.fullmatch(target.name) or not self._is_own_blob(target):
+            return None
+        from huggingface_hub import constants
+
+        return target.name if Path(constants.HF_HUB_CACHE).resolve() in target.parents else None
+
+    def check_files(self) -> None:
+        """Check that every file is a regular one that belongs to the checkpoint, as `check_file` says.
+
+        Raises:
+            CtxextError: one is a pipe or a device, or a link that leads nowhere or elsewhere.
+        """
+        for path in self.files:
+            self.check_file(path)
+
+    def check_file(self, path: Path) -> None:
+        """Check that a file is a regular one: in the folder, in its part of the Hub's cache, or linked by this user.
+
+        Whether a link may be followed is asked of the file system and of this user's record of links, never of a
+        file of the checkpoint: whoever wrote the link wrote that too.
+
+        Args:
+            path: Relative to the folder.
+
+        Raises:
+            CtxextError: it is a pipe or a device, or a link that leads nowhere or elsewhere.
+        """
+        if not is_text(str(path)):
+            raise CtxextError(f'"{path}" of "{self.name}" has a name that is not text in UTF-8.', hint="Rename it.")
+        place = self.folder / path
+        target = place.resolve()
+        if not place.exists():
+            raise CtxextError(f'"{path}" of "{self.name}" is a link that leads nowhere.', hint="Remove it.")
+        if not place.is_file():
+            raise CtxextError(f'"{path}" of "{self.name}" is not a regular file.', hint="Remove it.")
+        if self.folder.resolve() in target.parents or self._is_own_blob(target):
+            return
+        if not (path.suffix in WEIGHT_SUFFIXES and place.is_symlink() and is_noted_link(place)):
+            raise CtxextError(
+                f'"{path}" of "{self.name}" is a link out of the folder, to "{target}".',
+                hint="Put the file itself in its place; links are followed if your own --link symlink made them.",
+            )
+
+    def _is_own_blob(self, target: Path) -> bool:
+        """Whether a file belongs to the same repository in a cache as the Hub's client lays it out.
+
+        That is models--USER--NAME/snapshots/COMMIT for the folder, and models--USER--NAME/blobs/DIGEST for the file.
+        """
+        home, repository = self.folder.resolve(), target.parent.parent
+        if (
+            target.parent.name != "blobs"
+            or not repository.name.startswith("models--")
+            or repository not in home.parents
+        ):
+            return False
+        return home.relative_to(repository).parts[0] == "snapshots"
+
+    def check_weights(self) -> None:
+        """Check from headers and indexes alone that the weights are all there.
+
+        Raises:
+            CtxextError: there are none, the index names a missing or an outside file, or a header is broken.
+        """
+        self.check_files()
+        names = {path.as_posix() for path in self.files} | set(self.remote_sizes)
+        for index_name in _INDEX_NAMES:
+            index = self.read_json(index_name) or {}
+            weight_map = index.get("weight_map") or {}
+            for shard in sorted({str(name) for name in weight_map.values()}):
+                _check_shard(self.name, index_name, shard, names)
+        if not any(_LOADABLE.match(name) for name in names):
+            raise CtxextError(
+                f'"{self.name}" holds no weights that transformers would load.',
+                hint="Expected model.safetensors, its shards with an index, or pytorch_model.bin.",
+            )
+        for path in self.weight_files:
+            if path.suffix == ".safetensors" and path.as_posix() not in self.remote_sizes:
+                read_safetensors_header(self.folder / path)
+
+    @property
+    def loaded_safetensors(self) -> list[Path]:
+        """The safetensors files that transformers would load, relative to the folder."""
+        return [path for path in self.weight_files if path.suffix == ".safetensors" and _LOADABLE.match(str(path))]
+
+    def headers(self) -> Iterator[dict[str, Any]]:
+        """The headers of the safetensors files: tensor name to dtype, shape and offsets."""
+        for path in self.weight_files:
+            if path.suffix == ".safetensors" and _LOADABLE.match(path.name) and (self.folder / path).is_file():
+                yield read_safetensors_header(self.folder / path)
+
+    @cached_property
+    def num_parameters(self) -> int | None:
+        """How many parameters there are, counted from the safetensors headers; None where there are none."""
+        return sum(math.prod(entry["shape"]) for header in self.headers() for entry in header.values()) or None
+
+
+def is_cached(path: Path) -> bool:
+    """Whether a file may be one of the Hub's cache, shared by several checkpoints; that is no reason to trust it."""
+    return path.parent.name == "blobs"
+
+
+def _check_shard(name: str, index_name: str, shard: str, names: set[str]) -> None:
+    outside = Path(shard).is_absolute() or ".." in Path(shard).parts
+    if outside:
+        raise CtxextError(f'"{index_name}" of "{name}" names a file outside the folder: "{shard}".')
+    if shard not in names:
+        raise CtxextError(
+            f'"{index_name}" of "{name}" names "{shard}", which is not there.', hint="Download the checkpoint again."
+        )
+
+
+def read_safetensors_header(path: Path) -> dict[str, Any]:
+    """The header of a safetensors file, valid by the rules of the library itself; the tensors are not read.
+
+    Raises:
+        CtxextError: the header is truncated or broken, or does not describe every byte of the file exactly once.
+    """
+
+    def broken(fault: str = "") -> CtxextError:
+        told = f": {fault}" if fault else ""
+        return CtxextError(
+            f'"{path.name}" is truncated or not a safetensors file{told}.', hint="Download the file again."
+        )
+
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
+            raise broken()
+        try:
+            text = file.read(length).decode()
+        except UnicodeDecodeError as error:
+            raise broken() from error
+    if not text.lstrip(_JSON_SPACES).startswith("{"):
+        raise broken()
+    header = parse_json(text, path.name, constants=False)
+    if fault := fault_of_metadata(header.pop("__metadata__", None)):
+        raise broken(fault)
+    checked({"tensors": header}, Header, path.name)
+    if fault := fault_of_tensors(header, size - 8 - length):
+        raise broken(fault)
+    return header  # type: ignore[no-any-return]
+
+
+def open_checkpoint(
+    source: str,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    weights: bool = True,
+    original_length: int | None = None,
+) -> Checkpoint:
+    """Find a checkpoint and read its configuration.
+
+    Args:
+        source: A folder, a Hub id, or `demo` for the checkpoint in the package.
+        revision: A branch, tag or commit on the Hub.
+        token: A Hub token; the usual places are read where it is None.
+        weights: Whether the weight files must be local; without, only the small files of a Hub id are fetched.
+        original_length: What the model was trained on, in tokens, where its files do not say it.
+
+    Raises:
+        CtxextError: there is no such checkpoint, or its config.json is missing or broken.
+    """
+    folder, commit = Path(source).expanduser(), None
+    sizes: dict[str, int] = {}
+    if source == "demo" and not folder.exists():
+        folder = Path(str(resources.files("ctxext") / "demo" / "checkpoint"))
+    elif not folder.exists():
+        folder, commit, sizes = _fetch(source, revision, token, weights)
+    elif not folder.is_dir():
+        raise CtxextError(f'"{source}" is a file, not a checkpoint folder.')
+    if not folder.is_dir():
+        raise CtxextError("This installation of ctxext lacks its demo checkpoint.", hint="Install ctxext again.")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise CtxextError(f'"{source}" cannot be read.', hint="Check the folder's permissions.")
+    if not (folder / "config.json").is_file():
+        raise CtxextError(f'"{source}" has no config.json.', hint="Name the folder that holds the checkpoint's files.")
+    config = read_json_object(folder / "config.json")
+    check_sizes(config, str(folder / "config.json"))
+    return Checkpoint(source, folder, config, commit, sizes, original_length)
+
+
+def _fetch(
+    source: str, revision: str | None, token: str | None, weights: bool
+) -> tuple[Path, str | None, dict[str, int]]:
+    """Bring a checkpoint from the Hub into its cache, with or without the weights."""
+    if not re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", source):
+        raise CtxextError(f'There is no folder "{source}".', hint="Give a folder, a Hub id (user/name) or demo.")
+    import huggingface_hub
+    from huggingface_hub import errors
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not weights:
+        disable_progress_bars()
+    token = hub_token(token)
+    # The client's transport errors descend from the base of its HTTP errors, in both of its generations.
+    transport: type[Exception] = getattr(errors, "HTTPError")  # noqa: B009
+    ignored = [] if weights else [f"*{suffix}" for suffix in WEIGHT_SUFFIXES]
+    try:
+        folder = Path(
+            huggingface_hub.snapshot_download(source, revision=revision, token=token, ignore_patterns=ignored)
+        )
+        sizes = {} if weights else _remote_sizes(source, revision, token)
+    except errors.GatedRepoError as error:
+        raise CtxextError(
+            f'"{source}" is gated on the Hub.', hint="Accept its terms there, then: hf auth login"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise CtxextError(f'"{source}" has no revision "{revision}".') from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise CtxextError(
+            f'There is no folder "{source}", and the Hub knows no such repository.',
+            hint="Check the spelling; for a private repository: hf auth login",
+        ) from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, transport, OSError) as error:
+        raise CtxextError(
+            f'"{source}" is neither a folder nor in the Hub\'s cache, and the Hub cannot be reached.',
+            hint="Check the name and the network, or give a local folder.",
+        ) from error
+    return folder, folder.name, sizes
+
+
+def _remote_sizes(source: str, revision: str | None, token: str | None) -> dict[str, int]:
+    from huggingface_hub import HfApi
+
+    siblings = HfApi(token=token).model_info(source, revision=revision, files_metadata=True).siblings or []
+    weights = [file for file in siblings if file.rfilename.endswith(WEIGHT_SUFFIXES)]
+    return {file.rfilename: file.size or 0 for file in weights}
+
+
+def claimed_lengths(checkpoint: Checkpoint, family: Family, context_length: int | None = None) -> dict[str, int]:
+    """The context length in tokens that each file claims, by file name.
+
+    Args:
+        checkpoint: Its files.
+        family: Its family.
+        context_length: What config.json says, where another than the plain key says it.
+    """
+    generation = checkpoint.read_json("generation_config.json") or {}
+    tokenizer = checkpoint.read_json("tokenizer_config.json") or {}
+    claims = {
+        "config.json": context_length or claimed_length(checkpoint.config, family),
+        "tokenizer_config.json": tokenizer.get("model_max_length"),
+        "generation_config.json": generation.get("max_length"),
+    }
+    return {name: int(value) for name, value in claims.items() if value and value < 10**12}

@@ -1,0 +1,327 @@
+"""How a checkpoint with code of its own is laid out: its config.json, and the stub that names family and methods.
+
+The weights stay as they are. `config.json` keeps the stock `model_type` and gains three things: classes of its own
+(`architectures`, `auto_map`), a sentinel in the place of the rope type and of another key (`guards.py`) that only the
+shipped code understands, so that loading it as a stock model fails instead of being silently wrong, and one block,
+`ctxext_code`, with what is hidden and one entry for each method, for `portable/modeling_family.py` and, where there is
+no rope type, `portable/modeling_alibi.py`. Nothing here knows a method.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ctxext.errors import CtxextError
+from ctxext.checkpoint.families import Family, text_config
+from ctxext.recipes.code import guards
+from ctxext.recipes.encodings.rotary import (
+    CODE_KEY,
+    SENTINEL,
+    Config,
+    ModelConfig,
+    Rotary,
+    attention_scaling,
+    unsupported,
+    write_rotary,
+)
+
+STUB_FILE = "modeling_ctxext.py"
+SHARED_FILES: Mapping[str, tuple[str, ...]] = {
+    "rotary": ("configuration_ctxext.py", "method.py", "private_copy.py", "modeling_family.py"),
+    "alibi": ("private_copy.py", "modeling_alibi.py"),
+}
+"""What every such checkpoint carries beside the stub and a file per method, by encoding; the last copies the family."""
+
+PREFIX = "Ctxext"
+"""Of the names of its classes."""
+
+STUB_STYLE = "with heads"
+"""Of how `render_stub` writes the stub; another one wherever its text changes (`released.py`)."""
+
+AUTO_CLASSES = ("AutoModel", "AutoModelForCausalLM", "AutoModelForImageTextToText")
+"""The Auto classes that a stub may have classes for, beside those of `HEADS`."""
+
+HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
+"""Heads that some families have on the same body, in some versions of transformers."""
+
+CONFIGURATION = "configuration_ctxext"
+"""The portable file by which a configuration with a hidden rope type is read, where `auto_map` names it."""
+
+_TOWER = "its language model is another family's; convert that family's own checkpoint"
+_INDEXER = "its indexer reads the same rotary embedding, which must stay the model's own"
+
+UNREACHED: Mapping[str, str] = {
+    "blt": "four models in one, each with a rotary embedding",
+    "fuyu": _TOWER,
+    "got_ocr2": _TOWER,
+    "jetmoe": "its queries take turns at the KV heads, while the shipped code groups them",
+    "moss_transcribe_diarize": _TOWER,
+    "qwen4_exp": _INDEXER,
+    "qwen4_exp_text": _INDEXER,
+}
+"""Families whose rotary embedding the shipped code cannot reach, and why."""
+
+_ORIGINAL = "original_max_position_embeddings"
+# What belongs to a schedule. Engines multiply lengths by a `factor`, so none may stay beside the sentinel.
+_SCHEDULE = frozenset(
+    {"rope_type", "type", "factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
+    | {"truncate", "low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "short_mscale", "long_mscale"}
+)
+# What stands beside a hidden schedule in `rope_scaling`, and one level up beside a plain one.
+_BESIDE_SCALING = frozenset({"rope_theta", "partial_rotary_factor"})
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The family's own classes.
+
+    Attributes:
+        modeling: The module that defines them, for example `transformers.models.llama.modeling_llama`.
+        by_auto_class: The class behind each Auto class that can load the checkpoint.
+        heads: The names that its classes with another head have, by Auto class, in the versions that define them.
+    """
+
+    modeling: str
+    by_auto_class: Mapping[str, str]
+    heads: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def offered_heads(self) -> dict[str, str]:
+        """Those that the installed version defines."""
+        code = Path(str(_origin(self.modeling))).read_text(encoding="utf-8")
+        return {auto: name for auto, name in self.heads.items() if f"\nclass {name}(" in code}
+
+
+def family_classes(config: Mapping[str, Any]) -> Classes:
+    """Name the classes of a configuration's family, without importing its modeling code.
+
+    Raises:
+        CtxextError: transformers has no causal language model of this type.
+    """
+    from transformers.models.auto import modeling_auto
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+    causal_lms, models = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES
+    whole_type = model_type = str(config.get("model_type"))
+    causal_lm = causal_lms.get(model_type)
+    inner = str((config.get("text_config") or {}).get("model_type"))
+    if causal_lm is not None and causal_lms.get(inner) == causal_lm:
+        model_type = inner  # The text model of a larger one, in a checkpoint with the whole model's configuration.
+    model = models.get(model_type)
+    if causal_lm is None or not isinstance(model, str):
+        raise CtxextError(f'The installed transformers has no causal language model of type "{model_type}".')
+    classes = {"AutoModel": model, "AutoModelForCausalLM": causal_lm}
+    # A model type without code of its own borrows another's classes (internlm3 those of llama).
+    for name in (model_type, *(other for other, borrowed in causal_lms.items() if borrowed == causal_lm)):
+        module = model_type_to_module_name(name)
+        if origin := _origin(modeling := f"transformers.models.{module}.modeling_{module}"):
+            whole = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(whole_type)
+            if isinstance(whole, str) and f"\nclass {whole}(" in Path(origin).read_text(encoding="utf-8"):
+                classes["AutoModelForImageTextToText"] = whole
+            # The configuration of a whole model is not what heads on its language model take.
+            stem = model.removesuffix("Model") if model_type == whole_type else ""
+            return Classes(modeling, classes, {f"AutoModelFor{head}": f"{stem}For{head}" for head in HEADS if stem})
+    raise CtxextError(f'The installed transformers has no modeling code for "{model_type}".')
+
+
+def _origin(module: str) -> str | None:
+    """The file of a module, without importing it; None where it is not installed."""
+    import importlib.util
+
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        return None
+    return spec.origin if spec else None
+
+
+def refusal(family: Family) -> str:
+    """Why the shipped code cannot stand in a family's modeling code, whatever the method; empty where it can."""
+    return family.reason or UNREACHED.get(family.model_type, "")
+
+
+def with_step(model: ModelConfig, name: str, settings: Mapping[str, Any]) -> ModelConfig:
+    """The configuration with one method more in its code; the first one hides the schedule.
+
+    Args:
+        model: The configuration after the steps before this one.
+        name: The method's, as its portable class has it.
+        settings: Its numbers, as plain JSON.
+
+    Raises:
+        CtxextError: transformers has no classes for this family.
+    """
+    hidden = _with_hidden_schedule if isinstance(model.encoding, Rotary) else _with_hidden_values
+    config = copy.deepcopy(model.config) if code_of(model.config) else hidden(model)
+    text = _text(config, model.family)
+    block = text[CODE_KEY]
+    text[CODE_KEY] = {**block, "steps": [*block["steps"], {"method": name, **settings}]}
+    return ModelConfig(config, model.family, model.encoding)
+
+
+def with_length(model: ModelConfig, length: int) -> ModelConfig:
+    """The configuration of a checkpoint with code at another context length in tokens, its schedule as it was.
+
+    transformers works LongRoPE's factor on cos and sin out from the length that config.json claims (Phi-3), the new one
+    from now on: the old factor is written down beside the schedule.
+    """
+    longer, rotary = model.with_context_length(length), model.encoding
+    if not isinstance(rotary, Rotary) or rotary.rope_type != "longrope":
+        return longer
+    if rotary.parameters.get("attention_factor") is not None:
+        return longer
+    held = {"attention_factor": attention_scaling(rotary)}
+    text = _text(longer.config, model.family)
+    text[CODE_KEY] = {**text[CODE_KEY], "held": held}
+    return ModelConfig(longer.config, model.family, longer.rotary.with_parameters({**rotary.parameters, **held}))
+
+
+def code_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The block that the shipped code reads; empty where a configuration has none."""
+    nested = config.get("text_config")
+    for part in (config, nested if isinstance(nested, Mapping) else {}):
+        if isinstance(part.get(CODE_KEY), Mapping):
+            return part[CODE_KEY]  # type: ignore[no-any-return]
+    return {}
+
+
+def depends_on_prompt(config: Mapping[str, Any]) -> bool:
+    """Whether some method chooses by the prompt, so that no other prompt may use its cache."""
+    return any(step.get("per_prompt") for step in code_of(config).get("steps", ()))
+
+
+def _with_hidden_schedule(model: ModelConfig) -> Config:
+    """A copy of the configuration with its own classes, an empty list of steps, and the sentinel."""
+    family, rotary = model.family, model.rotary
+    classes = family_classes(model.config)
+    # A schedule that conversions do not offer for this family is kept as the source has it.
+    kept = dict(rotary.parameters) if unsupported(family, rotary.rope_type) else {}
+    plain = rotary.with_parameters({"rope_type": "default"}) if kept else rotary
+    edited = write_rotary(model.config, family, plain)
+    text = _text(edited, family)
+    block: dict[str, Any] = {"rope": {**_own_schedule(text["rope_parameters"], family), **kept}}
+    if family.model_type in guards.SHOWN:
+        block["shown"] = True
+    if family.model_type not in guards.SHOWN or family.nested_rope:
+        _hide(text, family)
+    text[CODE_KEY] = {**block, "hidden": guards.hide(text, family.model_type), "steps": []}
+    return _naming(edited, classes, edited.get("auto_map") or {}, by_rope_type=True)
+
+
+def _with_hidden_values(model: ModelConfig) -> Config:
+    """The same for families without a schedule, where the guard stands alone."""
+    edited = copy.deepcopy(model.config)
+    text = _text(edited, model.family)
+    text[CODE_KEY] = {"hidden": guards.hide(text, model.family.model_type), "steps": []}
+    # Code that the source brings is for a class of its own, which would not fit the family's.
+    return _naming(edited, family_classes(model.config), {}, by_rope_type=False)
+
+
+def _naming(edited: Config, classes: Classes, others: Mapping[str, Any], *, by_rope_type: bool) -> Config:
+    """The configuration, naming the classes of the stub."""
+    stub, causal_lm = STUB_FILE.removesuffix(".py"), classes.by_auto_class["AutoModelForCausalLM"]
+    named = [str(name) for name in edited.get("architectures") or ()]
+    whole = classes.by_auto_class.get("AutoModelForImageTextToText")
+    edited["architectures"] = [PREFIX + (whole if whole and whole in named else causal_lm)]
+    ours = {auto: f"{stub}.{PREFIX}{name}" for auto, name in {**classes.by_auto_class, **classes.offered_heads}.items()}
+    if by_rope_type:
+        ours["AutoConfig"] = f"{CONFIGURATION}.{PREFIX}Config"
+    edited["auto_map"] = {**others, **ours}
+    return edited
+
+
+def without_code(config: Config) -> Config:
+    """A copy of a configuration that names the stock classes and the model's own schedule again."""
+    plain = copy.deepcopy(config)
+    nested = plain.get("text_config")
+    text = nested if isinstance(nested, dict) and nested.get(CODE_KEY) else plain
+    block = text.pop(CODE_KEY, None)
+    if not block:
+        return plain
+    guards.show(text, block)
+    for key in ("rope_parameters", "rope_scaling"):
+        for entry in (text.get(key) or {}, *(text.get(key) or {}).values()):
+            if isinstance(entry, dict) and entry.get("rope_type") == SENTINEL:
+                entry.update(block.get("rope") or {})
+    if isinstance(scaling := text.get("rope_scaling"), dict):
+        text["rope_scaling"] = {key: scaling[key] for key in scaling if key not in _BESIDE_SCALING}
+        if text["rope_scaling"] == {"rope_type": "default"}:
+            del text["rope_scaling"]
+    plain["architectures"] = [str(name).removeprefix(PREFIX) for name in plain.get("architectures") or []]
+    ours = (STUB_FILE.removesuffix(".py") + ".", CONFIGURATION + ".")
+    named = plain.pop("auto_map", None) or {}
+    auto_map = {name: place for name, place in named.items() if not str(place).startswith(ours)}
+    return {**plain, "auto_map": auto_map} if auto_map else plain
+
+
+def _full(schedules: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
+    """The schedule of the full-attention layers."""
+    return next((schedules[name] for name in family.full_types if isinstance(schedules.get(name), Mapping)), schedules)
+
+
+def _own_schedule(schedules: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """What the sentinel takes the place of."""
+    return {key: value for key, value in _full(schedules, family).items() if key in _SCHEDULE or key == _ORIGINAL}
+
+
+def _hide(text: Config, family: Family) -> None:
+    """Give the full-attention layers the rope type that only the shipped code understands, in both dialects."""
+    schedules = text["rope_parameters"]
+    full = _full(schedules, family)
+    hidden = {"rope_type": SENTINEL, **{key: value for key, value in full.items() if key not in _SCHEDULE}}
+    names = [name for name in family.full_types if isinstance(schedules.get(name), Mapping)]
+    text["rope_parameters"] = {**schedules, **{name: dict(hidden) for name in names}} if names else hidden
+    if family.rope_scaling:
+        text["rope_scaling"] = dict(hidden)
+
+
+def _text(edited: Config, family: Family) -> Config:
+    """The language model's part of a configuration, as a part of it that may be written to."""
+    if text_config(edited, family) is edited or family.text_config is None:
+        return edited
+    edited[family.text_config] = dict(edited[family.text_config])
+    text: Config = edited[family.text_config]
+    return text
+
+
+def render_stub(
+    classes: Classes, methods: Sequence[tuple[str, str, str]], files: Iterable[str], home: str = "modeling_family"
+) -> str:
+    """The text of the stub file: which family this checkpoint belongs to, and which methods stand in it.
+
+    Args:
+        classes: The family's.
+        methods: For each method its title, its portable module and its portable class.
+        files: Every module that travels; transformers 4 copies only those that the stub itself imports.
+        home: The one that copies the family's.
+    """
+    titles = " and ".join(dict.fromkeys(title for title, _, _ in methods))
+    named = {home: "family"}
+    for _, module, name in methods:
+        named[module] = f"{named[module]}, {name}" if module in named else name
+    # Of the others the name alone, as theirs might stand in the way of the methods'.
+    taken = {module: named.get(module, f"__name__ as _{module}") for module in sorted({*files, *named})}
+    imports = "".join(f"from .{module} import {names}\n" for module, names in taken.items())
+    listed = ", ".join(dict.fromkeys(name for _, _, name in methods))
+    defined = "".join(
+        f'\n\nclass {PREFIX}{name}(modeling.{name}):\n    """{name} with {titles}."""\n'
+        for name in dict.fromkeys(classes.by_auto_class.values())
+    )
+    # A class that two Auto classes load (Gemma 3) can be registered for one of them: the first.
+    first = {name: auto for auto, name in reversed(list(classes.by_auto_class.items()))}
+    registered = "".join(f'{PREFIX}{name}.register_for_auto_class("{auto}")\n' for name, auto in first.items())
+    # Which heads a family has depends on the version of transformers that loads, and the text may not.
+    heads = "".join(
+        f'\nif hasattr(modeling, "{name}"):\n\n    class {PREFIX}{name}(modeling.{name}):\n'
+        f'        """{name} with {titles}."""\n\n    {PREFIX}{name}.register_for_auto_class("{auto}")\n'
+        for auto, name in classes.heads.items()
+    )
+    return f'''"""{classes.by_auto_class["AutoModelForCausalLM"]} with {titles}; each method is in a file of its own."""
+
+{imports}
+modeling = family(__name__, "{classes.modeling}", [{listed}])
+{defined}
+
+{registered}{heads}'''

@@ -1,0 +1,147 @@
+"""What transformers is given to load: a folder of listed files, never a stranger's folder as it came.
+
+With trust transformers runs more of a folder than its modeling code (`custom_generate/generate.py`, code of tokenizers
+and processors), 4.57 some of it without trust too, and what a configuration names is fetched from the Hub (kernels for
+attention, other people's modules) or read from anywhere (an adapter, a vocabulary elsewhere). So every command loads
+from a folder that holds our code byte for byte as it was checked, config.json and the tokenizer's files without what
+names anything else, and links to the weights. docs/security.md lists the doors of transformers.
+"""
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctxext.checkpoint.opening import Checkpoint
+from ctxext.errors import CtxextError
+from ctxext.system.files import as_json
+from ctxext.system.loading import without_hub
+from ctxext.recipes.code.own_code import own_code_content
+
+_LOADED = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
+_INDEX = re.compile(r"(model\.safetensors|pytorch_model\.bin)\.index\.json$")
+_TOKENIZER = re.compile(
+    r"(tokenizer(\.[^/]*)?\.json|tokenizer\.model[^/]*|[^/]*\.tiktoken|tiktoken\.model|tekken\.json|vocab(-src|-tgt)?\.json"
+    r"|(target|entity)_vocab\.json|vocab\.txt|dict\.txt|merges\.txt|bpe\.codes|spiece\.model|spm(_char)?\.model"
+    r"|sentencepiece(\.bpe)?\.model|prophetnet\.tokenizer|(normalizer|emoji|byte_maps|word_shape|word_pronunciation)\.json"
+    r"|special_tokens_map\.json|added_tokens\.json|chat_template\.(jinja|json)|additional_chat_templates/[^/]+\.jinja)$"
+)
+"""Data that some tokenizer of transformers 4.57 or 5.23 reads; pickles are not among them."""
+
+_NOT_FOR_TOKENIZERS = frozenset({"gguf_file", "init_inputs", "name_or_path", "custom_generate", "trust_remote_code"})
+_TOKENIZER_CONFIG, _GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
+_EXPLICIT = "transformers_weights"
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What may be loaded.
+
+    Attributes:
+        folder: The folder to load from.
+        trust: Whether the model is loaded with its code: our own, or a stranger's that the user allowed.
+        trust_tokenizer: Whether the tokenizer is; our own checkpoints have no code for one.
+    """
+
+    folder: Path
+    trust: bool = False
+    trust_tokenizer: bool = False
+
+
+@contextmanager
+def staged(checkpoint: Checkpoint, *, foreign: bool = False) -> Iterator[Staged]:
+    """A folder with the files of a checkpoint that are loaded, and nothing else.
+
+    Args:
+        checkpoint: Its files.
+        foreign: The user allowed whatever code it brings: it is loaded from its own folder, as it is.
+
+    Raises:
+        CtxextError: a file is a link to elsewhere, or cannot be used.
+    """
+    if foreign:
+        yield Staged(checkpoint.folder, trust=True, trust_tokenizer=True)
+        return
+    with tempfile.TemporaryDirectory(prefix="ctxext-") as place:
+        code = own_code_content(checkpoint)
+        # transformers keeps copies of code under the folder's name.
+        folder = Path(place) / (checkpoint.folder.resolve().name or "checkpoint")
+        try:
+            write_stage(folder, checkpoint, checkpoint.config, code)
+            yield Staged(folder, trust=bool(code))
+        except CtxextError as error:  # Nobody knows the temporary folder.
+            told = error.message.replace(str(folder), str(checkpoint.folder))
+            raise CtxextError(told, hint=error.hint) from error
+
+
+def write_stage(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any], code: Mapping[str, bytes]) -> None:
+    """Make a folder to load from.
+
+    Args:
+        folder: The folder to make.
+        checkpoint: Whose weights and tokenizer it gets.
+        config: The content of config.json.
+        code: Our modeling code by name; where there is none, no code can run.
+
+    Raises:
+        CtxextError: a file is a link to elsewhere, or cannot be used.
+    """
+    folder.mkdir()
+    (folder / "config.json").write_text(as_json(own_classes(without_hub(config), code)), encoding="utf-8")
+    for name, content in code.items():
+        (folder / name).write_bytes(content)
+    if (tokenizer := checkpoint.read_json(_TOKENIZER_CONFIG)) is not None:
+        (folder / _TOKENIZER_CONFIG).write_text(json.dumps(_tokenizer_config(tokenizer)), encoding="utf-8")
+    if (generation := checkpoint.read_json(_GENERATION_CONFIG)) is not None:
+        tokens = {key: value for key, value in generation.items() if key.endswith(("_token_id", "_token_ids"))}
+        (folder / _GENERATION_CONFIG).write_text(as_json(tokens), encoding="utf-8")
+    for path in _linked_files(checkpoint, config):
+        checkpoint.check_file(path)
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).symlink_to((checkpoint.folder / path).resolve())
+
+
+def rename(loaded: Any, checkpoint: Checkpoint) -> Any:
+    """Let a loaded model or tokenizer say where it comes from: the temporary folder is gone soon."""
+    name = str(checkpoint.folder)
+    for part in (loaded, getattr(loaded, "config", loaded)):
+        if hasattr(part, "name_or_path"):
+            part.name_or_path = name
+    if isinstance(settings := getattr(loaded, "init_kwargs", None), dict):
+        settings["name_or_path"] = name
+    return loaded
+
+
+def own_classes(config: dict[str, Any], code: Mapping[str, bytes | str]) -> dict[str, Any]:
+    """A configuration that names only classes which our code defines; where there is none, nothing of it can run."""
+    auto_map = config.get("auto_map")
+    if not code or not isinstance(auto_map, dict):
+        return config
+    own = {auto: place for auto, place in auto_map.items() if f"{str(place).partition('.')[0]}.py" in code}
+    return {**config, "auto_map": own}
+
+
+def _tokenizer_config(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A tokenizer's settings without places to read from: its files are found by their names."""
+    dropped = {key for key in content if key in _NOT_FOR_TOKENIZERS or key.endswith("_file")}
+    return {key: value for key, value in content.items() if key not in dropped}
+
+
+def _linked_files(checkpoint: Checkpoint, config: Mapping[str, Any]) -> list[Path]:
+    """Weights and data of the tokenizer, relative to the folder; pickles only where there is nothing else."""
+    names = {path.as_posix(): path for path in checkpoint.files}
+    weights = {name for name in names if _LOADED.match(name) or _INDEX.match(name)}
+    if isinstance(explicit := config.get(_EXPLICIT), str):
+        weights.add(explicit)
+    for index in sorted(weights):
+        if index.endswith(".index.json"):
+            weights |= {str(shard) for shard in ((checkpoint.read_json(index) or {}).get("weight_map") or {}).values()}
+    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in weights):
+        weights = {name for name in weights if ".bin" not in name}
+    if missing := sorted(weights - {*names}):
+        raise CtxextError(f'"{checkpoint.name}" has no file "{missing[0]}", which its configuration or index names.')
+    return [path for name, path in names.items() if name in weights or _TOKENIZER.match(name)]

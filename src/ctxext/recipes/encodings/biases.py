@@ -1,0 +1,149 @@
+"""Encodings that are biases on scores: ALiBi's fall with the distance, T5's are learned for buckets of distances."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import Self
+
+from ctxext.errors import CtxextError
+from ctxext.checkpoint.families import Family, read, text_config
+from ctxext.recipes.encodings.base import Config, Encoding, provenance
+
+_USUAL_BIAS_MAX = 8
+_MOST = 2**31
+
+
+@dataclass(frozen=True)
+class Alibi(Encoding):
+    """Biases that fall with the distance, by a slope for each head.
+
+    Attributes:
+        num_heads: How many slopes there are.
+        bias_max: What config.json says of MPT's slopes, 2^(−bias_max·h/H), which transformers does not read.
+        stops: Whether transformers stops at the context length, as it makes biases that long (MPT).
+    """
+
+    num_heads: int
+    bias_max: float
+    stops: bool
+
+    @property
+    def carrier(self) -> str:
+        """ALiBi itself; what code makes of it is told beside it."""
+        return "alibi"
+
+    def describe(self) -> str:
+        """That nothing ends, or where only transformers does."""
+        end = ", though transformers stops there" if self.stops else ""
+        return (
+            f"ALiBi: {self.num_heads} slopes, by which scores fall with the distance; no position past "
+            f"{self.context_length} is out of range{end}, but far tokens fade"
+        )
+
+    def plain(self, noted: Mapping[str, Any]) -> Self:
+        """At the length that the source said."""
+        return self.at_length(int(noted.get("source_length") or self.trained_length))
+
+    def cautions(self, config: Config, family: Family, *, is_changed: bool) -> tuple[str, ...]:
+        """That transformers has the model otherwise than it was trained."""
+        if self.bias_max == _USUAL_BIAS_MAX:
+            return ()
+        return (
+            f'config.json says alibi_bias_max "{self.bias_max:g}", which transformers does not read: there its slopes '
+            f"are those of {_USUAL_BIAS_MAX}, and these are what changes.",
+        )
+
+
+def read_alibi(config: Config, family: Family, original_length: int | None = None) -> Alibi:
+    """Read how many slopes a model has, and how long it claims its texts may be.
+
+    Raises:
+        CtxextError: a number is missing or no size.
+    """
+    length, heads = (_size(config, family, key) for key in ("max_position_embeddings", "num_attention_heads"))
+    attention = text_config(config, family).get("attn_config")
+    said = attention.get("alibi_bias_max") if isinstance(attention, Mapping) else None
+    bias_max = float(said) if isinstance(said, int | float) else _USUAL_BIAS_MAX
+    trained = original_length or provenance(config).get("trained_length") or length
+    return Alibi(int(trained), length, heads, bias_max, stops=family.model_type == "mpt")
+
+
+@dataclass(frozen=True)
+class Buckets(Encoding):
+    """Learned biases, one for each bucket of distances and each head.
+
+    Attributes:
+        distance: From where on all distances share the last bucket, in tokens.
+        num_buckets: How many there are; an encoder has half of them for each side.
+    """
+
+    distance: int
+    num_buckets: int
+
+    @property
+    def carrier(self) -> str:
+        """The buckets."""
+        return "buckets"
+
+    def describe(self) -> str:
+        """That nothing ends."""
+        return (
+            f"buckets of relative biases, as in T5: distances of {self.distance} tokens and more share the last of "
+            f"{self.num_buckets}, so any length runs and no distance is out of range"
+        )
+
+    def noted(self) -> dict[str, Any]:
+        """The distance too."""
+        return {**super().noted(), "source_distance": self.distance}
+
+    def plain(self, noted: Mapping[str, Any]) -> Self:
+        """With the source's length and distance."""
+        length, distance = noted.get("source_length"), noted.get("source_distance")
+        plain = self.at_length(int(length or self.trained_length))
+        return dataclasses.replace(plain, distance=int(distance or self.distance))
+
+    def state_length(self, text: Config, family: Family) -> None:
+        """Write the length, which no class reads, and the distance, which they do."""
+        super().state_length(text, family)
+        text[_DISTANCE] = self.distance
+
+
+_DISTANCE, _NUM_BUCKETS = "relative_attention_max_distance", "relative_attention_num_buckets"
+
+
+def read_buckets(config: Config, family: Family, original_length: int | None = None) -> Buckets:
+    """Read how distances fall into buckets, and how long a model claims its texts may be.
+
+    Raises:
+        CtxextError: a number is missing or no size.
+    """
+    length, distance, count = (
+        _size(config, family, key) for key in ("max_position_embeddings", _DISTANCE, _NUM_BUCKETS)
+    )
+    trained = original_length or provenance(config).get("trained_length") or length
+    return Buckets(int(trained), length, distance, count)
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """The slopes of the heads in their order.
+
+    2^(−8h/H) for powers of two; else those of the next smaller power, then every other one of the next larger. ALiBi
+    (2108.12409), section 3 and its code.
+    """
+    power = 1 << (num_heads.bit_length() - 1)
+    own = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    return own + [2 ** (-8 * (2 * extra + 1) / (2 * power)) for extra in range(num_heads - power)]
+
+
+def _size(config: Config, family: Family, key: str) -> int:
+    """A positive whole number of config.json.
+
+    Raises:
+        CtxextError: it is none.
+    """
+    value = read(config, family, key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+        raise CtxextError(f'config.json says nothing usable for {family.aliases.get(key, key)}: "{value}".')
+    return value

@@ -1,0 +1,94 @@
+"""Inverse frequencies of a rotary encoding, in plain Python: what a loaded model must use."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ctxext.errors import CtxextError
+from ctxext.recipes.encodings.rotary import Rotary
+
+
+def inverse_frequencies(rotary: Rotary, length: int | None = None) -> list[float]:
+    """The inverse frequencies θ_i of a schedule, one per rotated pair of dimensions.
+
+    Args:
+        rotary: The encoding.
+        length: The length in tokens of the sequence, for schedules that depend on it; the trained one where None.
+
+    Raises:
+        CtxextError: the schedule is not one of the stock types, or lacks a number.
+    """
+    rule = _RULES.get(rotary.rope_type)
+    if rule is None:
+        raise CtxextError(f'The inverse frequencies of rope type "{rotary.rope_type}" are not known.')
+    plain = [rotary.theta ** (-2 * i / rotary.span) for i in range(rotary.dim // 2)]
+    try:
+        return rule(rotary, rotary.parameters, plain, length or rotary.trained_length)
+    except KeyError as error:
+        raise CtxextError(f'The schedule "{rotary.rope_type}" lacks "{error.args[0]}".') from error
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise CtxextError(f'The schedule "{rotary.rope_type}" makes no sense: {error}.') from error
+
+
+_Rule = Callable[[Rotary, Mapping[str, Any], list[float], int], list[float]]
+
+
+def _default(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
+    return plain
+
+
+def _linear(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
+    return [theta / numbers["factor"] for theta in plain]
+
+
+def _dynamic(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
+    trained, factor, dim = rotary.context_length, numbers["factor"], rotary.dim
+    base = rotary.theta * (factor * max(length, trained) / trained - (factor - 1)) ** (dim / (dim - 2))
+    return [base ** (-2 * i / dim) for i in range(dim // 2)]
+
+
+def _yarn(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
+    """Section 3.2, bounds rounded outwards and clamped at 0 and d - 1 as transformers does (docs/traps.md, trap 6).
+
+    With `truncate` false (gpt-oss) they are not rounded.
+    """
+    dim, trained = rotary.dim, rotary.schedule_length
+    factor = numbers.get("factor") or rotary.context_length / trained
+
+    def dimension_rotating(rotations: float) -> float:
+        return dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(rotary.theta))
+
+    first = dimension_rotating(numbers.get("beta_fast") or 32)
+    last = dimension_rotating(numbers.get("beta_slow") or 1)
+    if numbers.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    low, high = max(first, 0), min(last, dim - 1)
+    span = (high - low) or 0.001
+    kept = [1 - min(max((i - low) / span, 0.0), 1.0) for i in range(dim // 2)]
+    return [theta * keep + theta / factor * (1 - keep) for theta, keep in zip(plain, kept, strict=True)]
+
+
+def _llama3(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
+    low, high, factor = numbers["low_freq_factor"], numbers["high_freq_factor"], numbers["factor"]
+
+    def scaled(theta: float) -> float:
+        rotations = rotary.schedule_length * theta / (2 * math.pi)
+        keep = min(max((rotations - low) / (high - low), 0.0), 1.0)
+        return float(theta * keep + theta / factor * (1 - keep))
+
+    return [scaled(theta) for theta in plain]
+
+
+def _longrope(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
+    factors = numbers["long_factor" if length > rotary.schedule_length else "short_factor"]
+    return [theta / factor for theta, factor in zip(plain, factors, strict=True)]
+
+
+_RULES: Mapping[str, _Rule] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "llama3": _llama3,
+    "longrope": _longrope,
+}

@@ -1,0 +1,201 @@
+"""Position tables: where each family keeps its own, and which keys of config.json say how long it is.
+
+Most are learned. Computed ones hold sinusoids, which a longer table goes on with; some families keep them among the
+weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ctxext.errors import CtxextError
+from ctxext.checkpoint.families import Family, text_config
+from ctxext.recipes.encodings.base import POSITIONS, Config, Encoding, provenance
+
+PADDING = "padding"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A family's position table.
+
+    Attributes:
+        tensors: The last parts of the tensors' names; what stands before differs from class to class.
+        length_keys: The keys of config.json that state the length; the first must be there, others follow it.
+        special: How many rows stand before that of position 0; "padding" for those up to the padding token's.
+        counts_special: Whether the keys count these rows too.
+    """
+
+    tensors: tuple[str, ...]
+    length_keys: tuple[str, ...] = ("max_position_embeddings",)
+    special: int | str = 0
+    counts_special: bool = False
+
+    def num_special(self, text: Mapping[str, Any]) -> int:
+        """How many rows stand before that of position 0, by a configuration."""
+        if self.special != PADDING:
+            return int(self.special)
+        padding = text.get("pad_token_id", 1)
+        if not isinstance(padding, int) or isinstance(padding, bool) or padding < 0:
+            raise CtxextError(f'config.json says nothing usable for pad_token_id: "{padding}".')
+        return padding + 1
+
+
+BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+"""Older checkpoints keep them among the weights: 0, 1, 2 ... and zeros, one for every row of the table."""
+
+_ENCODER = ("embeddings.position_embeddings.weight",)
+_TOWERS = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
+_BERT = Layout(tensors=_ENCODER)
+_ROBERTA = Layout(tensors=_ENCODER, special=PADDING, counts_special=True)
+
+LAYOUTS: Mapping[str, Layout] = {
+    "albert": _BERT,
+    "bart": Layout(tensors=_TOWERS, special=2),
+    "bert": _BERT,
+    "biogpt": Layout(tensors=("embed_positions.weight",), special=2),
+    "camembert": _ROBERTA,
+    "clip": Layout(tensors=("text_model.embeddings.position_embedding.weight",)),
+    "clip_text_model": Layout(tensors=("embeddings.position_embedding.weight",)),
+    "distilbert": _BERT,
+    "electra": _BERT,
+    "gpt2": Layout(tensors=("wpe.weight",), length_keys=("n_positions", "n_ctx")),
+    "gpt_bigcode": Layout(tensors=("wpe.weight",), length_keys=("n_positions",)),
+    "gpt_neo": Layout(tensors=("wpe.weight",)),
+    "led": Layout(tensors=_TOWERS[:1], length_keys=("max_encoder_position_embeddings",)),
+    "longformer": _ROBERTA,
+    "mbart": Layout(tensors=_TOWERS, special=2),
+    "opt": Layout(tensors=("embed_positions.weight",), special=2),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+}
+"""The families with a learned table that were tried, by model type."""
+
+COMPUTED: Mapping[str, Layout] = {
+    "m2m_100": Layout(tensors=()),
+    "marian": Layout(tensors=_TOWERS),
+    "pegasus": Layout(tensors=_TOWERS),
+    "xglm": Layout(tensors=()),
+}
+"""The families with a computed table that were tried; those without tensors make theirs anew for any length."""
+
+
+@dataclass(frozen=True)
+class LearnedTable(Encoding):
+    """A table with one row per position.
+
+    Attributes:
+        layout: Where it is.
+        num_special: How many rows stand before that of position 0.
+    """
+
+    layout: Layout
+    num_special: int
+
+    @property
+    def carrier(self) -> str:
+        """The table itself; a longer one is no more than that."""
+        return "table"
+
+    @property
+    def learned_tensors(self) -> tuple[str, ...]:
+        """The table."""
+        return self.layout.tensors
+
+    @property
+    def first_index(self) -> int:
+        """Where the keys count the rows for others, `position_ids` do too; elsewhere the model adds them itself."""
+        return self.num_special * self.layout.counts_special
+
+    def describe(self) -> str:
+        """How many rows it has, and how many of them are for positions."""
+        special = f" after {self.num_special} for others" if self.num_special else ""
+        return (
+            f"learned position embeddings: a table with one row for each of {self.context_length} positions{special}, "
+            "which ends where training ended"
+        )
+
+    def state_length(self, text: Config, family: Family) -> None:
+        """Write this length into all its keys, each as it counts."""
+        length = self.context_length + self.num_special * self.layout.counts_special
+        for number, key in enumerate(self.layout.length_keys):
+            if number == 0 or key in text:
+                text[key] = length
+
+
+@dataclass(frozen=True)
+class DistanceTable(LearnedTable):
+    """A table whose rows are for distances, as Shaw et al. have them (1803.02155)."""
+
+    def describe(self) -> str:
+        """How far it tells distances apart."""
+        return (
+            f"learned embeddings of distances, clipped at {self.context_length - 1}: farther tokens all look "
+            "equally far, and more rows would have to be trained"
+        )
+
+
+@dataclass(frozen=True)
+class ComputedTable(LearnedTable):
+    """A table of sinusoids."""
+
+    @property
+    def learned_tensors(self) -> tuple[str, ...]:
+        """None: sinusoids stay what they are."""
+        return ()
+
+    def describe(self) -> str:
+        """How far it reaches."""
+        return f"sinusoidal position embeddings: a table computed for {self.context_length} positions"
+
+
+def read_learned(config: Config, family: Family, original_length: int | None = None) -> LearnedTable:
+    """Read how long a model's learned table is.
+
+    Raises:
+        CtxextError: nobody tried the family, or its configuration does not say.
+    """
+    kind = DistanceTable if is_of_distances(config, family) else LearnedTable
+    return kind(*_read(config, family, LAYOUTS, original_length))
+
+
+def is_of_distances(config: Config, family: Family) -> bool:
+    """Whether a configuration asks for embeddings of distances in the place of positions."""
+    return text_config(config, family).get("position_embedding_type") not in ("absolute", None)
+
+
+def read_computed(config: Config, family: Family, original_length: int | None = None) -> ComputedTable:
+    """Read how long a model's computed table is.
+
+    Raises:
+        CtxextError: nobody tried the family, or its configuration does not say.
+    """
+    return ComputedTable(*_read(config, family, COMPUTED, original_length))
+
+
+def _read(
+    config: Config, family: Family, layouts: Mapping[str, Layout], given: int | None
+) -> tuple[int, int, Layout, int]:
+    layout = layouts.get(family.model_type)
+    if layout is None:
+        raise CtxextError(
+            f'"{family.model_type}" has {POSITIONS[family.positions]}; where its table lies was not tried.',
+            hint=f"Tried: {', '.join(layouts)}.",
+        )
+    text = text_config(config, family)
+    special, key = layout.num_special(text), layout.length_keys[0]
+    length = text.get(key)
+    smallest = 2 + special * layout.counts_special
+    if not isinstance(length, int) or isinstance(length, bool) or not smallest <= length <= 10**8:
+        raise CtxextError(
+            f'config.json says nothing usable for {key}: "{length}".',
+            hint="Add the number of positions the model was trained on to config.json.",
+        )
+    positions = length - special * layout.counts_special
+    trained = given or provenance(config).get("trained_length") or positions
+    return int(trained), positions, layout, special
+
+
+def tensors_named(names: Sequence[str], ending: str) -> list[str]:
+    """Those names of tensors that end with whole parts."""
+    return [name for name in names if name == ending or name.endswith(f".{ending}")]

@@ -1,0 +1,417 @@
+"""A checkpoint's rotary encoding: read from config.json in either dialect, written back in both.
+
+transformers 5 keeps everything in `rope_parameters`; transformers 4 reads `rope_theta` and `rope_scaling`. A file with
+only one of them is misread by the other version in silence (docs/traps.md, trap 1), so both are always written, alike.
+"""
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ctxext.errors import CtxextError
+from ctxext.checkpoint.families import (
+    Family,
+    family_of,
+    read,
+    rotary_dim,
+    rotated_layers,
+    schedule_keys,
+    sliding_layers,
+    text_config,
+)
+from ctxext.checkpoint.geometry import claimed_length
+from ctxext.recipes.encodings import legacy
+from ctxext.recipes.encodings.dialects import check_numbers, nested_by_type, rope_scaling, write_explicit, write_length
+from ctxext.recipes.encodings.dialects import native_type as native_type
+from ctxext.recipes.encodings.dialects import unsupported as unsupported
+from ctxext.recipes.encodings.base import POSITIONS, Encoding
+from ctxext.recipes.encodings.base import Config as Config
+from ctxext.recipes.encodings.base import provenance as provenance
+from ctxext.recipes.code.guards import CODE_KEY as CODE_KEY
+from ctxext.recipes.code.guards import SENTINEL as SENTINEL
+from ctxext.checkpoint.known_models import MAXIMUM, original_length_of
+
+from collections.abc import Callable, Mapping
+
+from ctxext.checkpoint.families import Family
+from ctxext.recipes.encodings.biases import read_alibi, read_buckets
+from ctxext.recipes.encodings.base import Config, Encoding
+from ctxext.recipes.encodings.learned import COMPUTED, LAYOUTS, read_computed, read_learned
+
+OTHER_READERS: Mapping[str, Callable[[Config, Family, int | None], Encoding]] = {
+    "learned": read_learned,
+    "sinusoidal": read_computed,
+    "alibi": read_alibi,
+    "buckets": read_buckets,
+}
+"""By the name that families have for theirs."""
+
+
+def is_read(family: Family) -> bool:
+    """Whether one of them knows the family."""
+    if family.positions in ("learned", "sinusoidal"):
+        return family.model_type in {**LAYOUTS, **COMPUTED}
+    return family.positions in OTHER_READERS
+
+
+_ORIGINAL = "original_max_position_embeddings"
+_FROM_ORIGINAL = ("llama3", "longrope", "yarn")
+"""Rope types whose formula asks for the original length, which some files keep one level up (Phi-3)."""
+_LENGTH_KEYS_4X = ("longrope",)
+_KEPT = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary(Encoding):
+    """The rotary encoding of a model's full-attention layers.
+
+    Attributes:
+        theta: The base b of the inverse frequencies b^(-2i/d).
+        dim: How many dimensions of a head are rotated.
+        span: The d of the exponent: `dim`, but the whole head where a part of it rotates at the whole head's pace.
+        trained_length: The original context length: what the model was trained on before any schedule, in tokens.
+        context_length: The context it reads now, in tokens: what config.json claims where a schedule or a raised base
+            makes it so, and the original length where nothing does.
+        parameters: The schedule as transformers writes it, `rope_type` and numbers, without theta.
+        declared_length: What config.json claims where nothing makes the model read so much, in tokens; None elsewhere.
+        length_origin: Where the original context length was read, for people.
+    """
+
+    theta: float
+    dim: int
+    span: int
+    parameters: Mapping[str, Any]
+    declared_length: int | None = None
+    length_origin: str = ""
+
+    @property
+    def rope_type(self) -> str:
+        """The schedule's name in transformers."""
+        return str(self.parameters.get("rope_type", "default"))
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether some schedule already stretches the original context length."""
+        return self.rope_type != "default" or self.context_length > self.trained_length
+
+    @property
+    def usable_length(self) -> int:
+        """The context it is meant for, in tokens; `dynamic` keeps the original maximum in config.json."""
+        factor = self.parameters.get("factor") or 1.0 if self.rope_type == "dynamic" else 1.0
+        return round(self.claimed_length * float(factor))
+
+    @property
+    def schedule_length(self) -> int:
+        """The length in tokens that the schedule's formula starts from: its own, where it names one."""
+        return int(self.parameters.get(_ORIGINAL) or self.trained_length)
+
+    @property
+    def schedule_summary(self) -> str:
+        """The schedule in a few words: "llama3 ×8 from 8192 tokens"."""
+        factor = self.parameters.get("factor")
+        times = f" ×{factor:g}" if isinstance(factor, int | float) else ""
+        start = "" if self.lacks_original else f" from {self.schedule_length} tokens"
+        return f"{self.rope_type}{times}{start}"
+
+    @property
+    def lacks_original(self) -> bool:
+        """Whether the schedule stretches from a length that nothing says."""
+        return self.rope_type == "linear" and self.length_origin == MAXIMUM
+
+    @property
+    def carrier(self) -> str:
+        """The rope type."""
+        return self.rope_type
+
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        """The schedule's numbers."""
+        return self.parameters
+
+    def with_parameters(self, parameters: Mapping[str, Any]) -> "Rotary":
+        """The same encoding with another schedule."""
+        return dataclasses.replace(self, parameters=parameters)
+
+    def describe(self) -> str:
+        """The schedule, its base, and how much of a head rotates."""
+        return f"rotary, {self.rope_type} schedule, theta {self.theta:g} · {self.dim} dimensions"
+
+    def noted(self) -> dict[str, Any]:
+        """The base too."""
+        lengths = super().noted()
+        return {
+            "trained_length": lengths["trained_length"],
+            "source_theta": self.theta,
+            "source_length": lengths["source_length"],
+        }
+
+    def plain(self, noted: Mapping[str, Any]) -> "Rotary":
+        """The plain schedule at the source's base."""
+        return dataclasses.replace(
+            self,
+            theta=noted.get("source_theta") or self.theta,
+            context_length=self.trained_length,
+            declared_length=None,
+            parameters={"rope_type": "default"},
+        )
+
+    def at_length(self, length: int) -> "Rotary":
+        """The same with another context length, which is then what it reads."""
+        return dataclasses.replace(self, context_length=length, declared_length=None)
+
+    def state_length(self, text: Config, family: Family) -> None:
+        """Write this context length wherever it is read."""
+        write_length(text, family, self.context_length)
+
+    def written(self, config: Config, family: Family) -> Config:
+        """A copy of a configuration with this schedule, in both dialects."""
+        return write_rotary(config, family, self)
+
+    def cautions(self, config: Config, family: Family, *, is_changed: bool) -> tuple[str, ...]:
+        """What its sliding layers make of it."""
+        found = []
+        if family.sliding_follows and sliding_layers(config, family) and is_changed:
+            found.append("its sliding-window layers read the same schedule as the others, so they change too.")
+        if not rotated_layers(config, family):
+            window = read(config, family, "sliding_window")
+            found.append(
+                f"all its layers see a window of {window} tokens only, which a longer schedule does not widen."
+            )
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model's configuration, read once: what each step of a recipe is given, and hands on changed.
+
+    Attributes:
+        config: The content of config.json.
+        family: What differs in its family.
+        encoding: The encoding of positions that it says.
+    """
+
+    config: Config
+    family: Family
+    encoding: Encoding
+
+    @property
+    def rotary(self) -> Rotary:
+        """The encoding where it is rotary.
+
+        Raises:
+            CtxextError: it is another.
+        """
+        if not isinstance(self.encoding, Rotary):
+            raise _not_rotary(self.family)
+        return self.encoding
+
+    def read(self, key: str) -> Any:
+        """A value as transformers would compute it (`families.read`)."""
+        return read(self.config, self.family, key)
+
+    @property
+    def code(self) -> Mapping[str, Any]:
+        """The block that the checkpoint's own code reads; empty where it carries none."""
+        block = text_config(self.config, self.family).get(CODE_KEY)
+        return block if isinstance(block, Mapping) else {}
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether a schedule stretches its context, or code of ours changes how it uses it."""
+        return self.encoding.is_scaled or bool(self.code)
+
+    def with_encoding(self, encoding: Encoding) -> "ModelConfig":
+        """The same model with another encoding, written wherever it is read from.
+
+        Raises:
+            CtxextError: the family cannot carry it.
+        """
+        return ModelConfig(encoding.written(self.config, self.family), self.family, encoding)
+
+    def with_context_length(self, length: int) -> "ModelConfig":
+        """The same model with another context length in tokens; its schedule is left alone."""
+        encoding = self.encoding.at_length(length)
+        return ModelConfig(encoding.with_length_written(self.config, self.family), self.family, encoding)
+
+
+def model_config(config: Config, original_length: int | None = None) -> ModelConfig:
+    """Resolve the content of config.json, whichever version of ctxext wrote it.
+
+    Args:
+        config: The content of config.json.
+        original_length: What the model was trained on, in tokens, where the user knows better than its files.
+
+    Raises:
+        CtxextError: the family is unknown, has an encoding that nothing can be done to, cannot be converted, or its
+            context length is missing.
+    """
+    upgraded = legacy.upgraded(config)
+    family = family_of(upgraded)
+    reader = READERS.get(family.positions, read_rotary)
+    return ModelConfig(upgraded, family, reader(upgraded, family, original_length))
+
+
+def _not_rotary(family: Family) -> CtxextError:
+    return CtxextError(
+        f'"{family.model_type}" has {POSITIONS[family.positions]}, not rotary ones.',
+        hint="ctxext methods lists what each method needs.",
+    )
+
+
+def read_rotary(config: Config, family: Family, original_length: int | None = None) -> Rotary:
+    """Read the rotary encoding from config.json's content, class defaults included.
+
+    Args:
+        config: The content of config.json.
+        family: Its family.
+        original_length: What the model was trained on, in tokens, where the user knows better.
+
+    Raises:
+        CtxextError: the family is not rotary or cannot be converted, or its context length, its base or a number of its
+            schedule is missing.
+    """
+    if family.positions != "rotary":
+        raise _not_rotary(family)
+    if family.reason:
+        raise CtxextError(f'"{family.model_type}" cannot be converted: {family.reason}.')
+    text = dict(text_config(config, family))
+    parameters = _full_attention_parameters(text, family)
+    parameters.pop("rope_theta", None)
+    theta = read(config, family, "rope_theta")
+    if theta is None:
+        raise CtxextError(
+            "config.json says no rope_theta, and its family has none of its own.",
+            hint="Add the base that the model was trained with to config.json.",
+        )
+    parameters["rope_type"] = parameters.get("rope_type") or parameters.pop("type", None) or "default"
+    parameters.pop("type", None)
+    if parameters["rope_type"] == family.plain_type and parameters.get("factor") in (None, 1):
+        parameters["rope_type"] = "default"
+    check_numbers(parameters)
+    context_length = claimed_length(config, family)
+    if not isinstance(context_length, int | float) or context_length <= 0:
+        raise CtxextError(
+            f'config.json says nothing usable for max_position_embeddings: "{context_length}".',
+            hint="Add the length the model was trained on to config.json.",
+        )
+    claimed, noted = int(context_length), provenance(config)
+    if parameters["rope_type"] in _FROM_ORIGINAL and text.get(_ORIGINAL):
+        parameters[_ORIGINAL] = text[_ORIGINAL]
+    trained, origin = original_length_of(
+        config, family, parameters, given=original_length, noted=noted.get("trained_length")
+    )
+    is_stretched = parameters["rope_type"] != "default" or (
+        bool(noted.get("trained_length")) and noted.get("declared_length") != claimed
+    )
+    return Rotary(
+        theta=float(theta),
+        dim=rotary_dim(config, family),
+        span=rotary_dim(config, family) if family.plain_type == "default" else read(config, family, "head_dim"),
+        trained_length=trained,
+        context_length=claimed if is_stretched else trained,
+        parameters=parameters,
+        declared_length=None if is_stretched or trained == claimed else claimed,
+        length_origin=origin,
+    )
+
+
+def attention_scaling(rotary: Rotary) -> float:
+    """The factor on cos and sin.
+
+    YaRN: 0.1 · ln(s) + 1, and with DeepSeek's two numbers the quotient of 0.1 · mscale · ln(s) + 1 and the same with
+    mscale_all_dim; LongRoPE: sqrt(1 + ln(s) / ln(L)); otherwise 1. A schedule without a factor has that of its lengths.
+    """
+    numbers = rotary.parameters
+    if numbers.get("attention_factor") is not None:
+        return float(numbers["attention_factor"])
+    if rotary.rope_type not in ("yarn", "longrope"):
+        return 1.0
+    factor = float(numbers.get("factor") or rotary.context_length / rotary.schedule_length)
+    if factor <= 1:
+        return 1.0
+    if rotary.rope_type == "longrope":
+        return math.sqrt(1 + math.log(factor) / math.log(rotary.schedule_length))
+    mscale, all_dim = numbers.get("mscale"), numbers.get("mscale_all_dim")
+    if mscale and all_dim:
+        return float((0.1 * mscale * math.log(factor) + 1) / (0.1 * all_dim * math.log(factor) + 1))
+    return 0.1 * math.log(factor) + 1
+
+
+READERS: Mapping[str, Callable[[Config, Family, int | None], Encoding]] = {"rotary": read_rotary, **OTHER_READERS}
+"""How each encoding that a method exists for is read."""
+
+
+def is_readable(family: Family) -> bool:
+    """Whether `model_config` knows the family's encoding, though its very configuration may lack something."""
+    return family.positions == "rotary" or is_read(family)
+
+
+def _full_attention_parameters(text: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """The full-attention layers' schedule as one flat dict."""
+    merged: dict[str, Any] = {}
+    for key in reversed(schedule_keys(text, family)):
+        found = text.get(key) or {}
+        nested = [found[name] for name in family.full_types if isinstance(found.get(name), dict)]
+        flat = {} if any(isinstance(value, dict) for value in found.values()) else found
+        merged.update(nested[0] if nested else flat)
+    block = text.get(CODE_KEY)
+    if isinstance(block, Mapping):
+        hidden = block.get("rope") if merged.get("rope_type") == SENTINEL else None
+        merged.update({**(hidden or {}), **(block.get("held") or {})})
+    return copy.deepcopy(merged)
+
+
+def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
+    """A copy of a config that carries the given rotary encoding in both dialects.
+
+    Args:
+        config: The content of config.json; not changed.
+        family: Its family.
+        rotary: What the full-attention layers shall use from now on.
+
+    Raises:
+        CtxextError: the family cannot carry such a schedule.
+    """
+    if reason := unsupported(family, rotary.rope_type):
+        raise CtxextError(
+            f'"{family.model_type}": {reason}.', hint="ctxext inspect MODEL lists the methods that apply."
+        )
+    edited = copy.deepcopy(config)
+    # The nested part is a dict of the copy, so that writing into it writes into `edited`.
+    text: Config = edited[family.text_config] if text_config(edited, family) is not edited else edited  # type: ignore[index]
+    parameters = {"rope_theta": rotary.theta, **_schedule(config, family, rotary)}
+    partial = read(config, family, "partial_rotary_factor")
+    usual = partial == family.defaults.get("partial_rotary_factor", 1.0) == 1.0
+    above = family.partial_key or "partial_rotary_factor"
+    if not usual or above in text or "partial_rotary_factor" in _full_attention_parameters(text, family):
+        parameters["partial_rotary_factor"] = partial
+        text.setdefault(above, partial)
+    write_length(text, family, rotary.claimed_length)
+    if family.rope_scaling or family.local_theta_key:
+        text[family.theta_key] = rotary.theta
+    if thetas := text.get(family.layer_theta_key) if family.layer_theta_key else None:
+        for index in rotated_layers(config, family):
+            thetas[index] = rotary.theta
+    text["rope_parameters"] = nested_by_type(config, family, parameters) if family.nested_rope else parameters
+    text.pop("rope_scaling", None)
+    if family.rope_scaling and (rotary.rope_type != "default" or family.explicit_default):
+        text["rope_scaling"] = rope_scaling(family, _schedule(config, family, rotary))
+    text.pop(_ORIGINAL, None)
+    if rotary.rope_type in _LENGTH_KEYS_4X:
+        text[_ORIGINAL] = rotary.schedule_length
+    write_explicit(config, edited, text, family)
+    return edited
+
+
+def _schedule(config: Config, family: Family, rotary: Rotary) -> dict[str, Any]:
+    """The numbers of the schedule with what the family's own code wants beside them."""
+    old = _full_attention_parameters(text_config(config, family), family)
+    kept = {key: old[key] for key in _KEPT if key in old}
+    schedule = {**kept, **rotary.parameters, "rope_type": native_type(family, rotary.rope_type)}
+    for key in family.required_keys:
+        needed = rotary.schedule_length if key.startswith("original") else attention_scaling(rotary)
+        schedule.setdefault(key, needed)
+    return schedule

@@ -1,0 +1,67 @@
+"""Gentler slopes for ALiBi: by one factor for all heads, or less the steeper a head is."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ctxext.checkpoint.families import Family
+from ctxext.recipes.base import Reaching
+from ctxext.recipes.encodings.biases import Alibi, alibi_slopes
+from ctxext.recipes.code.method import PORTABLE, CodeMethod
+from ctxext.recipes.param import param
+from ctxext.recipes.encodings.rotary import Config, ModelConfig
+
+_FAMILIES = ("bloom", "falcon", "mpt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slopes(Reaching, CodeMethod):
+    """What methods share that make the slopes of ALiBi gentler: m_h becomes m_h · s^(−e_h)."""
+
+    kind = "slopes"
+    encoding = "alibi"
+    is_published = False
+    neutral: ClassVar[Mapping[str, Any]] = {"factor": 1, "rows": "static"}
+    code = (PORTABLE / "row_slopes.py",)
+    code_class = "RowSlopes"
+
+    rows: str = param(
+        "row-wise",
+        help="Whether each row stretches by its own length, so that short inputs stay as they were, or all by the "
+        "factor.",
+        choices=("row-wise", "static"),
+    )
+
+    @abstractmethod
+    def exponents(self, num_heads: int) -> list[float]:
+        """The power e of each head, in their order; 0 leaves a slope alone, 1 divides it by the whole factor."""
+
+    def settings(self, model: ModelConfig) -> dict[str, Any]:
+        """The powers, and what the rows count from."""
+        step = self.resolved(model.encoding)
+        assert isinstance(model.encoding, Alibi)
+        return {
+            "original_length": model.encoding.trained_length,
+            "factor": step.stretch if self.rows == "static" else None,
+            "exponents": self.exponents(model.encoding.num_heads),
+        }
+
+    @classmethod
+    def refusal(cls, config: Config, family: Family) -> str:
+        """Why the family cannot carry the code; empty where it can."""
+        untried = "" if family.model_type in _FAMILIES else "where it makes its biases was not tried"
+        return super().refusal(config, family) or untried
+
+    def caution_for(self, model: ModelConfig) -> str:
+        """What happens within the original context length."""
+        if self.rows == "static":
+            return "every input changes, short ones too."
+        return (
+            "rows within the original context length give what they gave; the farther a row beyond it, the gentler its "
+            "slopes, without end."
+        )
+
+
+
+

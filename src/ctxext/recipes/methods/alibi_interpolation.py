@@ -1,0 +1,30 @@
+"""ALiBi with all slopes divided by the row's own factor."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from ctxext.checkpoint.families import Family
+from ctxext.recipes.base import Reaching
+from ctxext.recipes.encodings.biases import Alibi, alibi_slopes
+from ctxext.recipes.code.method import PORTABLE, CodeMethod
+from ctxext.recipes.param import param
+from ctxext.recipes.encodings.rotary import Config, ModelConfig
+from ctxext.recipes.methods.alibi import Slopes
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlibiInterpolation(Slopes):
+    """Divide all slopes of ALiBi, so that far tokens fade as near ones did. No training.
+
+    m_h becomes m_h / s. Row-wise, the row at position m has s = max(1, (m + 1) / L), whatever else is in the text or
+    the batch. Position Interpolation for ALiBi (2310.13017).
+    """
+
+    name = "alibi-interpolation"
+    title = "ALiBi interpolation"
+    paper = "https://arxiv.org/abs/2310.13017"
+
+    def exponents(self, num_heads: int) -> list[float]:
+        """1 for all."""
+        return [1.0] * num_heads

@@ -1,0 +1,74 @@
+"""Bifocal attention as Jet-Long has it, and groups per rotated pair as DPE has them."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+from typing_extensions import Self
+from ctxext.errors import CtxextError
+from ctxext.checkpoint.families import Family, rotated_layers
+from ctxext.recipes.base import Kind
+from ctxext.recipes.code.method import PORTABLE, CodeMethod
+from ctxext.recipes.encodings.base import Encoding
+from ctxext.recipes.param import SearchRange, param
+from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
+from ctxext.recipes.methods.relation import Relation, window_problem, given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bifocal(Relation):
+    """Keep near keys exact and divide far positions by the row's group, as Jet-Long does. No training.
+
+    As published, far scores are those of floor(m / G) and floor(n / G), G = ceil((m + 1) / L), by the row and not by
+    the call, behind a jump at the border; the continuous border is Self-Extend's. A file with --groups gives every
+    rotated pair a group of its own (DPE, arXiv 2504.18857). Jet-Long 2026, section 3.
+    """
+
+    name = "bifocal"
+    title = "Bifocal attention (Jet-Long)"
+    paper = "https://arxiv.org/abs/2607.07740"
+    code_class = "Bifocal"
+
+    window: int | None = param(
+        None, help="The farthest exact distance; a sixteenth of L where not given.", min=1, search=(16, 512)
+    )
+    border: str = param(
+        "continuous",
+        help="Behind the border go on from there (Self-Extend's way), or jump as published.",
+        choices=("continuous", "published"),
+        search=("continuous", "published"),
+    )
+    groups: tuple[float, ...] | None = param(
+        None, help="One group per rotated pair of dimensions: a file with a list of whole numbers."
+    )
+
+    def summary(self) -> str:
+        """The step with its border where it is the published one."""
+        return super().summary() + (", border as published" if self.border == "published" else "")
+
+    def defaults(self, length: int) -> dict[str, Any]:
+        """A sixteenth of L, the proportion of the paper."""
+        return {"window": max(length // 16, 1)}
+
+    def problem(self, length: int, target: int) -> tuple[str, str] | None:
+        """The window must leave something to regroup, and groups must be whole."""
+        if self.groups and any(group < 1 or group != int(group) for group in self.groups):
+            return "groups must be whole numbers of at least 1.", "Jet-Long's own rule needs no --groups."
+        return window_problem(given(self.window), length)
+
+    def settings(self, model: ModelConfig) -> dict[str, Any]:
+        """Groups as whole numbers, one per pair.
+
+        Raises:
+            CtxextError: there are not as many as rotated pairs.
+        """
+        found = super().settings(model)
+        if self.groups:
+            pairs = model.rotary.dim // 2
+            if len(self.groups) != pairs:
+                raise CtxextError(
+                    f"bifocal: groups has {len(self.groups)} numbers, but this model rotates {pairs} pairs."
+                )
+            found["groups"] = [int(group) for group in self.groups]
+        return found

@@ -1,0 +1,66 @@
+"""Schedules that give every frequency a divisor of its own, by a formula; carried as LongRoPE's lists."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ctxext.errors import CtxextError
+from ctxext.checkpoint.families import Family
+from ctxext.recipes.base import Scaling
+from ctxext.recipes.encodings.frequencies import inverse_frequencies
+from ctxext.recipes.param import param
+from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
+from ctxext.recipes.methods.ntk_by_parts import check_ends
+
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divided(Scaling):
+    """What these schedules share: one list for all lengths, so that neither cache nor batch changes anything."""
+
+    rope_type = "longrope"
+
+    @classmethod
+    def refusal(cls, config: Config, family: Family) -> str:
+        """Why the family cannot carry the schedule; empty where it can."""
+        allowed = family.rope_scaling_keys.get(cls.rope_type)
+        if allowed is not None and "attention_factor" not in allowed:
+            return "its configuration class takes no factor on cosine and sine, which this schedule needs"
+        return super().refusal(config, family)
+
+    def edit(self, model: ModelConfig) -> ModelConfig:
+        """Write the lists into the configuration.
+
+        Raises:
+            CtxextError: the schedule is already scaled, or the family cannot carry this one.
+        """
+        if reason := self.refusal(model.config, model.family):
+            raise CtxextError(f'"{model.family.model_type}": {reason}.', hint="Choose another method.")
+        return super().edit(model)
+
+    @abstractmethod
+    def divisors(self, rotary: Rotary) -> list[float]:
+        """How many times slower each rotated pair becomes."""
+
+    def attention_factor(self) -> float:
+        """The factor on cos and sin; YaRN's."""
+        return 0.1 * math.log(self.stretch) + 1
+
+    def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
+        """The `longrope` type of transformers with equal lists."""
+        divisors = self.divisors(rotary)
+        return {
+            "factor": self.stretch,
+            "original_max_position_embeddings": rotary.trained_length,
+            "short_factor": divisors,
+            "long_factor": list(divisors),
+            "attention_factor": self.attention_factor(),
+        }
+
+
+
+
+
+

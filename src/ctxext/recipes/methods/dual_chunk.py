@@ -1,0 +1,59 @@
+"""Dual chunk attention: positions within chunks, so that no distance is longer than one."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import Self
+
+from ctxext.recipes.param import param
+from ctxext.recipes.methods.relation import Relation, given
+from ctxext.recipes.encodings.rotary import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DualChunk(Relation):
+    """Split positions into chunks: exact within one and to the one before, a fixed far row beyond. No training.
+
+    Any cache and any chunking give the same, as a key's rotation never changes. An et al. 2024, section 3.
+    """
+
+    name = "dca"
+    title = "Dual chunk attention"
+    paper = "https://arxiv.org/abs/2402.17463"
+    code_class = "Dca"
+
+    chunk_size: int | None = param(None, help="The largest distance used; L where not given.", min=2)
+    local: int | None = param(
+        None, help="Tokens by which neighbouring chunks overlap; an eighth of the chunk where not given.", min=1
+    )
+
+    def adapted(self, model: ModelConfig) -> Self:
+        """The numbers of a `dual_chunk_attention_config`, with which Qwen2.5-1M is published and nothing runs it."""
+        published = model.read("dual_chunk_attention_config")
+        if not isinstance(published, Mapping):
+            return self
+        is_given = self.chunk_size is not None or self.local is not None
+        return dataclasses.replace(
+            self,
+            target_length=self.target_length or (model.rotary.claimed_length if self.factor is None else None),
+            chunk_size=self.chunk_size if is_given else published.get("chunk_size"),
+            local=self.local if is_given else published.get("local_size"),
+        )
+
+    def defaults(self, length: int) -> dict[str, Any]:
+        """Chunks as long as L, which leaves all rows inside it as they were."""
+        size = self.chunk_size or length
+        return {"chunk_size": size, "local": max(size // 8, 1)}
+
+    def problem(self, length: int, target: int) -> tuple[str, str] | None:
+        """No distance may be longer than L, and chunks must be longer than their overlap."""
+        size, local = given(self.chunk_size), given(self.local)
+        if size > length:
+            return f'a chunk of "{size}" uses distances beyond the {length} tokens that the model reads.', (
+                f"--chunk-size {length}"
+            )
+        if local >= size:
+            return f'an overlap of "{local}" leaves nothing of a chunk of {size}.', f"--local {max(size // 8, 1)}"
+        return None

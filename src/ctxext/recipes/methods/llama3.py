@@ -1,0 +1,60 @@
+"""Llama 3.1's scaling by wavelength."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ctxext.errors import CtxextError
+from ctxext.recipes.base import Scaling
+from ctxext.recipes.param import param
+from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3(Scaling):
+    """Interpolate long wavelengths, keep short ones, blend between: the scaling of Llama 3.1.
+
+    Wavelengths above L / low_freq_factor are divided by the factor, those below L / high_freq_factor are kept.
+    Llama 3.1 model code, 2024; "The Llama 3 Herd of Models", section 3.4.2.
+    """
+
+    name = "llama3"
+    title = "Llama 3 scaling"
+    paper = "https://arxiv.org/abs/2407.21783"
+    rope_type = "llama3"
+
+    low_freq_factor: float = param(
+        1.0,
+        help="Rotations within the original context length below which all is interpolated.",
+        min=0.01,
+        search=(0.5, 2),
+    )
+    high_freq_factor: float = param(
+        4.0,
+        help="Rotations within the original context length above which nothing is changed.",
+        min=0.01,
+        search=(3, 32),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise CtxextError(
+                f'llama3: high_freq_factor "{self.high_freq_factor:g}" must be above '
+                f'low_freq_factor "{self.low_freq_factor:g}".'
+            )
+
+    def edit(self, model: ModelConfig) -> ModelConfig:
+        """Leave the schedule plain at factor 1: a frequency blended with itself is not the same to the last bit."""
+        if self.resolved(model.rotary).stretch == 1 and not model.rotary.is_scaled:
+            return model.with_encoding(model.rotary)
+        return super().edit(model)
+
+    def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
+        """The `llama3` type of transformers."""
+        return {
+            "factor": self.stretch,
+            "low_freq_factor": self.low_freq_factor,
+            "high_freq_factor": self.high_freq_factor,
+            "original_max_position_embeddings": rotary.trained_length,
+        }

@@ -1,0 +1,151 @@
+"""LongRoPE: one factor per dimension."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import Self
+
+from ctxext.errors import CtxextError
+from ctxext.recipes.base import Scaling
+from ctxext.recipes.encodings.base import Encoding
+from ctxext.recipes.encodings.frequencies import inverse_frequencies
+from ctxext.recipes.param import SearchRange, param
+from ctxext.recipes.encodings.rotary import Rotary
+
+_KNOTS = 8
+_MAX_RISE = 3.0
+_MOST = 1.25
+"""No dimension is slowed by more than so many times the factor: the search space of section 3.2."""
+
+
+def _num_knots(rotary: Rotary) -> int:
+    """At least two, as no model rotates fewer than two pairs (`geometry.check_sizes`)."""
+    return min(_KNOTS, rotary.dim // 2)
+
+
+def _starts(rotary: Rotary, factor: float) -> list[float]:
+    """How far YaRN's curve rises up to each knot, where one is an even share of the way to the factor."""
+    yarn = {"rope_type": "yarn", "factor": factor}
+    plain, slowed = (
+        inverse_frequencies(dataclasses.replace(rotary, parameters=parameters))
+        for parameters in ({"rope_type": "default"}, yarn)
+    )
+    curve = [math.log(own / other) / math.log(factor) for own, other in zip(plain, slowed, strict=True)]
+    count = _num_knots(rotary)
+    heights = [_between(curve, knot / (count - 1)) for knot in range(count)]
+    rises = [count * (after - before) for before, after in itertools.pairwise(heights)]
+    return [0.0, *(min(max(rise, 0.0), _MAX_RISE) for rise in rises)]  # YaRN keeps the fastest pair.
+
+
+def _between(knots: Sequence[float], place: float) -> float:
+    """The height at a place from 0 to 1 of the line through evenly spaced knots, two at least."""
+    at = place * (len(knots) - 1)
+    left = min(int(at), len(knots) - 2)
+    return knots[left] + (knots[left + 1] - knots[left]) * (at - left)
+
+
+def _num_pairs(encoding: Encoding) -> int:
+    assert isinstance(encoding, Rotary)
+    return encoding.dim // 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRope(Scaling):
+    """Divide every frequency by a factor of its own, found by search; one list inside the original context, one beyond.
+
+    θ_i becomes θ_i / λ̂_i. Ding et al. 2024, section 3; LongRoPE2, arXiv 2502.20082.
+    """
+
+    name = "longrope"
+    title = "LongRoPE"
+    paper = "https://arxiv.org/abs/2402.13753"
+    rope_type = "longrope"
+    is_published = False
+    caution = (
+        "transformers picks the list by the whole batch's longest row and switches while decoding: "
+        "with two different lists, cached decoding across the original context length differs from the uncached one."
+    )
+
+    long_factor: tuple[float, ...] = param(
+        help="One divisor per rotated pair of dimensions beyond the original context length: a file with a list."
+    )
+    short_factor: tuple[float, ...] | None = param(
+        None, help="The same inside the original context length; ones where not given."
+    )
+    attention_factor: float | None = param(
+        None,
+        help="Multiplier of cos and sin, instead of sqrt(1 + ln(factor) / ln(original context length)).",
+        min=0.01,
+        search=(1.0, 1.6),
+    )
+
+    @classmethod
+    def neutral_step(cls, encoding: Encoding) -> Self:
+        """Lists of ones."""
+        return cls(**cls.neutral, long_factor=(1.0,) * _num_pairs(encoding))
+
+    @classmethod
+    def example_step(cls, encoding: Encoding) -> Self:
+        """A divisor that rises by one from pair to pair."""
+        return cls(**cls.example, long_factor=tuple(1.0 + pair for pair in range(_num_pairs(encoding))))
+
+    @classmethod
+    def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
+        """How far the curve of factors rises at each of a few knots, and what becomes of the original context.
+
+        No rise is below zero, so factors never fall from one dimension to the next: the paper's own constraint
+        (section 3.2). The curve starts as YaRN's, which is one of those that the paper's search starts from.
+        """
+        rises = {
+            f"rise_{knot}": SearchRange((0.0, _MAX_RISE), start) for knot, start in enumerate(_starts(rotary, factor))
+        }
+        attention = super().search_space(rotary, factor)["attention_factor"]
+        return {"short": SearchRange(("ones", "long"), "ones"), "attention_factor": attention, **rises}
+
+    @classmethod
+    def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
+        """The step whose factors, on a logarithmic scale, run straight from knot to knot."""
+        count, pairs = _num_knots(rotary), rotary.dim // 2
+        most, level, knots = math.log(_MOST * factor), 0.0, []
+        for knot in range(count):
+            level = min(level + numbers[f"rise_{knot}"] * math.log(factor) / count, most)
+            knots.append(level)
+        long = tuple(float(f"{math.exp(_between(knots, pair / (pairs - 1))):.4g}") for pair in range(pairs))
+        return cls(
+            factor=factor,
+            long_factor=long,
+            short_factor=long if numbers["short"] == "long" else None,
+            attention_factor=numbers.get("attention_factor"),
+        )
+
+    def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
+        """The `longrope` type of transformers.
+
+        Raises:
+            CtxextError: a list has the wrong length or a factor below zero.
+        """
+        num_factors = rotary.dim // 2
+        short = self.short_factor or (1.0,) * num_factors
+        for name, factors in (("long_factor", self.long_factor), ("short_factor", short)):
+            if len(factors) != num_factors:
+                raise CtxextError(
+                    f"longrope: {name} has {len(factors)} numbers, but this model rotates {num_factors} pairs."
+                )
+            if min(factors) <= 0:
+                raise CtxextError(f'longrope: {name} must be above zero, not "{min(factors):g}".')
+        attention = self.attention_factor
+        if attention is None and self.target_length is not None and self.stretch > 1:
+            # transformers 4 takes the factor from the two lengths, so what follows from ours is written out.
+            attention = math.sqrt(1 + math.log(self.stretch) / math.log(rotary.trained_length))
+        extra = {} if attention is None else {"attention_factor": attention}
+        return {
+            "factor": self.stretch,
+            "original_max_position_embeddings": rotary.trained_length,
+            "short_factor": list(short),
+            "long_factor": list(self.long_factor),
+            **extra,
+        }

@@ -1,0 +1,237 @@
+"""Ms-PoE: every KV head gets its own position scale."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from typing_extensions import Self
+
+from ctxext.errors import CtxextError
+from ctxext.checkpoint.families import Family, rotated_layers
+from ctxext.recipes.code.method import PORTABLE, CodeMethod
+from ctxext.recipes.encodings.base import Encoding
+from ctxext.recipes.param import param
+from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
+
+
+@dataclass(frozen=True, kw_only=True)
+class MsPoE(CodeMethod):
+    """Give every attention head its own position scale, so that the middle of the context is found. No training.
+
+    Heads whose attention stands out least take the largest ratio. Zhang et al. 2024, "Found in the Middle", section 3.
+    The paper slows all frequencies of a head alike and orders heads again for each prompt, which ruined the real model
+    that it was measured on; by default a head slows its frequencies as ntk would, and heads are ordered once, over
+    calibration text, for which the model is loaded. The preset mspoe-paper is the paper's own form.
+    """
+
+    name = "mspoe"
+    title = "Ms-PoE"
+    paper = "https://arxiv.org/abs/2403.04797"
+    kind = "heads"
+    code = (PORTABLE / "mspoe.py",)
+    code_class = "MsPoE"
+    neutral: ClassVar[Mapping[str, Any]] = {
+        "ratio_min": 1.0,
+        "ratio_max": 1.0,
+        "first_layer": 0,
+        "head_order": "fixed",
+    }
+    example: ClassVar[Mapping[str, Any]] = {**neutral, "ratio_min": 1.5, "ratio_max": 4.0, "schedule": "linear"}
+
+    ratio_min: float = param(1.2, help="Ratio of the head that stands out most.", min=1.0, search=(1.0, 2.0))
+    ratio_max: float = param(1.8, help="Ratio of the head that stands out least.", min=1.0, search=(1.0, 8.0))
+    head_order: str = param(
+        "calibrated",
+        help="Order heads again for each prompt (the paper), once over calibration text, or by their index.",
+        choices=("prompt", "calibrated", "fixed"),
+        search=("calibrated", "prompt", "fixed"),
+    )
+    first_layer: int = param(
+        2, help="The first layer that takes part; those before keep their rotary embedding.", min=0, search=(0, 3)
+    )
+    schedule: str = param(
+        "ntk",
+        help="How a ratio slows a head: all frequencies alike (the paper), or as ntk or by-parts would.",
+        choices=("linear", "ntk", "by-parts"),
+        search=("linear", "ntk", "by-parts"),
+    )
+    ramp_fast: float = param(
+        8.0,
+        help="With by-parts: rotations in the original context length above which a head keeps a frequency.",
+        min=0,
+        search=(4, 64),
+    )
+    ramp_slow: float = param(
+        1.0, help="With by-parts: rotations below which a head interpolates it fully.", min=0, search=(0.5, 4)
+    )
+    rescale: str = param(
+        "uniform",
+        help="Compress all positions (the paper), or only those between --rescale-start and --rescale-end.",
+        choices=("uniform", "middle"),
+    )
+    rescale_start: int | None = param(None, help="With middle: where the compressed stretch begins, in tokens.", min=0)
+    rescale_end: int | None = param(None, help="With middle: where it ends, in tokens.", min=1)
+    variant: str = param(
+        "paper", help="What the paper says, or what its released code computes.", choices=("paper", "released")
+    )
+    ranks: tuple[tuple[int, ...], ...] | None = param(
+        None, help="Measured order: for each layer that takes part, each KV head's place.", measured=True
+    )
+    ratios: tuple[tuple[float, ...], ...] | None = param(
+        None, help="Learned: the ratio of each KV head of each layer that takes part, by parts.", measured=True
+    )
+    ramps: tuple[tuple[float, ...], ...] | None = param(
+        None, help="Learned: what each head multiplies --ramp-fast and --ramp-slow with.", measured=True
+    )
+    temperatures: tuple[tuple[float, ...], ...] | None = param(
+        None, help="Learned: each head's factor on cos and sin.", measured=True
+    )
+    reaches: int | None = param(None, help="Learned: the context length that it was learned for.", measured=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ratio_max < self.ratio_min:
+            raise CtxextError(f'mspoe: ratio_max "{self.ratio_max:g}" is below ratio_min "{self.ratio_min:g}".')
+        if self.schedule != "linear" and self.rescale == "middle":
+            raise CtxextError("mspoe: rescale middle moves positions, so it goes with schedule linear only.")
+        start, end = self.rescale_start, self.rescale_end
+        if self.rescale == "middle" and (start is None or end is None or start >= end):
+            raise CtxextError(
+                f'mspoe: rescale middle cannot compress from "{start}" to "{end}".',
+                hint="Give rescale_start and rescale_end, in order.",
+            )
+
+        learned = (self.ratios, self.ramps, self.temperatures)
+        if any(learned) and (not all(learned) or self.schedule != "by-parts" or self.head_order != "fixed"):
+            raise CtxextError("mspoe: ratios, ramps and temperatures go together, by parts and in a fixed order.")
+        if self.ratios and min(number for rows in learned if rows for row in rows for number in row) <= 0:
+            raise CtxextError("mspoe: ratios, ramps and temperatures must be above zero.")
+
+    def reach(self, encoding: Encoding) -> int:
+        """As before, or what was learned for."""
+        before = super().reach(encoding)
+        return before if self.reaches is None else max(before, self.reaches)
+
+    @classmethod
+    def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
+        """The step with numbers from its search space; the smaller of its two ratios is the smallest."""
+        smallest, largest = sorted(numbers[name] for name in ("ratio_min", "ratio_max"))
+        return cls(**{**numbers, "ratio_min": smallest, "ratio_max": largest})
+
+    def summary(self) -> str:
+        """The step with its ratios and its order of heads."""
+        if self.ratios:
+            numbers = [number for row in self.ratios for number in row]
+            return f"{self.name} {min(numbers):.3g}–{max(numbers):.3g} (learned heads)"
+        return f"{self.name} {self.ratio_min:g}–{self.ratio_max:g} {self.schedule} ({self.head_order} order)"
+
+    @property
+    def depends_on_prompt(self) -> bool:
+        """Whether each prompt orders the heads."""
+        return self.head_order == "prompt"
+
+    @classmethod
+    def refusal(cls, config: Config, family: Family) -> str:
+        """Why the family cannot give every head its own ratio; empty where it can."""
+        if family.shared_rotary_key:
+            return "latent attention: all heads share one rotated key, so they cannot have scales of their own"
+        return super().refusal(config, family)
+
+    def settings(self, model: ModelConfig) -> dict[str, Any]:
+        """Ratios, layers and orders for this model.
+
+        Raises:
+            CtxextError: the options do not fit the model.
+        """
+        heads, released = num_kv_heads(model), self.variant == "released"
+        if released and heads != model.read("num_attention_heads"):
+            raise CtxextError(
+                "--variant released is for models without grouped queries: on those the released code rotates a key "
+                "by another ratio than its queries, which loses their distance.",
+                hint="--variant paper",
+            )
+        layers = self._layers(model)
+        settings: dict[str, Any] = {
+            "ratios": ratio_grid(self.ratio_min, self.ratio_max, heads, released=released),
+            "layers": layers,
+            "schedule": self.schedule,
+            "rescale": self.rescale if self.rescale == "uniform" else [self.rescale_start, self.rescale_end],
+            "variant": self.variant,
+        }
+        if self.schedule == "by-parts":
+            settings |= {"trained_length": model.rotary.trained_length, "theta": model.rotary.theta}
+            settings |= {"beta_fast": self.ramp_fast, "beta_slow": self.ramp_slow}
+        if self.ratios:
+            assert self.ramps, "they go together"
+            assert self.temperatures, "they go together"
+            learned = {"ratios": self.ratios, "ramps": self.ramps, "temperatures": self.temperatures}
+            if any([len(row) for row in rows] != [heads] * len(layers) for rows in learned.values()):
+                raise CtxextError(f"Learned heads need {len(layers)} layers with {heads} numbers each.")
+            del settings["ratios"]
+            settings["heads"] = {name: [list(row) for row in rows] for name, rows in learned.items()}
+        elif ranks := self._ranks(model, len(layers), heads):
+            settings["ranks"] = ranks
+        return settings
+
+    def _layers(self, model: ModelConfig) -> list[int]:
+        """The layers that take part: from `first_layer` on, those with full attention and a rotary embedding."""
+        full = rotated_layers(model.config, model.family)
+        layers = [index for index in full if index >= self.first_layer]
+        if not full:
+            raise CtxextError(
+                "Every layer with a rotary embedding has a sliding window, and those keep it: Ms-PoE would change "
+                "nothing."
+            )
+        if not layers:
+            raise CtxextError(
+                f"No layer from {self.first_layer} on has full attention.", hint=f"--first-layer {full[-1]} or less."
+            )
+        return layers
+
+    def _ranks(self, model: ModelConfig, num_layers: int, num_heads: int) -> list[list[int]] | None:
+        """The number of each head's ratio by layer; None where each prompt chooses."""
+        if self.head_order == "fixed":
+            return [list(range(num_heads)) for _ in range(num_layers)]
+        model_type = model.family.model_type
+        if (reason := FIXED_ONLY.get(model_type)) and not self.ranks:
+            raise CtxextError(f'"{model_type}" takes a fixed order only: {reason}.', hint="--head-order fixed")
+        if self.head_order == "prompt":
+            return None
+        ranks = [list(order) for order in self.ranks or ()]
+        if len(ranks) != num_layers or any(sorted(order) != list(range(num_heads)) for order in ranks):
+            raise CtxextError(f"A calibrated order needs {num_layers} layers with {num_heads} ratio numbers each.")
+        return ranks
+
+
+_QUERIES_FIRST = "its attention rotates queries before it computes keys, and some layers use the keys of others"
+_SPLIT_FIRST = "its attention hands over only the part of each head that rotates, and awareness needs the whole"
+
+FIXED_ONLY: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), _QUERIES_FIRST
+    ),
+    **dict.fromkeys(("gpt_neox_japanese", "persimmon", "phi", "stablelm"), _SPLIT_FIRST),
+}
+"""Families on which awareness cannot be seen, so that heads have a fixed order, and why."""
+
+
+def ratio_grid(ratio_min: float, ratio_max: float, num_heads: int, *, released: bool = False) -> list[float]:
+    """Ratios from the smallest to the largest, one per KV head. The released code's grid stops one step short."""
+    steps = num_heads if released else max(num_heads - 1, 1)
+    return [ratio_min + (ratio_max - ratio_min) * i / steps for i in range(num_heads)]
+
+
+def ranks_from_scores(scores: Sequence[float]) -> list[int]:
+    """Number each head's ratio: the most aware head takes the first and smallest, ties go to the lower head."""
+    order = sorted(range(len(scores)), key=lambda head: (-scores[head], head))
+    return [order.index(head) for head in range(len(scores))]
+
+
+def num_kv_heads(model: ModelConfig) -> int:
+    """How many KV heads a layer with full attention hands to its rotary embedding."""
+    if model.family.model_type == "falcon":  # The new architecture repeats its keys for every query first.
+        multi_query = model.read("multi_query") and not model.read("new_decoder_architecture")
+        return 1 if multi_query else int(model.read("num_attention_heads"))
+    if model.read("attention_k_eq_v") and model.read("num_global_key_value_heads"):
+        return int(model.read("num_global_key_value_heads"))
+    return int(model.read("num_key_value_heads"))

@@ -1,0 +1,91 @@
+"""YaRN, and the same ramp without its temperature: NTK-by-parts."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import Self
+
+from ctxext.errors import CtxextError
+from ctxext.recipes.base import Scaling
+from ctxext.recipes.encodings.base import Encoding
+from ctxext.recipes.param import param
+from ctxext.recipes.encodings.rotary import Rotary
+
+_BETA_FAST, _BETA_SLOW = 32.0, 1.0
+
+
+def check_ends(name: str, fast: float, slow: float) -> None:
+    """Check that what rotates often is not what rotates seldom.
+
+    Raises:
+        CtxextError: the ends of the ramp stand the wrong way round.
+    """
+    # Kimi K2 has both at 1: a step from one dimension to the next.
+    if fast < slow:
+        raise CtxextError(f'{name}: beta_fast "{fast:g}" must not be below beta_slow "{slow:g}".')
+
+
+@dataclass(frozen=True, kw_only=True)
+class NtkByParts(Scaling):
+    """Interpolate only the dimensions that never complete a rotation in the original context, and keep the fast ones.
+
+    A linear ramp between θ_i (more than β_fast rotations in the original context) and θ_i / s (fewer than β_slow).
+    Peng et al. 2023, section 3.2; transformers clamps the ramp's ends at d - 1.
+    """
+
+    name = "ntk-by-parts"
+    title = "NTK-by-parts"
+    paper = "https://arxiv.org/abs/2309.00071"
+    rope_type = "yarn"
+
+    beta_fast: float | None = param(
+        None,
+        help="Rotations within the original context length above which a dimension is left as it was.",
+        min=0,
+        search=(8, 64),
+        usual=_BETA_FAST,
+    )
+    beta_slow: float | None = param(
+        None,
+        help="Rotations within the original context length below which a dimension is fully interpolated.",
+        min=0,
+        search=(0.5, 4),
+        usual=_BETA_SLOW,
+    )
+    truncate: bool | None = param(
+        None, help="Round the ends of the ramp outwards to whole dimensions; gpt-oss does not.", usual=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ends(self.name, self._beta_fast, self._beta_slow)
+
+    @property
+    def _beta_fast(self) -> float:
+        return _BETA_FAST if self.beta_fast is None else self.beta_fast
+
+    @property
+    def _beta_slow(self) -> float:
+        return _BETA_SLOW if self.beta_slow is None else self.beta_slow
+
+    def resolved(self, encoding: Encoding) -> Self:
+        """The same step with the ends of its ramp filled in."""
+        return dataclasses.replace(super().resolved(encoding), beta_fast=self._beta_fast, beta_slow=self._beta_slow)
+
+    def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
+        """The `yarn` type of transformers with its temperature switched off."""
+        return {**self.ramp(rotary), "attention_factor": 1.0}
+
+    def ramp(self, rotary: Rotary) -> Mapping[str, Any]:
+        """The ramp; the original length is written out because the maximum has moved (docs/traps.md, trap 3)."""
+        return {
+            "factor": self.stretch,
+            "original_max_position_embeddings": rotary.trained_length,
+            "beta_fast": self._beta_fast,
+            "beta_slow": self._beta_slow,
+            **({} if self.truncate is None else {"truncate": self.truncate}),
+        }
+
+

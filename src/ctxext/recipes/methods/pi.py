@@ -1,0 +1,26 @@
+"""Position Interpolation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ctxext.recipes.base import Scaling
+from ctxext.recipes.encodings.rotary import Rotary
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionInterpolation(Scaling):
+    """Slow every frequency down by the factor. Simple and robust, but it needs a fine-tune to be useful.
+
+    θ_i becomes θ_i / s. Chen et al. 2023, section 2.3; the same idea by kaiokendev, June 2023.
+    """
+
+    name = "pi"
+    title = "Position Interpolation"
+    aliases = ("linear",)
+    paper = "https://arxiv.org/abs/2306.15595"
+    rope_type = "linear"
+
+    def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
+        """The `linear` type of transformers."""
+        return {"factor": self.stretch}

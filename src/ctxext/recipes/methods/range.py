@@ -1,0 +1,39 @@
+"""A longer table of computed sinusoids."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+from ctxext.checkpoint.opening import Checkpoint
+from ctxext.errors import CtxextError
+from ctxext.checkpoint.families import Family
+from ctxext.recipes.base import Reaching
+from ctxext.recipes.encodings.base import Encoding
+from ctxext.recipes.methods.fills import DTYPES, FILLS, KEEPS_ROWS, continued, filled
+from ctxext.recipes.encodings.learned import BUFFERS, COMPUTED, LAYOUTS, Layout, LearnedTable, is_of_distances, tensors_named
+from ctxext.checkpoint.new_tensor import SIZES, NewTensor, stored_tensors
+from ctxext.recipes.param import param
+from ctxext.recipes.encodings.rotary import Config, ModelConfig
+from ctxext.recipes.methods.table import Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range(Rows):
+    """Let a model with computed sinusoids read longer inputs: the table goes on, nothing is stretched. No training.
+
+    Row p holds sin and cos of p / 10000^(2i/d). No weight but that table changes, and short inputs stay as they were.
+    """
+
+    name = "range"
+    title = "Longer sinusoidal table"
+    paper = "https://arxiv.org/abs/1706.03762"
+    encoding = "sinusoidal"
+    layouts = COMPUTED
+    may_be_absent = True
+    caution = "no position beyond the original context length was ever trained: the range grows, quality there falls."
+
+    def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
+        """The old rows as they are, then the sinusoids of the positions after them."""
+        return continued(raw, dtype, width, special, new)

@@ -1,0 +1,178 @@
+"""Methods that change which distance a query sees: near keys at their own, far ones regrouped. No training.
+
+Every rule is a function of the row, the query's own position, never of the call: inputs inside the context length
+that the model had are answered bit for bit as before, and a prompt gives the same logits however it arrives: whole, in
+chunks or from a cache. `portable/relation_maps.py` holds the maps, `portable/relation.py` the attention.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from typing_extensions import Self
+
+from ctxext.errors import CtxextError
+from ctxext.checkpoint.families import Family, rotated_layers
+from ctxext.recipes.base import Kind
+from ctxext.recipes.code.method import PORTABLE, CodeMethod
+from ctxext.recipes.encodings.base import Encoding
+from ctxext.recipes.param import SearchRange, param
+from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
+
+_REFERENCE = Path(__file__).parents[2] / "verify" / "references" / "relation.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relation(CodeMethod):
+    """What all of these methods share: how far they reach, and the temperature of rows beyond the old length.
+
+    L below is the context length that the model reads before this step, schedules that stand before it included.
+    """
+
+    kind: ClassVar[Kind] = "attention"
+    code = (PORTABLE / "relation.py", PORTABLE / "relation_maps.py", PORTABLE / "relation_parts.py")
+    reference = _REFERENCE
+    is_published = False
+    neutral: ClassVar[Mapping[str, Any]] = {"factor": 1}
+    example: ClassVar[Mapping[str, Any]] = {"factor": 4}
+
+    factor: float | None = param(None, help="How many times longer the new context is.", min=1.0)
+    target_length: int | None = param(None, help="The new context length in tokens, for example 32k.", min=1)
+    temperature: str = param(
+        "none",
+        help="What sharpens rows beyond the old length: nothing, or YaRN's, log-n's or Llama 4's rule on the row.",
+        choices=("none", "yarn", "logn", "llama4"),
+    )
+
+    @classmethod
+    def refusal(cls, config: Config, family: Family) -> str:
+        """Why the attention of the family cannot be reached; empty where it can."""
+        if family.shared_rotary_key:
+            return LATENT
+        return super().refusal(config, family) or UNREACHED_ATTENTION.get(family.model_type, "")
+
+    def resolved(self, encoding: Encoding) -> Self:
+        """The same step with its factor and everything else that follows from the context length filled in.
+
+        Raises:
+            CtxextError: no length was given, or the geometry cannot reach it.
+        """
+        length = encoding.context_length
+        if self.factor is not None:
+            factor = self.factor
+        elif self.target_length is not None:
+            factor = self.target_length / length
+        else:
+            raise CtxextError(
+                f"{self.name} needs to know how far to reach.",
+                hint=f"Add --factor 4 or --target-length {4 * length}.",
+            )
+        if self.target_length and self.factor and self.target_length != round(self.factor * length):
+            raise CtxextError(
+                f"A factor of {self.factor:g} and a target length of {self.target_length} disagree: "
+                f"the model reads {length} tokens before this step.",
+                hint="Give one of --factor and --target-length.",
+            )
+        if factor < 1:
+            raise CtxextError(
+                f'The target length "{self.target_length}" is below the {length} tokens that the model reads already.',
+                hint=f"Choose a longer one, for example --target-length {4 * length}.",
+            )
+        step = dataclasses.replace(self, factor=factor, target_length=None)
+        step = dataclasses.replace(step, **{k: v for k, v in step.defaults(length).items() if getattr(step, k) is None})
+        if problem := step.problem(length, round(factor * length)):
+            raise CtxextError(f"{self.name}: {problem[0]}", hint=problem[1])
+        return step
+
+    def defaults(self, length: int) -> dict[str, Any]:
+        """What follows from L where it was not given."""
+        return {}
+
+    @classmethod
+    def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
+        """Windows from a thirty-second of L to a half of it; words as they are declared."""
+        ranges, length = super().search_space(rotary, factor), rotary.context_length
+        if "window" in ranges:
+            start = cls(factor=factor).defaults(length)["window"]
+            ranges["window"] = SearchRange((max(length // 32, 1), max(length // 2, 2)), start)
+        return ranges
+
+    @classmethod
+    def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
+        """The step with numbers from its search space, for the wanted factor."""
+        return cls(**{**numbers, "factor": factor})
+
+    def problem(self, length: int, target: int) -> tuple[str, str] | None:
+        """Why the numbers cannot reach the target from L, and the numbers that would; None where they can."""
+        return None
+
+    def reach(self, encoding: Encoding) -> int:
+        """The new context length in tokens."""
+        assert self.factor is not None, "resolve the step first"
+        return round(self.factor * encoding.context_length)
+
+    def summary(self) -> str:
+        """The step with how far it reaches, and its temperature if it has one."""
+        reach = f"×{self.factor:g}" if self.factor is not None else f"to {self.target_length}"
+        return f"{self.name} {reach}" + (f" ({self.temperature})" if self.temperature != "none" else "")
+
+    def settings(self, model: ModelConfig) -> dict[str, Any]:
+        """The numbers of the map, the layers, and L.
+
+        Raises:
+            CtxextError: no layer looks back over the whole context with a rotary embedding, or the schedule goes by the
+                whole input.
+        """
+        if model.rotary.rope_type == "dynamic":  # Its formula starts from the length that the map raises, besides.
+            raise CtxextError(
+                f"{self.name} goes by each row, and this model's dynamic schedule by the length of the whole input.",
+                hint="adaptive does row by row what dynamic means to do: convert a copy without the schedule with it.",
+            )
+        layers = rotated_layers(model.config, model.family)
+        if not layers:
+            raise CtxextError(
+                f"Every layer with a rotary embedding has a sliding window, which {self.name} would not widen."
+            )
+        length = model.rotary.context_length
+        step = self.resolved(model.rotary)
+        own = {name: value for name, value in step.to_dict().items() if name not in _NOT_IN_MAPS}
+        lengths = {"original_length": length, "target_length": step.reach(model.rotary)}
+        return {"layers": layers, **lengths, "temperature": self.temperature, **own}
+
+
+_NOT_IN_MAPS = frozenset({"method", "factor", "temperature"})
+
+LATENT = "latent attention: its attention is computed from compressed keys, where positions cannot be moved"
+"""Why the attention of families whose heads share one rotated key cannot be reached."""
+
+UNREACHED_ATTENTION: dict[str, str] = dict.fromkeys(
+    ("falcon", "gpt_neox_japanese"), "its attention is its own, and does not go through transformers' interface"
+)
+"""Families whose attention does not go through transformers' attention interface, and why."""
+
+
+def given(number: int | None) -> int:
+    """A number that `defaults` fills in where the user did not."""
+    assert number is not None, "resolve the step first"
+    return number
+
+
+def window_problem(window: int, length: int) -> tuple[str, str] | None:
+    """Why a window leaves nothing to regroup, and one that does; None where it leaves something."""
+    if window >= length:
+        return f'a window of "{window}" leaves nothing of {length} tokens to regroup.', f"--window {length // 8}"
+    return None
+
+
+
+
+
+
+
+
+
+
+
+

@@ -1,0 +1,46 @@
+"""Resonance RoPE: wavelengths rounded to whole tokens, carried as LongRoPE's lists."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from ctxext.errors import CtxextError
+from ctxext.checkpoint.families import Family
+from ctxext.recipes.base import Scaling
+from ctxext.recipes.encodings.frequencies import inverse_frequencies
+from ctxext.recipes.param import param
+from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
+from ctxext.recipes.methods.ntk_by_parts import check_ends
+from ctxext.recipes.methods.divided import Divided
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resonance(Divided):
+    """YaRN with every wavelength rounded to a whole number of tokens, so that phases repeat exactly. No training.
+
+    At factor 1 nothing is rounded. Wang et al. 2024, section 4.
+    """
+
+    name = "resonance"
+    title = "Resonance RoPE on YaRN"
+    paper = "https://arxiv.org/abs/2403.00071"
+    is_experimental = True
+
+    beta_fast: float = param(
+        32.0, help="Rotations within the original length above which YaRN leaves a dimension as it was.", min=0
+    )
+    beta_slow: float = param(1.0, help="Rotations below which YaRN interpolates a dimension fully.", min=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ends(self.name, self.beta_fast, self.beta_slow)
+
+    def divisors(self, rotary: Rotary) -> list[float]:
+        """From the model's own wavelengths to YaRN's rounded ones."""
+        plain = inverse_frequencies(rotary.with_parameters({"rope_type": "default"}))
+        if self.stretch == 1:
+            return [1.0] * len(plain)
+        ramp = {"factor": self.stretch, "beta_fast": self.beta_fast, "beta_slow": self.beta_slow}
+        slowed = inverse_frequencies(rotary.with_parameters({"rope_type": "yarn", **ramp}))
+        return [old * round(2 * math.pi / new) / (2 * math.pi) for old, new in zip(plain, slowed, strict=True)]

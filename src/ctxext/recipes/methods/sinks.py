@@ -1,0 +1,49 @@
+"""StreamingLLM: the first tokens and the most recent ones."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+from typing_extensions import Self
+from ctxext.errors import CtxextError
+from ctxext.checkpoint.families import Family, rotated_layers
+from ctxext.recipes.base import Kind
+from ctxext.recipes.code.method import PORTABLE, CodeMethod
+from ctxext.recipes.encodings.base import Encoding
+from ctxext.recipes.param import SearchRange, param
+from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
+from ctxext.recipes.methods.relation import Relation, given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sinks(Relation):
+    """Read the first few tokens and the most recent ones only. Fluent for ever, forgets all between. A baseline.
+
+    Distances count what is read. Xiao et al. 2023, section 3 (StreamingLLM).
+    """
+
+    name = "sinks"
+    title = "StreamingLLM"
+    paper = "https://arxiv.org/abs/2309.17453"
+    code_class = "Sinks"
+    is_experimental = True
+    caution = "what lies between the first tokens and the recent ones is not read at all."
+
+    sinks: int = param(4, help="How many of the first tokens are always read.", min=1)
+    window: int | None = param(
+        None, help="How many recent tokens are read; all but the sinks of L where not given.", min=1
+    )
+
+    def defaults(self, length: int) -> dict[str, Any]:
+        """All of L."""
+        return {"window": max(length - self.sinks, 1)}
+
+    def problem(self, length: int, target: int) -> tuple[str, str] | None:
+        """What is read at once must fit into L."""
+        if self.sinks + given(self.window) > length:
+            return (
+                f"{self.sinks} sinks and a window of {self.window} are more than the {length} tokens that it reads.",
+                f"--window {length - self.sinks}",
+            )
+        return None

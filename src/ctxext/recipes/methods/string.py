@@ -1,0 +1,51 @@
+"""STRING: far distances moved down over rarely trained ones."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+from typing_extensions import Self
+from ctxext.errors import CtxextError
+from ctxext.checkpoint.families import Family, rotated_layers
+from ctxext.recipes.base import Kind
+from ctxext.recipes.code.method import PORTABLE, CodeMethod
+from ctxext.recipes.encodings.base import Encoding
+from ctxext.recipes.param import SearchRange, param
+from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
+from ctxext.recipes.methods.relation import Relation, given
+
+
+@dataclass(frozen=True, kw_only=True)
+class String(Relation):
+    """Move far distances down, over those that were rarely trained. Uses a window better; hardly extends it.
+
+    Distances beyond S become d - S + w. By default for rows beyond L only, so that short inputs stay as they were; with
+    --start all rows from there on. An et al. 2024, section 4.
+    """
+
+    name = "string"
+    title = "STRING"
+    paper = "https://arxiv.org/abs/2410.18745"
+    code_class = "String"
+    is_experimental = True
+    example: ClassVar[Mapping[str, Any]] = {"factor": 1.2}  # It reaches little farther.
+
+    shift: int | None = param(None, help="Distances up to here stay exact, S; a third of L where not given.", min=1)
+    window: int | None = param(None, help="Where farther distances begin again, w; an eighth of L, at most 128.", min=0)
+    start: int | None = param(None, help="The first row that does so; L where not given.", min=0)
+
+    def defaults(self, length: int) -> dict[str, Any]:
+        """The proportions of the paper."""
+        shift = self.shift or max(length // 3, 1)
+        return {"shift": shift, "window": min(length // 8, 128, shift), "start": length}
+
+    def problem(self, length: int, target: int) -> tuple[str, str] | None:
+        """Distances up to L reach L + S - w tokens."""
+        shift, window = given(self.shift), given(self.window)
+        if window > shift:
+            return f'window "{window}" is above shift "{shift}".', f"--window {shift // 3}"
+        if target > length + shift - window:
+            reach = length + shift - window
+            return f"a shift of {shift} reaches {reach} tokens, not {target}.", f"--target-length {reach}"
+        return None

@@ -1,0 +1,1 @@
+"""What every command needs of the machine: folders, locks, processes, limits, tokens, loading."""

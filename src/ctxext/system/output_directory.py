@@ -1,0 +1,297 @@
+"""A folder made beside its place and renamed when it is whole, so that no half-made one is ever seen."""
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from ctxext.errors import CtxextError
+from ctxext.system.locks import host_name, locked, short_name
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from ctxext.reading.schemas import read_json_object
+from ctxext.system.files import MANIFEST
+
+_OF_OTHER_RECORDS: Mapping[str, tuple[str, ...]] = {
+    "finetune.json": (
+        "finetune.json",
+        "loss.png",
+        "steps.jsonl",
+        "adapter/adapter_*",
+        "adapter/README.md",
+        "runs/*",
+        "evaluation/cells*.jsonl",
+        "evaluation/report.*",
+        "evaluation/*.png",
+    )
+}
+"""Records of trainings, and what lies beside them."""
+
+_NOBODYS = (MANIFEST, ".gitattributes", ".cache/*", "__pycache__/*")
+"""What the Hub's client and Python leave, and the record itself."""
+
+
+def foreign_files(folder: Path) -> list[str]:
+    """The files of a folder that no record of this package names, sorted; all of them where there is no record."""
+    known = _recorded(folder)
+    found = []
+    for root, folders, names in os.walk(folder):
+        inside = Path(root).relative_to(folder)
+        paths = [inside / name for name in names]
+        paths += [inside / name for name in folders if (Path(root) / name).is_symlink()]
+        found += [name for path in paths if not _covers(known, name := path.as_posix())]
+    return sorted(found)
+
+
+def _covers(known: tuple[set[str], set[str]], name: str) -> bool:
+    names, patterns = known
+    return name in names or any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _recorded(folder: Path) -> tuple[set[str], set[str]]:
+    """What the records in a folder name: files, and patterns of files."""
+    names: set[str] = set()
+    patterns: set[str] = set()
+    try:
+        manifest = read_json_object(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
+    except CtxextError:
+        manifest = {}
+    if "ctxext" in manifest:
+        for key in ("files", "weights"):
+            listed = manifest.get(key)
+            names.update(listed if isinstance(listed, dict) else ())
+        patterns.update(_NOBODYS)
+    for record, others in _OF_OTHER_RECORDS.items():
+        if (folder / record).is_file():
+            patterns.update((*others, *_NOBODYS))
+    return names, patterns
+
+
+_TOLD: Mapping[int, tuple[str, str]] = {
+    errno.ENOSPC: (
+        'There is no space left for "{place}".',
+        "Free some; --link hard takes none on the source's own disk.",
+    ),
+    errno.EDQUOT: ('There is no space left for "{place}": your quota is used up.', "Free some, or ask for more."),
+    errno.EFBIG: ('A file is larger than is allowed where "{place}" lies.', "See ulimit -f and the disk's limits."),
+    errno.EROFS: ('"{place}" lies on a disk that can only be read.', "Choose another place."),
+    errno.EACCES: ('"{file}" may not be read or written.', "Check its permissions."),
+    errno.EPERM: ('"{file}" may not be changed.', "Check its permissions and owner."),
+    errno.ENAMETOOLONG: ('"{file}" is too long for a name.', "Choose a shorter one."),
+    errno.ELOOP: ('"{file}" is a link that leads to itself.', "Name the folder itself."),
+    errno.EIO: ('The disk reports an error on "{file}".', "Check the disk, then run the same command again."),
+}
+"""What the system refuses: what happened, and what to do."""
+
+
+def check_out(out: Path, source: Path, *, overwrite: bool, overwrite_anything: bool = False) -> None:
+    """Refuse a place that cannot or must not be written.
+
+    Args:
+        out: The folder to make.
+        source: What it is made from.
+        overwrite: Whether a folder that this package made may be replaced.
+        overwrite_anything: Whether any folder may be.
+
+    Raises:
+        CtxextError: OUT is a file, not empty, inside SOURCE or around it, somebody else's, or cannot be created.
+    """
+    with full_disk_told(out):
+        place, origin = out.resolve(), source.resolve()
+        if place == origin or origin in place.parents:
+            raise CtxextError(f'OUT "{out}" lies inside SOURCE "{source}".', hint="Choose a folder beside it.")
+        if place in origin.parents:
+            raise CtxextError(f'OUT "{out}" contains SOURCE "{source}".', hint="Choose another folder.")
+        if place in (Path.cwd(), *Path.cwd().parents):
+            raise CtxextError(f'OUT "{out}" is the folder you are in, or around it.', hint="Name a folder to make.")
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            place.stat()
+        if (out.exists() or out.is_symlink()) and not out.is_dir():
+            raise CtxextError(f'OUT "{out}" is a file.', hint="Choose another name.")
+        doomed = doomed_files(out, overwrite_anything=overwrite_anything)
+        check_contents(out, overwrite=overwrite or overwrite_anything, doomed=doomed)
+        nearest = next(folder for folder in place.parents if folder.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            raise CtxextError(f'"{nearest}" cannot be written to.', hint="Choose another place for OUT.")
+
+
+def check_contents(out: Path, *, overwrite: bool, doomed: Collection[str] = (), named: Path | None = None) -> None:
+    """Refuse a folder whose files must not be lost.
+
+    Args:
+        out: Where the files are.
+        overwrite: Whether what this package made may go.
+        doomed: Other files that may go too.
+        named: What errors call the folder.
+
+    Raises:
+        CtxextError: there are files that must stay; they are named.
+    """
+    named = named or out
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    if not overwrite:
+        raise CtxextError(f'OUT "{named}" is not empty.', hint="Choose another folder, or replace it with --overwrite.")
+    foreign = [name for name in foreign_files(out) if name not in doomed]
+    if foreign:
+        shown = ", ".join(f'"{name}"' for name in foreign[:5]) + (f" and {len(foreign) - 5} more" * (len(foreign) > 5))
+        raise CtxextError(
+            f'OUT "{named}" holds what ctxext did not make: {shown}.',
+            hint="Move it away or choose another folder; --overwrite-anything deletes it.",
+        )
+
+
+@contextlib.contextmanager
+def full_disk_told(out: Path) -> Iterator[None]:
+    """Tell a full disk, a limit or a missing permission as the user's problem that it is."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        number, file = _what_failed(error)
+        message, hint = _TOLD.get(number, ("", ""))
+        if not message:
+            raise
+        raise CtxextError(message.format(place=out, file=file or out), hint=hint) from error
+
+
+def _what_failed(error: Exception) -> tuple[int, str]:
+    """The system's number of an error and the file that it names; those that write weights tell it in words alone."""
+    if isinstance(error, OSError):
+        return error.errno or 0, str(error.filename or "")
+    if isinstance(error, SafetensorError):
+        found = re.search(r"os error ([0-9]+)", str(error))
+        return int(found[1]) if found else 0, ""
+    if str(error).startswith("Symlink loop"):  # Path.resolve before Python 3.13.
+        return errno.ELOOP, ""
+    # torch.save notices that less was written than it gave, and not why.
+    return errno.ENOSPC if "inline_container" in str(error) and "unexpected pos" in str(error) else 0, ""
+
+
+@contextlib.contextmanager
+def staging_directory(out: Path) -> Iterator[Path]:
+    """A folder beside OUT, gone afterwards whatever happens; what a killed run leaves, the next one clears.
+
+    OUT is locked meanwhile.
+
+    Raises:
+        CtxextError: somebody else is writing OUT.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        recover(out)
+        work = beside(out, "new")
+        work.mkdir()
+        try:
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def beside(out: Path, kind: str) -> Path:
+    """The place of a folder that is "new" or "old", named so that another run knows whose it is."""
+    return out.parent / f".{short_name(out.name)}.ctxext-{kind}-{host_name()}-{os.getpid()}"
+
+
+def give_name(work: Path, out: Path, *, overwrite: bool = True, doomed: Collection[str] = ()) -> None:
+    """Give the finished folder its name; an old one steps aside first and is deleted last.
+
+    Args:
+        work: The finished folder.
+        out: Its name to be.
+        overwrite: Whether what this package made may go.
+        doomed: Other files that may go too: what `doomed_files` found when the run began.
+
+    Raises:
+        CtxextError: OUT was filled meanwhile with what must stay. The finished folder is beside it, and named.
+    """
+    aside = beside(out, "old")
+    try:
+        if out.is_dir() and any(out.iterdir()):
+            # Looked through again once it has moved, so that nothing can be added behind the look.
+            out.rename(aside)
+            check_contents(aside, overwrite=overwrite, doomed=doomed, named=out)
+        work.rename(out)
+    except (OSError, CtxextError) as error:
+        if aside.exists():
+            aside.rename(out)
+        is_taken = isinstance(error, CtxextError) or error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+        if not is_taken:
+            raise
+        kept = next(place for place in _numbered(out) if not place.exists())
+        work.rename(kept)
+        raise CtxextError(
+            f'OUT "{out}" was filled while this ran: what it holds stays, the result is "{kept}".',
+            hint="Rename one of the two.",
+        ) from error
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _numbered(out: Path) -> Iterator[Path]:
+    number = 2
+    while True:
+        yield out.with_name(f"{short_name(out.name)}-{number}")
+        number += 1
+
+
+def doomed_files(out: Path, *, overwrite_anything: bool) -> Collection[str]:
+    """The files of strangers that may go: those that lie in OUT now, where that was said; what comes later stays."""
+    return foreign_files(out) if overwrite_anything else ()
+
+
+def discard(folder: Path) -> None:
+    """Delete a folder so that it is there whole or not at all; what a kill leaves of it, the next run clears."""
+    leftover = beside(folder, "new")
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(leftover)
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def recover(out: Path) -> None:
+    """Clear what killed runs of this machine left beside OUT, and put back an OUT caught between two renames."""
+    pattern = re.compile(rf"\.{re.escape(short_name(out.name))}\.ctxext-(new|old)-(?:(\w+)-)?(\d+)")
+    if not out.parent.is_dir():
+        return
+    for folder in sorted(out.parent.iterdir()):
+        match = pattern.fullmatch(folder.name)
+        if not match or match[2] not in (None, host_name()) or is_running(int(match[3])):
+            continue
+        if match[1] == "old" and not out.exists():
+            folder.rename(out)
+        elif folder.is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            folder.unlink(missing_ok=True)
+
+
+def is_running(process: int) -> bool:
+    """Whether another process of this machine is alive; what bears this one's own number was left by an earlier."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is there in full or not at all.
+
+    Raises:
+        CtxextError: the disk is full, or the place may not be written.
+    """
+    beside_it = beside(path, "new")
+    with full_disk_told(path):
+        recover(path)
+        try:
+            beside_it.write_bytes(content)
+            beside_it.replace(path)
+        finally:
+            with contextlib.suppress(OSError):
+                beside_it.unlink()

