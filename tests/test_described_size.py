@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.checkpoint.described_size import check_described
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.auto_class import auto_class
+from ctxext.checkpoint.described_size import check_described
+from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.errors import CtxextError
 from small_llama import read_json
 from tiny_models import save
 

@@ -24,9 +24,9 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 import tiny_models
+from ctxext.checkpoint.families import family_of
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
-from ctxext.checkpoint.families import family_of
 from ctxext.recipes import METHODS, Recipe, method_named
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import clean_process, logits

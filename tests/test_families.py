@@ -13,7 +13,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import tiny_models
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import (
     FAMILIES,
     FULL_TYPES,
@@ -27,6 +26,7 @@ from ctxext.checkpoint.families import (
     rotated_layers,
     sliding_layers,
 )
+from ctxext.errors import CtxextError
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))

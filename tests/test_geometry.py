@@ -2,9 +2,9 @@
 
 import pytest
 
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.geometry import check_sizes, claimed_length
+from ctxext.errors import CtxextError
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 

@@ -11,8 +11,8 @@ import torch
 from transformers.integrations import hub_kernels
 from transformers.utils import logging
 
-from ctxext.system import loading
 from ctxext.errors import CtxextError
+from ctxext.system import loading
 
 
 @pytest.mark.parametrize(("rank", "count", "index"), [(None, 1, 0), ("0", 2, 0), ("1", 2, 1), ("5", 4, 1), ("7", 4, 3)])

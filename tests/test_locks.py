@@ -10,10 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ctxext.system import files
-
-from ctxext.system import locks
 from ctxext.errors import CtxextError
+from ctxext.system import files, locks
 from ctxext.system.files import (
     as_json,
     check_room,

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.geometry import check_sizes
+from ctxext.errors import CtxextError
 from ctxext.reading.journal import SavedState, is_as, is_line
 from ctxext.reading.report import Report
 from ctxext.reading.schemas import (

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from ctxext.system import tokens
 from ctxext.cli.app import main
 from ctxext.errors import CtxextError
+from ctxext.system import tokens
 from ctxext.system.tokens import RedactedStream, hub_token, redacted
 from hub_server import hub
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from ctxext.checkpoint.families import FAMILIES, family_of
 from ctxext.recipes.base import Method
 from ctxext.recipes.encodings.base import POSITIONS
-from ctxext.recipes.registry import METHODS
 from ctxext.recipes.methods.mspoe import FIXED_ONLY
 from ctxext.recipes.methods.relation import Relation
+from ctxext.recipes.registry import METHODS
 
 SWEEP = Path(__file__).parents[1] / "tests" / "data" / "sweep"
 ROTARY = [method.name for method in METHODS if method.encoding == "rotary"]

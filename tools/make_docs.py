@@ -7,17 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ctxext.checkpoint.known_models import known_models
 from ctxext.cli.method_options import option_name
 from ctxext.cli.methods import carried_by, summary_of
 from ctxext.recipes.base import Method
-from ctxext.recipes.code.method import CodeMethod
 from ctxext.recipes.code.layout import SHARED_FILES, STUB_FILE
-from ctxext.checkpoint.known_models import known_models
-from ctxext.recipes.registry import METHODS
+from ctxext.recipes.code.method import CodeMethod
+from ctxext.recipes.encodings.rotary import CODE_KEY
+from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.param import default_of, limits_of, options_of
 from ctxext.recipes.recipe import presets
-from ctxext.recipes.methods.relation import Relation
-from ctxext.recipes.encodings.rotary import CODE_KEY
+from ctxext.recipes.registry import METHODS
 from families_page import families_line, families_page
 
 HOOKS = ("positions", "tables", "rotate", "merge", "attend")

@@ -593,7 +593,12 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "out = out.absolute()",
         ("tests/test_locks.py::test_one_output_by_any_of_its_names_is_one",),
     ),
-    ("system/locks.py", " | os.O_NOFOLLOW", "", ("tests/test_locks.py::test_a_link_in_the_place_of_a_lock_is_not_followed",)),
+    (
+        "system/locks.py",
+        " | os.O_NOFOLLOW",
+        "",
+        ("tests/test_locks.py::test_a_link_in_the_place_of_a_lock_is_not_followed",),
+    ),
     (
         "system/locks.py",
         "except BlockingIOError:\n            os.close(descriptor)\n",
@@ -911,7 +916,12 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "own = dict(auto_map)",
         _STAGING,
     ),
-    ("recipes/code/staging.py", 'for part in (loaded, getattr(loaded, "config", loaded)):', "for part in (loaded,):", _STAGING),
+    (
+        "recipes/code/staging.py",
+        'for part in (loaded, getattr(loaded, "config", loaded)):',
+        "for part in (loaded,):",
+        _STAGING,
+    ),
     (
         "checkpoint/opening.py",
         "if self.folder.resolve() in target.parents or",

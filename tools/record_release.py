@@ -9,8 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-from ctxext.recipes.code.method import PORTABLE, CodeMethod
 from ctxext.recipes.code.layout import AUTO_CLASSES, SHARED_FILES, STUB_STYLE
+from ctxext.recipes.code.method import PORTABLE, CodeMethod
 from ctxext.recipes.registry import METHODS
 from ctxext.version import __version__
 

@@ -16,10 +16,10 @@ from ctxext.converters import convert
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe
-from ctxext.recipes.methods.alibi_interpolation import AlibiInterpolation
-from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.recipes.encodings.biases import alibi_slopes
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.methods.alibi_interpolation import AlibiInterpolation
+from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.verify import logits, slopes_process, verify
 from ctxext.verify.reference import reference_of
 from tiny_encodings import ALIBI, LENGTH, VOCABULARY

@@ -6,18 +6,18 @@ import pytest
 import torch
 import transformers
 
+from ctxext.checkpoint.auto_class import auto_class
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe
-from ctxext.checkpoint.auto_class import auto_class
-from ctxext.recipes.methods.buckets import WiderBuckets
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.methods.buckets import WiderBuckets
 from ctxext.verify import verify
-from ctxext.verify.tables import check_buckets
 from ctxext.verify.reference import reference_of
 from ctxext.verify.subject import Subject
+from ctxext.verify.tables import check_buckets
 from tiny_encodings import BUCKETS, LENGTH, load, logits, save
 
 FACTOR = 4

@@ -10,8 +10,8 @@ import tiny_models
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import LongRope, MsPoE, Ntk, PositionInterpolation, Recipe, Yarn
-from ctxext.recipes.methods.mrrope import MrRope
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.methods.mrrope import MrRope
 from ctxext.verify.carried import check_carried
 from ctxext.verify.rotation import rotations
 

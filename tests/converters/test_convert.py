@@ -16,9 +16,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ctxext.converters import apply, convert, links
-from ctxext.system.output_directory import beside, recover
 from ctxext.errors import CtxextError
 from ctxext.recipes import DynamicNtk, Ntk, PositionInterpolation, Recipe, Yarn
+from ctxext.system.output_directory import beside, recover
 from small_llama import make_llama, read_json
 
 YARN = Recipe([Yarn(factor=4)])

@@ -11,11 +11,11 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 import tiny_models
+from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
-from ctxext.checkpoint.families import family_of
 from ctxext.recipes import METHODS, MsPoE, PositionInterpolation, Recipe
 from ctxext.recipes.encodings.rotary import model_config
 

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from ctxext.converters import convert
+from ctxext.errors import CtxextError
+from ctxext.recipes import Ntk, Recipe, Yarn
+from ctxext.system.locks import locked
 from ctxext.system.output_directory import (
     beside,
     check_out,
@@ -20,9 +23,6 @@ from ctxext.system.output_directory import (
     staging_directory,
     write_whole,
 )
-from ctxext.errors import CtxextError
-from ctxext.system.locks import locked
-from ctxext.recipes import Ntk, Recipe, Yarn
 
 YARN, NTK = Recipe([Yarn(factor=4)]), Recipe([Ntk(factor=2)])
 

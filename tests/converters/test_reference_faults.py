@@ -8,10 +8,10 @@ import pytest
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import PositionInterpolation, Recipe
-from ctxext.recipes.methods.rerope import ReRope
 from ctxext.recipes.encodings.rotary import Rotary
-from ctxext.verify import clean_process, logits, reference
+from ctxext.recipes.methods.rerope import ReRope
 from ctxext.system import isolated
+from ctxext.verify import clean_process, logits, reference
 
 PLAIN = Rotary(theta=1e4, dim=8, span=8, trained_length=64, context_length=64, parameters={"rope_type": "default"})
 ROWS = "def temperature(settings, layer, m):\n    return 1.0\n\n\n"

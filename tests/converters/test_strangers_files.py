@@ -7,8 +7,8 @@ import random
 import pytest
 
 from ctxext.converters import convert
-from ctxext.errors import CtxextError
 from ctxext.converters.lengths import with_number
+from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe, Yarn, method_named
 from ctxext.verify import verify
 from small_llama import make_llama, read_json

@@ -11,8 +11,8 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe, Yarn
-from ctxext.recipes.methods.fills import FILLS, KEEPS_ROWS
 from ctxext.recipes.encodings.learned import LAYOUTS
+from ctxext.recipes.methods.fills import FILLS, KEEPS_ROWS
 from ctxext.recipes.methods.table import Table
 from ctxext.verify import verify
 from ctxext.verify.reference import reference_of

@@ -10,11 +10,11 @@ from ctxext.converters.calibration import Calibration
 from ctxext.converters.calibration import calibrated as calibrated_recipe
 from ctxext.converters.convert import convert
 from ctxext.converters.unconverted import overrides
-from ctxext.verify.engine import Engine
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
 from ctxext.recipes import MsPoE, Recipe
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.verify.engine import Engine
 from ctxext.verify.in_engine import compare_in_engine
 
 pytest.importorskip("vllm", reason="vLLM is not installed")

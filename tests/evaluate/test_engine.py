@@ -12,7 +12,6 @@ import pytest
 import stub_vllm
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.convert import convert
-from ctxext.verify.engine import Engine, engine_dtype
 from ctxext.errors import CtxextError
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
@@ -21,6 +20,7 @@ from ctxext.evaluate.served import check_served, load_served
 from ctxext.publish.results import measured
 from ctxext.recipes import DynamicNtk, LongRope, MsPoE, Recipe, Yarn
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.verify.engine import Engine, engine_dtype
 
 ENGINE = Loading(dtype="fp32", engine="vllm")
 SMALL = {"tasks": ("needle",), "lengths": (256,), "depths": (0.0, 1.0), "samples": 2}

@@ -6,11 +6,9 @@ import re
 import pytest
 
 from ctxext.evaluate.report.colours import series_style
-from ctxext.evaluate.report.report import effective_lengths
-from ctxext.evaluate.report.page import render_page
+from ctxext.evaluate.report.page import render_page, short_names
 from ctxext.evaluate.report.pictures import smoothed
-from ctxext.evaluate.report.report import make_report, versions
-from ctxext.evaluate.report.page import short_names
+from ctxext.evaluate.report.report import effective_lengths, make_report, versions
 from ctxext.evaluate.settings import Settings
 
 METHODS = "yarn ntk pi llama3 longrope dynamic mspoe-by-parts mspoe-linear self-extend rerope <b>bold</b>".split()  # noqa: SIM905

@@ -7,6 +7,7 @@ import torch
 from transformers import DynamicCache, LlamaForCausalLM, Qwen2Config
 
 from ctxext.evaluate.scoring import exact_match, generation
+from ctxext.evaluate.scoring.exact_match import grow
 from ctxext.evaluate.scoring.prefix_cache import (
     chooses_by_prompt,
     follows_length,
@@ -15,7 +16,6 @@ from ctxext.evaluate.scoring.prefix_cache import (
     new_cache,
     sharing_works,
 )
-from ctxext.evaluate.scoring.exact_match import grow
 from hand_made import make_tokenizer, nested, tiny_llama
 
 LONG = {"short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0]}

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from ctxext.evaluate.report import pictures
-from ctxext.evaluate.report.report import effective_lengths
 from ctxext.evaluate.report.findings import findings
 from ctxext.evaluate.report.intervals import mean_interval, wilson_interval
-from ctxext.evaluate.report.page import render_page
-from ctxext.evaluate.report.report import make_report
-from ctxext.evaluate.report.page import short_names
+from ctxext.evaluate.report.page import render_page, short_names
+from ctxext.evaluate.report.report import effective_lengths, make_report
 from ctxext.evaluate.report.write_report import write_report
 from ctxext.evaluate.settings import Settings
 

@@ -11,11 +11,10 @@ from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.evaluate import plan, served
 from ctxext.evaluate.checkpoint_info import info_of, open_infos
-from ctxext.evaluate.run import Meter, break_even
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.plan import ModelPlan, check_context_length, check_kind
 from ctxext.evaluate.results_log import ResultsLog
-from ctxext.evaluate.run import _header, _run
+from ctxext.evaluate.run import Meter, _header, _run, break_even
 from ctxext.evaluate.settings import Settings, even_depths, lengths_of, parse_depths
 from ctxext.evaluate.tasks import harness as ruler
 from ctxext.evaluate.tasks.documents import Documents, Passage, Question, made_up_document, read_questions

@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from ctxext.errors import CtxextError
 from ctxext.finetune import TrainingOptions, finetune
 from ctxext.finetune.documents import Document
-from ctxext.finetune.loop import newest_save, warmup_steps
-from ctxext.finetune.loop import MuonAndAdamW
+from ctxext.finetune.loop import MuonAndAdamW, newest_save, warmup_steps
 from ctxext.finetune.run import training_folder
 from ctxext.recipes import MsPoE, PositionInterpolation
 from tiny_base import QUICK, documents, load, logits, make_base, save_llama, tune

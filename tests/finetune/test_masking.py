@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.batches import Reading, Sequences
+from ctxext.finetune.batches import Reading, Sequences, make_masker
 from ctxext.finetune.data import write_sequences
 from ctxext.finetune.documents import Document
 from ctxext.finetune.loss import use_chunked_loss
-from ctxext.finetune.batches import make_masker
 from ctxext.finetune.options import TrainingOptions
 from tiny_encodings import VOCABULARY, load, save, save_tokenizer
 from tiny_tables import ENCODERS, change, make_base, tune, weights

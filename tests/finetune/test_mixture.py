@@ -10,10 +10,10 @@ from transformers import AutoTokenizer
 from ctxext.data.records import read_records
 from ctxext.errors import CtxextError
 from ctxext.finetune.data import write_sequences
-from ctxext.finetune.prepare import data_lines
 from ctxext.finetune.documents import Documents, check_sources
 from ctxext.finetune.mixture import Source, parse_source
 from ctxext.finetune.options import TrainingOptions
+from ctxext.finetune.prepare import data_lines
 
 
 @pytest.fixture

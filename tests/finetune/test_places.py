@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ctxext.system.output_directory import beside, foreign_files
 from ctxext.errors import CtxextError
 from ctxext.finetune import run
 from ctxext.finetune.run import training_folder
+from ctxext.system.output_directory import beside, foreign_files
 from tiny_base import tune
 
 HOLD = """

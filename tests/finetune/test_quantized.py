@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ctxext.finetune.base import load_base, open_base
-from ctxext.finetune.prepare import with_adapter
 from ctxext.finetune.loss import use_chunked_loss
+from ctxext.finetune.prepare import with_adapter
 from tiny_base import PARALLEL, TRAINED, make_base
 
 

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.batches import Sequences, stacked
+from ctxext.finetune.batches import Sequences, pose_positions, restarting_positions, stacked
 from ctxext.finetune.data import COUNTS, IGNORE, START, read_report, sequence_file, write_sequences
 from ctxext.finetune.documents import Document
 from ctxext.finetune.options import TrainingOptions
-from ctxext.finetune.batches import pose_positions, restarting_positions
 from tiny_base import documents
 
 DOCUMENTS = [[2, 3, 4, 5, 6], [7, 8], [9, 10, 11, 12, 13, 14, 15]]

@@ -9,10 +9,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ctxext.portable import relation
+from ctxext.portable import adaptive, bifocal, dual_chunk, rerope, self_extend, sinks, string, window
 from ctxext.portable.method import Frame, Tables, Turn, angles_of
 
-RELATIONS = [one for one in vars(relation).values() if isinstance(one, type) and getattr(one, "name", "")]
+RELATIONS = [
+    *(adaptive.Adaptive, bifocal.Bifocal, dual_chunk.Dca, rerope.Rerope, self_extend.SelfExtend),
+    *(sinks.Sinks, string.String, window.Window),
+]
 LENGTH, PAIRS = 64, 8
 BASE = [10000.0 ** (-i / PAIRS) for i in range(PAIRS)]
 METHODS = {

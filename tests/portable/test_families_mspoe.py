@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import tiny_models
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import FAMILIES, family_of, rotated_layers
+from ctxext.errors import CtxextError
 from portable_checkpoints import MODERN, convert, load
 
 QUICK = ["llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3", "gpt_neox", "falcon", "glm", "cohere", "granite"]

@@ -24,10 +24,10 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Recipe
-from ctxext.recipes.methods.ntk_alibi import NtkAlibi
-from ctxext.recipes.code.layout import HEADS, without_code
 from ctxext.recipes.code.guards import SENTINEL
+from ctxext.recipes.code.layout import HEADS, without_code
 from ctxext.recipes.code.own_code import runs_only_own_code
+from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.verify import verify
 

@@ -20,7 +20,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import tiny_encodings
-from ctxext.portable.relation_maps import MAPS
+from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.registry import method_named
 from portable_checkpoints import MODERN, load, tokens, write
 from test_families_mspoe import plain_source
@@ -40,7 +40,7 @@ STEPS = {
     "adaptive": {"factor": 4},
     "distance-aware": {},
 }
-RELATIONS = [name for name in STEPS if name in MAPS]
+RELATIONS = [name for name in STEPS if issubclass(method_named(name.split()[0]), Relation)]
 ROTARY = ("llama", "qwen3", "gemma2", "gpt_neox")
 RANKS = dict.fromkeys(ROTARY, ((1, 0), (0, 1))) | {"gemma2": ((1, 0),), "gpt_neox": ((3, 1, 0, 2), (0, 2, 1, 3))}
 ALIBI = ("bloom", "falcon", "mpt")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from ctxext.portable.relation import Relation, Rerope
-from ctxext.portable.relation_maps import ReRoPE
+from ctxext.portable.relation import Relation
 from ctxext.portable.relation_parts import begins_again
+from ctxext.portable.rerope import Rerope, ReRopeMap
 from relation_cases import (
     BASE,
     LENGTH,
@@ -439,7 +439,7 @@ def test_layers_of_one_forward_may_have_maps_of_their_own():
         name = "layered"
 
         def map_of(self, layer):
-            return ReRoPE({**self.settings, "window": 10 + 20 * layer})
+            return ReRopeMap({**self.settings, "window": 10 + 20 * layer})
 
     settings = {"layers": [0, 1], "original_length": LENGTH, "target_length": 256}
     query, key, value = states(200)

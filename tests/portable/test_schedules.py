@@ -9,8 +9,8 @@ import torch
 
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Recipe, method_named
-from ctxext.recipes.methods.mspoe import ranks_from_scores, ratio_grid
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.methods.mspoe import ranks_from_scores, ratio_grid
 from portable_checkpoints import convert, llama, load, tokens, write
 from small_llama import read_json
 

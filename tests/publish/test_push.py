@@ -13,8 +13,7 @@ from huggingface_hub import errors
 from safetensors.torch import save_file
 
 from ctxext.errors import CtxextError
-from ctxext.publish.push import told_in_one_line
-from ctxext.publish.push import PushOptions, prepare
+from ctxext.publish.push import PushOptions, prepare, told_in_one_line
 from ctxext.publish.upload_plan import seal
 from small_llama import read_json
 

@@ -8,8 +8,17 @@ import pytest
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.report import make_report
 from ctxext.evaluate.settings import Settings
-from ctxext.publish.results import conditions, effective_table, perplexity_table, retrieval_table, short_table
-from ctxext.publish.results import entry_of, files_of, measured, read_report
+from ctxext.publish.results import (
+    conditions,
+    effective_table,
+    entry_of,
+    files_of,
+    measured,
+    perplexity_table,
+    read_report,
+    retrieval_table,
+    short_table,
+)
 
 SETTINGS = Settings(tasks=("needle", "perplexity", "short"), lengths=(256, 512), depths=(0.0, 0.5), samples=4, seed=3)
 PICTURES = ["loss.png", "needle-out.png", "perplexity.png"]

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny_models
+from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters import convert, make_plan
 from ctxext.errors import CtxextError
-from ctxext.checkpoint.families import family_of
 from ctxext.recipes import METHODS, MsPoE, Recipe, Yarn
-from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.code.own_code import runs_only_own_code
+from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import attention_scaling, model_config
 from ctxext.verify import subject
 from ctxext.verify.clean_load import LoadReport

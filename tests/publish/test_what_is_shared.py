@@ -12,10 +12,8 @@ from huggingface_hub import errors
 from safetensors.torch import save_file
 
 from ctxext.errors import CtxextError
-from ctxext.publish.push import told_in_one_line
-from ctxext.publish.push import Push, PushOptions, prepare, usable_token
-from ctxext.publish.upload_plan import training_command
-from ctxext.publish.upload_plan import UploadPlan, adapter_in, seal, stage, total
+from ctxext.publish.push import Push, PushOptions, prepare, told_in_one_line, usable_token
+from ctxext.publish.upload_plan import UploadPlan, adapter_in, seal, stage, total, training_command
 from small_llama import read_json
 
 push_module = importlib.import_module("ctxext.publish.push")

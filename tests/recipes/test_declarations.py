@@ -6,10 +6,10 @@ import pytest
 
 from ctxext.checkpoint.families import FAMILIES
 from ctxext.recipes import METHODS
-from ctxext.recipes.registry import method_named
+from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.param import default_of, options_of, search_ranges, search_start
 from ctxext.recipes.recipe import step_from_dict
-from ctxext.recipes.encodings.rotary import Rotary
+from ctxext.recipes.registry import method_named
 
 OF_ENCODING = {"rotary": "llama", "learned": "gpt2", "sinusoidal": "marian", "alibi": "bloom", "buckets": "t5"}
 """A family with each encoding."""

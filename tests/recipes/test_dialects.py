@@ -6,8 +6,15 @@ import pytest
 
 from ctxext.checkpoint.families import FAMILIES
 from ctxext.recipes import Yarn
-from ctxext.recipes.encodings.dialects import native_type, nested_by_type, rope_scaling, unsupported, write_explicit, write_length
 from ctxext.recipes.encodings.base import provenance
+from ctxext.recipes.encodings.dialects import (
+    native_type,
+    nested_by_type,
+    rope_scaling,
+    unsupported,
+    write_explicit,
+    write_length,
+)
 from ctxext.recipes.encodings.rotary import model_config
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 6, "max_position_embeddings": 64}

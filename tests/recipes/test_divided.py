@@ -6,9 +6,9 @@ import math
 import pytest
 from transformers import AutoModelForCausalLM
 
+from ctxext.checkpoint.families import FAMILIES
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
-from ctxext.checkpoint.families import FAMILIES
 from ctxext.recipes import METHODS, Recipe
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import Rotary, attention_scaling, model_config

@@ -7,8 +7,8 @@ from transformers import AutoModelForCausalLM
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe
-from ctxext.recipes.methods.dual_chunk import DualChunk
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.methods.dual_chunk import DualChunk
 
 QWEN = {
     "model_type": "qwen2",

@@ -8,10 +8,10 @@ import torch
 import transformers
 
 import tiny_encodings
+from ctxext.checkpoint.auto_class import auto_class
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS, PositionInterpolation, Recipe
-from ctxext.checkpoint.auto_class import auto_class
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify.reference import reference_file, reference_of
 

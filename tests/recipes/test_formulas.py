@@ -7,8 +7,8 @@ import pytest
 from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.encodings.rotary import Rotary, attention_scaling, model_config
+from ctxext.recipes.recipe import step_from_dict
 
 THETA, DIM, LENGTH = 1e4, 16, 128
 PLAIN = [THETA ** (-2 * pair / DIM) for pair in range(DIM // 2)]

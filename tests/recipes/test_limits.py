@@ -11,10 +11,10 @@ from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Ntk, NtkByParts, Recipe, Yarn
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
+from ctxext.recipes.encodings.rotary import Rotary, model_config
 from ctxext.recipes.methods.mspoe import num_kv_heads
 from ctxext.recipes.param import Limits, SearchRange, limits_of, param
 from ctxext.recipes.recipe import step_from_dict
-from ctxext.recipes.encodings.rotary import Rotary, model_config
 from small_llama import read_json
 
 

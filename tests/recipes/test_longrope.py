@@ -8,8 +8,8 @@ import pytest
 from ctxext.errors import CtxextError
 from ctxext.recipes import LongRope
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.methods.longrope import _between
 from ctxext.recipes.encodings.rotary import Rotary
+from ctxext.recipes.methods.longrope import _between
 
 FACTOR = 4.0
 

@@ -6,12 +6,12 @@ import struct
 import numpy as np
 import pytest
 
+from ctxext.checkpoint.new_tensor import SIZES, NewTensor, grouped, stored_tensors
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.checkpoint.new_tensor import SIZES, NewTensor, grouped, stored_tensors
 from ctxext.recipes.encodings.rotary import model_config
-from ctxext.recipes.methods.table import Table
 from ctxext.recipes.methods.range import Range
+from ctxext.recipes.methods.table import Table
 
 WIDTH = 2
 GPT2 = {"model_type": "gpt2", "n_positions": 3}

@@ -8,7 +8,6 @@ import pytest
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe
-from ctxext.recipes.encodings.legacy import is_earlier, is_legacy, upgraded
 from ctxext.recipes.code.own_code import (
     CODE_FILES,
     carries_code,
@@ -19,8 +18,9 @@ from ctxext.recipes.code.own_code import (
     own_code_content,
     runs_only_own_code,
 )
-from ctxext.recipes.methods.window import Window
+from ctxext.recipes.encodings.legacy import is_earlier, is_legacy, upgraded
 from ctxext.recipes.encodings.rotary import SENTINEL, model_config
+from ctxext.recipes.methods.window import Window
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 LLAMA |= {"max_position_embeddings": 128, "rope_theta": 1e4}

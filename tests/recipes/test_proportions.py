@@ -4,14 +4,14 @@ import re
 
 import pytest
 
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import family_of
+from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS, Recipe
-from ctxext.recipes.methods.adaptive import rungs, slowed_alike
 from ctxext.recipes.base import KINDS
-from ctxext.recipes.registry import method_named
-from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.encodings.rotary import Rotary, model_config
+from ctxext.recipes.methods.adaptive import rungs, slowed_alike
+from ctxext.recipes.recipe import step_from_dict
+from ctxext.recipes.registry import method_named
 
 PLAIN = {"rope_type": "default"}
 

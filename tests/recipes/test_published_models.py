@@ -10,14 +10,14 @@ import json
 
 import pytest
 
+from ctxext.checkpoint.geometry import claimed_length
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import make_plan
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.checkpoint.geometry import claimed_length
 from ctxext.recipes import MsPoE, Ntk, PositionInterpolation, Recipe, Yarn
-from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.methods.self_extend import SelfExtend
 from published_models import NAMES, published, write
 
 STEPS = {

@@ -4,8 +4,8 @@ import pytest
 
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe, Yarn, load_recipe
-from ctxext.recipes.recipe import describe_step, presets, recipe_from_dict, step_from_dict
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.recipe import describe_step, presets, recipe_from_dict, step_from_dict
 
 YARN = {"method": "yarn", "factor": 4.0}
 

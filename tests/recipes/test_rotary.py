@@ -2,8 +2,8 @@
 
 import pytest
 
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import FAMILIES
+from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.rotary import Rotary, is_readable, model_config, write_rotary
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 128}

@@ -4,17 +4,17 @@ import dataclasses
 
 import pytest
 
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import FAMILIES, family_of
+from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS, MsPoE, Yarn
+from ctxext.recipes.code.method import code_files
+from ctxext.recipes.encodings.rotary import Rotary, model_config
 from ctxext.recipes.methods.abf import AdjustedBase
 from ctxext.recipes.methods.adaptive import Adaptive
 from ctxext.recipes.methods.buckets import WiderBuckets
-from ctxext.recipes.code.method import code_files
 from ctxext.recipes.methods.distance_aware import DistanceAware
-from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.methods.rerope import ReRope
-from ctxext.recipes.encodings.rotary import Rotary, model_config
+from ctxext.recipes.recipe import step_from_dict
 
 LENGTH = 128
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}

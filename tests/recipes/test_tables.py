@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import family_of
+from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.learned import tensors_named
 from ctxext.recipes.encodings.rotary import model_config
-from ctxext.recipes.methods.table import Table, _buffer
 from ctxext.recipes.methods.range import Range
+from ctxext.recipes.methods.table import Table, _buffer
 
 BERT = {"model_type": "bert", "max_position_embeddings": 512}
 ROBERTA = {"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}

@@ -9,10 +9,10 @@ from ctxext.errors import CtxextError
 from ctxext.recipes import AdjustedBase, DynamicNtk, MsPoE, Ntk, Recipe, Yarn
 from ctxext.recipes.code import layout as code_layout
 from ctxext.recipes.code.layout import family_classes, without_code
-from ctxext.recipes.recipe import plain_config
+from ctxext.recipes.encodings.rotary import SENTINEL, model_config
 from ctxext.recipes.methods.rerope import ReRope
 from ctxext.recipes.methods.window import Window
-from ctxext.recipes.encodings.rotary import SENTINEL, model_config
+from ctxext.recipes.recipe import plain_config
 from small_llama import read_json
 
 HEADS = MsPoE(first_layer=0, head_order="fixed")

@@ -11,10 +11,10 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert, make_plan
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, PositionInterpolation, Recipe, Yarn
-from ctxext.recipes.methods.adaptive import Adaptive
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.recipes.encodings.rotary import attention_scaling, model_config
+from ctxext.recipes.methods.adaptive import Adaptive
+from ctxext.recipes.methods.self_extend import SelfExtend
 from tiny_models import build
 
 MSCALE = {"mscale": 1.0, "mscale_all_dim": 0.5}

@@ -8,11 +8,11 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 import tiny_models
+from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel, make_ready
-from ctxext.checkpoint.families import family_of
 from ctxext.recipes import METHODS, AdjustedBase, MsPoE, Recipe, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.search.trial_model import Workbench

@@ -5,15 +5,14 @@ imports torch or transformers, so every question is answered from config.json al
 """
 
 import dataclasses
+import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ctxext.errors import CtxextError
-import difflib
-from collections.abc import Iterable, Mapping
 
 _REMOTE_CODE = frozenset({"baichuan", "chatglm", "internlm", "internlm2", "minicpm", "orion", "qwen"})
 """Model types whose code transformers never had, for copies that lost their `auto_map`."""

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import (
     Family,
     family_of,
@@ -17,6 +16,7 @@ from ctxext.checkpoint.families import (
     sliding_layers,
     text_config,
 )
+from ctxext.errors import CtxextError
 from ctxext.reading.schemas import Config, Sizes, checked
 
 _NEEDED: tuple[str, ...] = ("hidden_size", "num_attention_heads", "num_hidden_layers", "qk_rope_head_dim")

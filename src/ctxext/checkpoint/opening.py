@@ -10,13 +10,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import Family
-from ctxext.system.files import is_noted_link, is_text, open_regular
 from ctxext.checkpoint.geometry import check_sizes, claimed_length
+from ctxext.errors import CtxextError
 from ctxext.reading.safetensors_header import fault_of_metadata, fault_of_tensors
-from ctxext.reading.schemas import read_json_object, SCHEMAS, Header, check_config, checked
-from ctxext.reading.strict import parse_json, read_text
+from ctxext.reading.schemas import Header, checked, read_json_object
+from ctxext.reading.strict import parse_json
+from ctxext.system.files import is_noted_link, is_text, open_regular
 from ctxext.system.tokens import hub_token
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")

@@ -26,11 +26,11 @@ from ctxext.cli.output import print_error
 from ctxext.cli.push import push
 from ctxext.cli.search import search_
 from ctxext.cli.verify import verify
-from ctxext.system.output_directory import full_disk_told
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
 from ctxext.finetune.options import TrainingOptions
 from ctxext.search.options import SearchOptions
+from ctxext.system.output_directory import full_disk_told
 from ctxext.system.tokens import RedactedStream, remember_arguments
 from ctxext.version import __version__
 

@@ -10,6 +10,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ctxext.checkpoint.auto_class import auto_class
+from ctxext.checkpoint.new_tensor import grouped
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.auto import MinutesOption, TrialsOption, searched_recipe, wants_search
 from ctxext.cli.method_options import build_recipe
@@ -31,13 +33,11 @@ from ctxext.converters.calibration import Calibration, by_index, calibrated
 from ctxext.converters.convert import Conversion, carry_out
 from ctxext.converters.engines import MARKS, Serving
 from ctxext.converters.links import check_link
-from ctxext.system.output_directory import check_out
 from ctxext.converters.plan import Change, Plan, make_plan
 from ctxext.evaluate.checkpoint_info import KINDS
-from ctxext.checkpoint.auto_class import auto_class
 from ctxext.recipes.length import format_length
 from ctxext.recipes.registry import METHODS
-from ctxext.checkpoint.new_tensor import grouped
+from ctxext.system.output_directory import check_out
 
 _CALIBRATION = "Calibration of the head order"
 

@@ -14,8 +14,8 @@ from ctxext.cli.output import Output
 from ctxext.cli.terminal import done_line
 from ctxext.converters.convert import convert
 from ctxext.converters.inspection import inspect_checkpoint
-from ctxext.recipes.registry import method_named
 from ctxext.recipes.recipe import Recipe
+from ctxext.recipes.registry import method_named
 
 _RECIPES: dict[str, list[dict[str, Any]]] = {
     "pi": [{"method": "pi", "factor": 4}],

@@ -18,9 +18,9 @@ from ctxext.cli.options import (
     names_in,
 )
 from ctxext.cli.output import Output
-from ctxext.system.output_directory import full_disk_told
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
+from ctxext.system.output_directory import full_disk_told
 
 if TYPE_CHECKING:
     from ctxext.evaluate.report.report import Report

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-
 from ctxext.cli.finetune_data import DataChoice
-
 from ctxext.cli.options import (
     JsonOption,
     OverwriteAnythingOption,
@@ -29,10 +27,8 @@ if TYPE_CHECKING:
     from ctxext.finetune.dry_run import Plan
     from ctxext.finetune.run import Finetuned
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ctxext.cli.output import Output
 from ctxext.cli.terminal import done_line
 from ctxext.system.files import Progress
 
@@ -41,10 +37,7 @@ if TYPE_CHECKING:
     from ctxext.finetune.run import Finetuned
 import difflib
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any
 
-import typer
 import yaml
 
 from ctxext.errors import CtxextError

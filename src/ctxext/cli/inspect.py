@@ -4,6 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
+from ctxext.checkpoint.known_models import MAXIMUM
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.convert import serving_line, unconverted_text
 from ctxext.cli.methods import experimental_names
@@ -19,10 +20,9 @@ from ctxext.cli.options import (
 from ctxext.cli.output import Output
 from ctxext.cli.terminal import bold
 from ctxext.converters.inspection import Inspection, inspect_checkpoint
-from ctxext.checkpoint.known_models import MAXIMUM
+from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import describe_step
-from ctxext.recipes.encodings.rotary import Rotary
 
 _ENCODINGS = {
     "learned": "learned position embeddings: a table with one row per position",

@@ -12,9 +12,9 @@ import typer
 from ctxext.errors import CtxextError
 from ctxext.reading.strict import parse_yaml, read_text
 from ctxext.recipes.length import parse_length
-from ctxext.recipes.registry import METHODS, method_named
 from ctxext.recipes.param import default_of, limits_of, options_of, value_type
 from ctxext.recipes.recipe import Recipe, load_recipe, recipe_from_dict
+from ctxext.recipes.registry import METHODS, method_named
 
 _SHARED_PANEL = "How far to reach"
 _EXPERIMENTAL_PANEL = "Options of experimental methods"

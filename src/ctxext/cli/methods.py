@@ -10,8 +10,8 @@ from ctxext.cli.options import JsonOption
 from ctxext.cli.output import Output
 from ctxext.cli.terminal import bold
 from ctxext.recipes.base import Method
-from ctxext.recipes.registry import METHODS
 from ctxext.recipes.param import limits_of, options_of
+from ctxext.recipes.registry import METHODS
 
 
 def methods(

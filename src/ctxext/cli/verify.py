@@ -104,8 +104,8 @@ def verify(
 
 def _arguments(engine: str | None, text: str | None) -> dict[str, Any]:
     """The engine's arguments, checked before anything is read."""
-    from ctxext.verify.engine import vllm_version
     from ctxext.reading.strict import parse_json
+    from ctxext.verify.engine import vllm_version
 
     if engine not in (None, "vllm"):
         raise CtxextError(f'There is no engine "{engine}" to compare with.', hint="Choose --engine vllm.")

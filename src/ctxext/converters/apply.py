@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.converters.links import COPIED, HARD, SHARED, SYMBOLIC, bring, check_link
-from ctxext.system.output_directory import check_out, doomed_files, full_disk_told, give_name, staging_directory
 from ctxext.converters.plan import Plan, manifest
 from ctxext.converters.rewrite import REWRITTEN, rewrite
 from ctxext.system.files import MANIFEST, Progress, as_json, check_room, copy_whole, sha256_of, stamp_of
+from ctxext.system.output_directory import check_out, doomed_files, full_disk_told, give_name, staging_directory
 
 _MANY = 4
 """Files copied at once; the kernel does the work."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from ctxext.checkpoint.auto_class import auto_class, pipeline_tag
+from ctxext.checkpoint.new_tensor import NewTensor, grouped
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file, recipe_yaml, wrapped
 from ctxext.converters.engines import EXACT, MARKS, Serving
@@ -16,13 +18,11 @@ from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.reading.markdown import in_markdown
 from ctxext.reading.strict import parse_yaml, read_text
-from ctxext.checkpoint.auto_class import auto_class, pipeline_tag
 from ctxext.recipes.base import Method
 from ctxext.recipes.encodings.base import Encoding
-from ctxext.checkpoint.new_tensor import NewTensor, grouped
+from ctxext.recipes.encodings.rotary import ModelConfig
 from ctxext.recipes.param import limits_of
 from ctxext.recipes.recipe import Recipe
-from ctxext.recipes.encodings.rotary import ModelConfig
 from ctxext.version import __version__
 
 ANY_ID = "PATH_OR_ID"

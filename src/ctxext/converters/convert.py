@@ -8,13 +8,13 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.apply import Written, apply_plan
 from ctxext.converters.calibration import Calibration, calibrated
 from ctxext.converters.links import check_link
-from ctxext.system.output_directory import check_out
 from ctxext.converters.plan import Plan, make_plan
-from ctxext.system.files import Progress
 from ctxext.recipes.code.layout import without_code
 from ctxext.recipes.code.own_code import runs_only_own_code
-from ctxext.recipes.recipe import Recipe, plain_config
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.recipe import Recipe, plain_config
+from ctxext.system.files import Progress
+from ctxext.system.output_directory import check_out
 from ctxext.verify.carried import check_carried
 from ctxext.verify.logits import Verification, compare_logits
 

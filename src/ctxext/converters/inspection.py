@@ -5,17 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ctxext.checkpoint.auto_class import is_causal
+from ctxext.checkpoint.families import Family, family_of, full_attention_layers, read, sliding_layers, text_config
+from ctxext.checkpoint.geometry import cache_numbers, default_length
 from ctxext.checkpoint.opening import Checkpoint, claimed_lengths
 from ctxext.converters.engines import Serving, serving_of
 from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
-from ctxext.checkpoint.families import Family, family_of, full_attention_layers, read, sliding_layers
-from ctxext.checkpoint.geometry import cache_numbers, default_length
-from ctxext.checkpoint.auto_class import is_causal
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.registry import METHODS
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, is_readable, model_config, provenance
-from ctxext.checkpoint.families import Family, text_config
+from ctxext.recipes.registry import METHODS
 
 _BY_ENCODING: Mapping[str, str] = {
     "learned": "the table ends where training ended; where this family keeps it was not tried",

@@ -1,16 +1,16 @@
 """The files beside config.json that state a length, brought into agreement with it (docs/traps.md, trap 11)."""
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from ctxext.checkpoint.new_tensor import SIZES, NewTensor
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.system.files import as_json
+from ctxext.errors import CtxextError
 from ctxext.reading.strict import read_text
 from ctxext.recipes.encodings.base import Encoding
-from ctxext.checkpoint.new_tensor import SIZES, NewTensor
-import json
-from ctxext.errors import CtxextError
+from ctxext.system.files import as_json
 
 _SPACE = " \t\n\r"
 _DECODER = json.JSONDecoder()

@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctxext.checkpoint.families import Family, text_config
+from ctxext.checkpoint.geometry import default_length
+from ctxext.checkpoint.new_tensor import NewTensor
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.card import render_card
 from ctxext.converters.engines import Serving, serving_of
 from ctxext.converters.lengths import index_files, length_files
 from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
-from ctxext.checkpoint.families import Family, text_config
-from ctxext.system.files import MANIFEST, as_json, same_value
-from ctxext.checkpoint.geometry import default_length
 from ctxext.reading.strict import parse_json
-from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.length import format_length
-from ctxext.checkpoint.new_tensor import NewTensor
 from ctxext.recipes.code.own_code import CODE_FILES, runs_by_itself
-from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict
+from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, model_config, native_type, provenance
+from ctxext.recipes.length import format_length
+from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict
+from ctxext.system.files import MANIFEST, as_json, same_value
 from ctxext.version import __version__
 
 _REPLACED = ("config.json", "README.md", MANIFEST)

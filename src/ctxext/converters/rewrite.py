@@ -12,11 +12,11 @@ from io import RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ctxext.checkpoint.new_tensor import SIZES, NewTensor
 from ctxext.checkpoint.opening import read_safetensors_header
 from ctxext.converters.links import copy_range
 from ctxext.errors import CtxextError
 from ctxext.system.files import Progress, open_regular
-from ctxext.checkpoint.new_tensor import SIZES, NewTensor
 
 REWRITTEN = "rewritten"
 """How a file came to its place that holds such a tensor."""

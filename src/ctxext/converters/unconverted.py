@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from ctxext.converters.engines import BY_SOURCE, EXACT, PARTLY, Serving, attn_factor, gguf_name
 from ctxext.checkpoint.families import text_config
+from ctxext.converters.engines import BY_SOURCE, EXACT, PARTLY, Serving, attn_factor, gguf_name
 from ctxext.recipes.encodings.rotary import ModelConfig, native_type
 
 _BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}

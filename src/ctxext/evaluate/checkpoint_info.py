@@ -7,12 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.system.files import sha256_of
-from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.recipe import describe_step
+from ctxext.system.files import sha256_of
 
 _MEASURED = (".json", ".model", ".py", ".txt", ".jinja", ".tiktoken", ".safetensors", ".bin", ".pt", ".pth")
 _NOT_MEASURED = ("ctxext.json", "generation_config.json", "report.json")

@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 
+from ctxext.checkpoint.auto_class import auto_class
+from ctxext.checkpoint.described_size import check_described
 from ctxext.data.encoding import Encoder
 from ctxext.data.tokenizer import open_tokenizer
-from ctxext.checkpoint.described_size import check_described
-from ctxext.verify.engine import ENGINE_NAMES
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.scoring.prefix_cache import is_static, sharing_works
+from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code
+from ctxext.recipes.code.staging import rename, staged
 from ctxext.system.loading import (
     DTYPES,
     choose_device,
@@ -23,9 +25,7 @@ from ctxext.system.loading import (
     no_hub_kernels,
     settle_dtype,
 )
-from ctxext.checkpoint.auto_class import auto_class
-from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code
-from ctxext.recipes.code.staging import rename, staged
+from ctxext.verify.engine import ENGINE_NAMES
 
 
 @dataclass(frozen=True)

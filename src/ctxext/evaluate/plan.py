@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.system import processes
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, info_of, open_infos
 from ctxext.evaluate.settings import Settings, lengths_of
 from ctxext.evaluate.tasks.base import RetrievalTask
 from ctxext.evaluate.tasks.registry import DEFAULTS, TASKS
+from ctxext.system import processes
 
 if TYPE_CHECKING:
     from ctxext.data.encoding import Encoder

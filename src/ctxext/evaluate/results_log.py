@@ -7,9 +7,9 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import Key, Record, keys_of
-from ctxext.system.files import open_regular
 from ctxext.reading.journal import is_line
 from ctxext.reading.strict import parse_json
+from ctxext.system.files import open_regular
 
 _NAME = "cells.jsonl"
 _PATTERN = "cells*.jsonl"

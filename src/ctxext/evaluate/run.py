@@ -7,28 +7,22 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxext.verify.engine import vllm_version
 from ctxext.errors import CtxextError
-from ctxext.system import processes
-
 from ctxext.evaluate.plan import ModelPlan, default_tasks, plan_questions
 from ctxext.evaluate.report.report import Report, make_report, versions
 from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.harness import check_harness
+from ctxext.system import processes
 from ctxext.system.files import Progress
 from ctxext.system.loading import choose_device, fast_cpu_dtype
 from ctxext.system.locks import locked
+from ctxext.verify.engine import vllm_version
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
     from ctxext.evaluate.tasks.base import Work
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
-
-from ctxext.evaluate.plan import ModelPlan
-from ctxext.system.files import Progress
+from collections.abc import Callable
 
 _UNIT = 64
 _MINUTE = 60

@@ -4,18 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ctxext.checkpoint.families import family_of, text_config
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.engines import EXACT, WRONG, Serving, carried, serving_of
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Prompt
-from ctxext.verify.engine import Engine, engine_dtype, vllm_version
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.model import LoadedModel, Loading, load_tokenizer, runs_foreign_code
-from ctxext.checkpoint.families import family_of, text_config
-from ctxext.system.loading import choose_device
-from ctxext.recipes.encodings.rotary import ModelConfig, model_config
 from ctxext.recipes.code.staging import staged
+from ctxext.recipes.encodings.rotary import ModelConfig, model_config
+from ctxext.system.loading import choose_device
+from ctxext.verify.engine import Engine, engine_dtype, vllm_version
 
 NOT_WRITTEN = ("perplexity", "short")
 """Tasks that read what a model thinks of a text, where an engine only writes."""

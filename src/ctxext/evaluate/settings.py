@@ -13,8 +13,8 @@ from ctxext.evaluate.tasks.documents import Documents, read_questions
 from ctxext.evaluate.tasks.kv import KeyValue
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
-from ctxext.system.files import sha256_of
 from ctxext.options import check_numbers, option, with_documented_options
+from ctxext.system.files import sha256_of
 
 _ASKED, _RUN = "What is asked", "How it is run"
 

@@ -4,20 +4,20 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
+from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
+from ctxext.checkpoint.described_size import check_described
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.data.tokenizer import open_tokenizer
-from ctxext.checkpoint.described_size import check_described
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
-from ctxext.system.loading import choose_dtype, guard_vocabulary, loading_told, no_hub_kernels
-from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
-from ctxext.recipes.code.method import CodeMethod
 from ctxext.recipes.code.layout import depends_on_prompt
-from ctxext.recipes.registry import method_named
+from ctxext.recipes.code.method import CodeMethod
 from ctxext.recipes.code.own_code import needs_code, runs_only_own_code
-from ctxext.recipes.recipe import recipe_from_dict
-from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
 from ctxext.recipes.code.staging import rename, staged
+from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
+from ctxext.recipes.recipe import recipe_from_dict
+from ctxext.recipes.registry import method_named
+from ctxext.system.loading import choose_dtype, guard_vocabulary, loading_told, no_hub_kernels
 
 
 @dataclass(frozen=True)

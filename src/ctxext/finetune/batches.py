@@ -1,6 +1,7 @@
 """What each step is trained on: which sequences, at which length, with which positions."""
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset
+
+from ctxext.errors import CtxextError
 from ctxext.finetune.data import IGNORE, START, sequence_file
 from ctxext.finetune.loss import IGNORED
 from ctxext.finetune.options import TrainingOptions
-from collections.abc import Callable
-from ctxext.errors import CtxextError
-from collections.abc import Sequence
+
 
 def pose_positions(length: int, target: int, rng: random.Random) -> list[int]:
     """Positions of a short window that jump once, so that over many windows every distance of a long one is seen.

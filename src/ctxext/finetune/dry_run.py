@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.finetune.base import open_base
+from ctxext.errors import CtxextError
+from ctxext.finetune.base import Base, open_base
 from ctxext.finetune.data import DataReport
-from ctxext.finetune.prepare import num_tokens_of
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.options import TrainingOptions
-from ctxext.finetune.prepare import prepare
-from ctxext.errors import CtxextError
-from ctxext.finetune.base import Base
+from ctxext.finetune.prepare import num_tokens_of, prepare
 
 _Refusal = tuple[Callable[[Base], bool], Callable[[TrainingOptions], bool], str, str]
 

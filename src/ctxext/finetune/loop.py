@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import math
 import os
 from collections.abc import Callable
@@ -15,15 +16,16 @@ from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, Traine
 from transformers.trainer_utils import IntervalStrategy
 from transformers.training_args import OptimizerNames
 from transformers.utils import logging
-from ctxext.reading.schemas import read_json_object
+
 from ctxext.errors import CtxextError
-from ctxext.system.files import Progress, as_json
 from ctxext.finetune.batches import Reading, Sequences, stacked
 from ctxext.finetune.evaluation import Evaluations, NeedleProbe, PositionLosses
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.watch import STEPS, LiveLine, StopAfterStep
 from ctxext.reading.journal import SavedState, is_as
-import functools
+from ctxext.reading.schemas import read_json_object
+from ctxext.system.files import Progress, as_json
+
 
 class MuonAndAdamW(torch.optim.Optimizer):
     """Muon (github.com/KellerJordan/Muon, in torch since 2.9) with AdamW beside it.

@@ -8,27 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint
-
-from ctxext.reading.schemas import read_json_object
-from ctxext.system.output_directory import check_out, doomed_files, full_disk_told, give_name, staging_directory
-from ctxext.errors import CtxextError
-from ctxext.checkpoint.families import family_of, text_config
-from ctxext.system.files import MANIFEST, Progress, as_json, copy_whole
-from ctxext.finetune.rewrite import rewrite, stored_shapes
-from ctxext.finetune.tensors import AdapterChanges, Changes, stored_name
-from ctxext.checkpoint.auto_class import MASKED, auto_class
-from ctxext.recipes.code.own_code import runs_by_itself
-from ctxext.recipes.encodings.rotary import provenance
-from ctxext.version import __version__
 import yaml
-from ctxext.checkpoint.opening import Checkpoint
+
+from ctxext.checkpoint.auto_class import MASKED, auto_class
+from ctxext.checkpoint.families import family_of, text_config
+from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint
 from ctxext.converters.card import CardFacts, card_metadata, render
 from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file, wrapped
 from ctxext.converters.engines import serving_of
 from ctxext.converters.plan import cautions_of
-from ctxext.recipes.recipe import recipe_from_dict
+from ctxext.errors import CtxextError
+from ctxext.finetune.rewrite import rewrite, stored_shapes
+from ctxext.finetune.tensors import AdapterChanges, Changes, stored_name
+from ctxext.reading.schemas import read_json_object
+from ctxext.recipes.code.own_code import runs_by_itself
 from ctxext.recipes.encodings.rotary import model_config, provenance
+from ctxext.recipes.recipe import recipe_from_dict
+from ctxext.system.files import MANIFEST, Progress, as_json, copy_whole
+from ctxext.system.output_directory import check_out, doomed_files, full_disk_told, give_name, staging_directory
+from ctxext.version import __version__
+
 
 def render_card(base: Checkpoint, notes: Mapping[str, Any]) -> str:
     """The whole README.md.

@@ -7,28 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxext.system.output_directory import full_disk_told
 from ctxext.errors import CtxextError
 from ctxext.finetune.base import Base, load_base
 from ctxext.finetune.data import DataReport, read_report, write_sequences
-
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.rewrite import stored_shapes
 from ctxext.finetune.tensors import stored_name
+from ctxext.system.output_directory import full_disk_told
 
 if TYPE_CHECKING:
     from ctxext.finetune.batches import Reading
     from ctxext.finetune.evaluation import NeedleProbe, PositionLosses
-from ctxext.finetune.data import DataReport
-from ctxext.finetune.options import TrainingOptions
 import difflib
 from collections.abc import Sequence
-from typing import Any
 
-from ctxext.errors import CtxextError
-from ctxext.finetune.options import TrainingOptions
 from ctxext.recipes.encodings.learned import tensors_named
+
 
 def with_adapter(
     model: Any, options: TrainingOptions, whole: Sequence[str] = (), task: str | None = "CAUSAL_LM"
@@ -285,8 +280,7 @@ def _reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -
     Raises:
         CtxextError: positions shall be skipped, and the model is told none.
     """
-    from ctxext.finetune.batches import Reading
-    from ctxext.finetune.batches import make_masker
+    from ctxext.finetune.batches import Reading, make_masker
 
     is_told = "position_ids" in inspect.signature(model.base_model.forward).parameters
     if not is_told and options.positions == "pose":

@@ -12,7 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctxext.errors import CtxextError
+from ctxext.finetune.base import Base, open_base
+from ctxext.finetune.data import DataReport
+from ctxext.finetune.documents import DocumentReader
+from ctxext.finetune.dry_run import check_fits
+from ctxext.finetune.merge import ADAPTER, save_adapter, tied_embeddings, write_merged
+from ctxext.finetune.options import CHANGEABLE, TrainingOptions
+from ctxext.finetune.prepare import HELD_OUT, is_first, prepare
+from ctxext.finetune.rewrite import stored_shapes
+from ctxext.finetune.tensors import AdapterChanges, WholeChanges
 from ctxext.reading.schemas import read_json_object
+from ctxext.system.files import Progress, as_json
+from ctxext.system.locks import locked, short_name
 from ctxext.system.output_directory import (
     beside,
     check_out,
@@ -23,18 +35,6 @@ from ctxext.system.output_directory import (
     recover,
     staging_directory,
 )
-from ctxext.errors import CtxextError
-from ctxext.system.files import Progress, as_json
-from ctxext.finetune.base import Base, open_base
-from ctxext.finetune.data import DataReport
-from ctxext.finetune.documents import DocumentReader
-from ctxext.finetune.dry_run import check_fits
-from ctxext.finetune.merge import ADAPTER, save_adapter, tied_embeddings, write_merged
-from ctxext.finetune.options import CHANGEABLE, TrainingOptions
-from ctxext.finetune.prepare import HELD_OUT, is_first, prepare
-from ctxext.finetune.rewrite import stored_shapes
-from ctxext.finetune.tensors import AdapterChanges, WholeChanges
-from ctxext.system.locks import locked, short_name
 
 SETTINGS, REPORT, CURVE, FINAL = "settings.json", "finetune.json", "loss.png", "final"
 RUNS = "runs"

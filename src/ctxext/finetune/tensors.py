@@ -11,17 +11,11 @@ from safetensors import SafetensorError, safe_open
 from ctxext.checkpoint.opening import read_safetensors_header
 from ctxext.errors import CtxextError
 
-
 if TYPE_CHECKING:
     import torch
 import re
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
-from ctxext.reading.schemas import read_json_object
-from ctxext.errors import CtxextError
-from ctxext.reading.schemas import Number, Schema, Word, checked
+from ctxext.reading.schemas import Number, Schema, Word, checked, read_json_object
 
 _CANNOT = {
     "target_parameters": "it changes parameters of fused experts",

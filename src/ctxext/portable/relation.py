@@ -13,7 +13,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from .method import Method
-from .relation_maps import MAPS, Rows, chosen, stages
+from .relation_maps import Rows, chosen, stages
 from .relation_parts import (
     Places,
     attend_tile,
@@ -327,12 +327,3 @@ def block_pieces(rows, keys, mask, base, first):
         borders = (int(low[:, start:stop].amin()), int(high[:, start:stop].amax())) if is_steady else (0, end)
         blocks.append(Block(start, stop, *(min(max(border, 0), end) for border in borders), end, tensors))
     return blocks
-
-
-def of(method):
-    """The class of a method, for a stub to name."""
-    return type(method, (Relation,), {"name": method, "map_class": MAPS[method]})
-
-
-SelfExtend, Bifocal, Dca, Rerope = of("self-extend"), of("bifocal"), of("dca"), of("rerope")
-String, Sinks, Window, Adaptive = of("string"), of("sinks"), of("window"), of("adaptive")

@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ctxext.errors import CtxextError
-from ctxext.system.files import Progress
-
 from ctxext.publish.upload_plan import UploadPlan, adapter_in, pack, pack_adapter, seal, stage
+from ctxext.system.files import Progress
 from ctxext.system.tokens import LOG_IN, hub_token
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 import contextlib
-import re
 from collections.abc import Iterator, Mapping
 
-from ctxext.errors import CtxextError
-from ctxext.system.tokens import LOG_IN, redacted
+from ctxext.system.tokens import redacted
 
 # By HTTP status: what happened, and what to do.
 _TOLD: Mapping[int, tuple[str, str]] = {

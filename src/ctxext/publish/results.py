@@ -1,5 +1,6 @@
 """From report.json to what a model card shows: tables with intervals, pictures, and what was not measured."""
 
+import functools
 import json
 import re
 import shlex
@@ -7,19 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxext.reading.schemas import read_json_object
 from ctxext.converters.card import Measured
 from ctxext.errors import CtxextError
-from ctxext.evaluate.report.findings import findings
+from ctxext.evaluate.report.findings import findings, percent, pooled
 from ctxext.evaluate.report.report import Report
+from ctxext.evaluate.report.summary import effective_text
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.reading import checked
 from ctxext.reading import report as schemas
-import functools
-from ctxext.evaluate.report.findings import percent, pooled
-from ctxext.evaluate.report.summary import effective_text
 from ctxext.reading.markdown import in_markdown
+from ctxext.reading.schemas import read_json_object
 
 _TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}
 FOLDER = "report"

@@ -1,5 +1,6 @@
 """What a push would upload: the files, the model card, and the record with every digest."""
 
+import dataclasses
 import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
@@ -8,25 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-
-from ctxext.reading.schemas import read_json_object
-from ctxext.converters.card import CardFacts, Measured, card_metadata, render
+from ctxext.converters.card import EXTENDED, CardFacts, Measured, card_metadata, render
 from ctxext.converters.engines import serving_of
-from ctxext.system.output_directory import full_disk_told, write_whole
 from ctxext.converters.plan import cautions_of
 from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
+from ctxext.finetune.options import TrainingOptions
+from ctxext.publish.results import FOLDER, entry_of, files_of, measured, read_report
+from ctxext.reading.schemas import read_json_object
 from ctxext.system.files import MANIFEST, Progress, as_json, sha256_of
-from ctxext.publish.results import FOLDER
-from ctxext.publish.results import entry_of, files_of, measured, read_report
+from ctxext.system.output_directory import full_disk_told, write_whole
 from ctxext.verify.file_checks import CARD, check_weights
 from ctxext.verify.run import READING, failures, run_checks
 from ctxext.verify.subject import Subject, training_of
-import dataclasses
-from ctxext.reading.schemas import read_json_object
-from ctxext.converters.card import EXTENDED
-from ctxext.finetune.options import TrainingOptions
 
 REPORT, CURVE = "finetune.json", "loss.png"
 _OF_THE_MACHINE = (

@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Literal, get_args
 
 from typing_extensions import Self
 
+from ctxext.checkpoint.families import Family
+from ctxext.checkpoint.new_tensor import NewTensor
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.checkpoint.families import Family
 from ctxext.recipes.encodings.base import POSITIONS, Encoding
-from ctxext.checkpoint.new_tensor import NewTensor
-from ctxext.recipes.param import SearchRange, checked, param, search_ranges
 from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, unsupported
+from ctxext.recipes.param import SearchRange, checked, param, search_ranges
 
 Kind = Literal["table", "base", "schedule", "heads", "attention", "slopes", "buckets"]
 """The rows of a learned table; the base of the frequencies; all frequencies by a factor; what each KV head makes of

@@ -9,17 +9,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ctxext.checkpoint.new_tensor import NewTensor
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.reading.strict import parse_yaml, read_text
 from ctxext.recipes.base import Method, Scaling
-from ctxext.recipes.code.method import code_files
 from ctxext.recipes.code.layout import without_code
-from ctxext.recipes.length import check_length, parse_length
-from ctxext.recipes.registry import method_named
-from ctxext.checkpoint.new_tensor import NewTensor
-from ctxext.recipes.param import value_type
+from ctxext.recipes.code.method import code_files
 from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, provenance
+from ctxext.recipes.length import check_length, parse_length
+from ctxext.recipes.param import value_type
+from ctxext.recipes.registry import method_named
 
 _FILE_KEYS = ("description", "source", "steps")
 

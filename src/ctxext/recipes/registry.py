@@ -3,32 +3,32 @@
 import difflib
 
 from ctxext.errors import CtxextError
+from ctxext.recipes.base import Method
 from ctxext.recipes.methods.abf import AdjustedBase
 from ctxext.recipes.methods.adaptive import Adaptive
 from ctxext.recipes.methods.alibi_interpolation import AlibiInterpolation
-from ctxext.recipes.methods.ntk_alibi import NtkAlibi
-from ctxext.recipes.base import Method
+from ctxext.recipes.methods.bifocal import Bifocal
 from ctxext.recipes.methods.buckets import WiderBuckets
-from ctxext.recipes.methods.distance_aware import DistanceAware
 from ctxext.recipes.methods.cope import Cope
-from ctxext.recipes.methods.mrrope import MrRope
-from ctxext.recipes.methods.resonance import Resonance
+from ctxext.recipes.methods.distance_aware import DistanceAware
 from ctxext.recipes.methods.dual_chunk import DualChunk
 from ctxext.recipes.methods.dynamic import DynamicNtk
 from ctxext.recipes.methods.llama3 import Llama3
 from ctxext.recipes.methods.longrope import LongRope
+from ctxext.recipes.methods.mrrope import MrRope
 from ctxext.recipes.methods.mspoe import MsPoE
 from ctxext.recipes.methods.ntk import Ntk
+from ctxext.recipes.methods.ntk_alibi import NtkAlibi
+from ctxext.recipes.methods.ntk_by_parts import NtkByParts
 from ctxext.recipes.methods.pi import PositionInterpolation
-from ctxext.recipes.methods.bifocal import Bifocal
+from ctxext.recipes.methods.range import Range
 from ctxext.recipes.methods.rerope import ReRope
+from ctxext.recipes.methods.resonance import Resonance
 from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.recipes.methods.sinks import Sinks
 from ctxext.recipes.methods.string import String
-from ctxext.recipes.methods.window import Window
 from ctxext.recipes.methods.table import Table
-from ctxext.recipes.methods.range import Range
-from ctxext.recipes.methods.ntk_by_parts import NtkByParts
+from ctxext.recipes.methods.window import Window
 from ctxext.recipes.methods.yarn import Yarn
 
 METHODS: tuple[type[Method], ...] = (

@@ -24,8 +24,8 @@ from ctxext.evaluate.settings import Settings, even_depths
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
 from ctxext.recipes.methods.mspoe import MsPoE, num_kv_heads
-from ctxext.recipes.recipe import Recipe
 from ctxext.recipes.methods.yarn import Yarn
+from ctxext.recipes.recipe import Recipe
 from ctxext.search.eval_set import EvalSet
 from ctxext.search.loop import MOST_FOR_CHECKS, WRITING, Standing, Watch
 from ctxext.search.measurement import Measurement, measure

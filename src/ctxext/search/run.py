@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.system.output_directory import write_whole
 from ctxext.converters.plan import already_extended
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import open_infos
-from ctxext.system.files import sha256_of
+from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import Recipe
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.search.options import SearchOptions
 from ctxext.search.recipe_file import check_recipe_place, recipe_text
 from ctxext.search.space import space_of
 from ctxext.search.storage import StudyPlace, study_beside
+from ctxext.system.files import sha256_of
+from ctxext.system.output_directory import write_whole
 from ctxext.version import __version__
 
 if TYPE_CHECKING:

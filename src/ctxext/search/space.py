@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.checkpoint.families import family_of
 from ctxext.recipes.base import KINDS, Method
 from ctxext.recipes.code.method import CodeMethod
-from ctxext.recipes.registry import METHODS, method_named
+from ctxext.recipes.encodings.rotary import Rotary, model_config
 from ctxext.recipes.param import SearchRange
 from ctxext.recipes.recipe import Recipe
-from ctxext.recipes.encodings.rotary import Rotary, model_config
+from ctxext.recipes.registry import METHODS, method_named
 
 NONE = "-"
 """The choice of a slot that stays empty."""

@@ -12,10 +12,10 @@ from ctxext.converters.calibration import head_scores, per_prompt_form, read_tex
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.prefix_cache import is_static
-from ctxext.system.loading import quiet_transformers, without_hub
-from ctxext.recipes.recipe import Recipe
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.code.staging import own_classes
+from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.recipe import Recipe
+from ctxext.system.loading import quiet_transformers, without_hub
 
 _CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """How modeling code fails that does not fit the installed transformers, as a check of a conversion would find too."""

@@ -6,15 +6,15 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 
 from safetensors import SafetensorError
+
 from ctxext.errors import CtxextError
-from ctxext.system.locks import host_name, locked, short_name
-from collections.abc import Mapping
-from fnmatch import fnmatch
 from ctxext.reading.schemas import read_json_object
 from ctxext.system.files import MANIFEST
+from ctxext.system.locks import host_name, locked, short_name
 
 _OF_OTHER_RECORDS: Mapping[str, tuple[str, ...]] = {
     "finetune.json": (

@@ -8,11 +8,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import Family
+from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.recipe import Recipe
 from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling
+from ctxext.recipes.recipe import Recipe
 from ctxext.verify.reference import expected_frequencies
 from ctxext.verify.rotation import Rotation, rotations
 

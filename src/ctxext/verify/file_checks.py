@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.opening import claimed_lengths
 from ctxext.checkpoint.families import read, text_config
-from ctxext.system.files import MANIFEST, has_stamp, same_value, sha256_of
+from ctxext.checkpoint.opening import claimed_lengths
 from ctxext.recipes.code.layout import HEADS
 from ctxext.recipes.encodings.legacy import is_earlier
 from ctxext.recipes.encodings.rotary import is_readable, provenance
+from ctxext.system.files import MANIFEST, has_stamp, same_value, sha256_of
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, is_own_code, listed
 
 CARD = "README.md"

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.verify.engine import Engine
-from ctxext.system.loading import choose_device, loading_told
 from ctxext.recipes.code.own_code import runs_only_own_code
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.code.staging import staged
+from ctxext.recipes.encodings.rotary import model_config
+from ctxext.system.loading import choose_device, loading_told
+from ctxext.verify.engine import Engine
 
 TOLERANCE = 1e-3
 """Largest difference of a log-probability in nats, in float32, at which two runs count as one."""

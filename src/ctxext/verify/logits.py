@@ -9,16 +9,16 @@ from typing import Any
 
 import psutil
 
-from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.checkpoint.described_size import check_described
-from ctxext.errors import CtxextError
-from ctxext.system.files import as_json
-from ctxext.system.loading import without_hub
 from ctxext.checkpoint.auto_class import CAUSAL
-from ctxext.recipes.recipe import Recipe
-from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
+from ctxext.checkpoint.described_size import check_described
+from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
+from ctxext.errors import CtxextError
 from ctxext.recipes.code.staging import staged
+from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
+from ctxext.recipes.recipe import Recipe
+from ctxext.system.files import as_json
 from ctxext.system.isolated import fault_within, last_line_of_errors, run_isolated
+from ctxext.system.loading import without_hub
 from ctxext.verify.reference import reference_error, reference_faults, reference_file, reference_of
 
 _SCRIPT = Path(__file__).with_name("clean_process.py")

@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.system.files import Progress
 from ctxext.recipes.code.own_code import check_pinned
-from ctxext.verify.tables import check_buckets
+from ctxext.system.files import Progress
 from ctxext.verify.file_checks import (
     check_code,
     check_configuration,
@@ -17,7 +16,7 @@ from ctxext.verify.file_checks import (
 )
 from ctxext.verify.loading_checks import check_frequencies, check_loading, check_logits
 from ctxext.verify.subject import FAILED, Finding, Subject
-from ctxext.verify.tables import check_tables
+from ctxext.verify.tables import check_buckets, check_tables
 from ctxext.verify.tensors import check_against
 
 Check = Callable[[Subject], Finding | None]

@@ -5,16 +5,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
-from ctxext.system.files import as_json
 from ctxext.checkpoint.auto_class import auto_class
-from ctxext.recipes.encodings.learned import LearnedTable
+from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
 from ctxext.recipes.code.staging import staged
+from ctxext.recipes.encodings.biases import Buckets
+from ctxext.recipes.encodings.learned import LearnedTable
+from ctxext.system.files import as_json
 from ctxext.system.isolated import fault_within, last_line_of_errors, run_isolated
 from ctxext.verify.reference import reference_error, reference_file
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, training_of
-from ctxext.recipes.encodings.biases import Buckets
-from ctxext.verify.subject import FAILED, PASSED, Finding, Subject
 
 _BUCKETS_SCRIPT = Path(__file__).with_name("buckets_process.py")
 

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ctxext.evaluate.report.colours import series_style
 from ctxext.evaluate.report.findings import findings
 from ctxext.evaluate.report.html import model_name, table
-
 from ctxext.evaluate.report.pictures import as_png, loss_curves
 from ctxext.evaluate.report.report import Report
-
 from ctxext.evaluate.report.summary import summary
 from ctxext.evaluate.tasks.registry import TASKS
 from ctxext.evaluate.tasks.short import Short
@@ -22,16 +20,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 import re
 from collections import Counter
-from collections.abc import Sequence
-from collections.abc import Mapping, Sequence
-from html import escape
-from typing import Any
 
 from ctxext.evaluate.report.findings import percent, pooled
-from ctxext.evaluate.report.html import share_cell, table
-from ctxext.evaluate.report.report import Report
+from ctxext.evaluate.report.html import share_cell
 from ctxext.evaluate.report.summary import effective_text, lengths_of
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS
+
 
 def maps(report: Report, task: str, short: Mapping[str, str]) -> str:
     """The section of one task.

@@ -3,14 +3,13 @@
 import importlib.metadata
 import math
 import platform
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ctxext.evaluate.report.intervals import mean_interval, wilson_interval
 from ctxext.evaluate.tasks.base import Record
 from ctxext.version import __version__
-import random
-from collections.abc import Iterable, Mapping, Sequence
 
 KEPT = 0.85
 _DRAWS = 2000

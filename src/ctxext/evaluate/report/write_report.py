@@ -4,8 +4,8 @@ import json
 import re
 from pathlib import Path
 
-from ctxext.system.output_directory import write_whole
 from ctxext.evaluate.report.report import Report
+from ctxext.system.output_directory import write_whole
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:

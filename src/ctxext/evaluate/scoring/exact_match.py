@@ -9,15 +9,17 @@ it hangs on the whole prompt or on its length, each prompt runs as it would be w
 import dataclasses
 import inspect
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
 from ctxext.data.prompt import Prompt
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.as_written import forget_longer_prompts, run_as_written
 from ctxext.evaluate.scoring.prefix_cache import is_static, is_static_for, new_cache
-from dataclasses import dataclass, field
+
 
 @dataclass(frozen=True)
 class Branch:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import Family, text_config
+from ctxext.errors import CtxextError
 from ctxext.recipes.code import guards
 from ctxext.recipes.encodings.rotary import (
     CODE_KEY,

@@ -6,10 +6,10 @@ from importlib import resources
 from importlib.abc import Traversable
 from typing import Any, ClassVar
 
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import Family, rotated_layers
-from ctxext.recipes.code import layout as code_layout
+from ctxext.errors import CtxextError
 from ctxext.recipes.base import Method
+from ctxext.recipes.code import layout as code_layout
 from ctxext.recipes.encodings.rotary import Config, ModelConfig
 
 _ALL_SLIDING = "every layer with a rotary embedding sees a window only, and those keep their own"

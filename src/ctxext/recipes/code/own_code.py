@@ -11,14 +11,14 @@ from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.system.files import sha256_of
-from ctxext.recipes.encodings import legacy
-from ctxext.recipes.code.method import CodeMethod
 from ctxext.recipes.code.layout import CONFIGURATION, SHARED_FILES, STUB_FILE, family_classes
-from ctxext.recipes.registry import METHODS
-from ctxext.recipes.recipe import recipe_from_dict
+from ctxext.recipes.code.method import CodeMethod
 from ctxext.recipes.code.released import code_of_releases, released_files
+from ctxext.recipes.encodings import legacy
 from ctxext.recipes.encodings.rotary import CODE_KEY, provenance
+from ctxext.recipes.recipe import recipe_from_dict
+from ctxext.recipes.registry import METHODS
+from ctxext.system.files import sha256_of
 
 CODE_FILES = frozenset(
     {STUB_FILE, legacy.MODELING_FILE, *released_files(), *(name for names in SHARED_FILES.values() for name in names)}

@@ -18,9 +18,9 @@ from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
+from ctxext.recipes.code.own_code import own_code_content
 from ctxext.system.files import as_json
 from ctxext.system.loading import without_hub
-from ctxext.recipes.code.own_code import own_code_content
 
 _LOADED = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
 _INDEX = re.compile(r"(model\.safetensors|pytorch_model\.bin)\.index\.json$")

@@ -7,8 +7,8 @@ from typing import Any
 
 from typing_extensions import Self
 
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import Family, read, text_config
+from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.base import Config, Encoding, provenance
 
 _USUAL_BIAS_MAX = 8

@@ -4,9 +4,9 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import Family, read, text_config
 from ctxext.checkpoint.geometry import LENGTH_ABOVE
+from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.base import Config
 
 _DTYPES = ("dtype", "torch_dtype")

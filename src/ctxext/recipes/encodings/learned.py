@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import Family, text_config
+from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.base import POSITIONS, Config, Encoding, provenance
 
 PADDING = "padding"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import (
     Family,
     family_of,
@@ -23,22 +22,18 @@ from ctxext.checkpoint.families import (
     text_config,
 )
 from ctxext.checkpoint.geometry import claimed_length
+from ctxext.checkpoint.known_models import MAXIMUM, original_length_of
+from ctxext.errors import CtxextError
+from ctxext.recipes.code.guards import CODE_KEY as CODE_KEY
+from ctxext.recipes.code.guards import SENTINEL as SENTINEL
 from ctxext.recipes.encodings import legacy
-from ctxext.recipes.encodings.dialects import check_numbers, nested_by_type, rope_scaling, write_explicit, write_length
-from ctxext.recipes.encodings.dialects import native_type as native_type
-from ctxext.recipes.encodings.dialects import unsupported as unsupported
 from ctxext.recipes.encodings.base import POSITIONS, Encoding
 from ctxext.recipes.encodings.base import Config as Config
 from ctxext.recipes.encodings.base import provenance as provenance
-from ctxext.recipes.code.guards import CODE_KEY as CODE_KEY
-from ctxext.recipes.code.guards import SENTINEL as SENTINEL
-from ctxext.checkpoint.known_models import MAXIMUM, original_length_of
-
-from collections.abc import Callable, Mapping
-
-from ctxext.checkpoint.families import Family
 from ctxext.recipes.encodings.biases import read_alibi, read_buckets
-from ctxext.recipes.encodings.base import Config, Encoding
+from ctxext.recipes.encodings.dialects import check_numbers, nested_by_type, rope_scaling, write_explicit, write_length
+from ctxext.recipes.encodings.dialects import native_type as native_type
+from ctxext.recipes.encodings.dialects import unsupported as unsupported
 from ctxext.recipes.encodings.learned import COMPUTED, LAYOUTS, read_computed, read_learned
 
 OTHER_READERS: Mapping[str, Callable[[Config, Family, int | None], Encoding]] = {

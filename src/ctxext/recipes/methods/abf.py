@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ctxext.recipes.base import Scaling
-from ctxext.recipes.param import SearchRange, param, search_start
 from ctxext.recipes.encodings.rotary import Rotary
+from ctxext.recipes.param import SearchRange, param, search_start
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxext.recipes.base import Scaling
+from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
+from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scaling
 from ctxext.recipes.methods.llama3 import Llama3
 from ctxext.recipes.methods.longrope import LongRope
 from ctxext.recipes.methods.ntk import Ntk
-from ctxext.recipes.param import param
+from ctxext.recipes.methods.ntk_by_parts import NtkByParts
 from ctxext.recipes.methods.pi import PositionInterpolation
 from ctxext.recipes.methods.relation import Relation
-from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scaling
-from ctxext.recipes.methods.ntk_by_parts import NtkByParts
 from ctxext.recipes.methods.yarn import Yarn
+from ctxext.recipes.param import param
 
 AROUND: Mapping[str, type[Scaling]] = {
     method.name: method for method in (PositionInterpolation, Ntk, NtkByParts, Yarn, Llama3, LongRope)
@@ -36,6 +37,7 @@ class Adaptive(Relation):
     name = "adaptive"
     title = "Row-wise schedule"
     paper = "https://arxiv.org/abs/2309.00071"
+    code = (PORTABLE / "adaptive.py", *Relation.code)
     code_class = "Adaptive"
 
     around: str = param(

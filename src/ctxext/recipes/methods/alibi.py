@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from ctxext.checkpoint.families import Family
 from ctxext.recipes.base import Reaching
-from ctxext.recipes.encodings.biases import Alibi, alibi_slopes
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
-from ctxext.recipes.param import param
+from ctxext.recipes.encodings.biases import Alibi
 from ctxext.recipes.encodings.rotary import Config, ModelConfig
+from ctxext.recipes.param import param
 
 _FAMILIES = ("bloom", "falcon", "mpt")
 
@@ -61,7 +61,3 @@ class Slopes(Reaching, CodeMethod):
             "rows within the original context length give what they gave; the farther a row beyond it, the gentler its "
             "slopes, without end."
         )
-
-
-
-

@@ -1,15 +1,7 @@
 """ALiBi with all slopes divided by the row's own factor."""
 
-from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
-from ctxext.checkpoint.families import Family
-from ctxext.recipes.base import Reaching
-from ctxext.recipes.encodings.biases import Alibi, alibi_slopes
-from ctxext.recipes.code.method import PORTABLE, CodeMethod
-from ctxext.recipes.param import param
-from ctxext.recipes.encodings.rotary import Config, ModelConfig
+
 from ctxext.recipes.methods.alibi import Slopes
 
 

@@ -1,19 +1,13 @@
 """Bifocal attention as Jet-Long has it, and groups per rotated pair as DPE has them."""
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
-from typing_extensions import Self
+from typing import Any
+
 from ctxext.errors import CtxextError
-from ctxext.checkpoint.families import Family, rotated_layers
-from ctxext.recipes.base import Kind
-from ctxext.recipes.code.method import PORTABLE, CodeMethod
-from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.param import SearchRange, param
-from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
-from ctxext.recipes.methods.relation import Relation, window_problem, given
+from ctxext.recipes.code.method import PORTABLE
+from ctxext.recipes.encodings.rotary import ModelConfig
+from ctxext.recipes.methods.relation import Relation, given, window_problem
+from ctxext.recipes.param import param
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +22,7 @@ class Bifocal(Relation):
     name = "bifocal"
     title = "Bifocal attention (Jet-Long)"
     paper = "https://arxiv.org/abs/2607.07740"
+    code = (PORTABLE / "bifocal.py", *Relation.code)
     code_class = "Bifocal"
 
     window: int | None = param(

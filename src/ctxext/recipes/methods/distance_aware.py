@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ctxext.checkpoint.families import Family, read, rotated_layers
+from ctxext.checkpoint.new_tensor import SIZES, NewTensor, stored_tensors
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.checkpoint.families import Family, read, rotated_layers
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
-from ctxext.checkpoint.new_tensor import SIZES, NewTensor, stored_tensors
-from ctxext.recipes.methods.relation import LATENT, UNREACHED_ATTENTION
 from ctxext.recipes.encodings.rotary import Config, ModelConfig
+from ctxext.recipes.methods.relation import LATENT, UNREACHED_ATTENTION
 
 _OWN = "distance.weight"
 _ATTENTION = re.compile(

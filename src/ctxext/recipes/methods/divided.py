@@ -4,16 +4,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import Family
+from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
-from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.param import param
 from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
-from ctxext.recipes.methods.ntk_by_parts import check_ends
-
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +54,3 @@ class Divided(Scaling):
             "long_factor": list(divisors),
             "attention_factor": self.attention_factor(),
         }
-
-
-
-
-
-

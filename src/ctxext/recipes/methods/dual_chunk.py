@@ -7,9 +7,10 @@ from typing import Any
 
 from typing_extensions import Self
 
-from ctxext.recipes.param import param
-from ctxext.recipes.methods.relation import Relation, given
+from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.encodings.rotary import ModelConfig
+from ctxext.recipes.methods.relation import Relation, given
+from ctxext.recipes.param import param
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class DualChunk(Relation):
     name = "dca"
     title = "Dual chunk attention"
     paper = "https://arxiv.org/abs/2402.17463"
+    code = (PORTABLE / "dual_chunk.py", *Relation.code)
     code_class = "Dca"
 
     chunk_size: int | None = param(None, help="The largest distance used; L where not given.", min=2)

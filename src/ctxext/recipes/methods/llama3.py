@@ -6,8 +6,8 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
-from ctxext.recipes.param import param
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
+from ctxext.recipes.param import param
 
 
 @dataclass(frozen=True, kw_only=True)

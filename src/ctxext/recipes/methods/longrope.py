@@ -13,8 +13,8 @@ from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.param import SearchRange, param
 from ctxext.recipes.encodings.rotary import Rotary
+from ctxext.recipes.param import SearchRange, param
 
 _KNOTS = 8
 _MAX_RISE = 3.0

@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 
 from typing_extensions import Self
 
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import Family, rotated_layers
+from ctxext.errors import CtxextError
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
 from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.param import param
 from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
+from ctxext.recipes.param import param
 
 
 @dataclass(frozen=True, kw_only=True)

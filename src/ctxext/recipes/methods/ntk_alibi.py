@@ -1,15 +1,8 @@
 """ALiBi with the flat slopes divided and the steep ones kept."""
 
-from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
-from ctxext.checkpoint.families import Family
-from ctxext.recipes.base import Reaching
-from ctxext.recipes.encodings.biases import Alibi, alibi_slopes
-from ctxext.recipes.code.method import PORTABLE, CodeMethod
-from ctxext.recipes.param import param
-from ctxext.recipes.encodings.rotary import Config, ModelConfig
+
+from ctxext.recipes.encodings.biases import alibi_slopes
 from ctxext.recipes.methods.alibi import Slopes
 
 

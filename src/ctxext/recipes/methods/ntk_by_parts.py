@@ -10,8 +10,8 @@ from typing_extensions import Self
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.param import param
 from ctxext.recipes.encodings.rotary import Rotary
+from ctxext.recipes.param import param
 
 _BETA_FAST, _BETA_SLOW = 32.0, 1.0
 
@@ -87,5 +87,3 @@ class NtkByParts(Scaling):
             "beta_slow": self._beta_slow,
             **({} if self.truncate is None else {"truncate": self.truncate}),
         }
-
-

@@ -1,21 +1,10 @@
 """A longer table of computed sinusoids."""
 
-import math
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
-from ctxext.checkpoint.opening import Checkpoint
-from ctxext.errors import CtxextError
-from ctxext.checkpoint.families import Family
-from ctxext.recipes.base import Reaching
-from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.methods.fills import DTYPES, FILLS, KEEPS_ROWS, continued, filled
-from ctxext.recipes.encodings.learned import BUFFERS, COMPUTED, LAYOUTS, Layout, LearnedTable, is_of_distances, tensors_named
-from ctxext.checkpoint.new_tensor import SIZES, NewTensor, stored_tensors
-from ctxext.recipes.param import param
-from ctxext.recipes.encodings.rotary import Config, ModelConfig
+
+from ctxext.recipes.encodings.learned import COMPUTED
+from ctxext.recipes.methods.fills import continued
 from ctxext.recipes.methods.table import Rows
 
 

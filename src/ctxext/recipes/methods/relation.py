@@ -2,24 +2,25 @@
 
 Every rule is a function of the row, the query's own position, never of the call: inputs inside the context length
 that the model had are answered bit for bit as before, and a prompt gives the same logits however it arrives: whole, in
-chunks or from a cache. `portable/relation_maps.py` holds the maps, `portable/relation.py` the attention.
+chunks or from a cache. Each method's map is a file in `portable/`; `portable/relation.py` is the attention.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.abc import Traversable
 from pathlib import Path
 from typing import Any, ClassVar
 
 from typing_extensions import Self
 
-from ctxext.errors import CtxextError
 from ctxext.checkpoint.families import Family, rotated_layers
+from ctxext.errors import CtxextError
 from ctxext.recipes.base import Kind
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
 from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.param import SearchRange, param
 from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
+from ctxext.recipes.param import SearchRange, param
 
 _REFERENCE = Path(__file__).parents[2] / "verify" / "references" / "relation.py"
 
@@ -32,7 +33,11 @@ class Relation(CodeMethod):
     """
 
     kind: ClassVar[Kind] = "attention"
-    code = (PORTABLE / "relation.py", PORTABLE / "relation_maps.py", PORTABLE / "relation_parts.py")
+    code: ClassVar[tuple[Traversable, ...]] = (
+        PORTABLE / "relation.py",
+        PORTABLE / "relation_maps.py",
+        PORTABLE / "relation_parts.py",
+    )
     reference = _REFERENCE
     is_published = False
     neutral: ClassVar[Mapping[str, Any]] = {"factor": 1}
@@ -164,15 +169,3 @@ def window_problem(window: int, length: int) -> tuple[str, str] | None:
     if window >= length:
         return f'a window of "{window}" leaves nothing of {length} tokens to regroup.', f"--window {length // 8}"
     return None
-
-
-
-
-
-
-
-
-
-
-
-

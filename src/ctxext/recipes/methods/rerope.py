@@ -1,19 +1,11 @@
 """ReRoPE: all far keys at one distance."""
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
-from typing_extensions import Self
-from ctxext.errors import CtxextError
-from ctxext.checkpoint.families import Family, rotated_layers
-from ctxext.recipes.base import Kind
-from ctxext.recipes.code.method import PORTABLE, CodeMethod
-from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.param import SearchRange, param
-from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
-from ctxext.recipes.methods.relation import Relation, window_problem, given
+from typing import Any
+
+from ctxext.recipes.code.method import PORTABLE
+from ctxext.recipes.methods.relation import Relation, given, window_problem
+from ctxext.recipes.param import param
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +18,7 @@ class ReRope(Relation):
     name = "rerope"
     title = "ReRoPE"
     paper = "https://kexue.fm/archives/9708"
+    code = (PORTABLE / "rerope.py", *Relation.code)
     code_class = "Rerope"
 
     window: int | None = param(

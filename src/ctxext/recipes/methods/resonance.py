@@ -1,18 +1,13 @@
 """Resonance RoPE: wavelengths rounded to whole tokens, carried as LongRoPE's lists."""
 
 import math
-from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
-from ctxext.errors import CtxextError
-from ctxext.checkpoint.families import Family
-from ctxext.recipes.base import Scaling
+
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.param import param
-from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
-from ctxext.recipes.methods.ntk_by_parts import check_ends
+from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.divided import Divided
+from ctxext.recipes.methods.ntk_by_parts import check_ends
+from ctxext.recipes.param import param
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,19 +1,11 @@
 """StreamingLLM: the first tokens and the most recent ones."""
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
-from typing_extensions import Self
-from ctxext.errors import CtxextError
-from ctxext.checkpoint.families import Family, rotated_layers
-from ctxext.recipes.base import Kind
-from ctxext.recipes.code.method import PORTABLE, CodeMethod
-from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.param import SearchRange, param
-from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
+from typing import Any
+
+from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.methods.relation import Relation, given
+from ctxext.recipes.param import param
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +18,7 @@ class Sinks(Relation):
     name = "sinks"
     title = "StreamingLLM"
     paper = "https://arxiv.org/abs/2309.17453"
+    code = (PORTABLE / "sinks.py", *Relation.code)
     code_class = "Sinks"
     is_experimental = True
     caution = "what lies between the first tokens and the recent ones is not read at all."

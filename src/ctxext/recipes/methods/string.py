@@ -1,19 +1,12 @@
 """STRING: far distances moved down over rarely trained ones."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
-from typing_extensions import Self
-from ctxext.errors import CtxextError
-from ctxext.checkpoint.families import Family, rotated_layers
-from ctxext.recipes.base import Kind
-from ctxext.recipes.code.method import PORTABLE, CodeMethod
-from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.param import SearchRange, param
-from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
+
+from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.methods.relation import Relation, given
+from ctxext.recipes.param import param
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +20,7 @@ class String(Relation):
     name = "string"
     title = "STRING"
     paper = "https://arxiv.org/abs/2410.18745"
+    code = (PORTABLE / "string.py", *Relation.code)
     code_class = "String"
     is_experimental = True
     example: ClassVar[Mapping[str, Any]] = {"factor": 1.2}  # It reaches little farther.

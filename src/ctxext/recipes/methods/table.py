@@ -7,16 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ctxext.checkpoint.families import Family
+from ctxext.checkpoint.new_tensor import SIZES, NewTensor, stored_tensors
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.checkpoint.families import Family
 from ctxext.recipes.base import Reaching
 from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.methods.fills import DTYPES, FILLS, KEEPS_ROWS, continued, filled
-from ctxext.recipes.encodings.learned import BUFFERS, COMPUTED, LAYOUTS, Layout, LearnedTable, is_of_distances, tensors_named
-from ctxext.checkpoint.new_tensor import SIZES, NewTensor, stored_tensors
-from ctxext.recipes.param import param
+from ctxext.recipes.encodings.learned import (
+    BUFFERS,
+    LAYOUTS,
+    Layout,
+    LearnedTable,
+    is_of_distances,
+    tensors_named,
+)
 from ctxext.recipes.encodings.rotary import Config, ModelConfig
+from ctxext.recipes.methods.fills import DTYPES, FILLS, KEEPS_ROWS, filled
+from ctxext.recipes.param import param
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,5 +172,3 @@ class Table(Rows):
     def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
         """By the fill."""
         return filled(raw, dtype, width, special, new, self.fill, self.alpha)
-
-

@@ -1,16 +1,12 @@
 """YaRN: NTK by parts with a temperature."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from typing_extensions import Self
-from ctxext.errors import CtxextError
-from ctxext.recipes.base import Scaling
-from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.param import param
+
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.ntk_by_parts import NtkByParts
+from ctxext.recipes.param import param
 
 
 @dataclass(frozen=True, kw_only=True)

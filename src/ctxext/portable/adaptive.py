@@ -1,0 +1,53 @@
+"""Every row by its own frequencies: the map of a relation method. This file travels inside checkpoints."""
+
+import torch
+
+from .method import exact
+from .relation import Relation
+from .relation_maps import Map
+
+
+class AdaptiveMap(Map):
+    """Every row by the frequencies of its own length: those of the smallest factor >= (m + 1) / L.
+
+    `inverse_frequencies` and `attention_factors` have one for each of the ascending `factors`; `base`: the model's.
+    """
+
+    def __init__(self, settings):
+        base, self.ends = settings["base"], [factor * settings["original_length"] for factor in settings["factors"]]
+        self.shares = [[1.0] * len(base)] + [
+            [new / old if old else 1.0 for new, old in zip(row, base, strict=True)]
+            for row in settings["inverse_frequencies"]
+        ]
+        self.scales = [1.0] + [float(factor) ** 2 for factor in settings.get("attention_factors", [])]
+        super().__init__(settings, settings["original_length"])
+
+    def rung(self, m):
+        """The number of the row's factor, from 1."""
+        return sum((m >= end).long() for end in self.ends[:-1]) + torch.ones_like(m)
+
+    def last_rung(self, length):
+        """One for each factor."""
+        return len(self.ends)
+
+    def beyond(self, m):
+        """All keys are far, where they are."""
+        return self.rung(m), m + 1, m + 1, m + 1, None, m
+
+    def slowed(self, rung):
+        """The frequencies of the rung over the model's."""
+        kind = exact(torch.zeros(0, device=rung.device)).dtype
+        return torch.tensor(self.shares, device=rung.device, dtype=kind)[rung]
+
+    def loudness(self, m):
+        """The attention factor of the row's rung squared: as YaRN has it, of what rotates alone."""
+        if len(self.scales) == 1:
+            return None
+        return torch.tensor(self.scales, device=m.device)[torch.where(m >= self.start, self.rung(m), 0)]
+
+
+class Adaptive(Relation):
+    """The attention of adaptive."""
+
+    name = "adaptive"
+    map_class = AdaptiveMap

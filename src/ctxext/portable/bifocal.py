@@ -1,0 +1,47 @@
+"""Bifocal attention, and groups per pair: the map of a relation method. This file travels inside checkpoints."""
+
+import torch
+
+from .method import exact
+from .relation import Relation
+from .relation_maps import Map, floored
+
+
+class BifocalMap(Map):
+    """Near keys exact, far ones grouped, as Jet-Long has it (2607.07740). With `groups`, per pair: DPE (2504.18857).
+
+    `border`: "published" reads d <= w as near, with a jump behind it; "continuous" shifts and groups as Self-Extend.
+    """
+
+    def __init__(self, settings):
+        self.window, self.groups = settings["window"], settings.get("groups")
+        self.is_continuous = settings.get("border", "published") == "continuous"
+        self.exact = self.window * self.is_continuous  # What far distances begin behind.
+        super().__init__(settings, max(settings["original_length"], self.window + 1))
+
+    def last_rung(self, length):
+        """As in `beyond`."""
+        return 1 if self.groups else (length - 1 - self.exact) // (self.length - self.exact) + 1
+
+    def grouped(self, n, rung):
+        """Positions (b, k) and groups (b, 1) that broadcast, or (b, k, 1) and (p) with a group per pair."""
+        return (n[..., None], torch.tensor(self.groups, device=n.device)) if self.groups else (n, rung)
+
+    def beyond(self, m):
+        """The group of a row is ceil((m + 1 - exact) / (L - exact))."""
+        by_row = torch.div(m - self.exact, self.length - self.exact, rounding_mode="floor") + 1
+        rung = torch.ones_like(m) if self.groups else by_row
+        near = m - self.window + int(self.is_continuous)
+        at, group = self.grouped(m, rung.clamp(min=1))
+        return rung, near, near, near, None, floored(at, group) + (self.exact - self.exact / exact(group))
+
+    def far_keys(self, n, rung):
+        """At floor(n / group)."""
+        return floored(*self.grouped(n, rung))
+
+
+class Bifocal(Relation):
+    """The attention of bifocal."""
+
+    name = "bifocal"
+    map_class = BifocalMap

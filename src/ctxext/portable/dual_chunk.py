@@ -1,0 +1,32 @@
+"""Dual chunk attention: the map of a relation method. This file travels inside checkpoints."""
+
+import torch
+
+from .relation import Relation
+from .relation_maps import Map
+
+
+class DualChunkMap(Map):
+    """Distances within a chunk and to the one before are exact, others count from a fixed row. 2402.17463."""
+
+    def __init__(self, settings):
+        self.size = settings["chunk_size"]
+        self.chunk = self.size - settings["local"]
+        super().__init__(settings, self.size)
+
+    def beyond(self, m):
+        """Keys of the chunk before are read from min(m mod c + c, size), earlier ones from `size`."""
+        middle = (near := m - m % self.chunk) - self.chunk
+        at_middle = (m - middle).clamp(max=self.size) + middle
+        return torch.ones_like(m), middle, middle, near, at_middle, torch.full_like(m, self.size)
+
+    def far_keys(self, n, rung):
+        """At n mod c."""
+        return n % self.chunk
+
+
+class Dca(Relation):
+    """The attention of dca."""
+
+    name = "dca"
+    map_class = DualChunkMap

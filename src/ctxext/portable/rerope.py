@@ -1,0 +1,30 @@
+"""ReRoPE: the map of a relation method. This file travels inside checkpoints."""
+
+import torch
+
+from .relation import Relation
+from .relation_maps import Map
+
+
+class ReRopeMap(Map):
+    """Far keys all at one distance, the window's. Su 2023, https://kexue.fm/archives/9708."""
+
+    def __init__(self, settings):
+        self.window = settings["window"]
+        super().__init__(settings, max(settings["original_length"], self.window))
+
+    def beyond(self, m):
+        """The query at w, keys at 0."""
+        near = m - self.window + 1
+        return torch.ones_like(m), near, near, near, None, torch.full_like(m, self.window)
+
+    def far_keys(self, n, rung):
+        """At 0."""
+        return torch.zeros_like(n)
+
+
+class Rerope(Relation):
+    """The attention of rerope."""
+
+    name = "rerope"
+    map_class = ReRopeMap

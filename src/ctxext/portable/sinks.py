@@ -1,0 +1,28 @@
+"""The first keys and the last ones: the map of a relation method. This file travels inside checkpoints."""
+
+import torch
+
+from .relation import Relation
+from .relation_maps import Map
+
+
+class SinksMap(Map):
+    """The first keys and the last `window`, at positions within what is read. https://arxiv.org/abs/2309.17453."""
+
+    turns_keys, drops_keys = False, True
+
+    def __init__(self, settings):
+        self.sinks, self.window = settings.get("sinks", 0), settings["window"]
+        super().__init__(settings, self.sinks + self.window)
+
+    def beyond(self, m):
+        """The query at sinks + window - 1 for the first keys."""
+        near, at = m - self.window + 1, torch.full_like(m, self.sinks + self.window - 1)
+        return torch.ones_like(m), torch.full_like(m, self.sinks), near, near, None, at
+
+
+class Sinks(Relation):
+    """The attention of sinks."""
+
+    name = "sinks"
+    map_class = SinksMap
