@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from ctxext.converters import convert
+from ctxext.checkpoint import open_checkpoint
+from ctxext.converters import convert, make_plan
 from ctxext.converters.lengths import with_number
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe, Yarn, method_named
@@ -196,3 +197,15 @@ def test_a_key_on_the_way_that_stands_there_twice_is_refused(keys):
     with pytest.raises(CtxextError, match=r'"x" has the key "b" twice'):
         with_number('{"b": {"a": 1}, "b": {}}', "x", ("b", "a"), 7)
     assert with_number('{"c": 1, "c": 2, "a": 3}', "x", ("a",), 7) == '{"c": 1, "c": 2, "a": 7}'
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_kernel_that_the_config_asks_for_is_named(inside, llama):
+    config = json.loads((llama / "config.json").read_text())
+    asked = {"_attn_implementation": "someone/kernel", "_experts_implementation": "grouped_mm"}
+    (config.setdefault("inner", {}) if inside else config).update(asked)
+    (llama / "config.json").write_text(json.dumps(config))
+    plan = make_plan(open_checkpoint(str(llama)), Recipe([Yarn(factor=4)]))
+    (caution,) = (caution for caution in plan.cautions if "kernel" in caution)
+    assert "asks for someone/kernel on the Hub" in caution
+    assert "grouped_mm" not in caution

@@ -23,6 +23,7 @@ from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, model_config, n
 from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict
 from ctxext.system.files import MANIFEST, as_json, same_value
+from ctxext.system.loading import hub_kernels
 from ctxext.version import __version__
 
 _REPLACED = ("config.json", "README.md", MANIFEST)
@@ -314,6 +315,11 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
     python = [path for path in source.files if path.suffix == ".py" and path.name not in CODE_FILES]
     if not all(runs_by_itself(path) for path in python):
         cautions.append("the source carries its own Python code; it was copied and not run.")
+    if kernels := hub_kernels(source.config):
+        cautions.append(
+            f"config.json asks for {', '.join(kernels)} on the Hub, which transformers may fetch and run where the "
+            "result is loaded; nothing of it ran here."
+        )
     return tuple(cautions)
 
 

@@ -116,6 +116,16 @@ def without_hub(config: Mapping[str, Any]) -> dict[str, Any]:
     return cleaned(config)  # type: ignore[no-any-return]
 
 
+def hub_kernels(config: Any) -> tuple[str, ...]:
+    """Kernels of the Hub, as user/name, that a configuration or one inside it asks for, sorted."""
+    if isinstance(config, list):
+        return tuple(sorted({name for entry in config for name in hub_kernels(entry)}))
+    if not isinstance(config, Mapping):
+        return ()
+    named = {value for key, value in config.items() if key in _IMPLEMENTATIONS and "/" in str(value)}
+    return tuple(sorted({*map(str, named), *(name for value in config.values() for name in hub_kernels(value))}))
+
+
 def _is_kept(key: str, value: Any) -> bool:
     if key in _IMPLEMENTATIONS:
         return isinstance(value, str) and value in _BUILT_IN
