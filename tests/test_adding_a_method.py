@@ -106,7 +106,8 @@ def test_the_page_asks_for_these_files_and_a_name(tmp_path):
     changed = {str(path.relative_to(tmp_path)) for path in now if before.get(path) != path.read_bytes()}
     wanted = {METHODS}
     for name in NAMES:
-        wanted |= {f"src/ctxext/{room}/{name.replace('-', '_')}.py" for room in ("recipes", "verify/references")}
+        file = f"{name.replace('-', '_')}.py"
+        wanted |= {f"src/ctxext/recipes/methods/{file}", f"src/ctxext/verify/references/{file}"}
     assert changed == touched == wanted | {"src/ctxext/portable/quiet.py", "src/ctxext/portable/layered.py"}
     ast.parse((tmp_path / METHODS).read_text())
 

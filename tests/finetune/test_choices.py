@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import math
 import random
@@ -16,7 +17,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.finetune import merge as card
 from ctxext.finetune import prepare
 from ctxext.finetune.batches import pose_positions, restarting_positions
 from ctxext.finetune.curve import draw_losses, smoothed
@@ -33,6 +33,8 @@ from ctxext.finetune.run import _notes, _settings
 from ctxext.finetune.source_model import SourceModel
 from ctxext.finetune.watch import LiveLine, StopAfterStep, span
 from tiny_base import SIZES, make_base
+
+card = importlib.import_module("ctxext.finetune.merge")  # Its package has a function of that name.
 
 
 def settled(**choices) -> TrainingOptions:

@@ -256,7 +256,7 @@ def test_keys_stay_far_for_later_rows_up_to_the_first_that_is_near(order):
     m, keys = torch.tensor([[100], [86]])[order], torch.stack([first, second])[order]
     rows = method.map.rows(m, m)
     low = [next(n for n, key in enumerate(own) if key >= far) for own, far in zip(keys, rows.far, strict=True)]
-    single = method.single(rows, keys, None, 2, False)
+    single = method.single(method.map, rows, keys, None, 2, False)
     assert single.low == min(low)
     assert single.rungs == rows.rung[:, 0].tolist()
     assert single.origins == keys[:, 0].tolist()
