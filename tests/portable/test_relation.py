@@ -456,3 +456,12 @@ def test_layers_of_one_forward_may_have_maps_of_their_own():
             torch.testing.assert_close(
                 method.attend(stock, call, *tensors, None)[0], wanted[:, row : row + 1], rtol=1e-4, atol=1e-4
             )
+
+
+@pytest.mark.parametrize("name", ["self-extend", "bifocal", "bifocal-continuous"])
+def test_a_traced_plan_has_the_rungs_of_a_cache_that_is_longer_than_the_target(name, monkeypatch):
+    method, total = made(name), 300
+    tensors = torch.zeros(1, 2, total, 16)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    plan = method.plan(Call(torch.arange(total)[None]), method.map, tensors, tensors, tensors, None, {})
+    assert int(plan.rows.rung.max()) <= max(int(rung.max()) for rung in plan.pieces[-1].rungs)

@@ -6,7 +6,7 @@ import pytest
 
 from ctxext.checkpoint.families import family_of
 from ctxext.errors import CtxextError
-from ctxext.recipes import METHODS, Recipe
+from ctxext.recipes import METHODS, Recipe, Yarn
 from ctxext.recipes.base import KINDS
 from ctxext.recipes.encodings.rotary import Rotary, model_config
 from ctxext.recipes.methods.adaptive import rungs, slowed_alike
@@ -19,6 +19,9 @@ PLAIN = {"rope_type": "default"}
 def resolved(name, length, **numbers):
     rotary = Rotary(theta=1e4, dim=64, span=64, trained_length=length, context_length=length, parameters=PLAIN)
     return step_from_dict({"method": name, **numbers}, "here").resolved(rotary)
+
+
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
 
 
 @pytest.mark.parametrize(
@@ -272,3 +275,14 @@ def test_a_frequency_is_slowed_as_a_plain_one_of_its_wavelength():
     assert slowed_alike([10**-0.5, 10**-1.5], plain, slowed) == pytest.approx([10**-0.5 * 0.75, 10**-1.5 * 0.375])
     # Beyond either end as at the end.
     assert slowed_alike([2.0, 0.001], plain, slowed) == pytest.approx([2.0, 0.00025])
+
+
+@pytest.mark.parametrize(("length", "factor", "reach"), [(512, 1.3, 666), (512, 1.1, 563), (4096, 2.3, 9421)])
+def test_the_reach_is_the_nearest_whole_number(length, factor, reach):
+    rotary = model_config({"model_type": "llama", "max_position_embeddings": length, **SIZES}).rotary
+    assert Yarn(factor=factor).resolved(rotary).reach(rotary) == reach
+
+
+def test_a_target_length_is_reached_to_the_token():
+    rotary = model_config({"model_type": "llama", "max_position_embeddings": 1000, **SIZES}).rotary
+    assert Yarn(target_length=1001).resolved(rotary).reach(rotary) == 1001

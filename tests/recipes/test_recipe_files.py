@@ -2,6 +2,7 @@
 
 import pytest
 
+from ctxext.cli.method_options import build_recipe
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe, Yarn, load_recipe
 from ctxext.recipes.encodings.rotary import model_config
@@ -132,3 +133,17 @@ def test_files_stand_before_presets(tmp_path, monkeypatch):
     with pytest.raises(CtxextError, match="There is no recipe file") as caught:
         load_recipe("none.yaml")
     assert name in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("written", "given", "left"),
+    [
+        ("target_length: 2048", {"factor": 4.0}, (4.0, None)),
+        ("factor: 4", {"target_length": "2k"}, (None, 2048)),
+    ],
+)
+def test_how_far_to_reach_on_the_command_line_takes_the_place_of_the_file_s(tmp_path, written, given, left):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"steps:\n  - method: yarn\n    {written}\n")
+    (step,) = build_recipe((), str(path), given).steps
+    assert (step.factor, step.target_length) == left

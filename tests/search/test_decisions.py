@@ -541,3 +541,9 @@ def test_the_divergence_by_hand():
     assert float(divergence) == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), abs=1e-5)
     expected = -sum(float(said.log_softmax(-1)[row, n, ids[row, n + 1]]) for row in (0, 1) for n in (0, 3)) / 4
     assert loss == pytest.approx(expected, abs=1e-5)
+
+
+def test_lengths_that_were_not_reached_count_as_the_longest_that_was():
+    losses = {64: [-math.log(0.8)], 128: [-math.log(0.5)]}
+    part = Measurement([1.0], losses, {64: [True], 128: [True]}, (64, 128, 256), 1)
+    assert part.loss == pytest.approx((0.2 + 0.5 + 0.5) / 3)

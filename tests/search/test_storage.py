@@ -114,3 +114,11 @@ def test_three_processes_share_a_study_and_one_is_killed(source, tmp_path):
 def test_a_damaged_study_is_told_in_one_line(tmp_path):
     with pytest.raises(CtxextError, match=r"cannot be used: .*invalid data"), StudyPlace(path=tmp_path / "x.db").told():
         raise StorageInternalError("invalid data in the commit")
+
+
+def test_a_recipe_that_is_being_tried_counts_among_the_trials(tmp_path):
+    study = Study(StudyPlace(path=tmp_path / "study.db"), space_of(open_checkpoint("demo"), 1024), 0, 0.01)
+    study.begin({"source": "demo"})
+    study.ask()
+    assert not study.is_due(1)
+    assert study.is_due(2)
