@@ -1039,5 +1039,41 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "most = longest",
         ("tests/evaluate/test_what_is_asked.py::test_documents_are_as_long_as_what_is_read_of_them",),
     ),
+    (
+        "portable/relation.py",
+        'rules.last_rung(max(self.settings.get("target_length", rules.length), total))',
+        'rules.last_rung(self.settings.get("target_length", rules.length))',
+        (
+            "tests/portable/test_relation.py"
+            "::test_a_traced_plan_has_the_rungs_of_a_cache_that_is_longer_than_the_target",
+        ),
+    ),
+    (
+        "recipes/base.py",
+        "return self.target_length or round(self.stretch * encoding.trained_length)",
+        "return self.target_length or int(self.stretch * encoding.trained_length)",
+        ("tests/recipes/test_proportions.py::test_the_reach_is_the_nearest_whole_number",),
+    ),
+    (
+        "search/measurement.py",
+        "[found[-1]] * (len(self.lengths)",
+        "[found[0]] * (len(self.lengths)",
+        ("tests/search/test_decisions.py::test_lengths_that_were_not_reached_count_as_the_longest_that_was",),
+    ),
+    (
+        "search/study.py",
+        "states=(TrialState.COMPLETE, TrialState.RUNNING))",
+        "states=(TrialState.COMPLETE,))",
+        ("tests/search/test_storage.py::test_a_recipe_that_is_being_tried_counts_among_the_trials",),
+    ),
+    (
+        "cli/method_options.py",
+        'step.pop("factor" if name == "target_length" else "target_length", None)',
+        'step.pop("factor", None)',
+        (
+            "tests/recipes/test_recipe_files.py"
+            "::test_how_far_to_reach_on_the_command_line_takes_the_place_of_the_file_s",
+        ),
+    ),
 )
 """File, what stands there once, what to put in its place, and the tests that must fail then."""
