@@ -39,8 +39,10 @@ MAIN = "from ctxext.cli.app import main\nimport sys\nsys.argv[0] = 'ctxext'\nmai
 # What each fork reads anew, or what does not concern it. Where anything else differs, a process is started for real.
 HUB = {"HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_XET", "HF_TOKEN"}
 FREE = {"HF_MODULES_CACHE", "PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "_", "COLUMNS", "LINES", "CTXEXT_CLEAN"} | HUB
-# What torch sets in its own process once something is compiled, ctxext before it loads vLLM, and tests of canaries.
-FREE |= {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_LOGGING_LEVEL", "VLLM_LOGGING_STREAM", "CTXEXT_CANARIES"}
+# What torch sets in its own process once something is compiled, and ctxext before it loads vLLM.
+FREE |= {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_LOGGING_LEVEL", "VLLM_LOGGING_STREAM"}
+# What tests of canaries and fuzzing set.
+FREE |= {"CTXEXT_CANARIES", "CTXEXT_TRACEBACK"}
 
 
 class Processes:
