@@ -39,10 +39,15 @@ MAIN = "from ctxext.cli.app import main\nimport sys\nsys.argv[0] = 'ctxext'\nmai
 # What each fork reads anew, or what does not concern it. Where anything else differs, a process is started for real.
 HUB = {"HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_XET", "HF_TOKEN"}
 FREE = {"HF_MODULES_CACHE", "PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "_", "COLUMNS", "LINES", "CTXEXT_CLEAN"} | HUB
-# What torch sets in its own process once something is compiled, and ctxext before it loads vLLM.
-FREE |= {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_LOGGING_LEVEL", "VLLM_LOGGING_STREAM"}
-# What tests of canaries and fuzzing set.
 FREE |= {"CTXEXT_CANARIES", "CTXEXT_TRACEBACK"}
+# What libraries set in their own process while they work; a new one would not look at it.
+SET_BY_LIBRARIES = ("TORCHINDUCTOR_", "TRITON_", "VLLM_", "ACCELERATE_")
+
+
+def compared(environment: dict[str, str]) -> dict[str, str]:
+    """The variables in which a process and its stand-in must agree."""
+    passed_over = {name for name in environment if name in FREE or name.startswith(SET_BY_LIBRARIES)}
+    return {name: value for name, value in environment.items() if name not in passed_over}
 
 
 class Processes:
@@ -57,7 +62,7 @@ class Processes:
 
     def __init__(self, kind: str, place: str | None = None) -> None:
         self.kind, self.place, self.process = kind, place, None
-        self.environment = {name: value for name, value in os.environ.items() if name not in FREE}
+        self.environment = compared(dict(os.environ))
         if kind == "clean":
             from ctxext.system.isolated import SETTINGS
 
@@ -72,10 +77,9 @@ class Processes:
         code = codes.get(words[1], []) if words[0] == sys.executable else []
         # tools/test_map.py notes the calls of real processes.
         is_noted = "CTXEXT_CALLS" in environment
-        compared = {name: value for name, value in environment.items() if name not in FREE}
-        differs = compared != self.environment
+        differs = compared(environment) != self.environment
         if code and differs and self.kind == "clean" and not is_noted:
-            names = sorted(name for name, _ in compared.items() ^ self.environment.items())
+            names = sorted(name for name, _ in compared(environment).items() ^ self.environment.items())
             raise AssertionError(f"{names} differ: each check would start a Python of its own (fixture real_processes)")
         if (
             not code
