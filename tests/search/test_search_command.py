@@ -76,6 +76,7 @@ BAD = {
     "not rotary": ((*FAR,), learned, "learned position embeddings"),
     "a folder": ((*FAR,), lambda folder: (folder / "best.yaml").mkdir(), "is a folder, not a place"),
     "a recipe there": ((*FAR,), lambda folder: write(folder / "best.yaml"), "There is a file"),
+    "a target of nothing": (("--target-length", ""), None, "is not a length in tokens"),
     "a study there": ((*FAR,), studied, "There is a study"),
     "no study": ((*FAR, "--resume"), None, "There is no study"),
     "not a study": ((*FAR, "--resume"), lambda folder: write(folder / "best.db", "text " * 99), "cannot be used"),

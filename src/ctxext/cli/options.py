@@ -72,7 +72,7 @@ def lengths_in(word: str | None) -> tuple[int, ...]:
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {
-    "length": length_in,
+    "length": parse_length,
     "lengths": lengths_in,
     "names": lambda words: names_in([words] if isinstance(words, str) else words),
     "depths": parse_depths,
