@@ -56,7 +56,7 @@ def converted(name, place):
     else:
         source, methods = tiny_models.save(name, place / "source"), METHODS
         config = json.loads((source / "config.json").read_text())
-        if config.get("sliding_window") and not config.get("layer_types"):
+        if config.get("sliding_window") and not config.get("layer_types") and name != "moshi":  # Which takes no None.
             (source / "config.json").write_text(json.dumps({**config, "sliding_window": None}))
     return next(filter(None, (attempt(source, method, place / "out") for method in methods)), None) or pytest.skip(
         f"{name} takes none of these methods"
@@ -77,8 +77,8 @@ def load(folder, auto=AutoModelForCausalLM, **options):
 
 
 def logits(model):
-    with torch.no_grad():
-        return model(IDS, use_cache=False).logits
+    with torch.no_grad():  # MPT reads no more than its length.
+        return model(IDS[:, : getattr(model.config, "max_seq_len", IDS.shape[1])], use_cache=False).logits
 
 
 def without(folder, keys, place):
@@ -93,12 +93,21 @@ def without(folder, keys, place):
 
 
 def refused(folder):
-    """Whether plain transformers builds or runs no model from a folder: the exception, or None."""
+    """Whether plain transformers builds or runs no model from a folder: the exception, or None.
+
+    What loading with trust registered in this process for a configuration without a stock class is taken back first.
+    """
+    AutoModelForCausalLM._model_mapping._extra_content.clear()
     try:
         logits(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         return error
     return None
+
+
+# Saved, they are language models alone, under another type with other classes: commands do not know the code there
+# for theirs, and do not run it.
+OTHER_HEADS = ("emu3", "mllama", "qwen3_5", "qwen3_5_moe")
 
 
 @pytest.mark.parametrize("name", every_family())
@@ -117,7 +126,8 @@ def test_it_is_refused_without_its_code_whichever_transformers_saved_it(name, tm
                 assert refused(other) is not None, (kind, saved.name)
             if kind != "any schedule":
                 assert torch.equal(logits(load(other)), before), (kind, saved.name)
-    assert runs_only_own_code(open_checkpoint(str(tmp_path / "saved"))), "saving copies the code as it is"
+    is_known = runs_only_own_code(open_checkpoint(str(tmp_path / "saved")))
+    assert is_known == (name not in OTHER_HEADS), "saving copies the code as it is"
 
 
 def test_the_refusal_says_what_is_needed(tmp_path):
