@@ -9,28 +9,21 @@ import time
 
 import pytest
 import torch
-import typer
 import yaml
 from typer.testing import CliRunner
 
-from ctxext.cli.finetune import finetune
-from ctxext.cli.merge import merge
+from ctxext.cli.app import app
 from ctxext.errors import CtxextError
 from tiny_base import documents, load, logits, write_jsonl
 
 OPTIONS = ("--length", "64", "--steps", "3", "--batch-size", "2", "--rank", "4", "--learning-rate", "5e-3")
 PROGRAM = (
     # A shell starts what it puts in the background with Ctrl-C ignored, and children inherit that.
-    "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "import typer\nfrom ctxext.cli.finetune import finetune\nfrom ctxext.cli.merge import merge\n"
-    "app = typer.Typer()\napp.command()(finetune)\napp.command()(merge)\napp()\n"
+    "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nfrom ctxext.cli.app import app\napp()\n"
 )
 
 
 def run(*words):
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(finetune)
-    app.command()(merge)
     result = CliRunner().invoke(app, [str(word) for word in words])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
