@@ -241,3 +241,11 @@ def test_words_are_chosen_among_and_numbers_drawn():
 def test_families_that_cannot_be_converted_say_why(model_type):
     with pytest.raises(CtxextError, match=f'"{model_type}" cannot be converted: i'):
         model_config({"model_type": model_type, "max_position_embeddings": 64})
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [("mrrope", "beta_slow"), ("sinks", "sinks"), ("self-extend", "temperature")]
+)
+def test_nothing_is_no_value_of_what_always_has_one(method, name):
+    with pytest.raises(CtxextError, match=f"{name} must have a value"):
+        step_from_dict({"method": method, "factor": 4, name: None}, "here")

@@ -145,9 +145,11 @@ def checked(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any
         CtxextError: the value has another type, is not finite, or lies outside the limits.
     """
     limits, wanted = limits_of(field), value_type(owner, field.name)
-    if value is None:
-        return None
     option = f"{label}: {field.name}"
+    if value is None:
+        if type(None) not in typing.get_args(typing.get_type_hints(owner)[field.name]):
+            raise CtxextError(f"{option} must have a value.", hint="Leave it out for its default.")
+        return None
     if wanted is bool or wanted is str:
         if not isinstance(value, wanted):
             raise CtxextError(f'{option} must be {"true or false" if wanted is bool else "a word"}, not "{value}".')
