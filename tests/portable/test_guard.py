@@ -30,6 +30,7 @@ from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.verify import verify
+from portable_checkpoints import MODERN
 
 QUICK = ("llama", "gemma3_text", "gpt_oss", "lfm2", "olmo2", "falcon", "bloom", "falcon-rw")
 IDS = torch.randint(4, 40, (1, 100), generator=torch.Generator().manual_seed(0))
@@ -124,7 +125,8 @@ def test_it_is_refused_without_its_code_whichever_transformers_saved_it(name, tm
             other = without(saved, keys, tmp_path / f"{saved.name}-{number}")
             if kind != "any schedule" or name not in ROPE_ALONE:
                 assert refused(other) is not None, (kind, saved.name)
-            if kind != "any schedule":
+            is_known = MODERN or saved == folder or name not in ("emu3", "mllama")  # 4.57 loads no such part alone.
+            if kind != "any schedule" and is_known:
                 assert torch.equal(logits(load(other)), before), (kind, saved.name)
     is_known = runs_only_own_code(open_checkpoint(str(tmp_path / "saved")))
     assert is_known == (name not in OTHER_HEADS), "saving copies the code as it is"
