@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from ctxext.finetune.documents import Document
 from ctxext.finetune.dry_run import dry_run
@@ -82,16 +82,21 @@ print(peak)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs a peak that can be forgotten")
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_peak_is_within_a_fifth_of_the_real_one(tmp_path, checkpointing):
-    """On a model whose activations are most of the memory; each side in a process of its own."""
+def test_the_peak_is_within_a_twentieth_of_the_real_one(tmp_path, checkpointing):
+    """On a model with large activations; each side in a process of its own.
+
+    Both return to the system what they free. By default glibc keeps some of it, as it happens: the same training's
+    peak was between 0.99 and 1.14 GB in five runs, of which 0.86 GB were in use.
+    """
+    returning = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     wide = {"hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 6, "vocab_size": 64}
     base = make_base(tmp_path, **wide, max_position_embeddings=256)
     peaks = []
     for dry in (True, False):
         filled = {"tests": str(TESTS), "base": str(base), "out": str(tmp_path / "out"), "dry": dry}
         script = REAL.format(**filled, checkpointing=checkpointing)
-        result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        command = [sys.executable, "-c", script]
+        result = subprocess.run(command, env=returning, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr[-2000:]
         peaks.append(int(result.stdout.split()[-1]))
-    assert abs(peaks[0] / peaks[1] - 1) < 0.2
-    assert torch.cuda.is_available() or peaks[1] > 3 * 2**28
+    assert abs(peaks[0] / peaks[1] - 1) < 0.05
