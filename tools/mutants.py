@@ -182,6 +182,12 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/finetune/test_training_data.py",),
     ),
     (
+        "finetune/run.py",
+        'if is_first() and not any(folder.glob("checkpoint-*")):',
+        "if is_first():",
+        ("tests/finetune/test_places.py::test_a_run_that_fails_keeps_its_saves",),
+    ),
+    (
         "finetune/loop.py",
         "math.ceil(options.warmup",
         "math.floor(options.warmup",
@@ -1029,8 +1035,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "finetune/prepare.py",
-        "base.model.encoding.first_index if is_told else None",
-        "0 if is_told else None",
+        "base.model.encoding.first_index if takes_positions else None",
+        "0 if takes_positions else None",
         ("tests/finetune/test_choices.py::test_positions_begin_where_the_family_begins_to_count",),
     ),
     (

@@ -19,7 +19,7 @@ from ctxext.cli.method_options import option_owners
 from ctxext.converters.calibration import Calibration
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.settings import Settings
-from ctxext.finetune.options import TrainingOptions
+from ctxext.finetune.options import RunOptions, TrainingOptions
 from ctxext.publish.push import PushOptions
 from ctxext.publish.upload_plan import UploadPlan
 from ctxext.recipes import Recipe, Yarn
@@ -376,10 +376,11 @@ def test_finetune(arrived, monkeypatch, words, expected):
     assert chosen == DataChoice(("a.txt:0.7", "b.txt:0.3"), "text", "body", "mine", True, 0.5)
     assert named.pop("read_held_out") == DataChoice(("c.txt",), "text", "body", None, True, None)
     assert named.pop("data") == {**chosen.described(), "eval": "c.txt"}
-    assert callable(named.pop("progress"))
-    assert callable(named.pop("tell"))
+    reporter = named.pop("reporter")
+    assert callable(reporter.progress)
+    assert callable(reporter.tell)
     flags = dict.fromkeys(("resume", "overwrite", "overwrite_anything"), True)
-    assert named == {**GIVEN, **flags, "merge": False}
+    assert named == {"run": RunOptions(**GIVEN, **flags, merge=False)}
     assert opened == [((["some"],), GIVEN)]
     (model, reader, options), named = arrived((*FINETUNE, *words, "--dry-run"), "ctxext.finetune.dry_run.dry_run")
     assert (model, reader, options) == ("some", chosen, TrainingOptions(**expected))

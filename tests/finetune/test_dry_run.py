@@ -64,7 +64,7 @@ REAL = """
 import json, resource, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from ctxext.finetune import TrainingOptions, finetune
+from ctxext.finetune import RunOptions, TrainingOptions, finetune
 from ctxext.finetune.documents import Document
 from ctxext.finetune.dry_run import dry_run
 from tiny_base import documents
@@ -73,7 +73,7 @@ reader = lambda *_: map(Document, documents(4, 1100))
 if {dry}:
     peak = dry_run({base!r}, reader, options).peak_memory
 else:
-    finetune({base!r}, Path({out!r}), reader, options, data={{"name": "random"}}, merge=False)
+    finetune({base!r}, Path({out!r}), reader, options, data={{"name": "random"}}, run=RunOptions(merge=False))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(peak)
 """

@@ -119,3 +119,19 @@ def test_files_of_others_in_the_folder_of_saves_stay(base, tmp_path):
     with pytest.raises(CtxextError, match="is in the way"):
         tune(base, tmp_path / "out", overwrite=True)
     assert names(folder) == ["mine.txt"]
+
+
+@pytest.mark.parametrize(("saves", "kept"), [((), []), (("checkpoint-2",), ["out.training"])])
+def test_a_run_that_fails_keeps_its_saves(base, tmp_path, monkeypatch, saves, kept):
+    """Without a save nothing is left of it; with one `--resume` continues."""
+
+    def train(base, folder, *_):
+        for name in saves:
+            (folder / name).mkdir()
+        raise CtxextError("The loss is not finite at step 3.")
+
+    monkeypatch.setattr(run, "_train", train)
+    with pytest.raises(CtxextError, match="not finite"):
+        tune(base, tmp_path / "out")
+    assert names(tmp_path) == kept
+    assert [path.name for path in tmp_path.glob("out.training/checkpoint-*")] == list(saves)

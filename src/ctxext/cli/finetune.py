@@ -20,7 +20,7 @@ from ctxext.cli.options import (
     names_in,
 )
 from ctxext.cli.output import Output
-from ctxext.finetune.options import TrainingOptions
+from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions
 from ctxext.system.locks import short_name
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _is_kept(option: Any) -> bool:
 
 
 def _word_of(option: Any) -> str:
-    """The option's own word, without dashes before it."""
+    """The option's word, without the dashes before it."""
     return str(max(option.opts, key=len)).lstrip("-")
 
 
@@ -112,7 +112,7 @@ ConfigOption = Annotated[
 
 
 def with_step_lines(output: Output, progress: Progress) -> Progress:
-    """Where no bar can move, a line for each step; what is not a step is told as before."""
+    """Without a terminal, a line for each step instead of a progress bar."""
     if output.stderr.is_terminal:
         return progress
 
@@ -146,7 +146,7 @@ def tell_plan(output: Output, plan: "Plan") -> None:
 
 
 def tell_result(output: Output, done: "Finetuned", model: str, out: Path, *, merge: bool, report: Any) -> None:
-    """Show what was made and the next command."""
+    """Show the result and the next command."""
     first, last = done.losses[0][1], done.losses[-1][1]
     share = 100 * done.num_trained / done.num_parameters
     kind = "checkpoint" if merge else "adapter"
@@ -269,7 +269,7 @@ def finetune(
 
     accelerate launch -m ctxext finetune my-model-32k out --data books.jsonl --batch-size 16
     """
-    from ctxext.finetune import run
+    from ctxext.finetune import run as run_module
     from ctxext.finetune.prepare import is_first
 
     _check_tasks(evaluate, model, revision, token)
@@ -282,21 +282,22 @@ def finetune(
         return
     with output.progress("") as progress:
         try:
-            done = run.finetune(
+            done = run_module.finetune(
                 model,
                 out,
                 chosen.reader(training),
                 training,
                 data={**chosen.described(), **({"eval": held_out.described()["name"]} if held_out else {})},
                 read_held_out=held_out.reader(training) if held_out else None,
-                revision=revision,
-                token=token,
-                merge=merge,
-                resume=resume,
-                overwrite=overwrite,
-                overwrite_anything=overwrite_anything,
-                progress=with_step_lines(output, progress),
-                tell=output.note,
+                run=RunOptions(
+                    revision=revision,
+                    token=token,
+                    merge=merge,
+                    resume=resume,
+                    overwrite=overwrite,
+                    overwrite_anything=overwrite_anything,
+                ),
+                reporter=Reporter(progress=with_step_lines(output, progress), tell=output.note),
             )
         except KeyboardInterrupt:
             output.next_step(*same_command("--resume"), why="Stopped; go on with")
@@ -342,5 +343,7 @@ def _plan(model: str, chosen: DataChoice, options: TrainingOptions, *, output: O
     from ctxext.finetune.dry_run import dry_run
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=FutureWarning)  # As while training: transformers' own business.
+        warnings.filterwarnings(
+            "ignore", category=FutureWarning
+        )  # As while training: transformers and peft cause them, not the user.
         return dry_run(model, chosen.reader(options), options, tell=output.note, **given)

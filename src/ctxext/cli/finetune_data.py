@@ -37,7 +37,7 @@ class DataChoice:
 
     @property
     def is_demo(self) -> bool:
-        """Whether documents are made on the fly."""
+        """Whether documents are generated."""
         return self.words == (DEMO,) and not Path(DEMO).exists()
 
     def reader(self, options: "TrainingOptions") -> "DocumentReader":
@@ -94,7 +94,7 @@ class DataChoice:
             path = Path(source.data)
             name = path.resolve().name if source.is_local else source.data
             names.append(name if source.weight is None else f"{name}:{source.weight:g}")
-            files = [path] if path.is_file() else sorted(found for found in path.rglob("*") if found.is_file())
+            files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
             digests += [sha256_of(file) for file in files]
         digest = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
         others = {"format": self.record_format, "text_field": self.text_field, "split": self.split}

@@ -75,7 +75,7 @@ def shifted_attention(
     heads, length = query.shape[1], query.shape[2]
     key, value = (tensor.repeat_interleave(heads // tensor.shape[1], dim=1) for tensor in (key, value))
     half = heads - heads // 2
-    found = []
+    outputs = []
     for some, shift in ((slice(0, half), 0), (slice(half, heads), group // 2)):
         pieces = [
             torch.nn.functional.scaled_dot_product_attention(
@@ -89,8 +89,8 @@ def shifted_attention(
             )
             for begin, end in segments(length, group, shift)
         ]
-        found.append(torch.cat(pieces, dim=2))
-    return torch.cat(found, dim=1).transpose(1, 2).contiguous()
+        outputs.append(torch.cat(pieces, dim=2))
+    return torch.cat(outputs, dim=1).transpose(1, 2).contiguous()
 
 
 def segments(length: int, group: int, shift: int) -> list[tuple[int, int]]:

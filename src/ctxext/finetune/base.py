@@ -34,15 +34,15 @@ class Base:
 
     @property
     def is_own_code(self) -> bool:
-        """Whether it carries modeling code, all of it this version's own, byte for byte."""
+        """Whether all of its modeling code is written by this version of ctxext, byte for byte."""
         return runs_only_own_code(self.checkpoint)
 
     @property
     def learned_tensors(self) -> tuple[str, ...]:
-        """The last parts of the names of weights that are trained themselves: of tables, and of methods' own."""
+        """The last parts of the names of weights that are trained directly: position tables, and weights of methods."""
         methods = [method_named(step["method"]) for step in self.model.code.get("steps", ())]
-        own = [name for method in methods if issubclass(method, CodeMethod) for name in method.learned_tensors]
-        return (*self.model.encoding.learned_tensors, *own)
+        by_methods = [name for method in methods if issubclass(method, CodeMethod) for name in method.learned_tensors]
+        return (*self.model.encoding.learned_tensors, *by_methods)
 
     @property
     def is_masked(self) -> bool:

@@ -45,10 +45,10 @@ def draw_losses(losses: Sequence[tuple[int, float]], lengths: Sequence[int], pat
 def smoothed(steps: Sequence[int], values: Sequence[float]) -> list[float]:
     """At each step the mean of the values around it, as many on either side, so that a slope stays where it is."""
     reach = max(1.0, _SPAN * (steps[-1] - steps[0]) / 2)
-    found = []
+    means = []
     for at in steps:
         # Near an end the window is as short as the way to it.
         near = min(reach, at - steps[0], steps[-1] - at)
-        own = [value for step, value in zip(steps, values, strict=True) if abs(step - at) <= near]
-        found.append(sum(own) / len(own))
-    return found
+        window = [value for step, value in zip(steps, values, strict=True) if abs(step - at) <= near]
+        means.append(sum(window) / len(window))
+    return means

@@ -24,7 +24,7 @@ class DataReport:
     Attributes:
         num_documents: Documents read.
         num_tokens: Tokens in them.
-        num_sequences: Sequences of the full length made of them.
+        num_sequences: Sequences of the full length cut from them.
         num_shorter: Sequences of each shorter length, where the run has any.
         num_learned: Tokens in all sequences that the loss counts.
         num_short: Documents too short for one sequence, which were left out.
@@ -102,13 +102,13 @@ def write_sequences(
     finally:
         for kind in rows.values():
             kind.file.close()
-    made = {length: kind.count for length, kind in rows.items()}
-    _check(counts, made[full], longest, full, pack)
+    num_sequences = {length: kind.count for length, kind in rows.items()}
+    _check(counts, num_sequences[full], longest, full, pack)
     report = DataReport(
         num_documents=counts["documents"],
         num_tokens=counts["tokens"],
-        num_sequences=made.pop(full),
-        num_shorter={str(length): count for length, count in made.items()},
+        num_sequences=num_sequences.pop(full),
+        num_shorter={str(length): count for length, count in num_sequences.items()},
         num_learned=sum(kind.num_learned for kind in rows.values()),
         num_short=counts["short"],
         num_long=counts["long"],

@@ -97,7 +97,7 @@ class Documents:
 
 
 def as_document(record: Mapping[str, Any], encoder: Encoder, learn: str) -> Document:
-    """A record in our own fields as tokens. Completions and what the assistant says are answers.
+    """The tokens of a record that a format has read. Completions and assistant turns are answers.
 
     Raises:
         BadRecord: nothing can be learned from it.
@@ -107,14 +107,14 @@ def as_document(record: Mapping[str, Any], encoder: Encoder, learn: str) -> Docu
     tokenizer = encoder.tokenizer
     is_chat = MESSAGES in record and (PROMPT not in record or bool(getattr(tokenizer, "chat_template", None)))
     parts = _turns(record, tokenizer) if is_chat else [(record[PROMPT], False), (record[COMPLETION], True)]
-    # The end is learned with the answer: a model that was never told where to stop goes on.
+    # The end token is learned with the answer: a model that never learned where to stop does not stop.
     end = [] if is_chat or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     ids = [] if is_chat else encoder.start()
     marks = [False] * len(ids)
     for text, is_answer in parts:
-        found = [*encoder.piece(text), *(end if is_answer else [])]
-        ids = ids + found
-        marks += [is_answer] * len(found)
+        tokens = [*encoder.piece(text), *(end if is_answer else [])]
+        ids = ids + tokens
+        marks += [is_answer] * len(tokens)
     return Document(ids, marks if learn == "answers" else None)
 
 
@@ -137,8 +137,10 @@ def _turns(record: Mapping[str, Any], tokenizer: Any) -> list[tuple[str, bool]]:
             parts += [(before[len(done) :], False), (after[len(before) :], bool(weights[number - 1]))]
             done = after
     except (CtxextError, ValueError, TypeError, AttributeError) as error:
-        told = str(error).removeprefix("The tokenizer's chat template cannot be rendered: ").splitlines()
-        raise BadRecord(f"cannot be rendered by the tokenizer's chat template: {told[0] if told else ''}") from error
+        reason = str(error).removeprefix("The tokenizer's chat template cannot be rendered: ").splitlines()
+        raise BadRecord(
+            f"cannot be rendered by the tokenizer's chat template: {reason[0] if reason else ''}"
+        ) from error
     if not any(is_answer for _, is_answer in parts):
         raise BadRecord("has no message of the assistant to learn")
     return parts

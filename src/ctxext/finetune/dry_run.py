@@ -156,11 +156,11 @@ def dry_run(
         guessed = options.mlm_probability if base.is_masked else 1.0
         cost = Cost(ready.model, options, learned_share=guessed * ready.report.num_learned / num_tokens)
         first = ready.reading.first_index
-        found = measure(ready.model, options, (longer // 2, longer), cost, Path(folder), first_index=first)
+        measured = measure(ready.model, options, (longer // 2, longer), cost, Path(folder), first_index=first)
     at_once = ready.arguments.world_size * options.micro_batch // options.context_parallel
     rounds = math.ceil(options.batch_size / at_once)
     per_step = {
-        length: rounds * found.seconds * (full // length) * cost.work(length) / cost.work(longer)
+        length: rounds * measured.seconds * (full // length) * cost.work(length) / cost.work(longer)
         for length in set(map(options.length_of_step, range(options.steps)))
     }
     return Plan(
@@ -169,8 +169,8 @@ def dry_run(
         num_tokens,
         ready.num_trained,
         ready.num_parameters,
-        found.peak_at(full, cost),
-        found.available,
+        measured.peak_at(full, cost),
+        measured.available,
         per_step.get(full, max(per_step.values())),
         sum(per_step[options.length_of_step(step)] for step in range(options.steps)),
         longer,

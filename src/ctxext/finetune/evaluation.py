@@ -16,7 +16,7 @@ from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
 from ctxext.finetune.loss import logits_of
 
 NUM_PARTS = 4
-"""Into so many equal parts are sequences divided where the loss is told by position."""
+"""Number of equal parts of a sequence for the loss by position."""
 
 _NEEDLES = Settings(tasks=("needle",), samples=2)
 
@@ -45,7 +45,7 @@ class NeedleProbe:
 
     Args:
         model: The causal language model whose forward returns the loss; adapters may be inside.
-        own: Its own forward.
+        forward: Its forward, as it was before the loss was replaced.
         tokenizer: Its tokenizer.
         length: Tokens of a prompt.
         seed: Decides the questions.
@@ -54,8 +54,8 @@ class NeedleProbe:
         CtxextError: no question fits into the length.
     """
 
-    def __init__(self, model: Any, own: Any, tokenizer: Any, length: int, seed: int) -> None:
-        self.model, self.own, self.length = model, own, length
+    def __init__(self, model: Any, forward: Any, tokenizer: Any, length: int, seed: int) -> None:
+        self.model, self.forward, self.length = model, forward, length
         encoder, task = Encoder(tokenizer), Needle(num_needles=len(_NEEDLES.depths))
         check_fits(task, encoder, [length], _NEEDLES)
         numbers = range(seed * _NEEDLES.samples, (seed + 1) * _NEEDLES.samples)
@@ -72,12 +72,12 @@ class NeedleProbe:
         output = self.model.base_model(input_ids=ids, use_cache=False)
         asked = slice(-prompt.num_answer - 1, -1)
         hidden = output.last_hidden_state[:, asked]
-        logits = logits_of(self.model, self.own, type(output), ids[:, asked], hidden)
+        logits = logits_of(self.model, self.forward, type(output), ids[:, asked], hidden)
         return bool((logits[0].argmax(-1) == ids[0, -prompt.num_answer :]).all())
 
 
 class Evaluations(TrainerCallback):  # type: ignore[misc]
-    """Writes and tells what each evaluation found.
+    """Writes and shows the results of each evaluation.
 
     Args:
         by_position: What the loss adds up to.
@@ -98,27 +98,27 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Ask for needles too, and say all of it."""
         parts = self.by_position.take(args.device)
-        found = {"step": state.global_step, "eval_loss": metrics["eval_loss"], "eval_loss_by_position": parts}
+        results = {"step": state.global_step, "eval_loss": metrics["eval_loss"], "eval_loss_by_position": parts}
         said = ", ".join("–" if part is None else f"{part:.3f}" for part in parts)
         text = f"step {state.global_step}: loss {metrics['eval_loss']:.3f} on the evaluation data ({said} by position)"
         if self.needle is not None:
-            found["needle"] = share = self.needle()
+            results["needle"] = share = self.needle()
             text += f", {share:.0%} of {len(self.needle.prompts)} needles at {self.needle.length:,} tokens"
         if not state.is_world_process_zero:
             return
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(found) + "\n")
+            file.write(json.dumps(results) + "\n")
         if self.tell is not None:
             self.tell(text)
 
 
 def needle_probe(
-    model: Any, own: Any, tokenizer: Any, length: int, seed: int, num_processes: int
+    model: Any, forward: Any, tokenizer: Any, length: int, seed: int, num_processes: int
 ) -> NeedleProbe | None:
     """What asks for needles; None where no question fits, or where processes may hold parts of the model."""
     if num_processes > 1:
         return None
     try:
-        return NeedleProbe(model, own, tokenizer, length, seed)
+        return NeedleProbe(model, forward, tokenizer, length, seed)
     except CtxextError:
         return None

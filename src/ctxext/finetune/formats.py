@@ -28,7 +28,7 @@ class Format:
     Attributes:
         fields: What it must have, and of which type each is.
         also: What it may have beside.
-        read: The record in our own fields.
+        read: Converts a record to the fields that training uses.
     """
 
     fields: Mapping[str, type]
@@ -42,7 +42,7 @@ class Format:
 
 def _messages(record: Record, name: str, role: str, content: str) -> Record:
     """Messages with the roles and weights that chat templates and the loss know."""
-    found = []
+    messages = []
     for number, message in enumerate(record[name], start=1):
         if not isinstance(message, Mapping) or not isinstance(message.get(role), str):
             raise BadRecord(f'has no "{role}" in message {number}')
@@ -53,12 +53,12 @@ def _messages(record: Record, name: str, role: str, content: str) -> Record:
         weight = others.pop("weight", others.pop("train", 1))
         if weight not in (0, 1):
             raise BadRecord(f'has a weight of "{weight}" in message {number}; a message is learned (1) or not (0)')
-        found.append({**others, "role": known, "content": message.get(content), "weight": int(weight)})
-    return {MESSAGES: found, **({TOOLS: record[TOOLS]} if record.get(TOOLS) else {})}
+        messages.append({**others, "role": known, "content": message.get(content), "weight": int(weight)})
+    return {MESSAGES: messages, **({TOOLS: record[TOOLS]} if record.get(TOOLS) else {})}
 
 
 def _alpaca(record: Record) -> Record:
-    """The wording that these data sets were made with; a chat template takes the place of it where there is one."""
+    """Alpaca's prompt; a chat template replaces it if there is one."""
     more = record.get("input") or ""
     asked = f"{record['instruction']}\n\n{more}" if more else record["instruction"]
     opening = _INTRODUCTION.format(", paired with an input that provides further context" if more else "")
@@ -88,7 +88,7 @@ FORMATS = ("auto", *formats_with(TEXT))
 
 @dataclass
 class RecordReader:
-    """Checks records and puts them into our own fields: `text`, `prompt` and `completion`, or `messages`.
+    """Checks records and converts them to the fields of training: `text`, `prompt` and `completion`, or `messages`.
 
     Attributes:
         name: A format, or "auto" for the one whose fields a record has.
@@ -107,7 +107,7 @@ class RecordReader:
     unused: Counter[str] = field(default_factory=Counter)
 
     def read(self, record: Record, place: str) -> Record | None:
-        """The record in our own fields; None where it is skipped.
+        """The converted record; None if it is skipped.
 
         Raises:
             CtxextError: it is bad, and bad ones are not skipped.
@@ -138,7 +138,7 @@ class RecordReader:
         known = formats_with(self.text_field)
         if self.name != "auto":
             if not known[self.name].fits(record):
-                raise BadRecord(f"is not {self.name}: {_found_and_wanted(record, {self.name: known[self.name]})}")
+                raise BadRecord(f"is not {self.name}: {_fields_and_wanted(record, {self.name: known[self.name]})}")
             return known[self.name]
         fitting = [name for name, form in known.items() if form.fits(record)]
         if len(fitting) > 1:
@@ -148,11 +148,11 @@ class RecordReader:
             if other:
                 raise BadRecord(f"is of another task ({other}): it has {_names(record)}")
         if not fitting:
-            raise BadRecord(f"is of no known format: {_found_and_wanted(record, known)}")
+            raise BadRecord(f"is of no known format: {_fields_and_wanted(record, known)}")
         return known[fitting[0]]
 
 
-def _found_and_wanted(record: Record, formats: Mapping[str, Format]) -> str:
+def _fields_and_wanted(record: Record, formats: Mapping[str, Format]) -> str:
     wanted = ", or ".join(" with ".join(f'"{name}"' for name in form.fields) for form in formats.values())
     return f"it has {_names(record)}; wanted is {wanted}"
 

@@ -5,7 +5,6 @@ import difflib
 import functools
 import math
 import os
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,11 @@ from transformers.utils import logging
 from ctxext.errors import CtxextError
 from ctxext.finetune.batches import Reading, Sequences, stacked
 from ctxext.finetune.evaluation import Evaluations, NeedleProbe, PositionLosses
-from ctxext.finetune.options import TrainingOptions
+from ctxext.finetune.options import Reporter, TrainingOptions
 from ctxext.finetune.watch import STEPS, LiveLine, StopAfterStep
 from ctxext.reading.journal import SavedState, is_as
 from ctxext.reading.schemas import read_json_object
-from ctxext.system.files import Progress, as_json
+from ctxext.system.files import as_json
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -50,8 +49,8 @@ class MuonAndAdamW(torch.optim.Optimizer):
         }
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         matrices = [parameter for parameter in trained if parameter.dim() == 2 and id(parameter) not in tables]
-        own = {id(parameter) for parameter in matrices}
-        others = [parameter for parameter in trained if id(parameter) not in own]
+        by_muon = {id(parameter) for parameter in matrices}
+        others = [parameter for parameter in trained if id(parameter) not in by_muon]
         self.parts: list[torch.optim.Optimizer] = []
         if matrices:
             muon = functools.partial(torch.optim.Muon, adjust_lr_fn="match_rms_adamw")
@@ -105,8 +104,8 @@ class OrderedTrainer(Trainer):  # type: ignore[misc]
             of = self.args
             betas = (of.adam_beta1, of.adam_beta2)
             self.optimizer = MuonAndAdamW(self.model, of.learning_rate, of.weight_decay, betas)
-        made: torch.optim.Optimizer = super().create_optimizer(*args)
-        return made
+        optimizer: torch.optim.Optimizer = super().create_optimizer(*args)
+        return optimizer
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
@@ -213,12 +212,11 @@ def train(
     model: Any,
     arguments: TrainingArguments,
     data: Sequences,
-    progress: Progress | None,
+    reporter: Reporter,
     last_save: Path | None,
     *,
     held_out: Sequences | None = None,
     measures: tuple[PositionLosses, NeedleProbe | None] | None = None,
-    tell: Callable[[str], None] | None = None,
 ) -> Trainer:
     """Train to the last step, from the beginning or from where a run was saved.
 
@@ -226,11 +224,10 @@ def train(
         model: The model, its forward returning the loss.
         arguments: From `training_arguments`.
         data: The sequences of every step.
-        progress: Called with a text, steps done and steps in all.
+        reporter: Called after each step and with what is measured.
         last_save: A folder from `newest_save`.
         held_out: Sequences on which the loss is measured.
         measures: What adds up their loss by position, and what asks for needles.
-        tell: Called with what was measured.
 
     Returns:
         The Trainer; the losses are in its `state.log_history`.
@@ -248,9 +245,9 @@ def train(
     trainer = OrderedTrainer(options, model=model, args=arguments, train_dataset=data, eval_dataset=held_out)
     trainer.remove_callback(PrinterCallback)
     steps_file = Path(arguments.output_dir) / STEPS
-    trainer.add_callback(LiveLine(progress, options.batch_size * options.sequence_length, steps_file))
+    trainer.add_callback(LiveLine(reporter.progress, options.batch_size * options.sequence_length, steps_file))
     if held_out is not None and measures is not None:
-        trainer.add_callback(Evaluations(*measures, steps_file, tell))
+        trainer.add_callback(Evaluations(*measures, steps_file, reporter.tell))
     if options.patience:
         trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=options.patience))
     stop = StopAfterStep()
@@ -262,8 +259,8 @@ def train(
     if stop.is_asked and trainer.state.global_step < trainer.state.max_steps:
         raise KeyboardInterrupt
     best = trainer.state.best_model_checkpoint
-    if options.keeps_best and best and tell is not None:
-        tell(f"kept step {Path(best).name.rsplit('-', 1)[1]}, the best: {trainer.state.best_metric:.3f}")
+    if options.keeps_best and best and reporter.tell is not None:
+        reporter.tell(f"kept step {Path(best).name.rsplit('-', 1)[1]}, the best: {trainer.state.best_metric:.3f}")
     return trainer
 
 

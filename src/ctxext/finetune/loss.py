@@ -57,7 +57,7 @@ def use_chunked_loss(
         is_masked: Whether labels say what stands at their own position, not at the next.
 
     Returns:
-        The model's own forward.
+        The model's forward, as it was before.
 
     Raises:
         CtxextError: the model's forward cannot be taken apart like this.
@@ -68,7 +68,7 @@ def use_chunked_loss(
             f'The loss of "{type(model).__name__}" cannot be computed in pieces: its logits depend on more than the '
             "last hidden states."
         )
-    own = model.forward
+    stock = model.forward
 
     def forward(
         input_ids: Any, labels: Any, num_items_in_batch: Any = None, shift_labels: Any = None, **kwargs: Any
@@ -89,7 +89,7 @@ def use_chunked_loss(
             total = hidden[:, :0].sum()  # Nothing yet, but with a gradient, for a batch that learns nothing.
             for begin in range(0, hidden.shape[1], size):
                 rows = slice(begin, begin + size)
-                head = functools.partial(logits_of, model, own, type(output), ids[:, rows], plainly=plainly)
+                head = functools.partial(logits_of, model, stock, type(output), ids[:, rows], plainly=plainly)
                 if is_frozen:
                     total = total + _EagerLoss.apply(hidden[:, rows], compare(rows), head)  # type: ignore[no-untyped-call]
                 else:
@@ -98,14 +98,14 @@ def use_chunked_loss(
                     )
             return total
 
-        def told(chosen: torch.Tensor) -> torch.Tensor:
+        def loss_of(chosen: torch.Tensor) -> torch.Tensor:
             # Only positions that are learned need logits; in a row, as the head sees each by itself.
             wanted = targets[chosen]
             hidden, ids = output.last_hidden_state[chosen][None], input_ids[chosen][None]
             return summed(hidden, ids, lambda rows: NextToken(wanted[rows]))
 
         kept = targets != IGNORED
-        total = told(kept) if by_position is None or model.training else _told_by_part(kept, by_position, told)
+        total = loss_of(kept) if by_position is None or model.training else _loss_by_part(kept, by_position, loss_of)
         count = kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         loss = total / torch.as_tensor(count, device=total.device)
         if source is not None and model.training and source.knows(given["position_ids"]):
@@ -119,19 +119,21 @@ def use_chunked_loss(
         return CausalLMOutputWithPast(loss=loss)
 
     model.forward = forward
-    return own
+    return stock
 
 
-def _told_by_part(kept: torch.Tensor, by_position: Parts, told: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def _loss_by_part(
+    kept: torch.Tensor, by_position: Parts, loss_of: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
     """The loss of all kept positions (b, l), part of the sequence by part, each noted."""
     parts = by_position.sums.shape[1]
     place = torch.arange(kept.shape[1], device=kept.device) * parts // kept.shape[1]
     total = torch.zeros((), device=kept.device)
     for part in range(parts):
         chosen = kept & (place == part)
-        own = told(chosen)
-        by_position.add(part, own, int(chosen.sum()))
-        total = total + own
+        loss = loss_of(chosen)
+        by_position.add(part, loss, int(chosen.sum()))
+        total = total + loss
     return total
 
 
@@ -149,11 +151,11 @@ def _head_parameters(model: Any) -> Iterator[torch.nn.Parameter]:
 
 
 def logits_of(
-    model: Any, own: Any, kind: type, ids: torch.Tensor, hidden: torch.Tensor, plainly: Mapping[str, Any] = NO_CACHE
+    model: Any, forward: Any, kind: type, ids: torch.Tensor, hidden: torch.Tensor, plainly: Mapping[str, Any] = NO_CACHE
 ) -> torch.Tensor:
-    """The logits of some hidden states, by the model's own forward; encoders know no cache."""
+    """The logits of some hidden states, by the model's forward; encoders know no cache."""
     with _standing_in(model, kind(last_hidden_state=hidden)):
-        logits: torch.Tensor = own(input_ids=ids, **plainly).logits
+        logits: torch.Tensor = forward(input_ids=ids, **plainly).logits
     return logits
 
 
@@ -185,17 +187,17 @@ class _EagerLoss(torch.autograd.Function):
 
 @contextlib.contextmanager
 def _standing_in(model: Any, output: Any) -> Iterator[None]:
-    """While this lasts, the base model returns what it is told instead of computing; OPT calls the decoder in it."""
+    """Inside this context the base model returns a given output instead of computing; OPT calls the decoder in it."""
     inner = [model.base_model]
     if (decoder := model.get_decoder()) is not None and decoder not in (model, model.base_model):
         inner.append(decoder)
-    own = [module.__dict__.get("forward") for module in inner]
+    forwards = [module.__dict__.get("forward") for module in inner]
     for module in inner:
         module.forward = lambda *args, **kwargs: output
     try:
         yield
     finally:
-        for module, forward in zip(inner, own, strict=True):
+        for module, forward in zip(inner, forwards, strict=True):
             if forward is None:
                 del module.forward
             else:
@@ -210,11 +212,11 @@ def _can_replay(model: Any, plainly: Mapping[str, Any]) -> bool:
         return False
     size = model.config.get_text_config(decoder=True).vocab_size
     ids = (torch.arange(_PROBE_LENGTH, device=model.device)[None] * 11) % size
-    was_training, own = model.training, model.forward
+    was_training, forward = model.training, model.forward
     model.eval()
     try:
-        plain = own(input_ids=ids, **plainly).logits.float()
-        replayed = _replayed(model, own, ids, plainly)
+        plain = forward(input_ids=ids, **plainly).logits.float()
+        replayed = _replayed(model, forward, ids, plainly)
     finally:
         model.train(was_training)
     if replayed is None or replayed.shape != plain.shape or not plain.isfinite().any():
@@ -222,14 +224,14 @@ def _can_replay(model: Any, plainly: Mapping[str, Any]) -> bool:
     return torch.allclose(replayed, plain, atol=_TOLERANCE * float(plain[plain.isfinite()].std()))
 
 
-def _replayed(model: Any, own: Any, ids: torch.Tensor, plainly: Mapping[str, Any]) -> torch.Tensor | None:
+def _replayed(model: Any, forward: Any, ids: torch.Tensor, plainly: Mapping[str, Any]) -> torch.Tensor | None:
     """The logits in pieces; None where the forward stops for lack of what it did not get."""
     output, pieces = model.base_model(input_ids=ids, **plainly), []
     try:
         for begin in range(0, _PROBE_LENGTH, _PROBE_PIECE):
             rows = slice(begin, begin + _PROBE_PIECE)
             with _standing_in(model, type(output)(last_hidden_state=output.last_hidden_state[:, rows])):
-                pieces.append(own(input_ids=ids[:, rows], **plainly).logits.float())
+                pieces.append(forward(input_ids=ids[:, rows], **plainly).logits.float())
     except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError, IndexError, KeyError):
         return None
     return torch.cat(pieces, dim=1)

@@ -54,7 +54,7 @@ def render_card(base: Checkpoint, notes: Mapping[str, Any]) -> str:
 
 
 def adapter_card(base: Checkpoint) -> str:
-    """The README.md of an adapter alone: what it belongs to, and how that was made.
+    """The README.md of an adapter alone: its base, and the command that makes the base.
 
     Args:
         base: The extended checkpoint that it was trained on.
@@ -82,7 +82,7 @@ class Merged:
     """A merge that was carried out.
 
     Attributes:
-        folder: The checkpoint that was made.
+        folder: The merged checkpoint.
         num_changed: Tensors with new values.
         num_tensors: Tensors in all.
     """
@@ -111,7 +111,7 @@ def merge(
         out: The folder to make.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token.
-        overwrite: Replace a folder that this package made.
+        overwrite: Replace a folder that ctxext wrote.
         overwrite_anything: Replace it whatever lies there.
         progress: Called with a text, bytes done and bytes in all.
 
@@ -216,7 +216,7 @@ def write_merged(
 
 
 def _untied(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The configuration of a model whose output embedding is a tensor of its own."""
+    """The configuration without tied embeddings."""
     config = {**checkpoint.config, "tie_word_embeddings": False}
     inner = family_of(config).text_config
     return {**config, inner: {**config[inner], "tie_word_embeddings": False}} if inner in config else config

@@ -159,7 +159,7 @@ class Mixture:
         kinds = {"place": "string", "record": "large_string", "size": "int64", "is_long": "bool"}
         features = Features({name: Value(kind) for name, kind in kinds.items()})
         with ArrowWriter(features=features, path=str(path), writer_batch_size=100) as writer:
-            for place, record, size in (found for source in group for found in self._read(source)):
+            for place, record, size in (entry for source in group for entry in self._read(source)):
                 text = json.dumps(record, ensure_ascii=False, default=str)
                 is_long = self.long_share is not None and self.is_long(text)
                 writer.write({"place": place, "record": text, "size": size, "is_long": is_long})

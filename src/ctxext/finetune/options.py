@@ -1,13 +1,15 @@
-"""How a fine-tune is run: every choice that decides its outcome, checked when it is made."""
+"""How a fine-tune is run: every choice that decides its outcome, checked in the constructor."""
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.finetune.documents import LEARN
 from ctxext.options import check_numbers, option, with_documented_options
+from ctxext.system.files import Progress
 
 _CHOICES = {
     "pack": ("off", "run-on", "restart"),
@@ -120,7 +122,7 @@ class TrainingOptions:
     warmup: float = option(0.05, help="Share of the steps in which the rate rises.", panel=_LOOP)
     optimizer: str = option(
         "adamw_torch_fused",
-        help="By the Trainer's own name, as adamw_torch, adamw_8bit or adafactor; or muon, for matrices, with AdamW "
+        help="By the Trainer's name, as adamw_torch, adamw_8bit or adafactor; or muon, for matrices, with AdamW "
         "for the rest.",
         panel=_LOOP,
     )
@@ -240,9 +242,9 @@ class TrainingOptions:
     @property
     def sequence_length(self) -> int:
         """Tokens in a sequence: the window with PoSE, otherwise the length."""
-        found = self.window or self.length
-        assert found is not None, "the options are not settled"
-        return found
+        length = self.window or self.length
+        assert length is not None, "the options are not settled"
+        return length
 
     def is_short(self, step: int) -> bool:
         """Whether a step trains at the short length, without skips; such steps are spread evenly."""
@@ -287,6 +289,40 @@ class TrainingOptions:
     def to_dict(self) -> dict[str, Any]:
         """As reports write it."""
         return {**dataclasses.asdict(self), "targets": list(self.targets)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The choices of a single call, which change nothing of what is learned.
+
+    Attributes:
+        revision: A branch, tag or commit of the model on the Hub.
+        token: A Hub token.
+        merge: Write a full checkpoint; if False, only the adapter.
+        resume: Continue a run that was stopped.
+        overwrite: Replace OUT if ctxext wrote it, and an unfinished run beside it.
+        overwrite_anything: Replace OUT whatever it contains when the run starts; files added later stay.
+    """
+
+    revision: str | None = None
+    token: str | None = None
+    merge: bool = True
+    resume: bool = False
+    overwrite: bool = False
+    overwrite_anything: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporter:
+    """What is called while a run goes on.
+
+    Attributes:
+        progress: Called with the current activity, how much of it is done and how much there is.
+        tell: Called with facts beside the result, one line each.
+    """
+
+    progress: Progress | None = None
+    tell: Callable[[str], None] | None = None
 
 
 def _option(name: str) -> str:

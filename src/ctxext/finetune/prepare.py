@@ -34,7 +34,7 @@ def with_adapter(
         model: A language model of transformers.
         options: The options.
         whole: The last parts of the names of weights that are trained themselves, as a table of positions is.
-        task: What peft calls the model's task. Without it an adapter of a base with code of its own cannot be loaded
+        task: What peft calls the model's task. Without it an adapter of a base with custom code cannot be loaded
             again; it has no word for masked language models.
 
     Raises:
@@ -62,7 +62,7 @@ def with_adapter(
 
 
 def _linear_names(model: Any) -> list[str]:
-    """Full names of the linear layers, without the one that makes the logits; GPT-2 calls its own convolutions."""
+    """Full names of the linear layers, without the one that makes the logits; GPT-2 calls its layers convolutions."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
@@ -94,7 +94,7 @@ def _targets(model: Any, wanted: Sequence[str]) -> list[str]:
 
 
 def _norms(model: Any) -> list[str]:
-    """Full names of the norms, found by class: their names differ by family."""
+    """Full names of the norms, chosen by class: their names differ by family."""
     return [name for name, module in model.named_modules() if "Norm" in type(module).__name__]
 
 
@@ -239,7 +239,7 @@ def prepare(
     by_position = PositionLosses()
     source = load_source(base, model, options) if options.keep_short else None
     reading = _reading(base, model, tokenizer, options)
-    own = use_chunked_loss(model, options.piece, source, by_position, is_masked=base.is_masked)
+    forward = use_chunked_loss(model, options.piece, source, by_position, is_masked=base.is_masked)
     torch_seed(options.seed)
     trained = model if options.full else _adapted(base, model, options)
     counts = count_parameters(trained)
@@ -264,7 +264,9 @@ def prepare(
         tell(f"evaluated on {held_out.num_sequences:,} sequences every {every:,} steps")
     assert options.length is not None, "the options are settled"
     can_answer = held_out is not None and not base.is_masked
-    needle = needle_probe(model, own, tokenizer, options.length, options.seed, num_processes) if can_answer else None
+    needle = (
+        needle_probe(model, forward, tokenizer, options.length, options.seed, num_processes) if can_answer else None
+    )
     return Prepared(trained, arguments, options, report, held_out, (by_position, needle), reading, *counts)
 
 
@@ -278,18 +280,18 @@ def _reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -
     """How the model takes its sequences; some families count positions by themselves.
 
     Raises:
-        CtxextError: positions shall be skipped, and the model is told none.
+        CtxextError: positions are to be skipped, and the model takes none.
     """
     from ctxext.finetune.batches import Reading, make_masker
 
-    is_told = "position_ids" in inspect.signature(model.base_model.forward).parameters
-    if not is_told and options.positions == "pose":
+    takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
+    if not takes_positions and options.positions == "pose":
         raise CtxextError(
             f'"{base.model.family.model_type}" counts positions by itself, so that none can be skipped.',
             hint="Leave --positions pose out.",
         )
     mask = make_masker(tokenizer, options.mlm_probability) if base.is_masked else None
-    return Reading(base.model.encoding.first_index if is_told else None, mask)
+    return Reading(base.model.encoding.first_index if takes_positions else None, mask)
 
 
 def torch_seed(seed: int) -> None:

@@ -59,8 +59,8 @@ def rewrite(origin: Path, target: Path, changes: Changes, advance: Advance | Non
                 advance(len(content))
 
         prefix = reading.read(8)
-        own = reading.read(struct.unpack("<Q", prefix)[0])
-        write(_with_entries(own, header, added) if added else prefix + own)
+        content = reading.read(struct.unpack("<Q", prefix)[0])
+        write(_with_entries(content, header, added) if added else prefix + content)
         kept: dict[str, bytes] = {}
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             begin, end = entry["data_offsets"]
@@ -76,9 +76,9 @@ def rewrite(origin: Path, target: Path, changes: Changes, advance: Advance | Non
     return digest.hexdigest()
 
 
-def _with_entries(own: bytes, header: Mapping[str, Any], added: Mapping[str, str]) -> bytes:
+def _with_entries(content: bytes, header: Mapping[str, Any], added: Mapping[str, str]) -> bytes:
     """The head of a safetensors file with entries for tensors behind all others, as large as those they come from."""
-    entries = json.loads(own)
+    entries = json.loads(content)
     end = max(entry["data_offsets"][1] for entry in header.values())
     for head, name in added.items():
         start, stop = header[name]["data_offsets"]

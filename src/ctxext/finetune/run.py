@@ -1,4 +1,4 @@
-"""A fine-tune from beginning to end: check everything, read the data, train, merge."""
+"""A fine-tune from start to finish: check the options, read the data, train, merge."""
 
 import contextlib
 import dataclasses
@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.dry_run import check_fits
 from ctxext.finetune.merge import ADAPTER, save_adapter, tied_embeddings, write_merged
-from ctxext.finetune.options import CHANGEABLE, TrainingOptions
+from ctxext.finetune.options import CHANGEABLE, Reporter, RunOptions, TrainingOptions
 from ctxext.finetune.prepare import HELD_OUT, is_first, prepare
 from ctxext.finetune.rewrite import stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, WholeChanges
@@ -38,21 +38,21 @@ from ctxext.system.output_directory import (
 
 SETTINGS, REPORT, CURVE, FINAL = "settings.json", "finetune.json", "loss.png", "final"
 RUNS = "runs"
-"""Where tensorboard's files lie, here and on the Hub."""
+"""The folder of tensorboard's files, here and on the Hub."""
 
 
 @dataclass(frozen=True)
 class Finetuned:
-    """A fine-tune that was carried out.
+    """The result of a fine-tune.
 
     Attributes:
-        folder: The checkpoint, or the adapter alone where nothing was merged.
+        folder: The checkpoint, or the adapter alone without a merge.
         options: The options, settled.
-        data: What was read.
-        losses: Step and loss in nats per token.
-        num_trained: Parameters that were trained.
-        num_parameters: Parameters in all.
-        seconds: Time the training took; of a resumed run, since it was taken up.
+        data: Counts of the data.
+        losses: Each step with its loss in nats per token.
+        num_trained: Number of trained parameters.
+        num_parameters: Number of all parameters.
+        seconds: Duration of the training; of a resumed run, since it was resumed.
     """
 
     folder: Path
@@ -64,13 +64,13 @@ class Finetuned:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """As finetune.json and `--json` have it."""
+        """The content of finetune.json and of `--json`."""
         content = {**dataclasses.asdict(self), "options": self.options.to_dict(), "folder": self.folder.name}
         return {**content, "losses": [list(entry) for entry in self.losses]}
 
 
 def training_folder(out: Path) -> Path:
-    """Where a run keeps what it needs to be taken up again; gone once OUT is there."""
+    """The folder of a run's saves and sequences, deleted when OUT is complete."""
     return out.parent / f"{short_name(out.name)}.training"
 
 
@@ -81,71 +81,63 @@ def finetune(
     options: TrainingOptions,
     *,
     data: Mapping[str, Any],
-    revision: str | None = None,
-    token: str | None = None,
-    merge: bool = True,
-    resume: bool = False,
-    overwrite: bool = False,
-    overwrite_anything: bool = False,
-    progress: Progress | None = None,
-    tell: Callable[[str], None] | None = None,
     read_held_out: DocumentReader | None = None,
+    run: RunOptions | None = None,
+    reporter: Reporter | None = None,
 ) -> Finetuned | None:
     """Train an extended checkpoint on long sequences.
 
     Args:
         model: A folder, a Hub id, or `demo`.
-        out: The folder to make.
-        read_documents: Gives the documents.
+        out: The folder to create.
+        read_documents: Returns the documents.
         options: How to train.
-        data: What the documents are, for reports and for `resume`: at least a `name`.
-        revision: A branch, tag or commit on the Hub.
-        token: A Hub token.
-        merge: Write a full checkpoint; without, only the adapter.
-        resume: Go on with a run that was stopped.
-        overwrite: Replace OUT where this package made it, and an unfinished run beside it.
-        overwrite_anything: Replace OUT whatever lies there now; what is put there meanwhile stays.
-        progress: Called with what is being done, how much of it and how much in all.
-        tell: Called with facts beside the result, one line each.
-        read_held_out: Gives documents on which the loss is measured while training.
+        data: A description of the documents, for reports and for `resume`: at least a `name`.
+        read_held_out: Returns documents on which the loss is measured during training.
+        run: Where the model comes from, what is written, and whether a stopped run continues.
+        reporter: Called during the run.
 
     Returns:
-        What was done; None in all processes but the first.
+        The result; None in all processes but the first.
 
     Raises:
         CtxextError: the model, the data, an option or the place is refused; nothing is written then.
     """
-    base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
+    run, reporter = run or RunOptions(), reporter or Reporter()
+    base = open_base(
+        model, options.length, revision=run.revision, token=run.token, original_length=options.original_length
+    )
     check_fits(base, options)
     encoding = base.model.encoding
     options = options.settled(window=encoding.context_length, trained_length=encoding.trained_length)
-    if options.full and not merge:
+    if options.full and not run.merge:
         raise CtxextError("--full has no adapter to keep apart.", hint="Leave --no-merge out.")
     if options.keeps_best and read_held_out is None:
         raise CtxextError("Which save is best is measured on other data.", hint="Name it with --eval-data.")
-    check_out(out, base.checkpoint.folder, overwrite=overwrite, overwrite_anything=overwrite_anything)
-    overwrite = overwrite or overwrite_anything
+    check_out(out, base.checkpoint.folder, overwrite=run.overwrite, overwrite_anything=run.overwrite_anything)
+    overwrite = run.overwrite or run.overwrite_anything
     out = out.resolve()
     folder = training_folder(out)
     with _only_run_in(out):
-        doomed = doomed_files(out, overwrite_anything=overwrite_anything)
+        doomed = doomed_files(out, overwrite_anything=run.overwrite_anything)
         if is_first():
-            _begin(folder, _settings(base, options, data), resume=resume, overwrite=overwrite)
+            _begin(folder, _settings(base, options, data), resume=run.resume, overwrite=overwrite)
         try:
             with warnings.catch_warnings(), full_disk_told(folder):
-                # Trainer and peft ask models in ways that transformers itself calls old.
+                # Trainer and peft call models in ways that transformers deprecates.
                 warnings.filterwarnings("ignore", category=FutureWarning)
-                readers = (read_documents, read_held_out)
-                done = _train(base, folder, readers, options, merge=merge, resume=resume, progress=progress, tell=tell)
+                result = _train(base, folder, (read_documents, read_held_out), options, run, reporter)
         except CtxextError:
             if is_first() and not any(folder.glob("checkpoint-*")):
                 discard(folder)
             raise
         if not is_first():
             return None
-        result = dataclasses.replace(done, folder=out)
+        result = dataclasses.replace(result, folder=out)
         with full_disk_told(out), staging_directory(out) as work:
-            _write(base, folder, result, work, merge=merge, data=data, progress=progress)
+            _write(base, folder, result, work, data)
+            if run.merge:
+                _merge(base, folder, result, work, _notes(base, result, data), reporter.progress)
             give_name(work, out, overwrite=overwrite, doomed=doomed)
         discard(folder)
     return result
@@ -153,7 +145,7 @@ def finetune(
 
 @contextlib.contextmanager
 def _only_run_in(out: Path) -> Iterator[None]:
-    """OUT is this run's from the first step to the last; the processes of one run are one."""
+    """Lock OUT for the whole run, in the first of its processes."""
     if not is_first():
         yield
         return
@@ -167,7 +159,7 @@ def _only_run_in(out: Path) -> Iterator[None]:
 
 
 def _settings(base: Base, options: TrainingOptions, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same when a run is taken up again."""
+    """The settings that must be the same when a run is resumed."""
     checkpoint = base.checkpoint
     digest = hashlib.sha256((checkpoint.folder / "config.json").read_bytes())
     for path in checkpoint.weight_files:
@@ -178,10 +170,10 @@ def _settings(base: Base, options: TrainingOptions, data: Mapping[str, Any]) -> 
 
 
 def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
-    """Make the training folder, or check that the one that is there belongs to the same run."""
+    """Create the training folder, or check that the existing one belongs to the same run."""
     known = folder / SETTINGS
     with contextlib.suppress(OSError):
-        folder.rmdir()  # An empty one holds nothing to go on with.
+        folder.rmdir()  # An empty folder has nothing to resume.
     if not folder.exists():
         if resume:
             raise CtxextError(f'There is no unfinished run at "{folder}".', hint="Leave --resume out to begin one.")
@@ -204,7 +196,7 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
         )
     else:
         discard(folder)
-    # Made whole and renamed: one without settings would be nobody's.
+    # Written under another name and renamed, so that a training folder always has its settings.
     new = beside(folder, "new")
     with full_disk_told(folder):
         new.mkdir()
@@ -226,20 +218,18 @@ def _train(
     folder: Path,
     readers: tuple[DocumentReader, DocumentReader | None],
     options: TrainingOptions,
-    *,
-    merge: bool,
-    resume: bool,
-    progress: Progress | None,
-    tell: Callable[[str], None] | None,
+    run: RunOptions,
+    reporter: Reporter,
 ) -> Finetuned:
-    """Load, read, train, and save what was trained as the folder `final`."""
+    """Load the model, read the data, train, and save the trained weights as the folder `final`."""
     from ctxext.finetune.batches import Sequences
     from ctxext.finetune.loop import held_out_sequences, newest_save, train
 
-    ready = prepare(base, folder, readers[0], options, merge=merge, tell=tell, read_held_out=readers[1])
+    tell = reporter.tell
+    ready = prepare(base, folder, readers[0], options, merge=run.merge, tell=tell, read_held_out=readers[1])
     options = ready.options
-    last_save = newest_save(folder, options.steps) if resume else None
-    if resume and tell is not None:
+    last_save = newest_save(folder, options.steps) if run.resume else None
+    if run.resume and tell is not None:
         tell(f"going on after step {last_save.name.rsplit('-', 1)[1]}" if last_save else "nothing was saved yet")
     sequences = Sequences(folder, options, ready.reading)
     started = time.perf_counter()
@@ -250,11 +240,10 @@ def _train(
         ready.model,
         ready.arguments,
         sequences,
-        progress,
+        reporter,
         last_save,
         held_out=held_out,
         measures=ready.measures,
-        tell=tell,
     )
     trainer.save_model(str(folder / FINAL))
     logged = (entry for entry in trainer.state.log_history if entry.get("loss") is not None)
@@ -263,23 +252,14 @@ def _train(
     return Finetuned(folder, options, ready.report, losses, ready.num_trained, ready.num_parameters, seconds)
 
 
-def _write(
-    base: Base,
-    folder: Path,
-    result: Finetuned,
-    work: Path,
-    *,
-    merge: bool,
-    data: Mapping[str, Any],
-    progress: Progress | None,
-) -> None:
-    """Everything that OUT holds."""
+def _write(base: Base, folder: Path, result: Finetuned, work: Path, data: Mapping[str, Any]) -> None:
+    """Write the adapter, the loss curve and the reports."""
     from ctxext.finetune.curve import draw_losses
     from ctxext.finetune.watch import STEPS
 
-    options, checkpoint = result.options, base.checkpoint
+    options = result.options
     if not options.full:
-        save_adapter(folder / FINAL, work / ADAPTER, checkpoint)
+        save_adapter(folder / FINAL, work / ADAPTER, base.checkpoint)
     if (folder / RUNS).is_dir():
         shutil.copytree(folder / RUNS, work / RUNS)
     shutil.copyfile(folder / STEPS, work / STEPS)
@@ -287,24 +267,29 @@ def _write(
     draw_losses(result.losses, lengths, work / CURVE)
     settings = {**result.to_dict(), "data": {**dataclasses.asdict(result.data), **data}}
     (work / REPORT).write_text(as_json(settings), encoding="utf-8")
-    if not merge:
-        return
+
+
+def _merge(
+    base: Base,
+    folder: Path,
+    result: Finetuned,
+    work: Path,
+    notes: Mapping[str, Any],
+    progress: Progress | None,
+) -> None:
+    """Write the full checkpoint."""
+    checkpoint = base.checkpoint
     shapes, tied = stored_shapes(checkpoint), tied_embeddings(checkpoint)
-    if options.full:
-        write_merged(
-            checkpoint,
-            WholeChanges(folder / FINAL, shapes, tied=tied),
-            work,
-            notes=_notes(base, result, data),
-            progress=progress,
-        )
-    else:
-        changes = AdapterChanges(work / ADAPTER, shapes, tied=tied)
-        write_merged(checkpoint, changes, work, notes=_notes(base, result, data), progress=progress)
+    changes = (
+        WholeChanges(folder / FINAL, shapes, tied=tied)
+        if result.options.full
+        else AdapterChanges(work / ADAPTER, shapes, tied=tied)
+    )
+    write_merged(checkpoint, changes, work, notes=notes, progress=progress)
 
 
 def _notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What a published file says of the training."""
+    """What a published card says about the training."""
     options = result.options
     how = "all weights" if options.full else f"LoRA rank {options.rank}, alpha {options.alpha:g}"
     how += f", base in {options.quantize} while training" if options.quantize != "none" else ""

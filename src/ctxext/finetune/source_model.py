@@ -1,4 +1,4 @@
-"""The model before its window was extended, to stay close to on short sequences; it takes no memory of its own."""
+"""The model before its window was extended, to stay close to on short sequences; it shares the weights of the base."""
 
 import tempfile
 from pathlib import Path
@@ -67,14 +67,14 @@ class SourceModel:
         return output.last_hidden_state.flatten(0, 1)[None], head
 
     def _move(self, device: torch.device) -> None:
-        for own, other in self.shared:
-            if other.device == device and other.shape == own.shape:
-                own.data = other.data
+        for parameter, other in self.shared:
+            if other.device == device and other.shape == parameter.shape:
+                parameter.data = other.data
         self.model.to(device)
 
 
 def load_source(base: Base, model: Any, options: TrainingOptions) -> SourceModel:
-    """The model that a base was extended from, made of the weights of the base.
+    """The model that a base was extended from, with the weights of the base.
 
     Args:
         base: The extended checkpoint.
@@ -94,7 +94,11 @@ def load_source(base: Base, model: Any, options: TrainingOptions) -> SourceModel
     source.config.use_cache = False
     is_shared = not options.full and options.quantize == "none"
     theirs = dict(model.named_parameters())
-    shared = [(own, theirs[name]) for name, own in source.named_parameters() if name in theirs] if is_shared else []
+    shared = (
+        [(parameter, theirs[name]) for name, parameter in source.named_parameters() if name in theirs]
+        if is_shared
+        else []
+    )
     return SourceModel(
         source,
         shared,

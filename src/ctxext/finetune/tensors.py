@@ -25,7 +25,7 @@ _CANNOT = {
     "trainable_token_indices": "it trains single rows of the embeddings",
     "alora_invocation_tokens": "it is active only after certain tokens",
     "arrow_config": "it routes between adapters",
-    "use_bdlora": "its matrices are made of blocks",
+    "use_bdlora": "its matrices consist of blocks",
 }
 """Keys that make an adapter more than a sum of matrices, each with why it stays apart."""
 _KEPT_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
@@ -116,7 +116,7 @@ class Changes(Protocol):
     """Names of the tensors that change, as the checkpoint stores them."""
 
     untied: Mapping[str, str]
-    """Output embeddings that become tensors of their own, each with the input embedding that it was until now."""
+    """Output embeddings that become separate tensors, each with the input embedding that it was tied to."""
 
     def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
         """The new value of a tensor, of the old one's shape, in float32 or the type it was trained in."""
@@ -141,7 +141,7 @@ class AdapterChanges:
         if not path.is_file():
             raise CtxextError(f'"{folder}" has no adapter_model.safetensors.')
         owners: dict[str, dict[str, torch.Tensor]] = {}
-        keys = read_safetensors_header(path)  # With an error of its own where the file is broken.
+        keys = read_safetensors_header(path)  # Raises an error that names a broken file.
         try:
             with safe_open(path, "pt") as file:
                 for key in keys:
@@ -222,9 +222,9 @@ class WholeChanges:
 
     def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
         """The trained tensor."""
-        own = self.trained[name]
-        found: torch.Tensor = self.files[own].get_tensor(own)
-        return found
+        key = self.trained[name]
+        tensor: torch.Tensor = self.files[key].get_tensor(key)
+        return tensor
 
 
 def stored_name(owner: str, stored: Iterable[str]) -> str | None:
@@ -254,8 +254,8 @@ def _known(
     *,
     is_transposed: bool,
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """The parts by stored name; a tied output embedding is not stored, and goes by its own."""
-    found = {}
+    """The parts by stored name; a tied output embedding is not stored, and keeps the adapter's name."""
+    parts = {}
     for owner, tensors in owners.items():
         name = stored_name(owner, stored) or stored_name(owner, tied)
         if name is None:
@@ -270,8 +270,8 @@ def _known(
             shape = shape[::-1]
         if shape != tuple(wanted):
             raise CtxextError(f'"{folder}" does not fit: "{name}" is {wanted}, the adapter\'s {shape}.')
-        found[name] = tensors
-    return found
+        parts[name] = tensors
+    return parts
 
 
 def _matrices(parts: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
