@@ -18,10 +18,8 @@ from ctxext.converters.convert import convert
 from ctxext.errors import CtxextError
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
-from ctxext.evaluate.report.findings import findings, percent, pooled
-from ctxext.evaluate.report.report import effective_lengths, make_report
-from ctxext.evaluate.report.summary import effective_text
-from ctxext.evaluate.report.write_report import write_report
+from ctxext.evaluate.report.findings import effective_text, findings, percent, pooled
+from ctxext.evaluate.report.report import effective_lengths, make_report, write_report
 from ctxext.recipes.recipe import recipe_from_dict
 
 MSPOE = {"method": "mspoe", "ratio_min": 1.2, "ratio_max": 1.8, "first_layer": 2}

@@ -12,8 +12,7 @@ from ctxext.evaluate.report import pictures
 from ctxext.evaluate.report.findings import findings
 from ctxext.evaluate.report.intervals import mean_interval, wilson_interval
 from ctxext.evaluate.report.page import render_page, short_names
-from ctxext.evaluate.report.report import effective_lengths, make_report
-from ctxext.evaluate.report.write_report import write_report
+from ctxext.evaluate.report.report import effective_lengths, heat_map, make_report, write_report
 from ctxext.evaluate.settings import Settings
 
 TASKS = ("variables", "needle", "perplexity", "short")
@@ -108,8 +107,8 @@ def test_the_order_of_the_lines_does_not_matter():
 
 
 def test_cells_are_what_was_answered_whoever_asked_twice():
-    found = report(shuffle=3)
-    for model in found["models"]:
+    content = report(shuffle=3)
+    for model in content["models"]:
         name = model["name"]
         assert (model["dtype"], model["device"]) == (f"type-{name}", "cpu")
         told = [(c["task"], c["length"], c["depth"], c["correct"], c["samples"]) for c in model["cells"]]
@@ -202,9 +201,9 @@ def counted(task, shares, samples=100):
 
 def test_an_effective_length_needs_every_task_and_85_percent_to_the_point():
     cells = [*counted("a", {256: 100, 512: 85, 1024: 84}), *counted("b", {256: 100, 512: 100})]
-    found = effective_lengths(cells)
-    assert (found["length"], found["figure"]) == (512, 1.0), "at 1024 one task was not asked"
-    assert found["tasks"]["a"]["length"] == 512, "85 % is enough"
+    effective = effective_lengths(cells)
+    assert (effective["length"], effective["figure"]) == (512, 1.0), "at 1024 one task was not asked"
+    assert effective["tasks"]["a"]["length"] == 512, "85 % is enough"
 
 
 @pytest.mark.parametrize(("right", "samples"), [*((right, 4) for right in range(5)), (5, 10)])
@@ -214,8 +213,8 @@ def test_a_few_answers_say_little_of_an_effective_length(right, samples):
     first, later = (rng.beta(hits + 0.5, samples - hits + 0.5, count) for hits in (samples, right))
     below = float((later < 0.85 * first).mean())
     expected = (512 if below < 0.025 else 256, 256 if below > 0.975 else 512)
-    found = effective_lengths(counted("a", {256: samples, 512: right}, samples))
-    assert (found["low"], found["high"]) == expected
+    effective = effective_lengths(counted("a", {256: samples, 512: right}, samples))
+    assert (effective["low"], effective["high"]) == expected
 
 
 def test_sentences_of_the_whole():
@@ -296,19 +295,19 @@ def test_the_summary_row_by_row():
 
 
 def test_an_effective_length_at_the_longest_may_be_longer():
-    found = report()
-    for model in found["models"]:
+    content = report()
+    for model in content["models"]:
         model["effective"] = {"length": 1024, "low": 256, "high": 1024, "tasks": {}}
-    page = render_page(found)
+    page = render_page(content)
     assert page.count("≥ 1k (256–1k)") == 3
-    for model in found["models"]:
+    for model in content["models"]:
         model["effective"] = {
             "length": 512,
             "low": 512,
             "high": 512,
             "tasks": {"needle": {"length": 1024, "low": 1024, "high": 1024}},
         }
-    page = render_page(found)
+    page = render_page(content)
     assert page.count('<td data-value="512">512</td>') == 3
     assert "Effective length: stock ≥ 1k; ext&lt;i&gt; ≥ 1k; other ≥ 1k." in section(page, "needle")
 
@@ -361,9 +360,9 @@ def test_the_other_tables_of_the_page():
 
 
 def test_curves_in_the_table_look_as_in_the_picture():
-    found = report()
-    found["models"] = [{**found["models"][0], "name": f"m{number}"} for number in range(10)]
-    marks = re.findall(r'stroke="(#\w+)" stroke-width="3"( stroke-dasharray="[\d.,]+")?', render_page(found))
+    content = report()
+    content["models"] = [{**content["models"][0], "name": f"m{number}"} for number in range(10)]
+    marks = re.findall(r'stroke="(#\w+)" stroke-width="3"( stroke-dasharray="[\d.,]+")?', render_page(content))
     assert len(set(marks)) == 10
     assert marks[0][1] == ""
     assert marks[8] == (marks[0][0], ' stroke-dasharray="12,4"')
@@ -385,13 +384,13 @@ def test_the_page_names_the_text(data, named):
 
 @pytest.mark.parametrize(("count", "title"), [(1, "stock"), (3, "stock, ext&lt;i&gt;, other"), (4, "4 models")])
 def test_the_title_names_three_models_at_most(count, title):
-    found = report()
-    found["models"] = [*found["models"], {**found["models"][0], "name": "fourth"}][:count]
-    assert f"<h1>Long context: {title}</h1>" in render_page(found)
+    content = report()
+    content["models"] = [*content["models"], {**content["models"][0], "name": "fourth"}][:count]
+    assert f"<h1>Long context: {title}</h1>" in render_page(content)
 
 
 def test_every_reader_gets_the_picture_of_the_own_theme(monkeypatch):
-    monkeypatch.setattr("ctxext.evaluate.report.page.loss_curves", lambda report, *, theme, has_legend: Figure(theme))
+    monkeypatch.setattr("ctxext.evaluate.report.page.draw_losses", lambda report, *, theme, has_legend: Figure(theme))
     monkeypatch.setattr("ctxext.evaluate.report.page.as_png", lambda figure: figure.theme.encode())
     page = render_page(report())
     assert 'scheme: dark)" srcset="data:image/png;base64,ZGFyaw=="' in page
@@ -417,37 +416,46 @@ def test_names_that_differ_little():
 
 
 def test_the_heat_map_shows_each_cell_in_its_place():
-    figure = pictures.heat_maps(report(), "needle")
-    axes = [one for one in figure.axes if one.get_visible()]
-    assert [one.get_title() for one in axes] == list(NAMES)
-    for one in axes:
-        counts = RIGHT[one.get_title()]
+    models = report()["models"]
+    figure = pictures.draw_heat_maps(heat_map(models, "needle"))
+    drawn = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title() for axes in drawn] == list(NAMES)
+    for axes in drawn:
+        counts = RIGHT[axes.get_title()]
         expected = [[counts[n][d] / 4 if n in counts else math.nan for n in LENGTHS] for d in (0, 1)]
-        assert np.array_equal(one.images[0].get_array().filled(math.nan), expected, equal_nan=True)
-        assert one.images[0].get_clim() == (0, 1)
-        written = {text.get_position(): text.get_text() for text in one.texts}
+        assert np.array_equal(axes.images[0].get_array().filled(math.nan), expected, equal_nan=True)
+        assert axes.images[0].get_clim() == (0, 1)
+        written = {text.get_position(): text.get_text() for text in axes.texts}
         assert written == {(x, y): str(25 * counts[n][y]) for x, n in enumerate(LENGTHS) if n in counts for y in (0, 1)}
-        assert [line.get_xdata()[0] for line in one.lines] == [1.5], "behind 512"
-    assert [label.get_text() for label in axes[0].get_yticklabels()] == ["0 %", "50 %"]
+        assert [line.get_xdata()[0] for line in axes.lines] == [1.5], "behind 512"
+    assert [label.get_text() for label in drawn[0].get_yticklabels()] == ["0 %", "50 %"]
     assert "right of the line" in figure.get_supxlabel()
-    assert pictures.heat_maps(report(), "kv") is None
-    alone = pictures.heat_maps(report(), "needle", names=["other"])
-    assert [one.get_title() for one in alone.axes] == ["other"]
+    assert heat_map(models, "kv").models == []
+    alone = pictures.draw_heat_maps(heat_map(models[-1:], "needle"))
+    assert [axes.get_title() for axes in alone.axes] == ["other"]
+
+
+def test_a_cell_that_was_not_measured_keeps_the_others_in_their_columns():
+    content = report()
+    cells = content["models"][1]["cells"]
+    cells[:] = [cell for cell in cells if (cell["task"], cell["length"], cell["depth"]) != ("needle", 256, 0.0)]
+    first = section(render_page(content), "needle").split('<table class="map"')[1]
+    assert shown(first)[2] == ["ext<i>", "–", "75", "75 (30–95)"]
 
 
 @pytest.mark.parametrize(
     ("trained", "is_marked"), [(None, False), (128, False), (256, True), (1023, True), (1024, False)]
 )
 def test_a_line_stands_where_training_ended_between_two_lengths(trained, is_marked):
-    found = report(("ext<i>",))
-    found["models"][0]["trained_length"] = trained
-    figure = pictures.heat_maps(found, "needle")
+    content = report(("ext<i>",))
+    content["models"][0]["trained_length"] = trained
+    figure = pictures.draw_heat_maps(heat_map(content["models"], "needle"))
     assert bool(figure.axes[0].lines) == is_marked
     assert ("right of the line" in figure.get_supxlabel()) == is_marked
 
 
 def test_the_curves_stand_at_the_middle_of_their_tokens():
-    figure = pictures.loss_curves(report())
+    figure = pictures.draw_losses(report())
     (axes,) = figure.axes
     for number, name in enumerate(NAMES):
         points, line = axes.lines[2 * number], axes.lines[2 * number + 1]
@@ -460,24 +468,16 @@ def test_the_curves_stand_at_the_middle_of_their_tokens():
     assert [line.get_xdata()[0] for line in axes.lines[6:]] == [512], "where training ended"
     assert axes.get_xlim() == (0, 1024)
     assert axes.get_legend() is not None
-    assert pictures.loss_curves(report(), has_legend=False).axes[0].get_legend() is None
+    assert pictures.draw_losses(report(), has_legend=False).axes[0].get_legend() is None
 
 
 def test_files_of_a_report(tmp_path, monkeypatch):
-    drawn = []
-    real = pictures.heat_maps
-
-    def heat_maps(found, task, **more):
-        drawn.append((task, *more.get("names", ())))
-        return real(found, task, **more)
-
-    monkeypatch.setattr(pictures, "heat_maps", heat_maps)
     monkeypatch.setattr(pictures, "as_png", lambda figure: figure.axes[0].get_title().encode())
     monkeypatch.setattr("ctxext.evaluate.report.page.as_png", lambda figure: b"")
-    found = report(("stock", "ext<i>"))
-    found["models"][0]["cells"] = [c for c in found["models"][0]["cells"] if c["task"] == "variables"]
-    found["models"][1]["name"] = "<>"
-    files = write_report(found, tmp_path)
+    content = report(("stock", "ext<i>"))
+    content["models"][0]["cells"] = [c for c in content["models"][0]["cells"] if c["task"] == "variables"]
+    content["models"][1]["name"] = "<>"
+    files = write_report(content, tmp_path)
     assert [path.name for path in files] == [
         *("report.json", "report.html", "variables.png", "variables-stock.png", "variables-model.png"),
         *("needle.png", "needle-model.png", "perplexity.png"),

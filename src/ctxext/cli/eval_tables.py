@@ -1,4 +1,4 @@
-"""The tables of `ctxext eval`: models by lengths with a figure for each depth, in colour and in digits."""
+"""The tables of `ctxext eval` in the terminal: models by lengths, with a coloured score for each depth."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,9 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ctxext.evaluate.report.colours import hexadecimal, ink, shade
-from ctxext.evaluate.report.findings import percent, pooled
-from ctxext.evaluate.report.report import Report
-from ctxext.evaluate.report.summary import effective_text
+from ctxext.evaluate.report.findings import effective_text, percent, pooled
+from ctxext.evaluate.report.report import HeatMap, Report, heat_map
 
 _CELL = 5
 _POOLED = 13
@@ -18,53 +17,43 @@ _MAX_NAME = 32
 
 
 def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
-    """Everything a report holds, as tables for a terminal of a width."""
+    """The whole report as tables for a terminal of a given width."""
     models = report["models"]
     for task in dict.fromkeys(cell["task"] for model in models for cell in model["cells"]):
-        yield from _maps(models, task, width)
+        yield from _maps(heat_map(models, task), width)
     if any(model.get("effective") for model in models):
         yield Text()
         yield _effective(models)
     tables = {"perplexity": _perplexity, "short": _short, "harness": _harness}
-    for kind, make in tables.items():
+    for kind, table_of in tables.items():
         if any(model[kind] for model in models):
             yield Text()
-            yield make(report)
+            yield table_of(report)
 
 
-def _maps(models: Sequence[dict[str, Any]], task: str, width: int) -> Iterator[Text]:
-    """Lengths side by side, as many as fit, then the next ones below."""
-    asked = [model for model in models if any(cell["task"] == task for cell in model["cells"])]
-    cells = [cell for model in asked for cell in model["cells"] if cell["task"] == task]
-    lengths, depths = (
-        sorted({cell["length"] for cell in cells}),
-        sorted({cell["depth"] for cell in cells}, key=lambda depth: depth or 0.0),
-    )
-    names = min(_MAX_NAME, max(len(model["name"]) for model in asked) + 2)
-    block = _CELL * len(depths) + _POOLED + 2
-    side_by_side = max(1, (width - max(names, 12)) // block)
-    for first in range(0, len(lengths), side_by_side):
-        shown = lengths[first : first + side_by_side]
-        yield _map(asked, task, shown, depths, max(names, 12))
+def _maps(scores: HeatMap, width: int) -> Iterator[Text]:
+    """The maps of a task: as many lengths side by side as fit, and the others below."""
+    names = max(12, min(_MAX_NAME, max(len(model["name"]) for model in scores.models) + 2))
+    block = _CELL * len(scores.depths) + _POOLED + 2
+    side_by_side = max(1, (width - names) // block)
+    for first in range(0, len(scores.lengths), side_by_side):
+        yield _map(scores, scores.lengths[first : first + side_by_side], names)
 
 
-def _map(
-    models: Sequence[dict[str, Any]], task: str, lengths: Sequence[int], depths: Sequence[float | None], names: int
-) -> Text:
-    block = _CELL * len(depths) + _POOLED + 2
-    text = Text(f"\n{task:<{names}}", style="bold")
-    text.append(
-        "".join(f"{f'{length} tokens':^{_CELL * len(depths)}}{'':{_POOLED + 2}}" for length in lengths).rstrip()
-    )
-    heading = "".join(f"{'any' if depth is None else round(100 * depth):>{_CELL - 1}} " for depth in depths)
+def _map(scores: HeatMap, lengths: Sequence[int], names: int) -> Text:
+    columns = _CELL * len(scores.depths)
+    block = columns + _POOLED + 2
+    text = Text(f"\n{scores.task:<{names}}", style="bold")
+    text.append("".join(f"{f'{length} tokens':^{columns}}{'':{_POOLED + 2}}" for length in lengths).rstrip())
+    heading = "".join(f"{'any' if depth is None else round(100 * depth):>{_CELL - 1}} " for depth in scores.depths)
     text.append(f"\n{'depth %':<{names}}" + "".join(f"{f'{heading} all':<{block}}" for _ in lengths).rstrip(), "dim")
-    for model in models:
+    for model in scores.models:
         text.append(f"\n{_cut(model['name'], names):<{names}}", "not bold")
         for length in lengths:
-            own = {c["depth"]: c for c in model["cells"] if c["task"] == task and c["length"] == length}
-            for depth in depths:
-                text.append_text(_cell(own.get(depth)))
-            text.append(f" {_pooled(own):<{_POOLED + 1}}", "not bold")
+            cells = scores.row(model, length)
+            for cell in cells:
+                text.append_text(_cell(cell))
+            text.append(f" {_pooled([cell for cell in cells if cell]):<{_POOLED + 1}}", "not bold")
     text.rstrip()
     return text
 
@@ -76,10 +65,10 @@ def _cell(cell: dict[str, Any] | None) -> Text:
     return Text(f"{percent(cell['share']):>{_CELL - 1}} ", f"not bold {ink(colour)} on {hexadecimal(colour)}")
 
 
-def _pooled(cells: dict[float | None, dict[str, Any]]) -> str:
+def _pooled(cells: Sequence[dict[str, Any]]) -> str:
     if not cells:
         return ""
-    share, low, high = pooled(list(cells.values()))
+    share, low, high = pooled(cells)
     return f"{percent(share):>3} ({percent(low)}–{percent(high)})"
 
 
@@ -88,16 +77,16 @@ def _cut(name: str, width: int) -> str:
 
 
 def _effective(models: Sequence[dict[str, Any]]) -> Table:
-    """Up to which length each model keeps most of what it does at the shortest."""
+    """The effective length of each model, over all tasks and of each."""
     longest = max(cell["length"] for model in models for cell in model["cells"])
     tasks = list(dict.fromkeys(cell["task"] for model in models for cell in model["cells"]))
     table = _table("effective length", *(["all"] if len(tasks) > 1 else []), *tasks)
     for model in models:
-        found = model.get("effective")
-        if found:
-            own = [found] if len(tasks) > 1 else []
-            own += [found["tasks"].get(task, {"length": None}) for task in tasks]
-            table.add_row(model["name"], *(effective_text(one, longest) for one in own))
+        effective = model.get("effective")
+        if effective:
+            entries = [effective] if len(tasks) > 1 else []
+            entries += [effective["tasks"].get(task, {"length": None}) for task in tasks]
+            table.add_row(model["name"], *(effective_text(entry, longest) for entry in entries))
     return table
 
 

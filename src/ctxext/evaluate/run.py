@@ -193,7 +193,7 @@ def _evaluate(
     if log.num_skipped:
         report["skipped_lines"] = log.num_skipped
     if out is not None:
-        from ctxext.evaluate.report.write_report import write_report
+        from ctxext.evaluate.report.report import write_report
 
         write_report(report, out)
     return report

@@ -10,9 +10,8 @@ from typing import Any
 
 from ctxext.converters.card import Measured
 from ctxext.errors import CtxextError
-from ctxext.evaluate.report.findings import findings, percent, pooled
+from ctxext.evaluate.report.findings import effective_text, findings, percent, pooled
 from ctxext.evaluate.report.report import Report
-from ctxext.evaluate.report.summary import effective_text
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.reading import checked

@@ -1,21 +1,21 @@
-"""One scale from nothing right to everything right, told apart without red and green, with text that reads on it."""
+"""The colours of scores and curves, distinct without red and green, and of readable text on them."""
 
 _STOPS = ((0.0, (161, 72, 36)), (0.5, (244, 226, 180)), (1.0, (28, 112, 122)))
 SERIES = ("#1c707a", "#c8641e", "#7a5195", "#5b8c2a", "#d14d72", "#3f6fd0", "#8a6d1f", "#6b6b6b")
-"""Colours of models in curves, in the order in which models were named."""
+"""Colours of curves, in the order of the models."""
 _DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2), (2, 1.5), (6, 2, 1.5, 2))
 
 
 def series_style(number: int) -> tuple[str, tuple[float, ...]]:
-    """The colour and the dashes of a curve; thirty-two are told apart.
+    """The colour and the dashes of a curve, with thirty-two different combinations.
 
-    Dashes are lengths of lines and gaps in turn, none for a whole line.
+    Dashes are the lengths of lines and gaps in turn; an empty tuple is a solid line.
     """
     return SERIES[number % len(SERIES)], _DASHES[number // len(SERIES) % len(_DASHES)]
 
 
 def shade(share: float) -> tuple[int, int, int]:
-    """The colour of a share of right answers, as red, green, blue up to 255."""
+    """The colour of a share of correct answers, as red, green and blue from 0 to 255."""
     share = min(1.0, max(0.0, share))
     (start, low), (end, high) = _STOPS[:2] if share <= _STOPS[1][0] else _STOPS[1:]
     at = (share - start) / (end - start)
@@ -24,7 +24,7 @@ def shade(share: float) -> tuple[int, int, int]:
 
 
 def hexadecimal(colour: tuple[int, int, int]) -> str:
-    """As style sheets and terminals write it."""
+    """A colour as style sheets and terminals write it: "#1c707a"."""
     return "#{:02x}{:02x}{:02x}".format(*colour)
 
 

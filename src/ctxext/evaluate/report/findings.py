@@ -1,4 +1,4 @@
-"""What the figures of a report say, in sentences that are computed from them."""
+"""A report in words: sentences that are computed from its scores."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,11 +6,12 @@ from typing import Any
 
 from ctxext.evaluate.report.intervals import wilson_interval
 from ctxext.evaluate.report.report import Report
+from ctxext.recipes.length import format_length
 
 _UNEVEN = 0.3
 _SAME_LOSS = 0.02
-_MAX_TOLD = 4
-"""So many models beside the best are told one by one."""
+_MAX_NAMED = 4
+"""How many models besides the best are named one by one."""
 
 
 def findings(report: Report, names: Mapping[str, str] | None = None) -> list[str]:
@@ -18,43 +19,59 @@ def findings(report: Report, names: Mapping[str, str] | None = None) -> list[str
 
     Args:
         report: The content of report.json.
-        names: What to call the models; by default their own names.
+        names: Names to use instead of the models' names in the report.
     """
     models = [{**model, "name": (names or {}).get(model["name"], model["name"])} for model in report["models"]]
     tasks = dict.fromkeys(cell["task"] for model in models for cell in model["cells"])
-    found = [_retrieval(task, models) for task in tasks]
-    found += [_long_text(models), _cost(models)]
-    return [sentence for sentence in found if sentence]
+    sentences = [_retrieval(task, models) for task in tasks]
+    sentences += [_long_text(models), _cost(models)]
+    return [sentence for sentence in sentences if sentence]
 
 
 def pooled(cells: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
-    """The share of right answers over several cells, with its interval."""
+    """The share of correct answers over several cells, with its 95 % interval."""
     correct, samples = sum(cell["correct"] for cell in cells), sum(cell["samples"] for cell in cells)
     return correct / max(samples, 1), *wilson_interval(correct, samples)
 
 
 def percent(share: float) -> str:
-    """A share as whole percent; only all and nothing are written as 100 and 0."""
+    """A share in whole percent, from 1 to 99 unless it is exactly 0 or 1."""
     value = round(100 * share)
     return str(min(99, max(1, value)) if 0 < share < 1 else value)
 
 
+def effective_text(effective: Mapping[str, Any], longest: int) -> str:
+    """An effective length as text, with its interval if that is wider than the length itself.
+
+    Args:
+        effective: An entry of `effective` in report.json.
+        longest: The longest prompt length; an effective length of it is shown as "≥".
+    """
+    if effective["length"] is None:
+        return "–"
+    sign = "≥ " if effective["length"] == longest else ""
+    text = f"{sign}{format_length(effective['length'])}"
+    if effective["low"] == effective["high"] == effective["length"]:
+        return text
+    return f"{text} ({format_length(effective['low'])}–{format_length(effective['high'])})"
+
+
 def _retrieval(task: str, models: Sequence[dict[str, Any]]) -> str:
-    """Who finds how much at the longest length at which anything is found, and where the best is weak."""
-    asked = {model["name"]: [cell for cell in model["cells"] if cell["task"] == task] for model in models}
-    cells = [cell for own in asked.values() for cell in own]
+    """The scores at the longest length with any correct answer, and the weakest depth of the best model."""
+    by_model = {model["name"]: [cell for cell in model["cells"] if cell["task"] == task] for model in models}
+    cells = [cell for of_model in by_model.values() for cell in of_model]
     longest = max(cell["length"] for cell in cells)
     reached = [cell["length"] for cell in cells if cell["correct"]]
     if not reached:
         return f"{task}: nothing was found at any length."
     length = max(reached)
-    at_length = {name: [cell for cell in own if cell["length"] == length] for name, own in asked.items()}
-    shares = {name: pooled(own) for name, own in at_length.items() if own}
+    at_length = {name: [cell for cell in cells if cell["length"] == length] for name, cells in by_model.items()}
+    shares = {name: pooled(cells) for name, cells in at_length.items() if cells}
     best, *others = sorted(shares, key=lambda name: shares[name][0], reverse=True)
     share, low, high = shares[best]
     sentence = f"{task} at {length} tokens: {best} finds {percent(share)} % ({percent(low)}–{percent(high)})"
-    sentence += "".join(f", {name} {percent(shares[name][0])} %" for name in others[:_MAX_TOLD])
-    if rest := others[_MAX_TOLD:]:
+    sentence += "".join(f", {name} {percent(shares[name][0])} %" for name in others[:_MAX_NAMED])
+    if rest := others[_MAX_NAMED:]:
         least, most = percent(shares[rest[-1]][0]), percent(shares[rest[0]][0])
         sentence += f", {len(rest)} others {least if least == most else f'{least} to {most}'} %"
     weakest = min(at_length[best], key=lambda cell: cell["share"])
@@ -69,7 +86,7 @@ def _retrieval(task: str, models: Sequence[dict[str, Any]]) -> str:
 
 def _long_text(models: Sequence[dict[str, Any]]) -> str:
     """Whether more context still lowers the loss beyond the original context length."""
-    told = []
+    changes = []
     for model in models:
         trained, measured = model["trained_length"], model["perplexity"]
         if not trained or not measured or measured["length"] < 2 * trained:
@@ -80,12 +97,12 @@ def _long_text(models: Sequence[dict[str, Any]]) -> str:
             continue
         change = _mean_loss(beyond) - _mean_loss(inside)
         how = "stays" if abs(change) < _SAME_LOSS else "falls" if change < 0 else "rises"
-        told.append((change, f"{model['name']} {how} ({change:+.2f})"))
-    if not told:
+        changes.append((change, f"{model['name']} {how} ({change:+.2f})"))
+    if not changes:
         return ""
-    shown = [sentence for _, sentence in told]
-    if len(told) > 2 * _MAX_TOLD:
-        shown = [f"from {min(told)[1]} to {max(told)[1]}, {len(told)} models,"]
+    shown = [sentence for _, sentence in changes]
+    if len(changes) > 2 * _MAX_NAMED:
+        shown = [f"from {min(changes)[1]} to {max(changes)[1]}, {len(changes)} models,"]
     return (
         "Loss on long text, from the last half of the original context length to the last half of the text: "
         f"{', '.join(shown)} nats per token."
@@ -98,18 +115,18 @@ def _mean_loss(points: Sequence[dict[str, Any]]) -> float:
 
 
 def _cost(models: Sequence[dict[str, Any]]) -> str:
-    told = []
+    """The loss at the original context length against the source, for each model or from the least to the most."""
+    costs = []
     for model in models:
         against = (model["short"] or {}).get("against")
         if against:
-            sure = f", {against['low']:+.3f} to {against['high']:+.3f}" if against["low"] is not None else ""
-            told.append(f"{model['name']} {against['loss']:+.3f} (perplexity × {against['ratio']:.3f}{sure})")
-    if not told:
+            interval = f", {against['low']:+.3f} to {against['high']:+.3f}" if against["low"] is not None else ""
+            text = f"{model['name']} {against['loss']:+.3f}"
+            costs.append((float(against["loss"]), text, f"{text} (perplexity × {against['ratio']:.3f}{interval})"))
+    if not costs:
         return ""
-    if len(told) > 2 * _MAX_TOLD:
-        known = [model for model in models if (model["short"] or {}).get("against")]
-        known.sort(key=lambda model: float(model["short"]["against"]["loss"]))
-        least, most = known[0], known[-1]
-        told = [f"{model['name']} {model['short']['against']['loss']:+.3f}" for model in (least, most)]
-        told = [f"from {told[0]} to {told[1]}, {len(known)} models"]
-    return f"Cost at the original context length, in nats per token against the source: {'; '.join(told)}."
+    sentences = [sentence for _, _, sentence in costs]
+    if len(costs) > 2 * _MAX_NAMED:
+        costs.sort(key=lambda cost: cost[0])
+        sentences = [f"from {costs[0][1]} to {costs[-1][1]}, {len(costs)} models"]
+    return f"Cost at the original context length, in nats per token against the source: {'; '.join(sentences)}."

@@ -1,4 +1,4 @@
-"""How sure a share of right answers is."""
+"""95 % intervals of shares and means."""
 
 import math
 
@@ -11,8 +11,8 @@ def wilson_interval(correct: int, samples: int) -> tuple[float, float]:
     """The 95 % interval of a share, after Wilson (1927); it stays inside 0 and 1 and works at both ends.
 
     Args:
-        correct: How many were right.
-        samples: Of how many.
+        correct: How many answers are correct.
+        samples: How many answers there are.
     """
     if samples == 0:
         return 0.0, 1.0
@@ -27,7 +27,7 @@ def wilson_interval(correct: int, samples: int) -> tuple[float, float]:
 
 
 def mean_interval(values: list[float]) -> tuple[float, float]:
-    """The mean of some values and half the width of its 95 % interval, after Student (1908), as they are often few."""
+    """The mean of some values and half the width of its 95 % interval, after Student (1908), for few values too."""
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return mean, math.inf

@@ -1,134 +1,34 @@
-"""report.html: one page that stands alone, with the pictures and tables of every model."""
+"""report.html: a single file with the tables, heat maps and curves of every model."""
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from ctxext.evaluate.report.colours import series_style
-from ctxext.evaluate.report.findings import findings
-from ctxext.evaluate.report.html import model_name, table
-from ctxext.evaluate.report.pictures import as_png, loss_curves
-from ctxext.evaluate.report.report import Report
-from ctxext.evaluate.report.summary import summary
-from ctxext.evaluate.tasks.registry import TASKS
+from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
+from ctxext.evaluate.report.findings import effective_text, findings, percent, pooled
+from ctxext.evaluate.report.pictures import as_png, draw_losses
+from ctxext.evaluate.report.report import HeatMap, Report, heat_map
+from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.evaluate.tasks.short import Short
+from ctxext.recipes.length import format_length
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-import re
-from collections import Counter
 
-from ctxext.evaluate.report.findings import percent, pooled
-from ctxext.evaluate.report.html import share_cell
-from ctxext.evaluate.report.summary import effective_text, lengths_of
-from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS
-
-
-def maps(report: Report, task: str, short: Mapping[str, str]) -> str:
-    """The section of one task.
-
-    Args:
-        report: The content of report.json.
-        task: Which.
-        short: The models' short names.
-    """
-    models = report["models"]
-    kind = RETRIEVAL_TASKS.get(task)
-    is_written = report["settings"]["generate"] or (kind is not None and kind.is_written)
-    answered = "Each answer was generated" if is_written else kind.scored if kind else "Exact match"
-    lengths = lengths_of(models, task)
-    found = "".join(_map(models, task, length, short) for length in lengths)
-    return f"""<h2>{escape(task)}</h2>
-<p>{escape(kind.description if kind else "")}</p>
-<p class="soft">Percent right by depth and prompt length. {answered}. Lengths that are longer than a model was trained
-for are marked with * at its name.</p>
-<div class="maps">{found}</div>
-{_effective(models, task, lengths, short)}
-<details><summary>Counts and intervals</summary>{_counts(models, task, short)}</details>"""
-
-
-def _map(models: Sequence[dict[str, Any]], task: str, length: int, short: Mapping[str, str]) -> str:
-    rows, depths = [], list[float | None]()
-    for model in models:
-        own = [cell for cell in model["cells"] if cell["task"] == task and cell["length"] == length]
-        if own:
-            depths = [cell["depth"] for cell in own]
-            share, low, high = pooled(own)
-            cells = "".join(share_cell(cell["share"]) for cell in own)
-            beyond = "*" if model["trained_length"] and length > model["trained_length"] else ""
-            rows.append(
-                f'<tr><th scope="row">{escape(short[model["name"]])}{beyond}</th>{cells}'
-                f'<td class="all"><b>{percent(share)}</b> ({percent(low)}–{percent(high)})</td></tr>'
-            )
-    head = "".join(f"<th>{'anywhere' if depth is None else round(100 * depth)}</th>" for depth in depths)
-    return (
-        f'<table class="map" style="--cells:{len(depths)}"><caption>{length} tokens</caption>'
-        f'<thead><tr><th>depth %</th>{head}<th class="all">all</th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
-    )
-
-
-def _effective(models: Sequence[dict[str, Any]], task: str, lengths: Sequence[int], short: Mapping[str, str]) -> str:
-    found = {
-        short[model["name"]]: model["effective"]["tasks"][task]
-        for model in models
-        if (model.get("effective") or {}).get("tasks", {}).get(task)
-    }
-    if not found:
-        return ""
-    told = "; ".join(f"{escape(name)} {effective_text(own, lengths[-1])}" for name, own in found.items())
-    return f"<p>Effective length: {told}.</p>"
-
-
-def _counts(models: Sequence[dict[str, Any]], task: str, short: Mapping[str, str]) -> str:
-    rows = [
-        [
-            escape(short[model["name"]]),
-            cell["length"],
-            "–" if cell["depth"] is None else f"{100 * cell['depth']:g} %",
-            f"{cell['correct']:g} of {cell['samples']}",
-            f"{100 * cell['share']:.1f} %",
-            f"{100 * cell['low']:.1f}–{100 * cell['high']:.1f} %",
-        ]
-        for model in models
-        for cell in model["cells"]
-        if cell["task"] == task
-    ]
-    return table(["model", "tokens", "depth", "right", "share", "95 % interval"], rows)
-
-
-_LONG = 24
+_LONG_NAME = 24
 _COMMON = 0.8
-"""A part that so many of the names have tells nothing."""
+"""The share of names above which a part of a name is left out."""
 _SEPARATORS = re.compile(r"[-_]+")
-
-
-def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Each name without its owner and the parts that nearly all have; whole where none is long, or there is but one.
-
-    A name that is nothing but such parts stays whole behind its owner, and so do all if two would be called alike.
-    """
-    if len(names) < 2 or max(map(len, names)) <= _LONG:
-        return {name: name for name in names}
-    bare = {name: name.rpartition("/")[2] for name in names}
-    counts = Counter(part for own in bare.values() for part in set(_SEPARATORS.split(own)))
-    short = {}
-    for name, own in bare.items():
-        kept = [part for part in _SEPARATORS.split(own) if counts[part] < _COMMON * len(names)]
-        short[name] = "-".join(kept) or own
-    for found in (short, bare):
-        if len(set(found.values())) == len(names):
-            return found
-    return {name: name for name in names}
-
-
 _MAX_NAMED, _MAX_TITLE = 3, 60
 
 
 def render_page(report: Report) -> str:
-    """The page as text.
+    """Render the page.
 
     Args:
         report: The content of report.json.
@@ -150,8 +50,191 @@ def render_page(report: Report) -> str:
     )
 
 
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """Shorten names to the parts that differ, without the owner; a single name and names that are all short are kept.
+
+    A name that consists of common parts alone only loses its owner. If two names become the same, all keep their
+    common parts, or stay whole if that is not enough.
+    """
+    if len(names) < 2 or max(map(len, names)) <= _LONG_NAME:
+        return {name: name for name in names}
+    bare = {name: name.rpartition("/")[2] for name in names}
+    counts = Counter(part for name in bare.values() for part in set(_SEPARATORS.split(name)))
+    short = {}
+    for name, without_owner in bare.items():
+        parts = [part for part in _SEPARATORS.split(without_owner) if counts[part] < _COMMON * len(names)]
+        short[name] = "-".join(parts) or without_owner
+    for candidate in (short, bare):
+        if len(set(candidate.values())) == len(names):
+            return candidate
+    return {name: name for name in names}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], text: Sequence[int] = ()) -> str:
+    """An HTML table in a box that scrolls by itself.
+
+    Args:
+        head: Headings of the columns; empty for a table without headings.
+        rows: Cells, as markup.
+        text: Indices of the columns that hold words.
+    """
+
+    def line(cells: Sequence[Any], tag: str) -> str:
+        marks = [' class="text"' if number in text else "" for number in range(len(cells))]
+        return "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in zip(marks, cells, strict=True))
+
+    heading = f"<thead><tr>{line(head, 'th')}</tr></thead>" if head else ""
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
+    return f'<div class="wide"><table>{heading}<tbody>{body}</tbody></table></div>'
+
+
+def _model_name(name: str, short: Mapping[str, str]) -> str:
+    """A short name, with the full name below it if they differ."""
+    full = f'<br><span class="soft whole">{escape(name)}</span>' if short[name] != name else ""
+    return f"{escape(short[name])}{full}"
+
+
+def summary(report: Report, short: Mapping[str, str]) -> str:
+    """The table of every model by prompt length, with a filter; empty without retrieval tasks.
+
+    Args:
+        report: The content of report.json.
+        short: The models' short names.
+    """
+    models = [model for model in report["models"] if model["cells"]]
+    if not models:
+        return ""
+    tasks = list(dict.fromkeys(cell["task"] for model in models for cell in model["cells"]))
+    lengths = sorted({cell["length"] for model in models for cell in model["cells"]})
+    costs = {model["name"]: (model["short"] or {}).get("against") for model in models}
+    has_costs, has_effective = any(costs.values()), len(lengths) > 1
+    head = ["model", *(f"{format_length(length)} tokens" for length in lengths)]
+    head += ["effective length"] * has_effective + ["cost inside, nats"] * has_costs
+    scores = {model["name"]: {length: _pooled_at(model, length) for length in lengths} for model in models}
+    best = {length: max((by_length[length] or (-1.0,))[0] for by_length in scores.values()) for length in lengths}
+    rows = []
+    for model in models:
+        name = model["name"]
+        cells = [f'<th scope="row" data-value="{escape(name)}">{_model_name(name, short)}</th>']
+        for length, score in scores[name].items():
+            cells.append(_score_cell(score, is_best=bool(score) and score[0] == best[length]))
+        if has_effective:
+            cells.append(_effective_cell(model, lengths[-1]))
+        if has_costs:
+            cells.append(_cost_cell(costs[name]))
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    over = f"the mean of {', '.join(tasks)}" if len(tasks) > 1 else tasks[0]
+    return f"""<h2>Summary</h2>
+<p class="soft">Percent right: {over}, with the 95 % interval (Wilson); the best of each length is bold. Effective
+length: the longest length up to which a model keeps 85 % of its score at {format_length(lengths[0])} tokens. Cost
+inside: loss inside the original context length against the source model. Click a heading to sort.</p>
+<p><input type="search" id="filter" placeholder="Filter models" aria-label="Filter models"></p>
+<div class="wide"><table class="summary" id="summary">
+<thead><tr>{"".join(f'<th scope="col"><button type="button">{cell}</button></th>' for cell in head)}</tr></thead>
+<tbody>{"".join(rows)}</tbody></table></div>"""
+
+
+def _pooled_at(model: Mapping[str, Any], length: int) -> Any:
+    cells = [cell for cell in model["cells"] if cell["length"] == length]
+    return pooled(cells) if cells else None
+
+
+def _score_cell(score: Any, *, is_best: bool) -> str:
+    if score is None:
+        return '<td data-value="-1">–</td>'
+    share, low, high = score
+    shown = f"<b>{percent(share)}</b>" if is_best else percent(share)
+    return f'<td data-value="{share:.6f}">{shown} <span class="soft">({percent(low)}–{percent(high)})</span></td>'
+
+
+def _effective_cell(model: Mapping[str, Any], longest: int) -> str:
+    effective = model.get("effective")
+    if not effective or effective["length"] is None:
+        return '<td data-value="0">–</td>'
+    return f'<td data-value="{effective["length"]}">{effective_text(effective, longest)}</td>'
+
+
+def _cost_cell(against: Mapping[str, Any] | None) -> str:
+    if not against:
+        return '<td data-value="0">–</td>'
+    return f'<td data-value="{against["loss"]:.6f}">{against["loss"]:+.3f}</td>'
+
+
+def maps(report: Report, task: str, short: Mapping[str, str]) -> str:
+    """The section of one task.
+
+    Args:
+        report: The content of report.json.
+        task: The name of the task.
+        short: The models' short names.
+    """
+    scores = heat_map(report["models"], task)
+    kind = RETRIEVAL_TASKS.get(task)
+    is_written = report["settings"]["generate"] or (kind is not None and kind.is_written)
+    answered = "Each answer was generated" if is_written else kind.scored if kind else "Exact match"
+    return f"""<h2>{escape(task)}</h2>
+<p>{escape(kind.description if kind else "")}</p>
+<p class="soft">Percent right by depth and prompt length. {answered}. Lengths that are longer than a model was trained
+for are marked with * at its name.</p>
+<div class="maps">{"".join(_map(scores, length, short) for length in scores.lengths)}</div>
+{_effective_lengths(scores, short)}
+<details><summary>Counts and intervals</summary>{_counts(scores, short)}</details>"""
+
+
+def _map(scores: HeatMap, length: int, short: Mapping[str, str]) -> str:
+    """The scores of all models at a length, with a column for each depth."""
+    rows = []
+    for model in scores.models:
+        cells = scores.row(model, length)
+        measured = [cell for cell in cells if cell]
+        if measured:
+            share, low, high = pooled(measured)
+            beyond = "*" if model["trained_length"] and length > model["trained_length"] else ""
+            rows.append(
+                f'<tr><th scope="row">{escape(short[model["name"]])}{beyond}</th>{"".join(map(_map_cell, cells))}'
+                f'<td class="all"><b>{percent(share)}</b> ({percent(low)}–{percent(high)})</td></tr>'
+            )
+    head = "".join(f"<th>{'anywhere' if depth is None else round(100 * depth)}</th>" for depth in scores.depths)
+    return (
+        f'<table class="map" style="--cells:{len(scores.depths)}"><caption>{length} tokens</caption>'
+        f'<thead><tr><th>depth %</th>{head}<th class="all">all</th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    )
+
+
+def _map_cell(cell: Mapping[str, Any] | None) -> str:
+    if cell is None:
+        return '<td class="cell">–</td>'
+    colour = shade(cell["share"])
+    style = f"background:{hexadecimal(colour)};color:{ink(colour)}"
+    return f'<td class="cell" style="{style}">{percent(cell["share"])}</td>'
+
+
+def _effective_lengths(scores: HeatMap, short: Mapping[str, str]) -> str:
+    texts = []
+    for model in scores.models:
+        effective = (model.get("effective") or {}).get("tasks", {}).get(scores.task)
+        if effective:
+            texts.append(f"{escape(short[model['name']])} {effective_text(effective, scores.lengths[-1])}")
+    return f"<p>Effective length: {'; '.join(texts)}.</p>" if texts else ""
+
+
+def _counts(scores: HeatMap, short: Mapping[str, str]) -> str:
+    rows = [
+        [
+            escape(short[name]),
+            cell["length"],
+            "–" if cell["depth"] is None else f"{100 * cell['depth']:g} %",
+            f"{cell['correct']:g} of {cell['samples']}",
+            f"{100 * cell['share']:.1f} %",
+            f"{100 * cell['low']:.1f}–{100 * cell['high']:.1f} %",
+        ]
+        for (name, _, _), cell in scores.cells.items()
+    ]
+    return table(["model", "tokens", "depth", "right", "share", "95 % interval"], rows)
+
+
 def _engine(report: Report) -> str:
-    """The engine that ran the models, where it was not transformers."""
+    """The engine that ran the models, unless it was transformers."""
     return f", vLLM {report['versions']['vllm']}" if report["versions"].get("vllm") else ""
 
 
@@ -162,14 +245,14 @@ def _title(names: Sequence[str]) -> str:
 
 
 def _findings(report: Report, names: Mapping[str, str]) -> str:
-    found = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in findings(report, names))
-    return f'<div class="findings"><ul>\n{found}\n</ul></div>' if found else ""
+    items = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in findings(report, names))
+    return f'<div class="findings"><ul>\n{items}\n</ul></div>' if items else ""
 
 
 def _models(report: Report, names: Mapping[str, str]) -> str:
     rows = [
         [
-            model_name(model["name"], names),
+            _model_name(model["name"], names),
             escape(model["summary"]),
             model["trained_length"],
             model["context_length"],
@@ -200,14 +283,14 @@ def _perplexity(report: Report, names: Mapping[str, str]) -> str:
     return f"""<h2>{task.name.capitalize()}</h2>
 <p>{escape(task.description)}
 Text: {escape(_data_name(report))}.</p>
-{_figure(lambda theme: loss_curves(report, theme=theme, has_legend=False), "Loss by position")}
+{_figure(lambda theme: draw_losses(report, theme=theme, has_legend=False), "Loss by position")}
 <p class="soft">Faint points are measured, lines are smoothed over three of them. Perplexity over the first so many
 tokens.{sliding}</p>
 {table(head, rows, text=(1,))}"""
 
 
 def _line(number: int) -> str:
-    """A curve's colour and dash, as the picture has them."""
+    """A line in the colour and dashes of a model's curve."""
     colour, dashes = series_style(number)
     pattern = ",".join(f"{2 * part:g}" for part in dashes)
     dash = f' stroke-dasharray="{pattern}"' if pattern else ""
@@ -268,7 +351,7 @@ def _settings(report: Report, names: Mapping[str, str]) -> str:
 
 
 def _figure(draw: "Callable[[str], Figure | None]", label: str) -> str:
-    """A picture in both themes, inside the page; the reader's setting decides which is seen."""
+    """A picture inside the page, in both themes; the browser's setting decides which is shown."""
     sources = {}
     for theme in ("light", "dark"):
         figure = draw(theme)

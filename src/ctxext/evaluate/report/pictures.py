@@ -1,7 +1,8 @@
 """The pictures of a report: heat maps of depth by length, and loss by position."""
 
 import io
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 
 from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
 from ctxext.evaluate.report.findings import percent
-from ctxext.evaluate.report.report import Report
+from ctxext.evaluate.report.report import HeatMap, Report
 from ctxext.recipes.length import format_length
 
 if TYPE_CHECKING:
@@ -26,36 +27,18 @@ _MAX_NUMBERED = 400
 _SMOOTHED = (0.25, 0.5, 0.25)
 
 
-def heat_maps(report: Report, task: str, *, theme: str = "light", names: Sequence[str] = ()) -> Figure | None:
-    """Depth by length, one map per model side by side; None where the task was not asked.
-
-    Args:
-        report: The content of report.json.
-        task: Which task.
-        theme: "light" or "dark".
-        names: Only these models.
-    """
-    models = [
-        model
-        for model in report["models"]
-        if (not names or model["name"] in names) and any(cell["task"] == task for cell in model["cells"])
-    ]
-    if not models:
-        return None
-    cells = [cell for model in models for cell in model["cells"] if cell["task"] == task]
-    lengths, depths = (
-        sorted({cell["length"] for cell in cells}),
-        sorted({cell["depth"] for cell in cells}, key=lambda depth: depth or 0.0),
-    )
+def draw_heat_maps(heat_map: HeatMap) -> Figure:
+    """Draw the scores of a task by depth and length, with one map per model, side by side."""
+    models, lengths, depths = heat_map.models, heat_map.lengths, heat_map.depths
     rows = -(-len(models) // _MAX_COLUMNS)
     columns = -(-len(models) // rows)
     width, height = max(2.4, 0.62 * len(lengths) + 1.0), max(2.0, 0.3 * len(depths) + 1.1)
-    with _themed(theme):
+    with _themed("light"):
         figure = Figure(figsize=(columns * width + 0.6, rows * height + 0.5), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
         for number, axes in enumerate(grid.flat):
             if number < len(models):
-                _heat_map(axes, models[number], task, lengths, depths)
+                _draw_heat_map(axes, heat_map, models[number])
                 axes.tick_params(labelbottom=number + columns >= len(models))
             else:
                 axes.set_visible(False)
@@ -65,15 +48,15 @@ def heat_maps(report: Report, task: str, *, theme: str = "light", names: Sequenc
         note = "\n(right of the line: longer than trained)" if has_line else ""
         figure.supxlabel(f"prompt length in tokens{note}", fontsize=9)
         figure.supylabel("depth of the needle", fontsize=9)
-        figure.suptitle(f"{task}: % of questions answered", fontsize=11, fontweight="bold")
+        figure.suptitle(f"{heat_map.task}: % of questions answered", fontsize=11, fontweight="bold")
         return figure
 
 
-def _heat_map(axes: "Axes", model: dict[str, Any], task: str, lengths: Sequence[int], depths: Sequence[float]) -> None:
-    found = {(c["length"], c["depth"]): c["share"] for c in model["cells"] if c["task"] == task}
-    values = [[found.get((length, depth), float("nan")) for length in lengths] for depth in depths]
+def _draw_heat_map(axes: "Axes", heat_map: HeatMap, model: Mapping[str, Any]) -> None:
+    lengths, depths = heat_map.lengths, heat_map.depths
+    columns = [[cell["share"] if cell else math.nan for cell in heat_map.row(model, length)] for length in lengths]
     colours = LinearSegmentedColormap.from_list("share", [hexadecimal(shade(i / 20)) for i in range(21)])
-    axes.imshow(values, aspect="auto", cmap=colours, vmin=0, vmax=1)
+    axes.imshow(list(zip(*columns, strict=True)), aspect="auto", cmap=colours, vmin=0, vmax=1)
     axes.set_title(model["name"], fontsize=9)
     axes.set_xticks(range(len(lengths)), [format_length(length) for length in lengths], fontsize=8)
     axes.set_yticks(
@@ -83,17 +66,19 @@ def _heat_map(axes: "Axes", model: dict[str, Any], task: str, lengths: Sequence[
     axes.spines[:].set_visible(False)
     if len(lengths) * len(depths) > _MAX_NUMBERED:
         return
-    for (length, depth), share in found.items():
-        place = lengths.index(length), depths.index(depth)
-        axes.text(*place, percent(share), ha="center", va="center", fontsize=7.5, color=ink(shade(share)))
+    for x, column in enumerate(columns):
+        for y, share in enumerate(column):
+            if not math.isnan(share):
+                colour = ink(shade(share))
+                axes.text(x, y, percent(share), ha="center", va="center", fontsize=7.5, color=colour)
     trained = model["trained_length"]
     beyond = [i for i, length in enumerate(lengths) if trained and length > trained]
     if beyond and beyond[0] > 0:
         axes.axvline(beyond[0] - 0.5, color=axes.xaxis.label.get_color(), linewidth=1.4)
 
 
-def loss_curves(report: Report, *, theme: str = "light", has_legend: bool = True) -> Figure | None:
-    """Loss by position for every model, with the original context lengths marked; None where it was not measured."""
+def draw_losses(report: Report, *, theme: str = "light", has_legend: bool = True) -> Figure | None:
+    """Draw the loss by position of every model, with original context lengths marked; None if it was not measured."""
     models = [model for model in report["models"] if model["perplexity"]]
     if not models:
         return None
@@ -140,7 +125,7 @@ def loss_curves(report: Report, *, theme: str = "light", has_legend: bool = True
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """Each value with half of its neighbours' mean; those at the ends stay."""
+    """The mean of each value and its neighbours, weighted 1 : 2 : 1; values at the ends are kept."""
     inner = [
         sum(w * v for w, v in zip(_SMOOTHED, values[at - 1 : at + 2], strict=True)) for at in range(1, len(values) - 1)
     ]

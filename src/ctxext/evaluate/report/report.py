@@ -1,58 +1,70 @@
-"""From the lines of a run to report.json: cells, curves, and what extending cost."""
+"""A report: from the records of a run to report.json, and its files."""
 
 import importlib.metadata
+import json
 import math
 import platform
 import random
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ctxext.evaluate.report.intervals import mean_interval, wilson_interval
 from ctxext.evaluate.tasks.base import Record
+from ctxext.system.output_directory import write_whole
 from ctxext.version import __version__
 
+Report = dict[str, Any]
+"""The content of report.json."""
+
 KEPT = 0.85
+"""The share of its score at the shortest length that a model keeps up to its effective length."""
+
 _DRAWS = 2000
+_PACKAGES = ("torch", "transformers", "tokenizers")
 
 
 def effective_lengths(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The effective length over all tasks, and of each; None where fewer than two lengths were asked.
+    """The effective length over all tasks and of each task; None for fewer than two lengths.
 
-    It is the longest of the asked lengths up to which, at every length, a model keeps 85 % of its own figure at the
-    shortest. Over several tasks the figure is the mean of theirs. The interval is made of draws from what is known of
-    every figure (Jeffreys' beta distributions, seeded): 95 % of them have their effective length inside it.
+    The effective length is the longest length up to which a model keeps 85 % of its score at the shortest length, at
+    every length in between. The score over several tasks is the mean of their scores. The interval holds 95 % of the
+    effective lengths of seeded draws, in which each score is drawn from its Jeffreys beta distribution.
 
     Args:
-        cells: Of one model, as in report.json.
+        cells: The cells of one model, as in report.json.
     """
     counts: dict[str, dict[int, tuple[float, int]]] = {}
     for cell in cells:
-        own = counts.setdefault(cell["task"], {})
-        correct, samples = own.get(cell["length"], (0, 0))
-        own[cell["length"]] = correct + cell["correct"], samples + cell["samples"]
-    if len({length for own in counts.values() for length in own}) < 2:
+        by_length = counts.setdefault(cell["task"], {})
+        correct, samples = by_length.get(cell["length"], (0, 0))
+        by_length[cell["length"]] = correct + cell["correct"], samples + cell["samples"]
+    if len({length for by_length in counts.values() for length in by_length}) < 2:
         return None
     return {
         "kept": KEPT,
         **_effective(counts),
-        "tasks": {task: _effective({task: own}) for task, own in counts.items()},
+        "tasks": {task: _effective({task: by_length}) for task, by_length in counts.items()},
     }
 
 
 def _effective(counts: Mapping[str, Mapping[int, tuple[float, int]]]) -> dict[str, Any]:
-    """Length (None where nothing is right at the shortest), its interval, and the figure it is measured by."""
-    lengths = sorted(set.intersection(*(set(own) for own in counts.values())))
-    figures = {length: _average(own[length][0] / own[length][1] for own in counts.values()) for length in lengths}
-    if not lengths or not figures[lengths[0]]:
+    """The effective length (None for a score of 0 at the shortest length), its interval, and the score there."""
+    tasks = list(counts.values())
+    lengths = sorted(set.intersection(*map(set, tasks)))
+    scores = {length: _average(task[length][0] / task[length][1] for task in tasks) for length in lengths}
+    if not lengths or not scores[lengths[0]]:
         return {"length": None, "low": None, "high": None, "figure": 0.0}
     rng = random.Random(0)
-    drawn = []
+    draws = []
     for _ in range(_DRAWS):
-        draw = {length: _average(_draw(rng, *own[length]) for own in counts.values()) for length in lengths}
-        drawn.append(_longest(draw))
-    drawn.sort()
-    low, high = drawn[round(0.025 * _DRAWS)], drawn[round(0.975 * _DRAWS) - 1]
-    return {"length": _longest(figures), "low": low, "high": high, "figure": figures[lengths[0]]}
+        draw = {length: _average(_draw(rng, *task[length]) for task in tasks) for length in lengths}
+        draws.append(_longest(draw))
+    draws.sort()
+    low, high = draws[round(0.025 * _DRAWS)], draws[round(0.975 * _DRAWS) - 1]
+    return {"length": _longest(scores), "low": low, "high": high, "figure": scores[lengths[0]]}
 
 
 def _draw(rng: random.Random, correct: float, samples: int) -> float:
@@ -64,22 +76,18 @@ def _average(values: Iterable[float]) -> float:
     return math.fsum(known) / len(known)
 
 
-def _longest(figures: Mapping[int, float]) -> int:
-    shortest, *others = sorted(figures)
+def _longest(scores: Mapping[int, float]) -> int:
+    shortest, *others = sorted(scores)
     reached = shortest
     for length in others:
-        if figures[length] < KEPT * figures[shortest]:
+        if scores[length] < KEPT * scores[shortest]:
             break
         reached = length
     return reached
 
 
-_PACKAGES = ("torch", "transformers", "tokenizers")
-Report = dict[str, Any]
-
-
 def versions() -> dict[str, str]:
-    """Of everything that decides a figure."""
+    """The versions of everything that affects a score."""
     return {
         "ctxext": __version__,
         "python": platform.python_version(),
@@ -91,23 +99,23 @@ def make_report(header: Record, records: Sequence[Record]) -> Report:
     """The content of report.json.
 
     Args:
-        header: Settings, models and versions, as the results log begins.
-        records: The log's lines, in any order.
+        header: Settings, models and versions: the header of the results log.
+        records: The records of the results log, in any order.
     """
     models = []
     for model in header["models"]:
-        own = [record for record in records if record.get("model") == model["name"]]
-        facts: Record = next((record["facts"] for record in own if "facts" in record), {})
-        lines = [record for record in own if "task" in record]
+        of_model = [record for record in records if record.get("model") == model["name"]]
+        facts: Record = next((record["facts"] for record in of_model if "facts" in record), {})
+        measured = [record for record in of_model if "task" in record]
         models.append(
             {
                 **model,
                 **facts,
-                "cells": _cells(header["settings"], lines),
-                "perplexity": _perplexity([record for record in lines if "buckets" in record]),
-                "short": _short([record for record in lines if record["task"] == "short"]),
-                "harness": next((record["harness"] for record in own if "harness" in record), None),
-                "seconds": round(math.fsum(record["seconds"] for record in lines), 3),
+                "cells": _cells(header["settings"], measured),
+                "perplexity": _perplexity([record for record in measured if "buckets" in record]),
+                "short": _short([record for record in measured if record["task"] == "short"]),
+                "harness": next((record["harness"] for record in of_model if "harness" in record), None),
+                "seconds": round(math.fsum(record["seconds"] for record in measured), 3),
             }
         )
     for model in models:
@@ -117,7 +125,7 @@ def make_report(header: Record, records: Sequence[Record]) -> Report:
 
 
 def _cells(settings: dict[str, Any], records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Right answers by task, length and depth."""
+    """Correct answers by task, length and depth."""
     order = {task: number for number, task in enumerate(settings["tasks"])}
     groups: dict[tuple[str, int, float | None], list[Record]] = {}
     for record in records:
@@ -125,8 +133,8 @@ def _cells(settings: dict[str, Any], records: Sequence[Record]) -> list[dict[str
             groups.setdefault((record["task"], record["length"], record["depth"]), []).append(record)
     cells = []
     for task, length, depth in sorted(groups, key=lambda key: (order[key[0]], key[1], key[2] or 0.0)):
-        own = groups[task, length, depth]
-        answers = {sample: right for r in own for sample, right in zip(r["samples"], r["correct"], strict=True)}
+        group = groups[task, length, depth]
+        answers = {sample: right for r in group for sample, right in zip(r["samples"], r["correct"], strict=True)}
         correct = sum(answers.values())
         low, high = wilson_interval(correct, len(answers))
         cells.append(
@@ -139,20 +147,20 @@ def _cells(settings: dict[str, Any], records: Sequence[Record]) -> list[dict[str
                 "share": correct / len(answers),
                 "low": low,
                 "high": high,
-                "seconds": round(math.fsum(record["seconds"] for record in own), 3),
+                "seconds": round(math.fsum(record["seconds"] for record in group), 3),
             }
         )
     return cells
 
 
 def _perplexity(records: Sequence[Record]) -> dict[str, Any] | None:
-    """Loss by position over all documents, perplexity by context length, and the sliding window's figure."""
+    """Loss by position over all documents, and perplexity by context length, with a sliding window too if measured."""
     records = sorted(records, key=lambda record: record["samples"][0])
     if not records:
         return None
     width = records[0]["width"]
     columns = zip(*(record["buckets"] for record in records), strict=True)
-    found: dict[str, Any] = {
+    perplexity: dict[str, Any] = {
         "task": records[0]["task"],
         "documents": len(records),
         "length": records[0]["length"],
@@ -165,10 +173,10 @@ def _perplexity(records: Sequence[Record]) -> dict[str, Any] | None:
         },
     }
     if "sliding" in records[0]:
-        found["sliding"] = {
+        perplexity["sliding"] = {
             length: _mean([record["sliding"][length] for record in records]) for length in records[0]["sliding"]
         }
-    return found
+    return perplexity
 
 
 def _mean(sums: Any) -> dict[str, Any]:
@@ -188,15 +196,97 @@ def _short(records: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def _compare_short(model: dict[str, Any], models: Sequence[dict[str, Any]]) -> None:
-    """Set a model's loss at the original context length beside its source's, document by document."""
-    own = model["short"]
-    if own is None:
+    """Compare a model's loss at the original context length with its source's, document by document."""
+    short = model["short"]
+    if short is None:
         return
     for other in models:
-        theirs = other["short"]
+        source = other["short"]
         is_source = other["name"] == model["source"] and other is not model
-        if is_source and theirs and len(theirs["losses"]) == len(own["losses"]) and theirs["length"] == own["length"]:
-            pairs = zip(own["losses"], theirs["losses"], strict=True)
-            mean, half = mean_interval([mine - other_loss for mine, other_loss in pairs])
+        if not is_source or not source or len(source["losses"]) != len(short["losses"]):
+            continue
+        if source["length"] == short["length"]:
+            pairs = zip(short["losses"], source["losses"], strict=True)
+            mean, half = mean_interval([loss - source_loss for loss, source_loss in pairs])
             low, high = (mean - half, mean + half) if math.isfinite(half) else (None, None)
-            own["against"] = {"model": other["name"], "loss": mean, "low": low, "high": high, "ratio": math.exp(mean)}
+            short["against"] = {"model": other["name"], "loss": mean, "low": low, "high": high, "ratio": math.exp(mean)}
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """The scores of one task by model, length and depth, as the page, the pictures and the terminal draw them.
+
+    Attributes:
+        task: The name of the task.
+        models: The models that were asked, as in report.json.
+        lengths: Prompt lengths in tokens, in rising order.
+        depths: Depths in rising order; None for tasks without depths.
+        cells: Cells of report.json by model name, length and depth.
+    """
+
+    task: str
+    models: list[dict[str, Any]]
+    lengths: list[int]
+    depths: list[float | None]
+    cells: Mapping[tuple[str, int, float | None], dict[str, Any]]
+
+    def row(self, model: Mapping[str, Any], length: int) -> list[dict[str, Any] | None]:
+        """The cells of a model at a length, one for each depth; None where nothing was measured."""
+        return [self.cells.get((model["name"], length, depth)) for depth in self.depths]
+
+
+def heat_map(models: Sequence[dict[str, Any]], task: str) -> HeatMap:
+    """Collect the cells of a task.
+
+    Args:
+        models: Models of report.json.
+        task: The name of the task.
+    """
+    cells = {
+        (model["name"], cell["length"], cell["depth"]): cell
+        for model in models
+        for cell in model["cells"]
+        if cell["task"] == task
+    }
+    names = {name for name, _, _ in cells}
+    return HeatMap(
+        task=task,
+        models=[model for model in models if model["name"] in names],
+        lengths=sorted({length for _, length, _ in cells}),
+        depths=sorted({depth for _, _, depth in cells}, key=lambda depth: depth or 0.0),
+        cells=cells,
+    )
+
+
+def write_report(report: Report, folder: Path) -> list[Path]:
+    """Write report.json, report.html and the pictures; each file appears whole or not at all.
+
+    Args:
+        report: The content of report.json.
+        folder: The folder to write to.
+
+    Returns:
+        The files, report.json first and report.html second.
+    """
+    from ctxext.evaluate.report.page import render_page
+    from ctxext.evaluate.report.pictures import as_png, draw_heat_maps, draw_losses
+
+    files = {"report.json": (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode()}
+    files["report.html"] = render_page(report).encode()
+    for task in dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"]):
+        if len(report["models"]) > 1:
+            files[f"{task}.png"] = as_png(draw_heat_maps(heat_map(report["models"], task)))
+        for model in report["models"]:
+            of_model = heat_map([model], task)
+            if of_model.models:
+                files[f"{task}-{_file_name(model['name'])}.png"] = as_png(draw_heat_maps(of_model))
+    figure = draw_losses(report)
+    if figure is not None:
+        files["perplexity.png"] = as_png(figure)
+    for name, content in files.items():
+        write_whole(folder / name, content)
+    return [folder / name for name in files]
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"
