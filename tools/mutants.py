@@ -260,9 +260,9 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/publish/test_push.py::test_no_verify_shares_what_was_changed",),
     ),
     (
-        "cli/convert.py",
-        "check=verify",
-        "check=True",
+        "converters/convert.py",
+        "_check_frequencies(plan) if options.check else None",
+        "_check_frequencies(plan)",
         ("tests/cli/test_convert_command.py::test_no_verify_checks_nothing",),
     ),
     (

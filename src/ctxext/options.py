@@ -4,7 +4,9 @@ The command line, the class's own documentation and the checks of numbers are re
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ctxext.errors import CtxextError
@@ -19,6 +21,7 @@ _OTHERS = 10**10
 
 _KEY = "option"
 _Class = TypeVar("_Class", bound=type)
+_Result = TypeVar("_Result")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,38 @@ def with_documented_options(owner: _Class) -> _Class:
     lines = [f"    {name}: {option.help}" for name, option in options_of(owner).items()]
     owner.__doc__ = "\n".join([(owner.__doc__ or "").rstrip(), "", "Attributes:", *lines, ""])
     return owner
+
+
+def accepts_options(owner: type) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
+    """Let callers pass a function's `options` as an object, as keywords, or both; a keyword then replaces the field.
+
+    `f(x, overwrite=True)` calls `f(x, options=Options(overwrite=True))`. The signature lists every field.
+
+    Args:
+        owner: The dataclass of the function's keyword parameter `options`.
+    """
+
+    def decorate(function: Callable[..., _Result]) -> Callable[..., _Result]:
+        fields = dataclasses.fields(owner)
+
+        @functools.wraps(function)
+        def accepting(*args: Any, options: Any = None, **keywords: Any) -> _Result:
+            given = {field.name: keywords.pop(field.name) for field in fields if field.name in keywords}
+            settled = owner(**given) if options is None else dataclasses.replace(options, **given)
+            return function(*args, options=settled, **keywords)
+
+        signature = inspect.signature(function)
+        parameters = {**signature.parameters}
+        parameters["options"] = parameters["options"].replace(default=None, annotation=owner | None)
+        for field in fields:
+            default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+            parameters[field.name] = inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=field.type
+            )
+        accepting.__signature__ = signature.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
+        return accepting
+
+    return decorate
 
 
 def check_numbers(options: Any) -> None:

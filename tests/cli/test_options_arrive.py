@@ -16,7 +16,8 @@ import typer
 from ctxext.cli.app import app
 from ctxext.cli.finetune_data import DataChoice
 from ctxext.cli.method_options import option_owners
-from ctxext.converters.calibration import Calibration
+from ctxext.converters.convert import convert, plan_conversion
+from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.settings import Settings
 from ctxext.finetune.options import RunOptions, TrainingOptions
@@ -25,6 +26,7 @@ from ctxext.publish.upload_plan import UploadPlan
 from ctxext.recipes import Recipe, Yarn
 from ctxext.search.options import SearchOptions
 from ctxext.search.storage import StudyPlace
+from ctxext.system.output_directory import OverwriteOptions
 
 OUTPUT = {"as_json", "quiet", "verbose", "help"}
 TOKEN = "hf_GivenGiven"
@@ -294,9 +296,9 @@ def test_merge(arrived):
     given, named = arrived(MERGE, "ctxext.finetune.merge.merge")
     assert callable(named.pop("progress"))
     assert given == ("some", Path("adapter"), Path("out"))
-    assert named == {**GIVEN, "overwrite": True, "overwrite_anything": True}
+    assert named == {**GIVEN, "options": OverwriteOptions(overwrite=True, overwrite_anything=True)}
     _, named = arrived((*MERGE[:4], "--overwrite"), "ctxext.finetune.merge.merge")
-    assert (named["overwrite"], named["overwrite_anything"]) == (True, False)
+    assert named["options"] == OverwriteOptions(overwrite=True)
 
 
 def test_inspect(arrived):
@@ -304,39 +306,61 @@ def test_inspect(arrived):
     assert arrived(INSPECT, "ctxext.cli.inspect.open_checkpoint") == expected
 
 
-def test_convert(arrived, monkeypatch):
-    calls = {}
+def test_convert(arrived):
+    (source, out, recipe), named = arrived(CONVERT, "ctxext.cli.convert.run")
+    assert (source, out, recipe.to_dict()) == ("some", Path("out"), Recipe([Yarn(factor=4)]).to_dict())
+    assert callable(named.pop("progress"))
+    assert callable(named.pop("tell"))
+    options = ConvertOptions(
+        overwrite=True,
+        overwrite_anything=True,
+        link="symlink",
+        digest=True,
+        check=False,
+        replace_scaling=True,
+        allow_shorter=True,
+        original_length=4096,
+        calibration=Calibration(text=Path("text.txt"), device="cpu", dtype="fp32"),
+    )
+    assert named == {**GIVEN, "options": options}
+    (source, out, recipe), named = arrived((*CONVERT, "--dry-run"), "ctxext.cli.convert.plan_conversion")
+    assert (source, out, recipe.to_dict()) == ("some", Path("out"), Recipe([Yarn(factor=4)]).to_dict())
+    assert callable(named.pop("tell"))
+    assert named == {**GIVEN, "options": options}
+    assert arrived((*CONVERT, "--copy"), "ctxext.cli.convert.run")[1]["options"].link == "copy"
+    assert arrived(CONVERT[:7], "ctxext.cli.convert.run")[1]["options"] == ConvertOptions()
 
-    def noting(name, result):
-        def note(*given, **named):
+
+def test_each_option_of_a_conversion_does_its_part(monkeypatch):
+    """What `convert` makes of its options: one object, or its fields as keywords."""
+    calls, checkpoint, recipe = {}, SimpleNamespace(folder=Path("folder")), Recipe([Yarn(factor=4)])
+
+    def record(name, result):
+        def recorder(*given, **named):
             calls[name] = (given, named)
             return result
 
-        monkeypatch.setattr(f"ctxext.cli.convert.{name}", note)
+        monkeypatch.setattr(importlib.import_module("ctxext.converters.convert"), name, recorder)
 
-    source, recipe, plan = SimpleNamespace(folder=Path("folder")), Recipe([Yarn(factor=4)]), SimpleNamespace()
-    noting("check_link", None)
-    noting("open_checkpoint", source)
-    noting("check_out", None)
-    noting("calibrated", recipe)
-    noting("make_plan", plan)
-    given, named = arrived(CONVERT, "ctxext.cli.convert.carry_out")
-    replaced, leave = {"overwrite": True, "overwrite_anything": True}, {"replace_scaling": True, "allow_shorter": True}
-    assert calls["check_link"] == (("symlink",), {})
-    assert calls["open_checkpoint"] == (("some",), {**GIVEN, "weights": True, "original_length": 4096})
-    assert calls["check_out"] == ((Path("out"), Path("folder")), replaced)
-    progress = calls["calibrated"][1].pop("progress")
-    assert calls["calibrated"] == ((source, recipe, Calibration(Path("text.txt"), "cpu", "fp32")), leave)
-    assert calls["make_plan"] == ((source, recipe), leave)
-    assert given == (plan, Path("out"))
-    assert named == {"link": "symlink", "digest": True, "check": False, "progress": progress, **replaced}
-    _, named = arrived((*CONVERT, "--copy"), "ctxext.cli.convert.carry_out")
-    assert named["link"] == "copy"
-    _, named = arrived(CONVERT[:7], "ctxext.cli.convert.carry_out")
-    assert (named["link"], named["digest"], named["check"], named["overwrite"]) == ("auto", False, True, False)
-    assert calls["make_plan"][1] == {"replace_scaling": False, "allow_shorter": False}
-    arrived((*CONVERT, "--dry-run"), "ctxext.cli.convert.plan_data")
-    assert calls["open_checkpoint"][1]["weights"] is False
+    record("open_checkpoint", checkpoint)
+    record("check_out", None)
+    record("calibrated", recipe)
+    monkeypatch.setattr(importlib.import_module("ctxext.converters.convert"), "make_plan", arriving)
+    fields = {"overwrite": True, "replace_scaling": True, "allow_shorter": True, "original_length": 4096}
+    options = ConvertOptions(**fields)
+    for given in ({"options": options}, fields, {"options": ConvertOptions(overwrite=True), **fields}):
+        with pytest.raises(Arrived) as planned:
+            convert("some", "out", recipe, **given, **GIVEN)
+        assert planned.value.args == ((checkpoint, recipe), {"replace_scaling": True, "allow_shorter": True})
+        assert calls["open_checkpoint"] == (("some",), {**GIVEN, "original_length": 4096})
+        assert calls["check_out"] == ((Path("out"), Path("folder"), options), {})
+        assert calls["calibrated"] == ((checkpoint, recipe, options, None), {})
+    with pytest.raises(Arrived) as planned:
+        plan_conversion("some", "out", recipe, options=options, **GIVEN)
+    assert planned.value.args == ((checkpoint, recipe), {"replace_scaling": True, "allow_shorter": True})
+    assert calls["open_checkpoint"] == (("some",), {**GIVEN, "weights": False, "original_length": 4096})
+    with pytest.raises(TypeError, match="overwite"):
+        convert("some", "out", recipe, overwite=True)
 
 
 @pytest.mark.parametrize(
@@ -349,12 +373,8 @@ def test_convert(arrived, monkeypatch):
     ],
 )
 def test_convert_by_a_search(arrived, monkeypatch, words, budget):
-    opened = []
-    monkeypatch.setattr(
-        "ctxext.cli.convert.open_checkpoint", lambda *given, **named: opened.append(named["original_length"])
-    )
     (source, options), named = arrived((*AUTO[:-4], *words), "ctxext.cli.auto.search")
-    assert (source, opened) == ("some", [4096])
+    assert source == "some"
     expected = {"target_length": 65536, "trials": budget[0], "minutes": budget[1], "original_length": 4096}
     assert options == SearchOptions(**expected)
     assert callable(named.pop("watch"))

@@ -10,7 +10,8 @@ from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.llama import modeling_llama as llama
 
 from ctxext.converters import convert
-from ctxext.converters.calibration import Calibration, read_text, with_order
+from ctxext.converters.calibration import read_text, with_order
+from ctxext.converters.options import Calibration
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Recipe, Yarn
 from small_llama import make_llama, read_json

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ctxext.converters import apply, convert, links
+from ctxext.converters import convert, links
 from ctxext.errors import CtxextError
 from ctxext.recipes import DynamicNtk, Ntk, PositionInterpolation, Recipe, Yarn
 from ctxext.system.output_directory import beside, recover
@@ -242,7 +243,7 @@ def test_interruption_leaves_nothing(llama, tmp_path, monkeypatch):
     def interrupt(*_args, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(apply, "_bring_weights", interrupt)
+    monkeypatch.setattr(importlib.import_module("ctxext.converters.convert"), "_bring_weights", interrupt)
     with pytest.raises(KeyboardInterrupt):
         convert(str(llama), tmp_path / "out", YARN)
     assert not (tmp_path / "out").exists()
@@ -251,8 +252,9 @@ def test_interruption_leaves_nothing(llama, tmp_path, monkeypatch):
 
 def test_kill_leaves_no_half_made_folder_and_the_next_run_clears_up(llama, tmp_path):
     script = (
-        "import sys, time\nfrom ctxext.converters import apply, convert\nfrom ctxext.recipes import Recipe, Yarn\n"
-        "apply.give_name = lambda *_, **__: (print('ready', flush=True), time.sleep(60))\n"
+        "import sys, time\nfrom ctxext.converters import convert\nfrom ctxext.recipes import Recipe, Yarn\n"
+        "from ctxext.system import output_directory\n"
+        "output_directory.give_name = lambda *_, **__: (print('ready', flush=True), time.sleep(60))\n"
         f"convert({str(llama)!r}, {str(tmp_path / 'out')!r}, Recipe([Yarn(factor=4)]))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)

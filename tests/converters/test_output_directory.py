@@ -15,6 +15,7 @@ from ctxext.errors import CtxextError
 from ctxext.recipes import Ntk, Recipe, Yarn
 from ctxext.system.locks import locked
 from ctxext.system.output_directory import (
+    OverwriteOptions,
     beside,
     check_out,
     full_disk_told,
@@ -53,7 +54,7 @@ def test_a_record_that_is_broken_proves_nothing(llama, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "ctxext.json").write_text("{")
     with pytest.raises(CtxextError, match="did not make"):
-        check_out(tmp_path / "out", llama, overwrite=True)
+        check_out(tmp_path / "out", llama, OverwriteOptions(overwrite=True))
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

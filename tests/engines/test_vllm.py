@@ -6,9 +6,9 @@ import pytest
 
 from checkpoints_to_serve import LENGTHS, expected, largest, prompts
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters.calibration import Calibration
 from ctxext.converters.calibration import calibrated as calibrated_recipe
 from ctxext.converters.convert import convert
+from ctxext.converters.options import ConvertOptions
 from ctxext.converters.unconverted import overrides
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
@@ -90,7 +90,7 @@ def test_chunks_and_shared_beginnings_change_nothing(made, note, options):
 def test_the_same_cells_as_transformers(made, note, tmp_path):
     calibrated = tmp_path / "calibrated"
     steps = MsPoE(schedule="by-parts", ratio_min=2, ratio_max=4, first_layer=0, head_order="calibrated")
-    recipe = calibrated_recipe(open_checkpoint("demo"), Recipe([steps]), Calibration())
+    recipe = calibrated_recipe(open_checkpoint("demo"), Recipe([steps]), ConvertOptions())
     convert("demo", calibrated, recipe, check=False)
     models = [str(made("yarn")), str(calibrated)]
     settings = Settings(

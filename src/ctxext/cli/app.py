@@ -26,11 +26,12 @@ from ctxext.cli.output import print_error
 from ctxext.cli.push import push
 from ctxext.cli.search import search_
 from ctxext.cli.verify import verify
+from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
 from ctxext.finetune.options import TrainingOptions
 from ctxext.search.options import SearchOptions
-from ctxext.system.output_directory import full_disk_told
+from ctxext.system.output_directory import OverwriteOptions, full_disk_told
 from ctxext.system.tokens import RedactedStream, remember_arguments
 from ctxext.version import __version__
 
@@ -82,12 +83,14 @@ app = typer.Typer(
     help="Make a language model read more: convert a checkpoint to a longer context, and measure what that did.",
     epilog="Start with: ctxext demo",
 )
-app.command()(with_parameters(convert, method_parameters(), after="recipe"))
+_CONVERT = (*parameters_of(ConvertOptions), *method_parameters(), *parameters_of(Calibration))
+app.command()(with_parameters(convert, _CONVERT, after="dry_run"))
 app.command()(inspect)
 app.command("eval")(with_parameters(eval_, parameters_of(Settings), after="models"))
 app.command("search")(with_parameters(search_, parameters_of(SearchOptions), after="out"))
 app.command()(with_parameters(finetune, parameters_of(TrainingOptions), after="eval_data"))
-for command in (merge, verify, push, methods, demo, env):
+app.command()(with_parameters(merge, parameters_of(OverwriteOptions), after="out"))
+for command in (verify, push, methods, demo, env):
     app.command()(command)
 
 

@@ -14,32 +14,27 @@ from ctxext.checkpoint.auto_class import auto_class
 from ctxext.checkpoint.new_tensor import grouped
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.auto import MinutesOption, TrialsOption, searched_recipe, wants_search
-from ctxext.cli.method_options import build_recipe
+from ctxext.cli.method_options import build_recipe, option_owners
 from ctxext.cli.options import (
     JsonOption,
-    OriginalLengthOption,
-    OverwriteAnythingOption,
-    OverwriteOption,
     QuietOption,
     RevisionOption,
     SourceArgument,
     TokenOption,
     VerboseOption,
-    length_in,
+    built,
 )
 from ctxext.cli.output import Output
 from ctxext.cli.terminal import bold, done_line, marked
-from ctxext.converters.calibration import Calibration, by_index, calibrated
-from ctxext.converters.convert import Conversion, carry_out
+from ctxext.converters.convert import Conversion, plan_conversion
+from ctxext.converters.convert import convert as run
 from ctxext.converters.engines import MARKS, Serving
-from ctxext.converters.links import check_link
-from ctxext.converters.plan import Change, Plan, make_plan
+from ctxext.converters.options import Calibration, ConvertOptions
+from ctxext.converters.plan import Change, Plan
 from ctxext.evaluate.checkpoint_info import KINDS
 from ctxext.recipes.length import format_length
 from ctxext.recipes.registry import METHODS
 from ctxext.system.output_directory import check_out
-
-_CALIBRATION = "Calibration of the head order"
 
 
 def convert(
@@ -59,54 +54,7 @@ def convert(
     ] = None,
     recipe: Annotated[str | None, typer.Option("--recipe", help="A recipe file, or the name of a preset.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change and write nothing.")] = False,
-    overwrite: OverwriteOption = False,
-    overwrite_anything: OverwriteAnythingOption = False,
-    replace_scaling: Annotated[
-        bool,
-        typer.Option(
-            "--replace-scaling",
-            help="Take the source's own schedule away first, and what its weights learned with it; says what that is.",
-        ),
-    ] = False,
-    allow_shorter: Annotated[
-        bool, typer.Option("--allow-shorter", help="Accept a result that reads less than the source.")
-    ] = False,
-    original_length: OriginalLengthOption = None,
-    link: Annotated[
-        str,
-        typer.Option(
-            "--link",
-            help="How the weights come into OUT: auto (cloned where the disk can, else copied), reflink, hard, symlink "
-            "or copy. After hard and symlink an edit of OUT's weights is an edit of SOURCE's.",
-        ),
-    ] = "auto",
     copy: Annotated[bool, typer.Option("--copy", help="The same as --link copy.")] = False,
-    digest: Annotated[bool, typer.Option("--digest", help="Record the SHA-256 of the weights; reads them.")] = False,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify/--no-verify",
-            help="Check that transformers rotates as the method says; load code in a clean process.",
-        ),
-    ] = True,
-    calibration_text: Annotated[
-        Path | None,
-        typer.Option(
-            help="Text or JSONL file for --head-order calibrated; by default the package's.",
-            rich_help_panel=_CALIBRATION,
-        ),
-    ] = None,
-    device: Annotated[
-        str, typer.Option("--device", help="auto, cpu, cuda or mps.", rich_help_panel=_CALIBRATION)
-    ] = "auto",
-    dtype: Annotated[
-        str,
-        typer.Option(
-            "--dtype",
-            help="auto (as saved; on a CPU what it is fast in), bf16, fp16, fp32.",
-            rich_help_panel=_CALIBRATION,
-        ),
-    ] = "auto",
     trials: TrialsOption = None,
     minutes: MinutesOption = None,
     revision: RevisionOption = None,
@@ -125,58 +73,36 @@ def convert(
 
     ctxext convert demo out --method auto --target-length 2k
     """
-    link = "copy" if copy else link
-    check_link(link)
     output, started = Output(as_json=as_json, quiet=quiet, verbose=verbose), time.perf_counter()
-    given = {name: value for name, value in options.items() if value is not None}
-    is_searched = wants_search(method or [], trials, minutes)
-    steps = None if is_searched else build_recipe(method or [], recipe, given)
-    trained = length_in(original_length)
-    checkpoint = open_checkpoint(source, revision=revision, token=token, weights=not dry_run, original_length=trained)
-    if out is not None:
-        check_out(out, checkpoint.folder, overwrite=overwrite, overwrite_anything=overwrite_anything)
-    if steps is None:
-        hub = {"device": device, "dtype": dtype, "revision": revision, "token": token}
-        steps = searched_recipe(source, given, (trials, minutes), hub, output, original_length=trained)
+    if copy:
+        options["link"] = "copy"
+    calibration = built(Calibration, options)
+    wanted = built(ConvertOptions, options, calibration=calibration)
+    given = {name: options[name] for name in option_owners() if options[name] is not None}
+    if wants_search(method or [], trials, minutes):
+        if out is not None:  # Before minutes of search.
+            check_out(out, open_checkpoint(source, revision=revision, token=token).folder, wanted)
+        loading = {"device": calibration.device, "dtype": calibration.dtype, "revision": revision, "token": token}
+        length = wanted.original_length
+        steps = searched_recipe(source, given, (trials, minutes), loading, output, original_length=length)
+    else:
+        steps = build_recipe(method or [], recipe, given)
+    if dry_run:
+        plan = plan_conversion(source, out, steps, options=wanted, revision=revision, token=token, tell=output.note)
+        output.result(plan_data(plan, None), *_plan_lines(plan))
+        for caution in plan.cautions:
+            output.warning(caution)
+        return
     with output.progress("") as progress:
-        if dry_run and (planned := by_index(steps)) is not steps:
-            output.note("converting would load the model once to order its heads; the plan shows them by index.")
-            steps = planned
-        elif not dry_run:
-            if by_index(steps) is not steps:
-                output.note("Loading the model once to order its heads; where it does not fit, --head-order fixed.")
-            calibration = Calibration(calibration_text, device, dtype)
-            steps = calibrated(
-                checkpoint,
-                steps,
-                calibration,
-                replace_scaling=replace_scaling,
-                allow_shorter=allow_shorter,
-                progress=progress,
-            )
-        plan = make_plan(checkpoint, steps, replace_scaling=replace_scaling, allow_shorter=allow_shorter)
-        out = out or default_out(plan)
-        if dry_run:
-            output.result(plan_data(plan, None), *_plan_lines(plan))
-            for caution in plan.cautions:
-                output.warning(caution)
-            return
-        done = carry_out(
-            plan,
-            out,
-            link=link,
-            digest=digest,
-            overwrite=overwrite,
-            overwrite_anything=overwrite_anything,
-            check=verify,
-            progress=progress,
+        done = run(
+            source, out, steps, options=wanted, revision=revision, token=token, progress=progress, tell=output.note
         )
-    _tell(output, done, source, out, time.perf_counter() - started)
+    _tell(output, done, source, time.perf_counter() - started)
 
 
-def _tell(output: Output, done: Conversion, source: str, out: Path, seconds: float) -> None:
-    """Show what was made, what its user must know, and the next command."""
-    plan, written = done.plan, done.written
+def _tell(output: Output, done: Conversion, source: str, seconds: float) -> None:
+    """Show the result, what its user must know, and the next command."""
+    out, plan, written = done.out, done.plan, done.written
     data = {
         **plan_data(plan, str(out)),
         "linked": written.num_linked,
@@ -210,13 +136,6 @@ def _verification_lines(done: Conversion) -> list[Text]:
         return [marked("-", "yellow", f"not verified: {found.skipped}")]
     how = "the installed transformers rotates" if found.of == "frequencies" else "in a clean process: logits"
     return [marked("✓", "green", f"verified, {how} as the method says (largest difference {found.difference:.0e})")]
-
-
-def default_out(plan: Plan) -> Path:
-    """The folder's name where none was given: the source's name, the methods and the new length."""
-    name = Path(plan.source.name).name or "model"
-    methods = "-".join(step.name for step in plan.recipe.steps)
-    return Path(f"{name}-{methods}-{format_length(plan.encoding.usable_length)}")
 
 
 def _lengths(plan: Plan) -> str:

@@ -1,22 +1,22 @@
 """`ctxext merge`: put an adapter's changes into the checkpoint it was trained on."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ctxext.cli.options import (
     JsonOption,
-    OverwriteAnythingOption,
-    OverwriteOption,
     QuietOption,
     RevisionOption,
     SourceArgument,
     TokenOption,
     VerboseOption,
+    built,
 )
 from ctxext.cli.output import Output
 from ctxext.cli.terminal import done_line
+from ctxext.system.output_directory import OverwriteOptions
 
 
 def merge(
@@ -24,13 +24,12 @@ def merge(
     adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="The folder of a LoRA adapter.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
     *,
-    overwrite: OverwriteOption = False,
-    overwrite_anything: OverwriteAnythingOption = False,
     revision: RevisionOption = None,
     token: TokenOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
+    **options: Any,
 ) -> None:
     """Merge a LoRA adapter into its base, tensor by tensor; recipe, tokenizer and modeling code stay.
 
@@ -41,16 +40,8 @@ def merge(
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
     with output.progress("") as progress:
-        done = run(
-            model,
-            adapter,
-            out,
-            revision=revision,
-            token=token,
-            overwrite=overwrite,
-            overwrite_anything=overwrite_anything,
-            progress=progress,
-        )
+        wanted = built(OverwriteOptions, options)
+        done = run(model, adapter, out, options=wanted, revision=revision, token=token, progress=progress)
     output.result(
         {"out": str(out), "changed": done.num_changed, "tensors": done.num_tensors},
         done_line(out, f"{done.num_changed} of {done.num_tensors} tensors changed"),

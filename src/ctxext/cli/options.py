@@ -46,7 +46,6 @@ QuietOption = Annotated[
     bool, typer.Option("-q", "--quiet", help="No progress, notes or suggestions.", rich_help_panel=_REPORTING)
 ]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Say more.", rich_help_panel=_REPORTING)]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace OUT if ctxext made it.")]
 OverwriteAnythingOption = Annotated[
     bool, typer.Option("--overwrite-anything", help="Replace OUT and delete whatever lies there.")
 ]

@@ -6,7 +6,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -14,6 +13,7 @@ from typing import Any, TypeGuard
 from ctxext.checkpoint.auto_class import CAUSAL
 from ctxext.checkpoint.described_size import check_described
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
+from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.data.encoding import tokenized
 from ctxext.data.tokenizer import open_tokenizer
@@ -34,34 +34,17 @@ _CHARACTERS_PER_TOKEN = 64
 """More than any text has on average: what is behind them is not tokenized."""
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """How a calibrated head order is measured.
-
-    Attributes:
-        text: A text file, or JSON lines with a field `text`; the package's own prose where None.
-        device: Where the model runs: auto, cpu, cuda or mps.
-        dtype: In which number format: auto (as saved; on a CPU as `loading.settle_dtype` says), bf16, fp16 or fp32.
-    """
-
-    text: Path | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-
-
-def calibrated(
-    source: Checkpoint,
-    recipe: Recipe,
-    calibration: Calibration,
-    *,
-    replace_scaling: bool = False,
-    allow_shorter: bool = False,
-    progress: Progress | None = None,
-) -> Recipe:
+def calibrated(source: Checkpoint, recipe: Recipe, options: ConvertOptions, progress: Progress | None = None) -> Recipe:
     """The same recipe with the order of heads measured on this model, where a step waits for it. Loads the model.
 
     The statistic of Ms-PoE (`portable/mspoe.py`) is averaged over chunks of the text, each ending where a
     prompt might; the head that stands out most on average takes the first ratio.
+
+    Args:
+        source: The checkpoint to convert.
+        recipe: What to apply.
+        options: How to convert, and how to calibrate.
+        progress: Called with what is being done, how much of it and how much in all.
 
     Raises:
         CtxextError: the text cannot be read or is too short, or the model does not load.
@@ -69,10 +52,10 @@ def calibrated(
     per_prompt = per_prompt_form(recipe)
     if per_prompt is None:
         return recipe
-    text = read_text(calibration.text)
-    plan = make_plan(source, per_prompt, replace_scaling=replace_scaling, allow_shorter=allow_shorter)
+    text = read_text(options.calibration.text)
+    plan = make_plan(source, per_prompt, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
     with tempfile.TemporaryDirectory() as place:
-        model, tokenizer = _load(_planned_checkpoint(plan, Path(place) / "out"), calibration)
+        model, tokenizer = _load(_planned_checkpoint(plan, Path(place) / "out"), options.calibration)
         scores = head_scores(model, tokenizer, text, plan.encoding.trained_length, progress)
     return with_order(recipe, scores)
 

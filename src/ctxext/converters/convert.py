@@ -1,160 +1,269 @@
-"""Convert a checkpoint: the calls behind the command and the Python interface."""
+"""Convert a checkpoint: one function behind the command and the Python interface.
 
+The result is written beside its place and renamed when it is complete, so that no half-made folder is ever seen.
+"""
+
+import hashlib
 import json
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters.apply import Written, apply_plan
-from ctxext.converters.calibration import Calibration, calibrated
-from ctxext.converters.links import check_link
-from ctxext.converters.plan import Plan, make_plan
+from ctxext.converters.calibration import by_index, calibrated
+from ctxext.converters.links import COPIED, HARD, SHARED, SYMBOLIC, bring
+from ctxext.converters.options import ConvertOptions, SaveOptions
+from ctxext.converters.plan import Plan, make_plan, manifest
+from ctxext.converters.rewrite import REWRITTEN, rewrite
+from ctxext.options import accepts_options
 from ctxext.recipes.code.layout import without_code
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import Recipe, plain_config
-from ctxext.system.files import Progress
-from ctxext.system.output_directory import check_out
+from ctxext.system.files import MANIFEST, Progress, as_json, check_room, copy_whole, sha256_of, stamp_of
+from ctxext.system.output_directory import check_out, output_directory
 from ctxext.verify.carried import check_carried
 from ctxext.verify.logits import Verification, compare_logits
+
+_MANY = 4
+"""Files copied at once; the kernel does the work."""
+
+SHARED_NOTES: Mapping[str, str] = {
+    HARD: "the weight files are hard links: one file with the source's. They lost their write bit, in the source too; "
+    "whoever writes to one all the same, as root can, changes both.",
+    SYMBOLIC: "the weight files are symbolic links into the source: moving or changing it breaks or changes them.",
+}
+"""What the user of linked weights must know."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a conversion left behind.
+
+    Attributes:
+        folder: The new checkpoint.
+        ways: How each weight file came there, by name: "cloned", "hard-linked", "symlinked", "copied" or "rewritten".
+        weight_bytes: Size of all weight files.
+    """
+
+    folder: Path
+    ways: Mapping[str, str]
+    weight_bytes: int
+
+    @property
+    def num_linked(self) -> int:
+        """Weight files that took no space: clones and links."""
+        return sum(how not in (COPIED, REWRITTEN) for how in self.ways.values())
+
+    @property
+    def num_copied(self) -> int:
+        """Weight files that were copied."""
+        return sum(how == COPIED for how in self.ways.values())
+
+    @property
+    def how(self) -> str:
+        """How the weights came there, in a word or two."""
+        return ", ".join(sorted(set(self.ways.values()))) or COPIED
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user must know of linked weights."""
+        return tuple(note for how, note in SHARED_NOTES.items() if how in self.ways.values())
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """A conversion that was carried out.
+    """The result of a conversion.
 
     Attributes:
+        out: The new checkpoint, as the caller named it.
         plan: What was planned.
         written: What was written.
-        verification: What the checks found: its frequencies, and where code travels its logits in a clean process;
-            None where nobody asked.
+        verification: The result of the last check: frequencies, or, if code travels, logits in a clean process; None
+            if there was none.
     """
 
+    out: Path
     plan: Plan
     written: Written
     verification: Verification | None
 
 
+@accepts_options(ConvertOptions)
 def convert(
     source: str,
-    out: str | Path,
+    out: str | Path | None,
     recipe: Recipe,
     *,
+    options: ConvertOptions,
     revision: str | None = None,
     token: str | None = None,
-    link: str = "auto",
-    digest: bool = False,
-    overwrite: bool = False,
-    overwrite_anything: bool = False,
-    replace_scaling: bool = False,
-    allow_shorter: bool = False,
-    original_length: int | None = None,
-    check: bool = True,
-    calibration: Calibration | None = None,
     progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Conversion:
     """Convert a checkpoint and save it as a portable one.
 
     Args:
         source: A folder, a Hub id, or `demo`.
-        out: The folder to make.
+        out: The folder to make; ./NAME-METHOD-LENGTH if None.
         recipe: What to apply.
+        options: How to convert and to write. Each field is a keyword of this function too, as overwrite=True.
         revision: A branch, tag or commit on the Hub.
-        token: A Hub token; the usual places are read where it is None.
-        link: How the weights come there: "auto" (cloned, else copied), "reflink", "hard", "symlink" or "copy".
-        digest: Record the SHA-256 of the weights, which reads them.
-        overwrite: Replace a folder that this package made.
-        overwrite_anything: Replace it whatever lies there.
-        replace_scaling: Take an existing schedule away first.
-        allow_shorter: Accept a result that reads less than the source.
-        original_length: What the source was trained on, in tokens, where its files do not say it.
-        check: Ask the installed transformers whether it rotates as the recipe says, and load a result that carries
-            code in a clean process and compare its logits.
-        calibration: How a calibrated head order is measured; the package's own text where None.
+        token: A Hub token; the usual places are read if None.
         progress: Called with what is being done, how much of it and how much in all.
+        tell: Called with facts beside the result, one line each.
 
     Raises:
-        CtxextError: the source, the recipe or the place is refused; nothing is written then.
+        CtxextError: the source, the recipe or the place is refused, the installed transformers does not carry the
+            recipe, the disk is full, or the result is not what the method says; nothing is left behind then.
     """
-    checkpoint = open_checkpoint(source, revision=revision, token=token, original_length=original_length)
-    check_link(link)
-    check_out(Path(out), checkpoint.folder, overwrite=overwrite, overwrite_anything=overwrite_anything)
-    recipe = calibrated(
-        checkpoint,
-        recipe,
-        calibration or Calibration(),
-        replace_scaling=replace_scaling,
-        allow_shorter=allow_shorter,
-        progress=progress,
-    )
-    plan = make_plan(checkpoint, recipe, replace_scaling=replace_scaling, allow_shorter=allow_shorter)
-    return carry_out(
-        plan,
-        Path(out),
-        link=link,
-        digest=digest,
-        overwrite=overwrite,
-        overwrite_anything=overwrite_anything,
-        check=check,
-        progress=progress,
-    )
+    checkpoint = open_checkpoint(source, revision=revision, token=token, original_length=options.original_length)
+    if out is not None:
+        check_out(Path(out), checkpoint.folder, options)
+    if tell is not None and by_index(recipe) is not recipe:
+        tell("Loading the model once to order its heads; where it does not fit, --head-order fixed.")
+    recipe = calibrated(checkpoint, recipe, options, progress)
+    plan = make_plan(checkpoint, recipe, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
+    if out is None:
+        out = default_out(plan)
+        check_out(out, checkpoint.folder, options)
+    verification = _check_frequencies(plan) if options.check else None
+    place = Path(out).resolve()
+    with output_directory(place, [checkpoint.folder], options) as work:
+        ways = _write(plan, work, options, progress)
+        if options.check and plan.recipe.needs_code:
+            verification = _check_logits(plan, work)
+    size = sum(plan.source.size_of(path) for path in plan.weights)
+    return Conversion(Path(out), plan, Written(place, ways, size), verification)
 
 
-def carry_out(
-    plan: Plan,
-    out: Path,
+@accepts_options(ConvertOptions)
+def plan_conversion(
+    source: str,
+    out: str | Path | None,
+    recipe: Recipe,
     *,
-    link: str = "auto",
-    digest: bool = False,
-    overwrite: bool = False,
-    overwrite_anything: bool = False,
-    check: bool = True,
-    progress: Progress | None = None,
-) -> Conversion:
-    """Write a plan, and check a result that carries code before it gets its name.
+    options: ConvertOptions,
+    revision: str | None = None,
+    token: str | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Plan:
+    """Plan what `convert` would write, without the weights: nothing large is fetched and no model is loaded.
 
     Args:
-        plan: What to write.
-        out: The folder to make.
-        link: How the weights come there: "auto" (cloned, else copied), "reflink", "hard", "symlink" or "copy".
-        digest: Record the SHA-256 of the weights.
-        overwrite: Replace a folder that this package made.
-        overwrite_anything: Replace it whatever lies there.
-        check: Ask the installed transformers whether it rotates as the recipe says, before anything is written, and
-            load a result that carries code in a clean process and compare its logits.
-        progress: Called with what is being done, how much of it and how much in all.
+        source: A folder, a Hub id, or `demo`.
+        out: The folder that would be made; it is checked unless it is None.
+        recipe: What to apply; heads that wait for a calibration are planned in the order of their index.
+        options: How to convert. Each field is a keyword of this function too.
+        revision: A branch, tag or commit on the Hub.
+        token: A Hub token; the usual places are read if None.
+        tell: Called with facts beside the result, one line each.
 
     Raises:
-        CtxextError: the installed transformers does not carry the recipe, the place is refused, the disk is full, or
-            the result is not what the method says.
+        CtxextError: the source, the recipe or the place is refused.
     """
-    found: list[Verification] = []
-    if check:
-        found += _frequencies_checked(plan)
-
-    def checked(folder: Path) -> None:
-        if not check or not plan.recipe.needs_code:
-            return
-        if runs_only_own_code(open_checkpoint(str(folder))):
-            found.append(compare_logits(folder, plan.source, plan.recipe, plan.model, plan.stock))
-        else:
-            found.append(Verification(skipped="the source brings Python code of its own, which is not run"))
-
-    written = apply_plan(
-        plan,
-        out,
-        link=link,
-        digest=digest,
-        overwrite=overwrite,
-        overwrite_anything=overwrite_anything,
-        progress=progress,
-        before_publishing=checked,
+    checkpoint = open_checkpoint(
+        source, revision=revision, token=token, weights=False, original_length=options.original_length
     )
-    return Conversion(plan, written, found[-1] if found else None)
+    if out is not None:
+        check_out(Path(out), checkpoint.folder, options)
+    planned = by_index(recipe)
+    if tell is not None and planned is not recipe:
+        tell("converting would load the model once to order its heads; the plan shows them by index.")
+    return make_plan(checkpoint, planned, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
 
 
-def _frequencies_checked(plan: Plan) -> list[Verification]:
-    """What the installed transformers makes of the schedule; nothing where the recipe leaves it alone."""
+def default_out(plan: Plan) -> Path:
+    """The name of the new folder if none is given: the source's name, the methods and the new length."""
+    name = Path(plan.source.name).name or "model"
+    methods = "-".join(step.name for step in plan.recipe.steps)
+    return Path(f"{name}-{methods}-{format_length(plan.encoding.usable_length)}")
+
+
+def _check_frequencies(plan: Plan) -> Verification | None:
+    """Compare the frequencies that the installed transformers makes of the plan; None if the recipe changes none."""
     plain = plain_config(model_config(json.loads(plan.texts["config.json"])))
     difference = check_carried(plan.recipe, without_code(plan.source.config), plain, plan.stock)
-    return [] if difference is None else [Verification(of="frequencies", difference=difference)]
+    return None if difference is None else Verification(of="frequencies", difference=difference)
+
+
+def _check_logits(plan: Plan, folder: Path) -> Verification:
+    """Load a result that carries code in a clean process, and compare its logits with the reference."""
+    if not runs_only_own_code(open_checkpoint(str(folder))):
+        return Verification(skipped="the source brings Python code of its own, which is not run")
+    return compare_logits(folder, plan.source, plan.recipe, plan.model, plan.stock)
+
+
+def _write(plan: Plan, work: Path, options: SaveOptions, progress: Progress | None) -> dict[str, str]:
+    """Write every file of the plan into a folder; returns how each weight file came there."""
+    ways = _bring_weights(plan, work, options.link, progress)
+    files = _write_small(plan, work, ways)
+    wanted = options.digest or options.link == "copy"
+    weights = {name: _digest(plan, name, work, how, wanted) for name, how in ways.items()}
+    record = {**manifest(plan, files, weights), **_stamps(work, ways)}
+    (work / MANIFEST).write_text(as_json(record), encoding="utf-8")
+    return ways
+
+
+def _write_small(plan: Plan, work: Path, ways: Mapping[str, str]) -> dict[str, str]:
+    digests = {}
+    notes = [note for how, note in SHARED_NOTES.items() if how in ways.values()]
+    for name, text in plan.texts.items():
+        said = [f"\n> On the disk where this was made, {note}\n" for note in notes if name == "README.md"]
+        content = "".join((text, *said)).encode()
+        (work / name).write_bytes(content)
+        digests[name] = hashlib.sha256(content).hexdigest()
+    for path in plan.others:
+        target = work / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        copy_whole(plan.source.folder / path, target)
+        digests[path.as_posix()] = sha256_of(target)
+    return digests
+
+
+def _bring_weights(plan: Plan, work: Path, link: str, progress: Progress | None) -> dict[str, str]:
+    """Bring every weight file, several at once; gives how each came there."""
+    origins = {path: (plan.source.folder / path).resolve() for path in plan.weights}
+    for path in origins:
+        (work / path).parent.mkdir(parents=True, exist_ok=True)
+    needed = sum(origin.stat().st_size for origin in origins.values())
+    if link == "copy":
+        check_room(work, needed)
+    is_over = threading.Event()
+
+    def told(name: str, done: int, total: int) -> None:
+        if is_over.is_set():
+            raise InterruptedError
+        if progress is not None:
+            progress(name, done, total)
+
+    with ThreadPoolExecutor(_MANY) as pool:
+        brought = {}
+        for path, origin in origins.items():
+            tensors = [tensor for tensor in plan.rewritten if tensor.path == path]
+            way = partial(rewrite, tensors=tensors) if tensors else partial(bring, link=link)
+            brought[path] = pool.submit(way, origin, work / path, progress=told)
+        try:
+            return {path.as_posix(): future.result() for path, future in brought.items()}
+        finally:  # Nobody waits for the rest of a large file where one has failed, or Ctrl-C was pressed.
+            is_over.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _digest(plan: Plan, name: str, work: Path, how: str, wanted: bool) -> str | None:
+    """A weight file's digest: where it costs nothing, or where it was asked for."""
+    known = None if how == REWRITTEN else plan.source.known_digest(Path(name))
+    return known or (sha256_of(work / name) if wanted else None)
+
+
+def _stamps(work: Path, ways: Mapping[str, str]) -> dict[str, Any]:
+    """What `verify` knows weight files by where no digest was taken: size, time, and how each came there."""
+    shared = {
+        name: str((work / name).readlink()) if how == SYMBOLIC else how for name, how in ways.items() if how in SHARED
+    }
+    return {"stamps": {name: stamp_of(work / name) for name in sorted(ways)}, **({"links": shared} if shared else {})}

@@ -134,16 +134,6 @@ LINKS: Mapping[str, tuple[Way, ...]] = {
 """The words of `--link`, and what is tried for each, in order."""
 
 
-def check_link(link: str) -> None:
-    """Refuse a word that is not one of `LINKS`.
-
-    Raises:
-        CtxextError: it is none.
-    """
-    if link not in LINKS:
-        raise CtxextError(f'"{link}" is not a way to bring the weights.', hint=f"Choose {', '.join(LINKS)}.")
-
-
 def bring(origin: Path, target: Path, link: str, progress: Progress | None = None) -> str:
     """Bring a file into a new folder; gives how it was done.
 

@@ -20,12 +20,13 @@ from ctxext.converters.plan import cautions_of
 from ctxext.errors import CtxextError
 from ctxext.finetune.rewrite import rewrite, stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, Changes, stored_name
+from ctxext.options import accepts_options
 from ctxext.reading.schemas import read_json_object
 from ctxext.recipes.code.own_code import runs_by_itself
 from ctxext.recipes.encodings.rotary import model_config, provenance
 from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.system.files import MANIFEST, Progress, as_json, copy_whole
-from ctxext.system.output_directory import check_out, doomed_files, full_disk_told, give_name, staging_directory
+from ctxext.system.output_directory import OverwriteOptions, check_out, output_directory
 from ctxext.version import __version__
 
 
@@ -92,15 +93,15 @@ class Merged:
     num_tensors: int
 
 
+@accepts_options(OverwriteOptions)
 def merge(
     model: str,
     adapter: Path,
     out: Path,
     *,
+    options: OverwriteOptions,
     revision: str | None = None,
     token: str | None = None,
-    overwrite: bool = False,
-    overwrite_anything: bool = False,
     progress: Progress | None = None,
 ) -> Merged:
     """Merge a LoRA adapter into the checkpoint it was trained on.
@@ -109,29 +110,24 @@ def merge(
         model: A folder, a Hub id, or `demo`.
         adapter: The adapter's folder, as peft saves it.
         out: The folder to make.
+        options: What may be replaced. Each field is a keyword of this function too, as overwrite=True.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token.
-        overwrite: Replace a folder that ctxext wrote.
-        overwrite_anything: Replace it whatever lies there.
         progress: Called with a text, bytes done and bytes in all.
 
     Raises:
         CtxextError: the adapter does not fit the model, or the place is refused; nothing is written then.
     """
     checkpoint = open_checkpoint(model, revision=revision, token=token)
-    may_go = {"overwrite": overwrite, "overwrite_anything": overwrite_anything}
-    check_out(out, checkpoint.folder, **may_go)
-    check_out(out, adapter, **may_go)
+    check_out(out, checkpoint.folder, options)
+    check_out(out, adapter, options)
     checkpoint.check_weights()
     shapes = stored_shapes(checkpoint)
     changes = AdapterChanges(adapter, shapes, tied=tied_embeddings(checkpoint))
     out = out.resolve()
-    with full_disk_told(out), staging_directory(out) as work:
-        check_out(out, checkpoint.folder, **may_go)  # Another run may have finished meanwhile.
-        doomed = doomed_files(out, overwrite_anything=overwrite_anything)
+    with output_directory(out, [checkpoint.folder], options) as work:
         _copy_adapter(adapter, work / ADAPTER)
         write_merged(checkpoint, changes, work, notes={"adapter": adapter.resolve().name}, progress=progress)
-        give_name(work, out, overwrite=overwrite or overwrite_anything, doomed=doomed)
     return Merged(out, len(changes.names), len(shapes))
 
 

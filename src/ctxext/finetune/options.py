@@ -3,13 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.finetune.documents import LEARN
 from ctxext.options import check_numbers, option, with_documented_options
 from ctxext.system.files import Progress
+from ctxext.system.output_directory import OverwriteOptions
 
 _CHOICES = {
     "pack": ("off", "run-on", "restart"),
@@ -292,7 +293,7 @@ class TrainingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(OverwriteOptions):
     """The choices of a single call, which change nothing of what is learned.
 
     Attributes:
@@ -300,16 +301,12 @@ class RunOptions:
         token: A Hub token.
         merge: Write a full checkpoint; if False, only the adapter.
         resume: Continue a run that was stopped.
-        overwrite: Replace OUT if ctxext wrote it, and an unfinished run beside it.
-        overwrite_anything: Replace OUT whatever it contains when the run starts; files added later stay.
     """
 
     revision: str | None = None
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     merge: bool = True
     resume: bool = False
-    overwrite: bool = False
-    overwrite_anything: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

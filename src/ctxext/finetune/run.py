@@ -114,14 +114,13 @@ def finetune(
         raise CtxextError("--full has no adapter to keep apart.", hint="Leave --no-merge out.")
     if options.keeps_best and read_held_out is None:
         raise CtxextError("Which save is best is measured on other data.", hint="Name it with --eval-data.")
-    check_out(out, base.checkpoint.folder, overwrite=run.overwrite, overwrite_anything=run.overwrite_anything)
-    overwrite = run.overwrite or run.overwrite_anything
+    check_out(out, base.checkpoint.folder, run)
     out = out.resolve()
     folder = training_folder(out)
     with _only_run_in(out):
-        doomed = doomed_files(out, overwrite_anything=run.overwrite_anything)
+        doomed = doomed_files(out, run)
         if is_first():
-            _begin(folder, _settings(base, options, data), resume=run.resume, overwrite=overwrite)
+            _begin(folder, _settings(base, options, data), resume=run.resume, overwrite=run.replaces)
         try:
             with warnings.catch_warnings(), full_disk_told(folder):
                 # Trainer and peft call models in ways that transformers deprecates.
@@ -138,7 +137,7 @@ def finetune(
             _write(base, folder, result, work, data)
             if run.merge:
                 _merge(base, folder, result, work, _notes(base, result, data), reporter.progress)
-            give_name(work, out, overwrite=overwrite, doomed=doomed)
+            give_name(work, out, overwrite=run.replaces, doomed=doomed)
         discard(folder)
     return result
 

@@ -5,16 +5,33 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from ctxext.errors import CtxextError
+from ctxext.options import option, with_documented_options
 from ctxext.reading.schemas import read_json_object
 from ctxext.system.files import MANIFEST
 from ctxext.system.locks import host_name, locked, short_name
+
+
+@with_documented_options
+@dataclass(frozen=True, kw_only=True)
+class OverwriteOptions:
+    """What may be deleted where a folder is to be written."""
+
+    overwrite: bool = option(False, help="Replace OUT if ctxext made it.")
+    overwrite_anything: bool = option(False, help="Replace OUT and delete whatever lies there.")
+
+    @property
+    def replaces(self) -> bool:
+        """Whether a folder that ctxext made may be replaced."""
+        return self.overwrite or self.overwrite_anything
+
 
 _OF_OTHER_RECORDS: Mapping[str, tuple[str, ...]] = {
     "finetune.json": (
@@ -88,14 +105,13 @@ _TOLD: Mapping[int, tuple[str, str]] = {
 """What the system refuses: what happened, and what to do."""
 
 
-def check_out(out: Path, source: Path, *, overwrite: bool, overwrite_anything: bool = False) -> None:
+def check_out(out: Path, source: Path, options: OverwriteOptions) -> None:
     """Refuse a place that cannot or must not be written.
 
     Args:
         out: The folder to make.
         source: What it is made from.
-        overwrite: Whether a folder that this package made may be replaced.
-        overwrite_anything: Whether any folder may be.
+        options: What may be replaced.
 
     Raises:
         CtxextError: OUT is a file, not empty, inside SOURCE or around it, somebody else's, or cannot be created.
@@ -112,8 +128,7 @@ def check_out(out: Path, source: Path, *, overwrite: bool, overwrite_anything: b
             place.stat()
         if (out.exists() or out.is_symlink()) and not out.is_dir():
             raise CtxextError(f'OUT "{out}" is a file.', hint="Choose another name.")
-        doomed = doomed_files(out, overwrite_anything=overwrite_anything)
-        check_contents(out, overwrite=overwrite or overwrite_anything, doomed=doomed)
+        check_contents(out, overwrite=options.replaces, doomed=doomed_files(out, options))
         nearest = next(folder for folder in place.parents if folder.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             raise CtxextError(f'"{nearest}" cannot be written to.', hint="Choose another place for OUT.")
@@ -169,6 +184,26 @@ def _what_failed(error: Exception) -> tuple[int, str]:
         return errno.ELOOP, ""
     # torch.save notices that less was written than it gave, and not why.
     return errno.ENOSPC if "inline_container" in str(error) and "unexpected pos" in str(error) else 0, ""
+
+
+@contextlib.contextmanager
+def output_directory(out: Path, sources: Iterable[Path], options: OverwriteOptions) -> Iterator[Path]:
+    """A staging folder that takes OUT's name when the block ends without an error; nothing is left after one.
+
+    Args:
+        out: The folder to make, resolved.
+        sources: What it is made from.
+        options: What may be replaced.
+
+    Raises:
+        CtxextError: OUT is refused, is filled meanwhile, or the disk is full.
+    """
+    with full_disk_told(out), staging_directory(out) as work:
+        for source in sources:  # Another run may have finished between the caller's look and the lock.
+            check_out(out, source, options)
+        doomed = doomed_files(out, options)
+        yield work
+        give_name(work, out, overwrite=options.replaces, doomed=doomed)
 
 
 @contextlib.contextmanager
@@ -237,9 +272,9 @@ def _numbered(out: Path) -> Iterator[Path]:
         number += 1
 
 
-def doomed_files(out: Path, *, overwrite_anything: bool) -> Collection[str]:
-    """The files of strangers that may go: those that lie in OUT now, where that was said; what comes later stays."""
-    return foreign_files(out) if overwrite_anything else ()
+def doomed_files(out: Path, options: OverwriteOptions) -> Collection[str]:
+    """Files of others that may be deleted: with --overwrite-anything those in OUT now, but none that arrive later."""
+    return foreign_files(out) if options.overwrite_anything else ()
 
 
 def discard(folder: Path) -> None:

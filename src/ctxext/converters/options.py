@@ -1,0 +1,72 @@
+"""The options of a conversion: how its checkpoint is written, and what may be given up of the source."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctxext.converters.links import LINKS
+from ctxext.errors import CtxextError
+from ctxext.options import option, with_documented_options
+from ctxext.system.output_directory import OverwriteOptions
+
+_CALIBRATION = "Calibration of the head order"
+
+
+@with_documented_options
+@dataclass(frozen=True, kw_only=True)
+class SaveOptions(OverwriteOptions):
+    """How a checkpoint is written.
+
+    Raises:
+        CtxextError: `link` is none of `links.LINKS`.
+    """
+
+    link: str = option(
+        "auto",
+        help="How the weights come into OUT: auto (cloned where the disk can, else copied), reflink, hard, symlink "
+        "or copy. After hard and symlink an edit of OUT's weights is an edit of SOURCE's.",
+    )
+    digest: bool = option(False, help="Record the SHA-256 of the weights; reads them.")
+    check: bool = option(
+        True,
+        help="Check that transformers rotates as the method says; load code in a clean process.",
+        flags=("--verify/--no-verify",),
+    )
+
+    def __post_init__(self) -> None:
+        if self.link not in LINKS:
+            raise CtxextError(f'"{self.link}" is not a way to bring the weights.', hint=f"Choose {', '.join(LINKS)}.")
+
+
+@with_documented_options
+@dataclass(frozen=True)
+class Calibration:
+    """How a calibrated head order is measured."""
+
+    text: Path | None = option(
+        None,
+        help="Text or JSONL file for --head-order calibrated; by default the package's.",
+        flags=("--calibration-text",),
+        panel=_CALIBRATION,
+    )
+    device: str = option("auto", help="auto, cpu, cuda or mps.", panel=_CALIBRATION)
+    dtype: str = option(
+        "auto", help="auto (as saved; on a CPU what it is fast in), bf16, fp16, fp32.", panel=_CALIBRATION
+    )
+
+
+@with_documented_options
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions(SaveOptions):
+    """How a checkpoint is converted and written; `calibration` says how a calibrated head order is measured."""
+
+    replace_scaling: bool = option(
+        False,
+        help="Take the source's own schedule away first, and what its weights learned with it; says what that is.",
+    )
+    allow_shorter: bool = option(False, help="Accept a result that reads less than the source.")
+    original_length: int | None = option(
+        None,
+        help="Tokens that the model was trained on, as 32k, where its files do not say it or you know better.",
+        kind="length",
+    )
+    calibration: Calibration = Calibration()
