@@ -1040,9 +1040,9 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/finetune/test_choices.py::test_positions_begin_where_the_family_begins_to_count",),
     ),
     (
-        "evaluate/plan.py",
-        "most = 2 * longest if settings.stride else longest",
-        "most = longest",
+        "evaluate/tasks/perplexity.py",
+        "2 * reading.longest if reading.stride else reading.longest",
+        "reading.longest",
         ("tests/evaluate/test_what_is_asked.py::test_documents_are_as_long_as_what_is_read_of_them",),
     ),
     (

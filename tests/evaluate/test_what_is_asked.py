@@ -17,13 +17,14 @@ from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.run import Meter, _header, _run, break_even
 from ctxext.evaluate.settings import Settings, even_depths, lengths_of, parse_depths
 from ctxext.evaluate.tasks import harness as ruler
-from ctxext.evaluate.tasks.documents import Documents, Passage, Question, made_up_document, read_questions
+from ctxext.evaluate.tasks.base import Reading
+from ctxext.evaluate.tasks.documents import Documents, Passage, Question, random_document, read_questions
 from ctxext.evaluate.tasks.kv import KeyValue
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.needle_lists import NeedleLines, NeedleQuestions, NeedleValues
 from ctxext.evaluate.tasks.passages import Passages
 from ctxext.evaluate.tasks.passkey import PassKey
-from ctxext.evaluate.tasks.perplexity import PerplexityWork, bucket_width
+from ctxext.evaluate.tasks.perplexity import Perplexity, PerplexityWork, bucket_width
 from ctxext.evaluate.tasks.retrieval import RetrievalWork, check_fits, make_questions, num_questions
 from ctxext.evaluate.tasks.variables import Variables
 
@@ -562,7 +563,7 @@ def test_made_up_documents_answer_what_is_asked(ask):
 
 def test_every_made_up_document_tells_its_fact():
     for seed in range(50):
-        document, _ = made_up_document(random.Random(seed), "red chair", 7)
+        document, _ = random_document(random.Random(seed), "red chair", 7)
         assert "red chair" in document.text
         assert document.text.count(".") in (1, 2, 3)
 
@@ -759,8 +760,9 @@ def test_documents_are_as_long_as_what_is_read_of_them(stride, most, monkeypatch
 
     monkeypatch.setattr("ctxext.data.texts.read_corpus", read_corpus)
     encoder = SimpleNamespace(start=lambda: [0, 0])
-    settings = Settings(tasks=("perplexity",), samples=2, seed=3, data="text.txt", stride=stride)
-    first, second = plan._long_documents(encoder, (128, 256), 512, settings)
+    first, second = Perplexity.documents_to_read(
+        Reading("causal", encoder, (128, 256), 512, 64, data="text.txt", samples=2, seed=3, stride=stride)
+    )
     assert asked == [("text.txt", {"count": 2, "length": 512, "most": most, "seed": 3})]
     assert first == PerplexityWork([1], 0, (128, 256), 2, stride)
     assert second == PerplexityWork([2], 1, (128, 256), 2, stride)

@@ -13,7 +13,7 @@ from ctxext.data import prose
 from ctxext.data.prompt import Pieces
 from ctxext.evaluate.tasks import documents, kv
 from ctxext.evaluate.tasks.base import RetrievalTask
-from ctxext.evaluate.tasks.documents import Documents, made_up_document
+from ctxext.evaluate.tasks.documents import Documents, random_document
 from ctxext.evaluate.tasks.kv import KeyValue
 from ctxext.evaluate.tasks.needle import PHRASINGS, Needle
 from ctxext.evaluate.tasks.passkey import PassKey
@@ -183,7 +183,7 @@ def _search_results(rng: random.Random, length: int, variety: float) -> Iterator
         bare, only_which = rng.random() < 0.5, rng.random() < 0.5
         count = max(2 if length >= 96 else 1, round(length * rng.uniform(0.006, 0.02)))
         for number in rng.sample(range(100, 1000 + 10 * count), count):
-            document, questions = made_up_document(rng, next(names), number, bare=bare)
+            document, questions = random_document(rng, next(names), number, bare=bare)
             yield document.unit(number), False
             asked += questions[:1] if only_which else questions
         for question, answer in rng.sample(asked, k=len(asked)):

@@ -1,4 +1,4 @@
-"""What a checkpoint's files tell before it is evaluated: context length, recipe, digest. No torch."""
+"""What the files of a checkpoint say: context length, recipe, digest. No torch."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,25 +14,25 @@ from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.recipe import describe_step
 from ctxext.system.files import sha256_of
 
-_MEASURED = (".json", ".model", ".py", ".txt", ".jinja", ".tiktoken", ".safetensors", ".bin", ".pt", ".pth")
-_NOT_MEASURED = ("ctxext.json", "generation_config.json", "report.json")
+_DIGESTED = (".json", ".model", ".py", ".txt", ".jinja", ".tiktoken", ".safetensors", ".bin", ".pt", ".pth")
+_NOT_DIGESTED = ("ctxext.json", "generation_config.json", "report.json")
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 
 KINDS = {CAUSAL: "causal", MASKED: "masked", "AutoModel": "encoder"}
-"""Kinds of models by the Auto class that loads them: they write on, fill in masked tokens, or only represent."""
+"""The kind of model that each Auto class loads: it generates text, fills in masked tokens, or only encodes."""
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What the files of a checkpoint tell before it is measured.
+    """What the files of a checkpoint say about its context.
 
     Attributes:
-        name: What reports call it.
-        checkpoint: Its files.
-        trained_length: The context it was trained on, in tokens, where it is known.
-        context_length: The longest context it claims, in tokens, where it is known.
-        has_table: Whether its positions are a table that simply ends there.
+        name: The name in reports.
+        checkpoint: The files.
+        trained_length: The context length it was trained on, in tokens, if known.
+        context_length: The longest context it supports, in tokens, if known.
+        has_table: Whether its position embeddings are a table that ends at the context length.
     """
 
     name: str
@@ -43,40 +43,40 @@ class CheckpointInfo:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What `ctxext convert` noted about it; empty where it made no note."""
-        noted = self.checkpoint.config.get("ctxext")
-        return noted if isinstance(noted, dict) else {}
+        """The note of `ctxext convert` in config.json; empty without one."""
+        note = self.checkpoint.config.get("ctxext")
+        return note if isinstance(note, dict) else {}
 
     @property
     def kind(self) -> str:
-        """Which of `KINDS` it is."""
+        """One of the values of `KINDS`."""
         return KINDS[auto_class(self.checkpoint.config)]
 
     @property
     def recipe_summary(self) -> str:
-        """Its recipe in a few words, "stock" where it has none."""
+        """The recipe in a few words, "stock" without one."""
         steps = (self.provenance.get("recipe") or {}).get("steps") or []
         return ", ".join(describe_step(step) for step in steps) or "stock"
 
     @property
     def is_own_code(self) -> bool:
-        """Whether it carries modeling code, all of it this version's own, byte for byte."""
+        """Whether it carries modeling code, all of it byte for byte this version of ctxext's."""
         return runs_only_own_code(self.checkpoint)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over everything that decides its answers: configuration, tokenizer, code, weights."""
-        whole = hashlib.sha256()
+        """SHA-256 over everything that affects its answers: configuration, tokenizer, code, weights."""
+        digest = hashlib.sha256()
         for path in self.checkpoint.files:
-            if path.suffix in _MEASURED and path.name not in _NOT_MEASURED:
-                whole.update(f"{path.as_posix()} {self._digest_of(path)}\n".encode())
-        return whole.hexdigest()
+            if path.suffix in _DIGESTED and path.name not in _NOT_DIGESTED:
+                digest.update(f"{path.as_posix()} {self._digest_of(path)}\n".encode())
+        return digest.hexdigest()
 
     def _digest_of(self, path: Path) -> str:
         return self.checkpoint.known_digest(path) or sha256_of(self.checkpoint.folder / path)
 
     def facts(self) -> dict[str, Any]:
-        """What reports say of it before anything is measured."""
+        """The entry in reports, before anything is measured."""
         return {
             "name": self.name,
             "revision": self.checkpoint.revision,
@@ -98,27 +98,29 @@ def open_infos(
     token: str | None = None,
     original_length: int | None = None,
 ) -> list[CheckpointInfo]:
-    """Open the checkpoints and give each a name of its own.
+    """Open checkpoints and give each a different name.
 
     Raises:
-        CtxextError: one is not there, has no tokenizer, or is named twice.
+        CtxextError: A checkpoint does not exist, has no tokenizer, or is named twice.
     """
-    found = [
+    checkpoints = [
         open_checkpoint(source, revision=revision, token=token, original_length=original_length) for source in sources
     ]
-    short = [checkpoint.public_name for checkpoint in found]
-    names = [name if short.count(name) == 1 else checkpoint.name for name, checkpoint in zip(short, found, strict=True)]
+    short = [checkpoint.public_name for checkpoint in checkpoints]
+    names = [
+        name if short.count(name) == 1 else checkpoint.name for name, checkpoint in zip(short, checkpoints, strict=True)
+    ]
     for name in names:
         if names.count(name) > 1:
             raise CtxextError(f'"{name}" is named twice.', hint="Name each model once.")
-    return [info_of(name, checkpoint) for name, checkpoint in zip(names, found, strict=True)]
+    return [info_of(name, checkpoint) for name, checkpoint in zip(names, checkpoints, strict=True)]
 
 
 def info_of(name: str, checkpoint: Checkpoint) -> CheckpointInfo:
-    """Read what a checkpoint's files say about its context.
+    """Read what the files of a checkpoint say about its context.
 
     Raises:
-        CtxextError: it has no tokenizer.
+        CtxextError: It has no tokenizer.
     """
     names = {path.name for path in checkpoint.files}
     if not names & set(_TOKENIZERS) and not any(path.suffix == ".tiktoken" for path in checkpoint.files):
@@ -128,7 +130,7 @@ def info_of(name: str, checkpoint: Checkpoint) -> CheckpointInfo:
 
 
 def _lengths(checkpoint: Checkpoint) -> tuple[int | None, int | None, bool]:
-    """Original context length, context length, and whether a table ends there."""
+    """The original context length, the context length, and whether positions are a table that ends there."""
     from ctxext.checkpoint.families import family_of
     from ctxext.recipes.encodings.rotary import is_readable, model_config
 
@@ -137,10 +139,10 @@ def _lengths(checkpoint: Checkpoint) -> tuple[int | None, int | None, bool]:
     if auto_class(config) not in KINDS:
         raise CtxextError(
             f'"{checkpoint.name}" is neither a causal nor a masked language model: {auto_class(config)} loads it.',
-            hint="eval measures models that write on from a prompt, and encoders without a head for a task.",
+            hint="eval measures causal and masked language models, and encoders without a task head.",
         )
     if is_readable(family):
         encoding = model_config(config, checkpoint.original_length).encoding
         return encoding.trained_length, encoding.usable_length, family.positions == "learned"
-    found = next((int(config[key]) for key in _LENGTH_KEYS if config.get(key)), None)
-    return found, found, family.positions == "learned"
+    length = next((int(config[key]) for key in _LENGTH_KEYS if config.get(key)), None)
+    return length, length, family.positions == "learned"

@@ -1,4 +1,4 @@
-"""Loading a checkpoint to evaluate it: device, number format, attention, and whose code may run."""
+"""Loading a checkpoint to evaluate it: device, dtype, attention, and remote code."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -34,15 +34,15 @@ class Loading:
 
     Attributes:
         device: "auto", "cpu", "cuda", "cuda:1", "mps".
-        dtype: "auto" (as saved; on a CPU bf16 weights are computed as they are where the processor multiplies bf16
-            itself, all other 16-bit weights in float32), bf16, fp16 or fp32.
+        dtype: "auto" (as saved; on a CPU 16-bit weights become float32, unless they are bf16 and the processor
+            multiplies bf16 natively), bf16, fp16 or fp32.
         attention: An attention implementation of transformers, such as sdpa, eager or flash_attention_2.
-        chat_template: Whether to use the tokenizer's chat template, where it has one.
-        trust_remote_code: Run a checkpoint's own code even where this package did not write it.
+        chat_template: Whether to use the tokenizer's chat template, if it has one.
+        trust_remote_code: Run a checkpoint's code even if ctxext did not write it.
         revision: A branch, tag or commit on the Hub, for every model.
         token: A Hub token.
-        engine: What runs the models: "transformers", or "vllm", which only writes answers.
-        engine_arguments: More arguments of that engine.
+        engine: "transformers", or "vllm", which only generates answers.
+        engine_arguments: Further arguments of the engine.
     """
 
     device: str = "auto"
@@ -66,14 +66,14 @@ class Loading:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that is ready to be asked.
+    """A model with its tokenizer, ready for evaluation.
 
     Attributes:
-        name: What reports call it.
+        name: The name in reports.
         model: A transformers model in eval mode.
-        encoder: Its tokenizer.
-        can_share: Whether prompts that begin alike may share one cache.
-        kind: Which of `checkpoint_info.KINDS` it is.
+        encoder: The tokenizer.
+        can_share: Whether prompts with a common beginning may share a cache.
+        kind: One of the values of `checkpoint_info.KINDS`.
     """
 
     name: str
@@ -84,11 +84,11 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of the weights."""
         return torch.device(self.model.device)
 
     def facts(self) -> dict[str, str]:
-        """How it was loaded, for the report."""
+        """How the model was loaded, for the report."""
         return {
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": self.device.type,
@@ -97,35 +97,35 @@ class LoadedModel:
         }
 
     def close(self) -> None:
-        """Give back what it holds besides memory: nothing."""
+        """Release resources besides memory: there are none here."""
 
 
 def make_ready(
     name: str, model: Any, tokenizer: Any, *, chat_template: bool = True, kind: str = "causal"
 ) -> LoadedModel:
-    """Wrap a model and a tokenizer that are already in memory."""
+    """Wrap a model and a tokenizer that are already loaded."""
     model.eval()
     can_share = kind == "causal" and is_static(model.config.to_dict()) and sharing_works(model)
     return LoadedModel(name, model, Encoder(tokenizer, chat_template=chat_template), can_share, kind)
 
 
 def load_tokenizer(info: CheckpointInfo, loading: Loading) -> Any:
-    """The checkpoint's tokenizer.
+    """Load the checkpoint's tokenizer.
 
     Raises:
-        CtxextError: it cannot be loaded.
+        CtxextError: It cannot be loaded.
     """
     hint = "Copy the tokenizer files of its source into its folder."
-    told = f'The tokenizer of "{info.name}" cannot be loaded'
-    with staged(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage, loading_told(told, hint):
+    message = f'The tokenizer of "{info.name}" cannot be loaded'
+    with staged(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage, loading_told(message, hint):
         return rename(open_tokenizer(stage.folder, trust_remote_code=stage.trust_tokenizer), info.checkpoint)
 
 
 def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
-    """The checkpoint's model and tokenizer.
+    """Load the checkpoint's model and tokenizer.
 
     Raises:
-        CtxextError: it cannot be loaded, its weights are incomplete, or it brings code that is not ours.
+        CtxextError: It cannot be loaded, its weights are incomplete, or it needs code that ctxext did not write.
     """
     import transformers
 
@@ -133,7 +133,7 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
     check_described(info.checkpoint, auto_class(info.checkpoint.config))
     tokenizer = load_tokenizer(info, loading)
     extra = {"attn_implementation": loading.attention} if loading.attention else {}
-    kernels = nullcontext() if loading.attention else no_hub_kernels()  # A kernel that the user names is loaded.
+    kernels = nullcontext() if loading.attention else no_hub_kernels()  # Only a kernel that the user names is loaded.
     with (
         staged(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage,
         loading_told(f'"{info.name}" cannot be loaded'),
@@ -155,10 +155,10 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
 
 
 def may_run_code(info: CheckpointInfo, loading: Loading) -> bool:
-    """Whether the checkpoint's own Python code runs: ours always, other code only where the user says so.
+    """Whether the checkpoint's Python code runs: ctxext's always does, other code with `trust_remote_code` alone.
 
     Raises:
-        CtxextError: it needs code that nobody allowed, or that may change on the Hub before it is run.
+        CtxextError: It needs code that the user did not allow, or that may change on the Hub before it runs.
     """
     if info.is_own_code:
         return True
@@ -174,14 +174,9 @@ def may_run_code(info: CheckpointInfo, loading: Loading) -> bool:
 
 
 def runs_foreign_code(info: CheckpointInfo, loading: Loading) -> bool:
-    """Whether the user allowed code that is not ours, so that the checkpoint is loaded from its own folder.
+    """Whether the user allowed code that ctxext did not write, so that the checkpoint is loaded from its folder.
 
     Raises:
-        CtxextError: it needs code that nobody allowed, or that may change on the Hub before it is run.
+        CtxextError: It needs code that the user did not allow, or that may change on the Hub before it runs.
     """
     return may_run_code(info, loading) and not info.is_own_code
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -1,17 +1,15 @@
-"""What is asked of the models: tasks, lengths, depths, samples."""
+"""The settings of an evaluation: tasks, lengths, depths, samples."""
 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ctxext.data.haystack import read_haystack
 from ctxext.errors import CtxextError
-from ctxext.evaluate.tasks.base import RetrievalTask
-from ctxext.evaluate.tasks.documents import Documents, read_questions
-from ctxext.evaluate.tasks.kv import KeyValue
-from ctxext.evaluate.tasks.needle import Needle
+from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
+from ctxext.evaluate.tasks.documents import read_questions
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.options import check_numbers, option, with_documented_options
 from ctxext.system.files import sha256_of
@@ -22,7 +20,7 @@ _ASKED, _RUN = "What is asked", "How it is run"
 @with_documented_options
 @dataclass(frozen=True)
 class Settings:
-    """What is asked.
+    """The settings of an evaluation.
 
     In Python `depths` are shares, from 0 to 1.
     """
@@ -93,30 +91,22 @@ class Settings:
             raise CtxextError(f'"{self.kv_ids}" is not a kind of ids.', hint="Choose --kv-ids uuid or number.")
 
     def retrieval_tasks(self) -> list[RetrievalTask]:
-        """The retrieval tasks with their settings; files are read here.
+        """The retrieval tasks with their options; reads the files.
 
         Raises:
-            CtxextError: a file cannot be read or holds nothing usable.
+            CtxextError: A file cannot be read or holds nothing usable.
         """
-        text = read_haystack(self.haystack) if self.haystack else ()
-        questions = read_questions(self.documents) if self.documents else ()
-        made: list[RetrievalTask] = []
-        for name in dict.fromkeys(self.tasks):
-            task = RETRIEVAL_TASKS.get(name)
-            if task is Needle:
-                made.append(Needle(num_needles=self.num_needles, text=text))
-            elif task is KeyValue:
-                made.append(KeyValue(ids="number" if self.kv_ids == "number" else "uuid"))
-            elif task is Documents:
-                # A fact, as in a user's own questions; that a document has a number is beside the point.
-                made.append(Documents(questions=questions, ask="fact"))
-            elif task is not None:
-                hides_in_text = "text" in {field.name for field in dataclasses.fields(cast("Any", task))}
-                made.append(task(**({"text": text} if hides_in_text else {})))
-        return made
+        options = TaskOptions(
+            text=read_haystack(self.haystack) if self.haystack else (),
+            questions=read_questions(self.documents) if self.documents else (),
+            num_needles=self.num_needles,
+            kv_ids=self.kv_ids,
+        )
+        tasks = [RETRIEVAL_TASKS[name] for name in dict.fromkeys(self.tasks) if name in RETRIEVAL_TASKS]
+        return [task.from_options(options) for task in tasks]
 
     def to_dict(self) -> dict[str, Any]:
-        """As reports write it; files by name and digest, without their folder."""
+        """The settings as in report.json, with files by name and digest, without their folder."""
         content = dataclasses.asdict(self)
         for name in ("haystack", "data", "documents"):
             value = content[name]
@@ -127,15 +117,15 @@ class Settings:
 
 
 def even_depths(count: int) -> tuple[float, ...]:
-    """So many depths from the beginning to the end; a single one is the middle."""
+    """Evenly spaced depths from the beginning to the end; a single depth is the middle."""
     return (0.5,) if count == 1 else tuple(number / (count - 1) for number in range(count))
 
 
 def parse_depths(text: str) -> tuple[float, ...]:
-    """Read `5` (so many, evenly) or `0,50,100` (percent).
+    """Read depths, as a number of evenly spaced ones (`5`) or in percent (`0,50,100`).
 
     Raises:
-        CtxextError: the text is neither.
+        CtxextError: The text is neither.
     """
     hint = "Write --depths 5 for five depths, or --depths 0,50,100 in percent."
     parts = [part.strip() for part in text.split(",") if part.strip()]
@@ -152,5 +142,5 @@ def parse_depths(text: str) -> tuple[float, ...]:
 
 
 def lengths_of(settings: Settings, known: Sequence[int | None]) -> tuple[int, ...]:
-    """The lengths to ask for: those given, or else the ones a model is known by."""
+    """The prompt lengths: those of the settings, or else the known lengths of a model."""
     return tuple(sorted(set(settings.lengths))) or tuple(sorted({length for length in known if length}))

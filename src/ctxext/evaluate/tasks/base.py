@@ -1,9 +1,11 @@
-"""What a task is, and the unit in which its work is handed out, done and written down."""
+"""The base classes of tasks, and the units in which their work is scheduled and recorded."""
 
+import dataclasses
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 from typing_extensions import Self
 
@@ -12,12 +14,13 @@ from ctxext.data.prompt import Pieces, Prompt, encode_parts, lay_out
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel
+    from ctxext.evaluate.tasks.documents import Question
 
 Record = dict[str, Any]
-"""One line of results: `task`, `length`, `depth`, the `samples` it covers and what was measured for each."""
+"""One line of results: `task`, `length`, `depth`, the `samples` it covers and the results of each."""
 
 Scores = Iterator[tuple[int, Sequence[float]]]
-"""The number of a depth, and for each question whether it is answered, or which share of a list."""
+"""The index of a depth, and for each question whether the answer is correct, or which share of a list it holds."""
 
 
 class Key(NamedTuple):
@@ -37,32 +40,87 @@ def keys_of(record: Record) -> list[Key]:
 class Work(Protocol):
     """Some samples that run together.
 
-    What is measured for one key must not depend on which other keys are wanted.
+    The result for one key must not depend on which other keys are wanted.
     """
 
     @property
     def label(self) -> str:
-        """What the progress line says."""
+        """The text of the progress line."""
         ...
 
     @property
     def keys(self) -> list[Key]:
-        """Everything it can measure."""
+        """All samples."""
         ...
 
     def run(self, loaded: "LoadedModel", wanted: set[Key]) -> Iterator[Record]:
-        """Measure what is wanted, one record per cell."""
+        """Measure the wanted samples, with one record per cell."""
         ...
 
 
-class Task(ABC):
-    """What every task states of itself.
+@dataclass(frozen=True)
+class Reading:
+    """Which documents a model reads, and how much of each.
 
     Attributes:
-        name: On the command line and in reports.
-        description: What a report says above its figures.
-        shows: What its figures show; a model card says it where they are missing.
-        kinds: Which kinds of models can be asked, of `checkpoint_info.KINDS`.
+        kind: The kind of model, one of the values of `checkpoint_info.KINDS`.
+        encoder: The tokenizer.
+        lengths: Context lengths in tokens.
+        longest: The longest of all models' lengths; documents have as many tokens.
+        trained_length: The original context length.
+        data: A file or data set to read documents from; None for the prose of the package.
+        samples: How many documents to read.
+        seed: Decides the prose.
+        stride: Of the sliding window; None for none.
+    """
+
+    kind: str
+    encoder: Encoder
+    lengths: tuple[int, ...]
+    longest: int
+    trained_length: int
+    data: str | None
+    samples: int
+    seed: int
+    stride: int | None = None
+
+    def documents(self, length: int, most: int | None = None) -> list[list[int]]:
+        """The token ids of documents that have `length` tokens, each cut to `most` or else to `length`.
+
+        Raises:
+            CtxextError: The data cannot be read, or nothing in it is long enough.
+        """
+        from ctxext.data.texts import read_corpus
+
+        options = {"count": self.samples, "length": length, "most": most or length, "seed": self.seed}
+        return read_corpus(self.data, self.encoder, **options).documents
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """The user's options of retrieval tasks.
+
+    Attributes:
+        text: Sentences to hide needles in; empty for the prose of the package.
+        questions: Questions of the task `documents`; empty for random facts.
+        num_needles: How many facts the task `needle` hides.
+        kv_ids: The ids of the task `kv`: "uuid" or "number".
+    """
+
+    text: tuple[str, ...] = ()
+    questions: "tuple[Question, ...]" = ()
+    num_needles: int = 4
+    kv_ids: str = "uuid"
+
+
+class Task(ABC):
+    """A task.
+
+    Attributes:
+        name: The name on the command line and in reports.
+        description: The text above its results in a report.
+        shows: What its results show; a model card names it if they are missing.
+        kinds: The kinds of models it is for, of `checkpoint_info.KINDS`.
     """
 
     name: ClassVar[str]
@@ -70,22 +128,33 @@ class Task(ABC):
     shows: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]] = ("causal",)
 
+    @classmethod
+    def documents_to_read(cls, reading: Reading) -> Sequence[Work]:
+        """The work of a task that reads documents, one for each document; none by default."""
+        return ()
+
 
 class RetrievalTask(Task):
-    """A question about one place in a long text. Implementations are frozen dataclasses: their fields are settings.
+    """A question about one place in a long text. Subclasses are frozen dataclasses whose fields are settings.
 
     Attributes:
-        scored: How an answer is found right, in a few words.
-        is_written: Whether the model always writes its answers freely.
-        answer_room: Tokens that it may write then; 0 where the answer's own length is the room.
-        has_depths: Whether there is one place that is asked for. Where what is asked for lies everywhere, as many
-            questions are asked of a length as other tasks ask at all their depths, and a record's depth is None.
+        scored: How answers are scored, in a few words.
+        is_written: Whether the model always generates its answers.
+        answer_room: How many tokens it may generate then; 0 for as many as the answer has.
+        has_depths: Whether the question is about one place. Otherwise a record's depth is None, and a length gets as
+            many questions as other tasks ask at all their depths.
     """
 
     scored: ClassVar[str] = "Exact match"
     is_written: ClassVar[bool] = False
     answer_room: ClassVar[int] = 0
     has_depths: ClassVar[bool] = True
+
+    @classmethod
+    def from_options(cls, options: TaskOptions) -> Self:
+        """The task with the user's options: by default the text to hide needles in, if it has such a field."""
+        hides_in_text = "text" in {field.name for field in dataclasses.fields(cast("Any", cls))}
+        return cls(**({"text": options.text} if hides_in_text else {}))
 
     @abstractmethod
     def pieces(self, rng: random.Random) -> Pieces:
@@ -94,13 +163,13 @@ class RetrievalTask(Task):
     def score(
         self, loaded: "LoadedModel", questions: Sequence[Sequence[Prompt]], depths: Sequence[int], *, generate: bool
     ) -> Scores:
-        """Whether each question is answered at each of some depths: by exact match, if a task says nothing else.
+        """Score questions at some depths, by default by exact match.
 
         Args:
             loaded: The model.
-            questions: For each question its prompts, one per depth; all of the same length.
-            depths: Numbers of the depths that are wanted.
-            generate: Let the model write its answers instead of one teacher-forced forward.
+            questions: The prompts of each question, one per depth; all of the same length.
+            depths: Indices of the depths to score.
+            generate: Generate the answers instead of running one teacher-forced forward.
         """
         from ctxext.evaluate.scoring.exact_match import score_depths
         from ctxext.evaluate.scoring.generation import generate_exact, generate_lists
@@ -110,7 +179,7 @@ class RetrievalTask(Task):
         return (generate_exact if generate else score_depths)(loaded, questions, depths)
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
-        """How many tokens a question takes without its haystack."""
+        """The number of tokens of a question without its haystack."""
         return encode_parts(pieces, encoder, answer_room=self.answer_room).size
 
     def prompts(
@@ -126,5 +195,5 @@ class RetrievalTask(Task):
 
     @property
     def advice(self) -> str:
-        """What helps where a question does not fit into a length; empty where nothing does."""
+        """A hint for questions that do not fit into a length; empty if there is none."""
         return ""

@@ -1,4 +1,4 @@
-"""Multi-document question answering, with the document that holds the answer moved through the positions."""
+"""Multi-document question answering, with the gold document moved through the positions."""
 
 import json
 import random
@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from typing_extensions import Self
+
 from ctxext.data import prose
 from ctxext.data.prompt import Pieces, Prompt
 from ctxext.errors import CtxextError
 from ctxext.evaluate.scoring.subspan_match import best_subspan_match
-from ctxext.evaluate.tasks.base import RetrievalTask, Scores
+from ctxext.evaluate.tasks.base import RetrievalTask, Scores, TaskOptions
 from ctxext.reading.strict import read_text
 
 if TYPE_CHECKING:
@@ -41,13 +43,13 @@ class Passage:
     is_gold: bool = False
 
     def unit(self, number: int) -> str:
-        """The document as it stands in a prompt."""
+        """The document as it appears in a prompt."""
         return f"Document [{number}](Title: {self.title}) {self.text}\n"
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its documents; any of `answers` is right."""
+    """A question with its documents; any of `answers` is correct."""
 
     question: str
     answers: tuple[str, ...]
@@ -70,12 +72,12 @@ class Question:
 class Documents(RetrievalTask):
     """Answer a question from one of many documents.
 
-    The documents are numbered at random, not in order: a number tells nothing about a position, and the same document
-    keeps its number wherever it is put. `Question.prompt` numbers them in order, as the release does.
+    The documents are numbered at random, so that a number says nothing about the position, and a document keeps its
+    number at every position. `Question.prompt` numbers them in order, as the release does.
 
     Attributes:
-        questions: Questions read with `read_questions`; empty for random facts made up on the spot.
-        ask: With random facts: "which" asks for the number of the document, "fact" for what it says, "any" for either.
+        questions: Questions read with `read_questions`; empty for random facts.
+        ask: With random facts: "which" asks for the number of the document, "fact" for its fact, "any" for either.
     """
 
     name: ClassVar[str] = "documents"
@@ -88,6 +90,11 @@ class Documents(RetrievalTask):
     questions: tuple[Question, ...] = ()
     ask: str = "any"
 
+    @classmethod
+    def from_options(cls, options: TaskOptions) -> Self:
+        """The task with the user's questions; random facts are asked for as such, as a user's questions are."""
+        return cls(questions=options.questions, ask="fact")
+
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
         numbers = _document_numbers(random.Random(rng.getrandbits(64)))
@@ -99,10 +106,10 @@ class Documents(RetrievalTask):
             answers = chosen.answers
         else:
             key = prose.object_name(rng)
-            gold, questions = made_up_document(rng, key, gold_number)
+            gold, questions = random_document(rng, key, gold_number)
             question, answer = questions[_pick(self.ask, rng)]
             answers = (answer.strip(),)
-            others = _made_up_documents(random.Random(rng.getrandbits(64)), without=key)
+            others = _random_documents(random.Random(rng.getrandbits(64)), without=key)
         return Pieces(
             opening=OPENING,
             haystack=(document.unit(number) for document, number in zip(others, numbers, strict=False)),
@@ -116,13 +123,13 @@ class Documents(RetrievalTask):
     def score(
         self, loaded: "LoadedModel", questions: Sequence[Sequence[Prompt]], depths: Sequence[int], *, generate: bool
     ) -> Scores:
-        """Whether an answer stands in what the model writes, as it is the text that counts and not its wording."""
+        """Whether the generated text contains an answer."""
         from ctxext.evaluate.scoring.generation import generate_matching
 
         return generate_matching(loaded, questions, depths)
 
     def _other_documents(self, chosen: Question, rng: random.Random) -> Iterator[Passage]:
-        """The question's own distractors, then those of the other questions that do not hold an answer."""
+        """The distractors of the question, then documents of the other questions without an answer to it."""
         yield from (document for document in chosen.documents if not document.is_gold)
         others = [question for question in self.questions if question is not chosen] or [chosen]
         pool = [
@@ -131,16 +138,16 @@ class Documents(RetrievalTask):
             for document in question.documents
             if document.text != chosen.gold.text and not best_subspan_match(document.text, chosen.answers)
         ]
-        while pool:  # Without any, the haystack ends, and the prompt's builder says that it is too short.
+        while pool:  # Without any, the haystack ends, and `lay_out` refuses it as too short.
             yield rng.choice(pool)
 
 
-def made_up_document(
+def random_document(
     rng: random.Random, key: str, number: int, *, bare: bool = False
 ) -> tuple[Passage, list[tuple[str, str]]]:
-    """A document about the thing `key`, with two questions it answers: for the document's number, and for the fact.
+    """A document about the thing `key`, and two questions: for the document's number, and for its fact.
 
-    Unless it is to be `bare`, a sentence of prose may stand before the fact, after it, or both.
+    Sentences of prose may surround the fact, unless the document is `bare`.
     """
     fact, question, answer, says = rng.choice(FACTS)
     fill = {"key": key, "place": rng.choice(prose.PLACES), "person": prose.person_name(rng)}
@@ -153,13 +160,13 @@ def made_up_document(
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:
-    """Reads JSON lines with the fields of the Lost in the Middle release.
+    """Read JSON lines with the fields of the Lost in the Middle release.
 
-    Fields: `question`, `answers`, and `ctxs` with `title`, `text` and optionally `isgold` or `hasanswer`. Without
-    either mark the gold document is the first whose text contains an answer.
+    The fields are `question`, `answers`, and `ctxs` with `title`, `text` and optionally `isgold` or `hasanswer`.
+    Without either mark, the gold document is the first that contains an answer.
 
     Raises:
-        CtxextError: if the file cannot be read, is empty, or a line is not such a record; names the line.
+        CtxextError: The file cannot be read or is empty, or a line is not such a record.
     """
     lines = read_text(path).splitlines()
     questions = tuple(_parse(path, number, line) for number, line in enumerate(lines, start=1) if line.strip())
@@ -194,16 +201,16 @@ def _pick(ask: str, rng: random.Random) -> int:
     return {"which": 0, "fact": 1, "any": rng.randrange(2)}[ask]
 
 
-def _made_up_documents(rng: random.Random, without: str) -> Iterator[Passage]:
+def _random_documents(rng: random.Random, without: str) -> Iterator[Passage]:
     noun = without.split()[-1]
     while True:
         key = prose.object_name(rng)
         if key.split()[-1] != noun:
-            yield made_up_document(rng, key, 0)[0]
+            yield random_document(rng, key, 0)[0]
 
 
 def _document_numbers(rng: random.Random) -> Iterator[int]:
-    """Different numbers without end: of three digits while there are some, then of four, and so on."""
+    """An endless stream of different numbers, first of three digits, then of four, and so on."""
     num_digits = 3
     while True:
         numbers = list(range(10 ** (num_digits - 1), 10**num_digits))

@@ -12,24 +12,24 @@ from typing_extensions import Self
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, encode_parts
 from ctxext.data.prose import random_number
-from ctxext.evaluate.tasks.base import RetrievalTask
+from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
 
 OPENING = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n"
 _ASKED_RECORDS = 4
-"""Records of one text that are asked for, each at another depth, where the text is long enough."""
+"""How many records of one text are asked for, each at another depth, if the text is long enough."""
 
 
 @dataclass(frozen=True)
 class KeyValue(RetrievalTask):
     """Find the value of a key in a JSON object of random keys and values.
 
-    The phrasing of Lost in the Middle, https://arxiv.org/abs/2307.03172. The first and the last record stand in the
-    opening and in the question, so that the object is valid JSON however many records are put between them.
+    The phrasing of Lost in the Middle, https://arxiv.org/abs/2307.03172. The first and the last record are part of the
+    opening and of the question, so that the object is valid JSON with any number of records between them.
 
     Attributes:
-        ids: "uuid" as in the paper, or "number" for short numbers, so that small models and windows can be asked too:
-            three digits each, and keys of more once half of those are used.
-        num_needles: Records that can be asked for; the first is.
+        ids: "uuid" as in the paper, or "number" for short numbers, for small models and contexts: three digits each,
+            and longer keys once half of those are used.
+        num_needles: The number of records that can be asked for; the question is about the first.
     """
 
     name: ClassVar[str] = "kv"
@@ -37,6 +37,11 @@ class KeyValue(RetrievalTask):
     shows: ClassVar[str] = "looking a key up in a long JSON object"
     ids: Literal["uuid", "number"] = "uuid"
     num_needles: int = 1
+
+    @classmethod
+    def from_options(cls, options: TaskOptions) -> Self:
+        """The task with the user's ids."""
+        return cls(ids="number" if options.kv_ids == "number" else "uuid")
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
@@ -57,7 +62,7 @@ class KeyValue(RetrievalTask):
         )
 
     def fitting(self, encoder: Encoder, length: int) -> Self:
-        """With as many records to ask for as leave room for a haystack."""
+        """The task with as many records to ask for as leave room for a haystack."""
         several = dataclasses.replace(self, num_needles=_ASKED_RECORDS)
         size = encode_parts(several.pieces(random.Random(0)), encoder).size
         return several if 2 * size <= length else self
@@ -68,7 +73,7 @@ class KeyValue(RetrievalTask):
         return "Or use short ids: --kv-ids number." if self.ids == "uuid" else ""
 
     def records(self, rng: random.Random) -> Iterator[tuple[str, str]]:
-        """Records without end whose keys all differ."""
+        """An endless stream of records with different keys."""
         used: set[str] = set()
         num_digits = 3
         while True:

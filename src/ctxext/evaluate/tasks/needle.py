@@ -1,14 +1,16 @@
-"""Needle retrieval: sentences that tell a number, hidden in prose."""
+"""Needle retrieval: sentences with a number, hidden in prose."""
 
 import random
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import Self
+
 from ctxext.data import prose
 from ctxext.data.haystack import endless
 from ctxext.data.prompt import Pieces
 from ctxext.data.prose import random_number
-from ctxext.evaluate.tasks.base import RetrievalTask
+from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
 
 OPENING = (
     "Some special magic numbers are hidden in the following text. Memorize them. "
@@ -18,7 +20,7 @@ OPENING = (
 
 @dataclass(frozen=True)
 class Phrasing:
-    """How a fact is told and asked for; `{key}` and `{value}` stand for the thing and its number."""
+    """The wording of a fact and its question, with `{key}` for the thing and `{value}` for its number."""
 
     fact: str
     question: str
@@ -46,10 +48,10 @@ class Needle(RetrievalTask):
     """Find one sentence in prose among others of the same form.
 
     Attributes:
-        num_needles: Facts in the text, all of the same form; the first is asked for, the others are distractors.
+        num_needles: The number of facts in the text; the question is about the first, the others are distractors.
         phrasing: A key of `PHRASINGS`, or "any" for a random one per question.
-        num_digits: Length of each number.
-        text: Prose to hide the facts in, as units that are joined by spaces; empty for the prose of the package.
+        num_digits: The number of digits of each number.
+        text: Sentences to hide the facts in, joined by spaces; empty for the prose of the package.
     """
 
     name: ClassVar[str] = "needle"
@@ -61,6 +63,11 @@ class Needle(RetrievalTask):
     phrasing: str = "magic"
     num_digits: int = 5
     text: tuple[str, ...] = ()
+
+    @classmethod
+    def from_options(cls, options: TaskOptions) -> Self:
+        """The task with the user's number of needles and text."""
+        return cls(num_needles=options.num_needles, text=options.text)
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, ClassVar
 
-from ctxext.evaluate.tasks.base import Key, Record, Task
+from ctxext.evaluate.tasks.base import Key, Reading, Record, Task
 
 if TYPE_CHECKING:
     import torch
@@ -17,13 +17,23 @@ _MIN_BUCKET = 16
 
 
 class Perplexity(Task):
-    """Read long documents and look at the loss position by position."""
+    """Read long documents and measure the loss position by position."""
 
     name: ClassVar[str] = "perplexity"
     description: ClassVar[str] = (
         "Each document was read once; a point of the curve is the mean loss of the tokens at that position."
     )
     shows: ClassVar[str] = "the loss on long text, position by position"
+
+    @classmethod
+    def documents_to_read(cls, reading: Reading) -> "list[PerplexityWork]":
+        """The work, one for each document; a sliding window also reads the text behind the longest length."""
+        documents = reading.documents(reading.longest, 2 * reading.longest if reading.stride else reading.longest)
+        num_start = len(reading.encoder.start())
+        return [
+            PerplexityWork(ids, sample, reading.lengths, num_start, reading.stride)
+            for sample, ids in enumerate(documents)
+        ]
 
 
 @dataclass(frozen=True)
@@ -32,9 +42,9 @@ class PerplexityWork:
 
     Attributes:
         ids: Its tokens, begin token included.
-        sample: Its number.
+        sample: Its index.
         lengths: Context lengths to report; the document is read once, up to the longest.
-        num_start: How many of the first tokens are the tokenizer's begin tokens.
+        num_start: The number of begin tokens.
         stride: Of the sliding window; None for none.
     """
 
@@ -46,16 +56,16 @@ class PerplexityWork:
 
     @property
     def label(self) -> str:
-        """What the progress line says."""
+        """The text of the progress line."""
         return f"{Perplexity.name} {max(self.lengths)}"
 
     @property
     def keys(self) -> list[Key]:
-        """The one document."""
+        """The document."""
         return [Key(Perplexity.name, max(self.lengths), None, self.sample)]
 
     def run(self, loaded: "LoadedModel", wanted: set[Key]) -> Iterator[Record]:
-        """Read the document once; then once more in windows, if wanted."""
+        """Read the document once, and again in sliding windows if there is a stride."""
         longest = max(self.lengths)
         if self.keys[0] not in wanted:
             return
@@ -77,19 +87,19 @@ class PerplexityWork:
         yield record
 
     def _beginning(self, loaded: "LoadedModel", losses: "torch.Tensor", length: int) -> tuple[float, int]:
-        """The summed loss of the first tokens, and how many they are.
+        """The sum of the losses of the first tokens, and their number.
 
-        Where the encoding follows the prompt's own length or content, a shorter text is read again.
+        A shorter text is read separately if the position encoding depends on the length or content of the prompt.
         """
         if not loaded.can_share and length < len(losses) + 1:
             losses = _losses(loaded, self.ids[:length])
         return float(losses[: length - 1].sum()), length - 1
 
     def _sliding(self, loaded: "LoadedModel", window: int, stride: int) -> tuple[float, int]:
-        """The sum of the windows' mean losses, and how many windows there are.
+        """The sum of the windows' mean losses, and the number of windows.
 
-        The window moves on by `stride` and only its new tokens count. Each window, the first and longest too, counts
-        the same, as in YaRN's own script.
+        The window moves by `stride` and only its new tokens count. All windows have the same weight, the first and
+        longest included, as in YaRN's script.
         """
         import torch
 
@@ -117,7 +127,7 @@ class PerplexityWork:
 
 
 def _losses(loaded: "LoadedModel", ids: list[int]) -> "torch.Tensor":
-    """The loss of each token of one text but the first."""
+    """The loss of each token of a text except the first."""
     import torch
 
     from ctxext.evaluate.scoring.token_losses import token_losses
@@ -126,7 +136,7 @@ def _losses(loaded: "LoadedModel", ids: list[int]) -> "torch.Tensor":
 
 
 def bucket_width(length: int) -> int:
-    """Positions that are averaged for one point of a curve: a power of two."""
+    """The number of positions that are averaged for one point of a curve, a power of two."""
     width = _MIN_BUCKET
     while width * _NUM_BUCKETS < length:
         width *= 2

@@ -1,10 +1,10 @@
-"""Pseudo-perplexity: how well an encoder guesses masked tokens of long documents, position by position."""
+"""Pseudo-perplexity: how well an encoder predicts masked tokens of long documents, position by position."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ctxext.evaluate.tasks.base import Key, Record, Task
+from ctxext.evaluate.tasks.base import Key, Reading, Record, Task
 from ctxext.evaluate.tasks.perplexity import bucket_width
 
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class PseudoPerplexity(Task):
-    """Mask every eighth token of long documents, eight times over, and look at the loss position by position."""
+    """Mask every eighth token of long documents, eight times, and measure the loss position by position."""
 
     name: ClassVar[str] = "pseudo-perplexity"
     kinds: ClassVar[tuple[str, ...]] = ("masked",)
@@ -22,6 +22,12 @@ class PseudoPerplexity(Task):
     )
     shows: ClassVar[str] = "the loss of masked tokens in long text, position by position"
 
+    @classmethod
+    def documents_to_read(cls, reading: Reading) -> "list[PseudoPerplexityWork]":
+        """The work, one for each document."""
+        documents, end = reading.documents(reading.longest), tuple(reading.encoder.end())
+        return [PseudoPerplexityWork(ids, sample, reading.lengths, end) for sample, ids in enumerate(documents)]
+
 
 @dataclass(frozen=True)
 class PseudoPerplexityWork:
@@ -29,9 +35,9 @@ class PseudoPerplexityWork:
 
     Attributes:
         ids: Its tokens, begin token included.
-        sample: Its number.
-        lengths: Context lengths to report; the document is cut to each, as an encoder sees what stands behind a token.
-        end: What the tokenizer puts behind every text; it takes the place of the last tokens.
+        sample: Its index.
+        lengths: Context lengths to report; the document is cut to each, as an encoder also reads what follows a token.
+        end: The end tokens of the tokenizer; they replace the last tokens.
     """
 
     ids: list[int]
@@ -41,12 +47,12 @@ class PseudoPerplexityWork:
 
     @property
     def label(self) -> str:
-        """What the progress line says."""
+        """The text of the progress line."""
         return f"{PseudoPerplexity.name} {max(self.lengths)}"
 
     @property
     def keys(self) -> list[Key]:
-        """The one document."""
+        """The document."""
         return [Key(PseudoPerplexity.name, max(self.lengths), None, self.sample)]
 
     def run(self, loaded: "LoadedModel", wanted: set[Key]) -> Iterator[Record]:
@@ -55,9 +61,9 @@ class PseudoPerplexityWork:
 
         if self.keys[0] not in wanted:
             return
-        read = {n: masked_losses(loaded, closed(self.ids, n, self.end)) for n in self.lengths}
+        results = {n: masked_losses(loaded, closed(self.ids, n, self.end)) for n in self.lengths}
         longest = max(self.lengths)
-        losses, is_guessed = read[longest]
+        losses, is_guessed = results[longest]
         width = bucket_width(longest)
         starts = range(0, longest, width)
         yield {
@@ -69,10 +75,10 @@ class PseudoPerplexityWork:
             "buckets": [
                 [float(losses[at : at + width].sum()), int(is_guessed[at : at + width].sum())] for at in starts
             ],
-            "lengths": {str(n): (float(found.sum()), int(count.sum())) for n, (found, count) in read.items()},
+            "lengths": {str(n): (float(loss.sum()), int(count.sum())) for n, (loss, count) in results.items()},
         }
 
 
 def closed(ids: list[int], length: int, end: tuple[int, ...]) -> list[int]:
-    """The beginning of a document as a text of exactly `length` tokens, what ends a text included."""
+    """The beginning of a document as a text of exactly `length` tokens, with the end tokens."""
     return [*ids[: length - len(end)], *end]

@@ -1,10 +1,11 @@
-"""Perplexity at the original context length: what extending the context costs where the model was good before."""
+"""Perplexity at the original context length: what extending the context costs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ctxext.evaluate.tasks.base import Key, Record, Task
+from ctxext.evaluate.tasks.base import Key, Reading, Record, Task
+from ctxext.evaluate.tasks.pseudo_perplexity import closed
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel
@@ -18,6 +19,12 @@ class Short(Task):
     kinds: ClassVar[tuple[str, ...]] = ("causal", "masked")
     shows: ClassVar[str] = "what extending cost at the original context length"
 
+    @classmethod
+    def documents_to_read(cls, reading: Reading) -> "list[ShortWork]":
+        """The work, one for each document."""
+        length, end = reading.trained_length, tuple(reading.encoder.end()) if reading.kind == "masked" else ()
+        return [ShortWork(closed(ids, length, end), sample) for sample, ids in enumerate(reading.documents(length))]
+
 
 @dataclass(frozen=True)
 class ShortWork:
@@ -25,7 +32,7 @@ class ShortWork:
 
     Attributes:
         ids: Its tokens, special tokens included.
-        sample: Its number.
+        sample: Its index.
     """
 
     ids: list[int]
@@ -33,12 +40,12 @@ class ShortWork:
 
     @property
     def label(self) -> str:
-        """What the progress line says."""
+        """The text of the progress line."""
         return f"{Short.name} {len(self.ids)}"
 
     @property
     def keys(self) -> list[Key]:
-        """The one document."""
+        """The document."""
         return [Key(Short.name, len(self.ids), None, self.sample)]
 
     def run(self, loaded: "LoadedModel", wanted: set[Key]) -> Iterator[Record]:
