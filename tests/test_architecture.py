@@ -19,6 +19,10 @@ LAYERS = (
     *("evaluate.tasks", "evaluate.settings", "evaluate.tasks.retrieval", "evaluate.report", "evaluate"),
     *("search", "finetune", "publish", "demo", "cli"),
 )
+MOST_PARAMETERS = 8
+SIGNATURES_OF_OTHERS = {"serving/row_wise.py: forward"}
+"""Functions that replace one of another library, and take what it takes."""
+
 HEAVY = ("torch", "transformers", "peft", "matplotlib", "datasets", "numpy", "optuna", "sqlalchemy")
 
 
@@ -57,6 +61,25 @@ def test_imports_only_point_left(path):
         assert layer != "portable", "portable code must not import ctxext"
         assert not module.startswith("ctxext.portable"), "portable code travels as bytes; nothing imports it"
         assert rank_of(module) <= rank_of(inside), f"{inside} must not import {module}"
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """How many parameters a function has, self, *args and **kwargs among them."""
+    names = function.args
+    every = (*names.posonlyargs, *names.args, *names.kwonlyargs, names.vararg, names.kwarg)
+    return sum(name is not None for name in every)
+
+
+def test_functions_take_few_parameters():
+    """What travels together is one object; a command takes its options one by one."""
+    many = {
+        f"{path.relative_to(PACKAGE).as_posix()}: {node.name}"
+        for path in FILES
+        if layer_of(path) != "cli"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and parameters(node) > MOST_PARAMETERS
+    }
+    assert many == SIGNATURES_OF_OTHERS
 
 
 def test_every_method_file_is_listed():

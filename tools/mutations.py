@@ -31,7 +31,7 @@ _BOUNDS = frozenset({"ge", "gt", "le", "lt", "min_length", "max_length", "patter
 """Limits of a schema. One that is far away is left out; to move it by one would change nothing for anybody."""
 
 _FAR = 1000
-_DECLARED = frozenset({"help", "search", "paper"})
+_DECLARED = frozenset({"help", "search"})
 _UNSEEN = frozenset({"repr", "use_cache", "use_reentrant", "preserve_rng_state", "include_url", "exist_ok"})
 """Keywords that change what is shown of an object, how much is kept in memory, or how errors are told."""
 

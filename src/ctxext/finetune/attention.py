@@ -45,7 +45,6 @@ def shifted_attention(
     group: int,
     scaling: float | None = None,
     dropout: float = 0.0,
-    sliding_window: int | None = None,
     **others: Any,
 ) -> torch.Tensor:
     """Attend inside groups; the second half of the query heads has its groups moved by half a group.
@@ -58,8 +57,8 @@ def shifted_attention(
         group: Tokens in a group.
         scaling: Factor on the scores; by default head_dim ** -0.5.
         dropout: Share of the attention weights that is dropped.
-        sliding_window: Tokens that a layer sees at most, itself included.
-        others: What a family passes beside; caps on scores and attention sinks are refused.
+        others: What a family passes beside: `sliding_window`, the tokens that a layer sees at most, itself included;
+            caps on scores and attention sinks are refused.
 
     Returns:
         (batch, length, heads, head_dim).
@@ -82,7 +81,7 @@ def shifted_attention(
                 query[:, some, begin:end],
                 key[:, some, begin:end],
                 value[:, some, begin:end],
-                attn_mask=(seen := _seen(mask, begin, end, sliding_window, query.device)),
+                attn_mask=(seen := _seen(mask, begin, end, others.get("sliding_window"), query.device)),
                 is_causal=seen is None,
                 scale=scaling,
                 dropout_p=dropout,

@@ -7,6 +7,8 @@ multiplied by (1 + e^v) / (1 + e^(v - w d / L)), others stay as they are. At w =
 d head.
 """
 
+from collections import namedtuple
+
 import torch
 from torch.utils.checkpoint import checkpoint
 
@@ -15,6 +17,9 @@ from .relation_parts import first_base, places_of, product, scaling, softmaxed, 
 
 BLOCK = 128  # Rows whose scores are in memory at once.
 PLACE = "distance"  # Under this name an attention holds the weights.
+
+
+Rows = namedtuple("Rows", "span base places mask kwargs")  # A block of rows, and what the call gives for all of them.
 
 
 class DistanceWeights(torch.nn.Module):
@@ -54,7 +59,8 @@ class DistanceAware(Method):
         made = []
         for start in range(0, length, BLOCK):
             span = start, min(start + BLOCK, length)
-            inputs = call, span, base, places, mask, kwargs, numbers, query[:, :, start : span[1]], key, value
+            rows = Rows(span, base, places, mask, kwargs)
+            inputs = call, rows, numbers, query[:, :, start : span[1]], key, value
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 made.append(checkpoint(self.block, *inputs, use_reentrant=False))  # Scores are not kept.
             else:
@@ -62,12 +68,13 @@ class DistanceAware(Method):
         outputs, weights = zip(*made, strict=True)
         return torch.cat(outputs, 1), torch.cat(weights, 2) if call.backend == "eager" else None
 
-    def block(self, call, span, base, places, mask, kwargs, numbers, query, key, value):
+    def block(self, call, rows, numbers, query, key, value):
         """Output (b, l, h, d) and weights (b, h, l, n) of the rows of a block."""
-        scores = product(query, key.mT) * scaling(call, query, kwargs)
-        rows = places.rows[:, span[0] : span[1]]
-        distances = (rows[:, :, None] - places.keys[:, None]).clamp(min=0) / self.settings["original_length"]
+        span, places = rows.span, rows.places
+        scores = product(query, key.mT) * scaling(call, query, rows.kwargs)
+        positions = places.rows[:, span[0] : span[1]]
+        distances = (positions[:, :, None] - places.keys[:, None]).clamp(min=0) / self.settings["original_length"]
         w, v = numbers[:, None, :, None, None]
         grown = torch.nn.functional.logsigmoid(w * distances[:, None] - v) - torch.nn.functional.logsigmoid(-v)
         scores = torch.where(scores > 0, (scores * grown.exp()).to(scores.dtype), scores)
-        return softmaxed(scores, value, mask, span, base, None, taken(call, kwargs))
+        return softmaxed(scores, value, rows.mask, span, rows.base, None, taken(call, rows.kwargs))

@@ -261,7 +261,7 @@ class Relation(Method):
                     at, slowed = plan.map.keys(n, rotated, rung), plan.map.slowed(rung)
                     by_rung[id(rung)] = turned(call, key, at, rotated, slowed)
             far = [key if by_rung[id(rung)] is None else by_rung[id(rung)] for rung in block.rungs]
-            inputs = call, plan, block, mask, kwargs, query, key, value, *far
+            inputs = call, plan, (block, mask, kwargs), query, key, value, *far
             if torch.is_grad_enabled() and query.requires_grad and not torch.compiler.is_compiling():
                 made.append(checkpoint(self.block, *inputs, use_reentrant=False))  # Scores are not kept.
             else:
@@ -269,8 +269,9 @@ class Relation(Method):
         outputs, weights = zip(*made, strict=True)
         return torch.cat(outputs, 1), None if weights[0] is None else torch.cat(weights, 2)
 
-    def block(self, call, plan, block, mask, kwargs, query, key, value, *far_keys):
-        """Output (b, l, h, d) and weights (b, h, l, n), or None, of the rows of a block."""
+    def block(self, call, plan, masked_block, query, key, value, *far_keys):
+        """Output (b, l, h, d) and weights (b, h, l, n), or None, of the rows of a block, its mask and arguments."""
+        block, mask, kwargs = masked_block
         start, stop, low, high, end, rungs = block
         rows = Rows(*(x if x is None else x[:, start:stop] for x in plan.rows))
         scales = [scale if scale is None else scale[:, start:stop] for scale in plan.scales]

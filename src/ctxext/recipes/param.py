@@ -23,7 +23,6 @@ class Limits:
     max: float | None = None
     choices: tuple[str, ...] = ()
     search: tuple[Any, ...] = ()
-    paper: Any = None
     usual: Any = None
     measured: bool = False
 
@@ -45,7 +44,6 @@ def param(
     max: float | None = None,
     choices: Sequence[str] = (),
     search: Sequence[Any] = (),
-    paper: Any = None,
     usual: Any = None,
     measured: bool = False,
 ) -> Any:
@@ -58,19 +56,12 @@ def param(
         max: The largest legal value.
         choices: The legal words of a text parameter.
         search: The range, or the values, that a search tries.
-        paper: The paper's own value of a parameter that has no default; a search starts there.
-        usual: What stands for None where the model itself says nothing.
-        measured: Found by a measurement and kept in recipe files, but not offered on the command line.
+        usual: The value that is used for None if the model names none; of a required parameter the paper's value, at
+            which a search starts.
+        measured: The result of a measurement: kept in recipe files, but not offered on the command line.
     """
     limits = Limits(
-        help=help,
-        min=min,
-        max=max,
-        choices=tuple(choices),
-        search=tuple(search),
-        paper=paper,
-        usual=usual,
-        measured=measured,
+        help=help, min=min, max=max, choices=tuple(choices), search=tuple(search), usual=usual, measured=measured
     )
     return dataclasses.field(default=default, metadata={"limits": limits})
 
@@ -127,7 +118,7 @@ def search_start(owner: type, name: str) -> Any:
     """The published value of a parameter: its default, or the paper's own where it has none."""
     (field,) = (field for field in dataclasses.fields(owner) if field.name == name)
     default = default_of(field)
-    return limits_of(field).paper if default is dataclasses.MISSING else default
+    return limits_of(field).usual if default is dataclasses.MISSING else default
 
 
 def value_type(owner: type, name: str) -> Any:

@@ -24,7 +24,7 @@ class AdjustedBase(Scaling):
     example: ClassVar[Mapping[str, Any]] = {"factor": 4, "theta": 3e5}
     caution = "a raised base is meant to be trained with: fine-tune before you rely on it."
 
-    theta: float = param(help="The new base of the rotary frequencies, for example 500000.", min=1.0, paper=5e5)
+    theta: float = param(help="The new base of the rotary frequencies, for example 500000.", min=1.0, usual=5e5)
 
     @classmethod
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
