@@ -4,6 +4,7 @@ CTXEXT_SHUFFLE=SEED runs tests in another order: those of a file together, as th
 """
 
 import atexit
+import gc
 import os
 import random
 import shutil
@@ -49,6 +50,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for group in groups:
             rng.shuffle(group)
         items[:] = [item for group in groups for item in group]
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: whoever collects garbage, as each training does, need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,13 +1,13 @@
 """Checkpoints that earlier versions wrote go on loading, verifying and training; tests/data holds small ones."""
 
 import dataclasses
-import json
-import shutil
+import functools
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import ctxext.portable
@@ -18,51 +18,46 @@ from ctxext.recipes.code.own_code import carries_code, own_code, runs_only_own_c
 from ctxext.recipes.code.released import releases
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import verify
+from older_checkpoints import LOGITS, VERSIONS, lay_out
 from tiny_base import QUICK, tune
 
-FOLDER = Path(__file__).parent / "data" / "v0.1.0"
-LOGITS = json.loads((FOLDER / "logits.json").read_text())
-LATER = {"v0.2.0": json.loads((FOLDER.parent / "v0.2.0" / "logits.json").read_text())}
-LAID_OUT = [(version, name) for version, logits in LATER.items() for name in logits]
+FIRST, LATER = "v0.1.0", [version for version in VERSIONS if version != "v0.1.0"]
+LAID_OUT = [(version, name) for version in LATER for name in LOGITS[version]]
 
 
-def lay_out(version: str, name: str, folder: Path) -> Path:
-    """A checkpoint of a later version; files that several share are kept once, named by the start of their digest."""
-    data = FOLDER.parent / version
-    shutil.copytree(data / name, folder)
-    record = json.loads((folder / "ctxext.json").read_text())
-    for file, digest in {**record["files"], **record["weights"]}.items():
-        if not (folder / file).exists():
-            shutil.copyfile(data / "shared" / f"{digest[:8]}-{file}", folder / file)
-    return folder
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory):
+    """A checkpoint of a version, laid out once for all tests that change nothing in it."""
+    # Transformers 4 keeps code by the name of the folder.
+    place = tmp_path_factory.mktemp("older")
+    return functools.cache(lambda version, name: lay_out(version, name, place / f"{name}-{version}"))
 
 
 @pytest.mark.parametrize(("version", "name"), LAID_OUT)
-def test_one_of_a_later_version_loads_and_answers_as_it_did(version, name, tmp_path):
-    folder = lay_out(version, name, tmp_path / "older")
+def test_one_of_a_later_version_loads_and_answers_as_it_did(version, name, kept):
     # The sdpa of transformers 4 leaves Gemma 2's cap on scores out (docs/traps.md, 24).
     exact = {"attn_implementation": "eager"} if name == "gemma2" else {}
     options = {"trust_remote_code": True, "dtype": torch.float32, **exact}
-    model = AutoModelForCausalLM.from_pretrained(folder, **options).eval()
+    model = AutoModelForCausalLM.from_pretrained(kept(version, name), **options).eval()
     with torch.no_grad():
-        found = model(torch.arange(3, 103)[None] % 64).logits[0, -1]
-    torch.testing.assert_close(found, torch.tensor(LATER[version][name]), rtol=1e-4, atol=1e-4)
+        logits = model(torch.arange(3, 103)[None] % 64).logits[0, -1]
+    torch.testing.assert_close(logits, torch.tensor(LOGITS[version][name]), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("version", "name"), LAID_OUT)
-def test_verify_knows_one_of_a_later_version(version, name, tmp_path):
-    checkpoint = open_checkpoint(str(lay_out(version, name, tmp_path / "older")))
-    found = {finding.check: finding for finding in verify(str(checkpoint.folder), load=False)}
-    assert {check: finding.detail for check, finding in found.items() if finding.status == "failed"} == {}
-    assert found["code"].status == found["configuration"].status == "passed"
+def test_verify_knows_one_of_a_later_version(version, name, kept):
+    checkpoint = open_checkpoint(str(kept(version, name)))
+    findings = {finding.check: finding for finding in verify(str(checkpoint.folder), load=False)}
+    assert {check: finding.detail for check, finding in findings.items() if finding.status == "failed"} == {}
+    assert findings["code"].status == findings["configuration"].status == "passed"
     if carries_code(checkpoint):
         assert runs_only_own_code(checkpoint)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("version", "name"), LAID_OUT)
-def test_one_of_a_later_version_verifies_by_loading(version, name, tmp_path):
-    folder = lay_out(version, name, tmp_path / "older")
+def test_one_of_a_later_version_verifies_by_loading(version, name, kept):
+    folder = kept(version, name)
     findings = verify(str(folder))
     assert [finding for finding in findings if finding.status == "failed"] == []
     compared = "logits" if carries_code(open_checkpoint(str(folder))) else "frequencies"
@@ -89,62 +84,61 @@ def test_one_byte_more_is_nobody_s_and_no_release_s_files_are_mixed(version, nam
 
 
 def test_every_recorded_release_has_checkpoints_here():
-    assert {f"v{version}" for version in releases()} == set(LATER)
+    assert [f"v{version}" for version in releases()] == LATER
 
 
-@pytest.mark.skipif(transformers.__version__.startswith("4."), reason="its tokenizer was saved by transformers 5")
-@pytest.mark.parametrize("name", ["yarn-self-extend", pytest.param("distance-aware", marks=pytest.mark.slow)])
-def test_one_of_0_2_0_can_be_fine_tuned(name, tmp_path):
-    base = lay_out("v0.2.0", name, tmp_path / "older")
-    tune(base, tmp_path / "tuned", dataclasses.replace(QUICK, steps=2, save_every=2, learning_rate=1e-3))
-    for file in base.glob("*.py"):
-        assert (tmp_path / "tuned" / file.name).read_bytes() == file.read_bytes()
-    assert not [finding for finding in verify(str(tmp_path / "tuned"), load=False) if finding.status == "failed"]
-    assert runs_only_own_code(open_checkpoint(str(tmp_path / "tuned")))
-
-
-@pytest.mark.parametrize("name", LOGITS)
-def test_it_loads_and_answers_as_it_did(name):
-    model = AutoModelForCausalLM.from_pretrained(FOLDER / name, trust_remote_code=True, dtype=torch.float32).eval()
+@pytest.mark.parametrize("name", LOGITS[FIRST])
+def test_one_of_0_1_0_loads_and_answers_as_it_did(name, kept):
+    model = AutoModelForCausalLM.from_pretrained(kept(FIRST, name), trust_remote_code=True, dtype=torch.float32).eval()
     ids = torch.arange(3, 43)[None] % model.config.get_text_config().vocab_size
     with torch.no_grad():
-        found = model(ids).logits[0, -1]
-    torch.testing.assert_close(found, torch.tensor(LOGITS[name]), rtol=1e-4, atol=1e-4)
+        logits = model(ids).logits[0, -1]
+    torch.testing.assert_close(logits, torch.tensor(LOGITS[FIRST][name]), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", LOGITS)
-def test_verify_knows_it(name):
-    found = {finding.check: finding for finding in verify(str(FOLDER / name))}
-    assert {check: finding.detail for check, finding in found.items() if finding.status == "failed"} == {}
-    assert found["code"].status == found["configuration"].status == found["logits"].status == "passed"
-    assert runs_only_own_code(open_checkpoint(str(FOLDER / name)))
+@pytest.mark.parametrize("name", LOGITS[FIRST])
+def test_verify_knows_one_of_0_1_0(name, kept):
+    folder = kept(FIRST, name)
+    findings = {finding.check: finding for finding in verify(str(folder))}
+    assert {check: finding.detail for check, finding in findings.items() if finding.status == "failed"} == {}
+    assert findings["code"].status == findings["configuration"].status == findings["logits"].status == "passed"
+    assert runs_only_own_code(open_checkpoint(str(folder)))
 
 
 def test_a_changed_file_is_not_ours(tmp_path):
-    shutil.copytree(FOLDER / "mspoe-fixed", tmp_path / "changed")
-    with (tmp_path / "changed" / "modeling_mspoe.py").open("a") as file:
+    folder = lay_out(FIRST, "mspoe-fixed", tmp_path / "changed")
+    with (folder / "modeling_mspoe.py").open("a") as file:
         file.write("\n# one byte more\n")
-    assert not runs_only_own_code(open_checkpoint(str(tmp_path / "changed")))
-    found = {finding.check: finding for finding in verify(str(tmp_path / "changed"), load=False)}
-    assert found["code"].status == "failed"
+    assert not runs_only_own_code(open_checkpoint(str(folder)))
+    findings = {finding.check: finding for finding in verify(str(folder), load=False)}
+    assert findings["code"].status == "failed"
 
 
-def test_it_is_read_as_this_version_writes_it():
-    model = model_config(open_checkpoint(str(FOLDER / "yarn-mspoe")).config)
+def test_it_is_read_as_this_version_writes_it(kept):
+    model = model_config(open_checkpoint(str(kept(FIRST, "yarn-mspoe"))).config)
     assert model.rotary.rope_type == "yarn"
     assert model.code["steps"][0]["method"] == "mspoe"
     assert model.is_extended
 
 
-@pytest.mark.skipif(transformers.__version__.startswith("4."), reason="its tokenizer was saved by transformers 5")
-def test_it_can_be_fine_tuned(tmp_path):
-    tune(FOLDER / "yarn-mspoe", tmp_path / "tuned", QUICK)
-    assert (tmp_path / "tuned" / "modeling_mspoe.py").read_bytes() == (
-        FOLDER / "yarn-mspoe" / "modeling_mspoe.py"
-    ).read_bytes()
-    assert not [finding for finding in verify(str(tmp_path / "tuned")) if finding.status == "failed"]
-
-
-def test_what_chooses_by_the_prompt_is_not_trained():
+def test_what_chooses_by_the_prompt_is_not_trained(kept):
     with pytest.raises(CtxextError, match="again for each prompt"):
-        open_base(str(FOLDER / "mspoe-prompt"), None)
+        open_base(str(kept(FIRST, "mspoe-prompt")), None)
+
+
+TRAINED = [("v0.1.0", "yarn-mspoe"), ("v0.2.0", "yarn"), ("v0.2.0", "mspoe-calibrated"), ("v0.2.0", "yarn-self-extend")]
+
+
+@pytest.mark.skipif(transformers.__version__.startswith("4."), reason="its tokenizer was saved by transformers 5")
+@pytest.mark.parametrize(
+    ("version", "name"), [*TRAINED, pytest.param("v0.2.0", "distance-aware", marks=pytest.mark.slow)]
+)
+def test_it_can_be_fine_tuned(version, name, kept, tmp_path):
+    base, tuned = kept(version, name), tmp_path / "tuned"
+    tune(base, tuned, dataclasses.replace(QUICK, length=32, steps=2, save_every=2))
+    for file in base.glob("*.py"):
+        assert (tuned / file.name).read_bytes() == file.read_bytes()
+    assert not [finding for finding in verify(str(tuned), load=version == FIRST) if finding.status == "failed"]
+    assert runs_only_own_code(open_checkpoint(str(tuned))) == (name != "yarn")
+    one, two = (load_file(folder / "model.safetensors") for folder in (base, tuned))
+    assert any(not torch.equal(one[weight], two[weight]) for weight in one)

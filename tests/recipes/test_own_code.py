@@ -21,10 +21,10 @@ from ctxext.recipes.code.own_code import (
 from ctxext.recipes.encodings.legacy import is_earlier, is_legacy, upgraded
 from ctxext.recipes.encodings.rotary import SENTINEL, model_config
 from ctxext.recipes.methods.window import Window
+from older_checkpoints import lay_out
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 LLAMA |= {"max_position_embeddings": 128, "rope_theta": 1e4}
-OLDER = Path(__file__).parents[1] / "data" / "v0.1.0"
 COMMIT = "c" * 40
 
 
@@ -46,8 +46,7 @@ def ours(tmp_path) -> Checkpoint:
 @pytest.fixture
 def older(tmp_path) -> Checkpoint:
     """One with the code of 0.1.0."""
-    names = ("config.json", "modeling_ctxext.py", "modeling_mspoe.py")
-    return write(tmp_path / "older", **{name: (OLDER / "mspoe-fixed" / name).read_text() for name in names})
+    return write(lay_out("v0.1.0", "mspoe-fixed", tmp_path / "older"))
 
 
 @pytest.mark.parametrize("version", ["ours", "older"])
