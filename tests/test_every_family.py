@@ -29,7 +29,7 @@ from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS, Recipe, method_named
 from ctxext.recipes.encodings.rotary import model_config
-from ctxext.verify import clean_process, logits
+from ctxext.verify import clean_load, clean_process, logits
 from ctxext.verify.reference import expected_frequencies
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
@@ -133,7 +133,7 @@ def swept(model_type, place, methods=ROTARY):
 
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
-    monkeypatch.setattr(logits, "run_isolated", in_process)
+    monkeypatch.setattr(clean_load, "run_isolated", in_process)
     monkeypatch.setattr(logits, "_NUM_TOKENS", 16)
 
 

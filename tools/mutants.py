@@ -842,7 +842,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "is_trained = bool(training_of(subject)) and not gone",
         _CHECKS,
     ),
-    ("verify/clean_load.py", "    if result.returncode < 0:", "    if result.returncode < -99:", _CHECKS),
+    ("verify/clean_load.py", "        if error.signal:\n", "        if error.signal > 99:\n", _CHECKS),
     (
         "verify/load_script.py",
         'f"{layer_type}_attention_scaling" if layer_type else "attention_scaling"',

@@ -20,7 +20,8 @@ from ctxext.recipes.encodings.biases import alibi_slopes
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.alibi_interpolation import AlibiInterpolation
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
-from ctxext.verify import logits, slopes_process, verify
+from ctxext.system.isolated import run_isolated
+from ctxext.verify import clean_load, slopes_process, verify
 from ctxext.verify.reference import reference_of
 from tiny_encodings import ALIBI, LENGTH, VOCABULARY
 
@@ -52,10 +53,12 @@ def sources(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
     def in_process(script, task):
+        if script.stem != "slopes_process":
+            return run_isolated(script, task)
         found = slopes_process.compare(json.loads(Path(task).read_text()))
         return subprocess.CompletedProcess(script, 0, json.dumps(found), "")
 
-    monkeypatch.setattr(logits, "run_isolated", in_process)
+    monkeypatch.setattr(clean_load, "run_isolated", in_process)
 
 
 @pytest.fixture(scope="module")

@@ -53,18 +53,16 @@ def test_a_script_s_other_faults_are_its_own():
     assert isolated.fault_within(failed, ["/a/yarn.py"]) == ("/a/yarn.py", "KeyError: 1 (yarn.py, line 7)")
 
 
-def test_a_file_of_the_method_s_name_goes_before_the_one_its_class_names():
-    class Yarn(ReRope):
-        name = "yarn"
-
-    try:
-        assert reference.reference_file(ReRope).name == "relation.py"
-        assert reference.reference_file(Yarn).name == "yarn.py"
-    finally:
-        del Yarn
-        import gc
-
-        gc.collect()
+@pytest.mark.parametrize("place", ["relation", "temperature"])
+def test_a_fault_in_a_file_that_a_reference_imports(place, llama, tmp_path, monkeypatch):
+    """In the clean process it is a fault of the reference too, whether its own functions call it or the check does."""
+    (tmp_path / "shared.py").write_text("def gone(*_):\n    return {}['gone']\n")
+    other = "temperature" if place == "relation" else "relation"
+    text = f"from .shared import gone as {place}\n\n\ndef {other}(settings, layer, m, n=0, w=(1.0,) * 4):\n"
+    (tmp_path / "broken.py").write_text(text + ("    return 1.0\n" if other == "temperature" else "    return w, w\n"))
+    monkeypatch.setattr(logits, "reference_file", lambda method: tmp_path / "broken.py")
+    with pytest.raises(CtxextError, match=r"reference of rerope fails: KeyError: 'gone' \(shared.py, line 2\)"):
+        convert(str(llama), tmp_path / "out", Recipe([ReRope(factor=4)]))
 
 
 def test_a_reference_is_asked_again_in_each_layer():

@@ -14,7 +14,7 @@ import tiny_models
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe, method_named
-from ctxext.verify import clean_process, logits
+from ctxext.verify import clean_load, clean_process, logits
 from small_llama import make_llama
 
 LENGTHS = (8192, 131072, 1048576)
@@ -70,7 +70,7 @@ def check(monkeypatch):
         tasks.append(json.loads(Path(written).read_text()))
         return subprocess.CompletedProcess(script, 0, json.dumps(compare(tasks[-1])), "")
 
-    monkeypatch.setattr(logits, "run_isolated", run)
+    monkeypatch.setattr(clean_load, "run_isolated", run)
     return tasks
 
 

@@ -5,9 +5,30 @@ read; `temperature` what the row's scores are multiplied by. `attention` loops o
 checkpoint's configuration.
 """
 
+import functools
+
 import numpy as np
 
-from ctxext.verify.references.relation import relation, rotated_factor, temperature
+from ctxext.recipes import method_named
+from ctxext.verify.reference import reference_of
+
+
+@functools.cache
+def reference_named(name):
+    return reference_of(method_named(name))
+
+
+def relation(step, layer, m, n, frequencies):
+    return reference_named(step["method"]).relation(step, layer, m, n, frequencies)
+
+
+def temperature(step, layer, m):
+    return reference_named(step["method"]).temperature(step, layer, m)
+
+
+def rotated_factor(step, layer, m):
+    factor = getattr(reference_named(step["method"]), "rotated_factor", None)
+    return 1.0 if factor is None else factor(step, layer, m)
 
 
 def rotate(vector, angles, interleaved=False):

@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import json
 import os
+import pathlib
 import types
 
 import pytest
@@ -342,7 +343,7 @@ def test_what_transformers_makes_of_a_schedule_is_held_against_the_recipe(origin
 def compared(source, monkeypatch, found, *, free=2**40, code=0, errors="", output="loaded\n"):
     """Compare a checkpoint with a recipe by what a process is made to answer."""
     result = types.SimpleNamespace(returncode=code, stdout=output + json.dumps(found), stderr=errors)
-    monkeypatch.setattr(logits, "run_isolated", lambda *_: result)
+    monkeypatch.setattr(clean_load, "run_isolated", lambda *_: result)
     monkeypatch.setattr(logits.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=free))
     checkpoint = open_checkpoint(str(source))
     plan = make_plan(checkpoint, Recipe([method_named("self-extend")(factor=4)]))
@@ -572,14 +573,14 @@ def test_how_a_clean_process_ended(tmp_path, monkeypatch, code, output, errors, 
     calls = []
 
     def answer(*words):
-        calls.append(words[1:])
+        calls.append(json.loads(pathlib.Path(words[1]).read_text()))
         return types.SimpleNamespace(returncode=code, stdout=output, stderr=errors)
 
     monkeypatch.setattr(clean_load, "run_isolated", answer)
     for trust in (True, False):
         report = clean_load.load_in_clean_process(tmp_path, trust=trust, auto="AutoModel")
         assert report == (LoadReport(told) if told else LoadReport(name="X", parameters=3))
-    assert calls == [(str(tmp_path), word, "AutoModel") for word in ("trust", "plain")]
+    assert calls == [{"folder": str(tmp_path), "trust": trust, "auto": "AutoModel"} for trust in (True, False)]
 
 
 def test_every_rotary_embedding_is_named_with_its_own_numbers():

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 from typing_extensions import Self
@@ -41,8 +40,6 @@ class Method:
     """Whether there are numbers that its paper gives for any model; otherwise a search starts from a guess."""
     is_experimental: ClassVar[bool] = False
     """Whether help, lists and searches leave it out unless it is named: it gained nothing where it was measured."""
-    reference: ClassVar[Path | None] = None
-    """A reference that several methods share; None where the method has a file of its own in verify/references."""
     neutral: ClassVar[Mapping[str, Any]] = {}
     """Numbers at which a model stays as it was, bit for bit."""
     example: ClassVar[Mapping[str, Any]] = {}

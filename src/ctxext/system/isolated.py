@@ -12,7 +12,7 @@ SETTINGS = {"HF_HUB_OFFLINE": "1", "USE_HUB_KERNELS": "NO", "TRANSFORMERS_VERBOS
 """What such a process has in its environment besides the caller's: no network, no kernels from the Hub, no warnings."""
 
 _BEGINNING = """
-import runpy, sys
+import runpy, sys, types
 
 class NoCtxext:
     def find_spec(self, name, path=None, target=None):
@@ -20,7 +20,9 @@ class NoCtxext:
             raise ImportError("ctxext must not be needed here")
 
 sys.meta_path.insert(0, NoCtxext())
-runpy.run_path({script!r}, run_name="__main__")
+package = sys.modules["isolated"] = types.ModuleType("isolated")
+package.__path__ = [{folder!r}]
+runpy.run_path({script!r}, run_name="isolated.__main__")
 """
 
 
@@ -28,12 +30,12 @@ def run_isolated(script: Path, *words: str) -> "subprocess.CompletedProcess[str]
     """Run a script in an empty folder, with a module cache of its own and without the network.
 
     Args:
-        script: It uses nothing but the standard library, torch and transformers.
+        script: It uses the standard library, torch and transformers, and the files beside it by relative imports.
         words: What it is called with; paths must be absolute.
     """
     with tempfile.TemporaryDirectory() as place:
         return subprocess.run(
-            [sys.executable, "-c", _BEGINNING.format(script=str(script)), *words],
+            [sys.executable, "-c", _BEGINNING.format(script=str(script), folder=str(script.parent)), *words],
             capture_output=True,
             text=True,
             cwd=place,

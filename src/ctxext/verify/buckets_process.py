@@ -1,33 +1,19 @@
-"""Run as a script by `isolated.py`, never imported: compares the buckets of a checkpoint's class with a reference.
+"""Run by `clean_load.py`, never imported by ctxext: compares the buckets of a checkpoint's class with a reference.
 
-    python buckets_process.py TASK
-
-TASK is a JSON file with `folder`, `numbers`, the step, `reference`, its file, and `source`, the source's `distance` and
+The task has `folder`, `numbers`, the step, `reference`, its file, and `source`, the source's `distance` and
 `num_buckets`. Prints one JSON object. Buckets hang on config.json alone, so a model with the checkpoint's configuration
 is built very small and reads a text that is longer than any distance which it tells apart, up to 2000 tokens; what its
 tables of biases are asked for is what counts.
 """
 
 import functools
-import importlib.util
-import json
-import sys
-from pathlib import Path
 from typing import Any
+
+from .script import answer, reference_at
 
 SMALL = {"d_model": 8, "d_kv": 4, "d_ff": 8, "vocab_size": 16, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 1}
 SMALL |= {"num_experts": 1, "num_sparse_encoder_layers": 0, "num_sparse_decoder_layers": 0}
 TABLE = "relative_attention_bias"
-
-
-def module_at(path: str) -> Any:
-    """The reference, as a module."""
-    spec = importlib.util.spec_from_file_location("reference", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def noted(found: list[tuple[bool, Any]], is_encoder: bool, _: Any, args: Any) -> None:
@@ -56,10 +42,9 @@ def looked_up(folder: str, length: int) -> list[tuple[bool, Any]]:
     return found
 
 
-def main() -> None:
-    """Compare, and print what was found."""
-    task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    reference, source = module_at(task["reference"]), task["source"]
+def compare(task: dict[str, Any]) -> dict[str, Any]:
+    """Hold every bucket that a model looks up against the reference."""
+    reference, source = reference_at(task["reference"]), task["source"]
     length = min(int(source["distance"] * task["numbers"]["factor"]) + 20, 2000)
     wrong, distances, found = set(), set(), looked_up(task["folder"], length)
     for is_encoder, buckets in found:
@@ -75,9 +60,8 @@ def main() -> None:
                 # Where the logarithm is a whole number, its last bit decides.
                 if bucket not in (int(place - 1e-4), int(place + 1e-4)):
                     wrong.add(relative)
-    answer = {"stacks": len(found), "distances": len(distances), "wrong": sorted(wrong, key=abs)}
-    sys.stdout.write(json.dumps(answer) + "\n")
+    return {"stacks": len(found), "distances": len(distances), "wrong": sorted(wrong, key=abs)}
 
 
-if __name__ == "__main__":
-    main()
+if __name__.endswith("__main__"):
+    answer(compare)

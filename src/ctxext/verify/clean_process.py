@@ -1,8 +1,6 @@
-"""Run as a script by `isolated.py`, never imported: loads a converted checkpoint and checks its logits.
+"""Run by `clean_load.py`, never imported by ctxext: loads a converted checkpoint and checks its logits.
 
-    python clean_process.py TASK
-
-TASK is a JSON file with `folder`, the checkpoint; `stock`, the config.json of the same model without code; `steps`, for
+The task has `folder`, the checkpoint; `stock`, the config.json of the same model without code; `steps`, for
 each method its settings and its reference (see references/README.md); and `positions`. Prints a line "loaded" once the
 checkpoint has answered, so that a failure after it is known to be this script's, and one JSON object at the end. What
 the logits must be is worked out the plain way, on the stock model of the family: one head, one row at a time. No code
@@ -15,9 +13,7 @@ the checkpoint, and to states of known spread (`Samples`), the same in both mode
 """
 
 import functools
-import importlib.util
 import inspect
-import json
 import math
 import sys
 import tempfile
@@ -25,20 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-
-def module_at(path: str) -> Any:
-    """A reference, as a module."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem + "_reference", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
+from .script import LOADED, answer, reference_at, stock_folder
 
 LEARNED = ".distance.weight"
 APPLY = ("apply_rotary_pos_emb", "apply_rotary_emb")
-LOADED = "loaded"
 SPREAD = 2.5  # The standard deviation of the scores that sampled states give.
 SCALAR = 1e-3  # By how much of its length a state that a family only rescaled may be off.
 
@@ -218,7 +204,7 @@ class Expected:
         self.current: list[Any] = [None]
         self.layer: int | None = None
         self.samples: Samples | None = None
-        steps = [(step["settings"], module_at(step["reference"])) for step in task["steps"]]
+        steps = [(step["settings"], reference_at(step["reference"])) for step in task["steps"]]
         self.heads = [step for step in steps if hasattr(step[1], "rotation")]
         self.attention = [step for step in steps if hasattr(step[1], "relation")]
         names = dict(model.named_modules())
@@ -423,16 +409,6 @@ def _applies(module: Any) -> bool:
     return code is not None and not {*APPLY}.isdisjoint(code.co_names)
 
 
-def stock_folder(out: Path, config: dict[str, Any], place: str) -> Path:
-    """A folder with the stock configuration and links to the weights."""
-    folder = Path(place)
-    (folder / "config.json").write_text(json.dumps(config))
-    for path in out.iterdir():
-        if path.suffix in (".safetensors", ".bin") or path.name.endswith(".index.json"):
-            (folder / path.name).symlink_to(path.resolve())
-    return folder
-
-
 def learned_numbers(model: Any, info: dict[str, Any]) -> dict[str, Any]:
     """Weights of the methods' own, by the attention that holds them; where they are zeros, others are put there.
 
@@ -475,7 +451,7 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
         return model(input_ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
 
     got, answered = answers(loaded, functools.partial(ask, loaded))
-    moves = any(hasattr(module_at(step["reference"]), "relation") for step in task["steps"])
+    moves = any(hasattr(reference_at(step["reference"]), "relation") for step in task["steps"])
     sampled = sampled_outputs(loaded, functools.partial(ask, loaded)) if moves else []
     del loaded
     print(LOADED, flush=True)  # noqa: T201
@@ -524,11 +500,5 @@ def sampled_outputs(loaded: Any, run: Any) -> list[Any]:
             space[name] = rotate
 
 
-def main() -> None:
-    """Compare, and print what was found."""
-    found = compare(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    sys.stdout.write(json.dumps(found) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+if __name__.endswith("__main__"):
+    answer(compare)

@@ -1,8 +1,6 @@
 """After converting with code: load the result where ctxext cannot be imported, and compare its logits."""
 
-import json
 import math
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +14,12 @@ from ctxext.errors import CtxextError
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
 from ctxext.recipes.recipe import Recipe
-from ctxext.system.files import as_json
-from ctxext.system.isolated import fault_within, last_line_of_errors, run_isolated
 from ctxext.system.loading import without_hub
-from ctxext.verify.reference import reference_error, reference_faults, reference_file, reference_of
+from ctxext.verify.clean_load import ScriptFailedError, answer_of
+from ctxext.verify.reference import reference_faults, reference_file, reference_of
 
-_SCRIPT = Path(__file__).with_name("clean_process.py")
-_SLOPES = Path(__file__).with_name("slopes_process.py")
 _TOLERANCE = 1e-4
 _NUM_TOKENS = 64
-_LOADED = "loaded"  # What a script writes once the converted model has answered.
 _BYTES_PER_PARAMETER = 4
 
 
@@ -81,40 +75,35 @@ def compare_logits(
         "steps": [{"settings": step, "reference": references[step["method"]]} for step in model.code["steps"]],
     }
     if isinstance(model.encoding, Rotary):
-        script, rotary = _SCRIPT, model.encoding
+        script, rotary = "clean_process", model.encoding
         task |= {"full_types": list(model.family.full_types), "theta": rotary.theta}
         task["positions"] = _positions(recipe, rotary, model.code["steps"])
     else:
-        script, length = _SLOPES, max(model.encoding.context_length, _NUM_TOKENS)
+        script, length = "slopes_process", max(model.encoding.context_length, _NUM_TOKENS)
         task["stock"] = without_hub(stock.with_context_length(length).config)
         task["count"] = _NUM_TOKENS
-    with tempfile.TemporaryDirectory() as place, staged(open_checkpoint(str(folder)), foreign=foreign) as stage:
-        task["folder"] = str(stage.folder)
-        written = Path(place) / "task.json"
-        written.write_text(as_json(task), encoding="utf-8")
-        result = run_isolated(script, str(written))
-    if result.returncode != 0:
-        if fault := fault_within(result, references.values()):
-            raise reference_error([name for name, file in references.items() if file == fault[0]], fault[1])
-        if _LOADED in result.stdout.splitlines():
+    try:
+        with staged(open_checkpoint(str(folder)), foreign=foreign) as stage:
+            report = answer_of(script, {**task, "folder": str(stage.folder)}, references)
+    except ScriptFailedError as error:
+        if error.has_loaded:
             raise CtxextError(
-                f"What the method says could not be worked out: {last_line_of_errors(result)}",
+                f"What the method says could not be worked out: {error}",
                 hint="The converted model itself loads and runs. Please report this; --no-verify writes it unchecked.",
-            )
+            ) from error
         raise CtxextError(
-            f"The converted model does not load in a clean process: {last_line_of_errors(result)}",
+            f"The converted model does not load in a clean process: {error}",
             hint="--no-verify writes it all the same.",
-        )
-    found = json.loads(result.stdout.strip().splitlines()[-1])
-    if "refused" in found:
+        ) from error
+    if "refused" in report:
         names = " and ".join(step.name for step in recipe.steps if step.needs_code())
         raise CtxextError(
-            f'"{model.family.model_type}" cannot carry {names}: {found["refused"]}.', hint="Choose another method."
+            f'"{model.family.model_type}" cannot carry {names}: {report["refused"]}.', hint="Choose another method."
         )
     # Logits first, as they are what a user sees; attention shows what they hide.
     differences = {
-        "logits differ": found["difference"] / (found["scale"] or 1.0),
-        "attention differs": found.get("attention", 0.0),
+        "logits differ": report["difference"] / (report["scale"] or 1.0),
+        "attention differs": report.get("attention", 0.0),
     }
     for what, relative in differences.items():
         if not math.isfinite(relative) or relative > _TOLERANCE:
@@ -122,7 +111,7 @@ def compare_logits(
                 f"The converted model's {what} by {relative:.1e} from what the method says.",
                 hint="Please report this with the output of ctxext env; --no-verify writes it all the same.",
             )
-    return Verification(difference=max(differences.values()), change=found["change"])
+    return Verification(difference=max(differences.values()), change=report["change"])
 
 
 def _positions(recipe: Recipe, rotary: Rotary, steps: list[dict[str, Any]]) -> list[int]:

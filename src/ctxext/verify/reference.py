@@ -15,14 +15,12 @@ _FOLDER = Path(__file__).with_name("references")
 
 
 def reference_file(method: Method | type[Method]) -> Path:
-    """Where a method's reference is: the file of its name beside the others, or the one that its class names.
+    """Where a method's reference is: the file of its name in `references/`.
 
     Raises:
         CtxextError: it has none.
     """
     path = _FOLDER / f"{method.name.replace('-', '_')}.py"
-    if method.reference is not None and not path.is_file():
-        path = method.reference
     if not path.is_file():
         raise CtxextError(f'"{method.name}" has no reference to be compared with.', hint=f"Write {path.name}.")
     return path
@@ -35,7 +33,8 @@ def reference_of(method: Method | type[Method]) -> ModuleType:
         CtxextError: it has none, or it cannot be imported.
     """
     path = reference_file(method)
-    spec = importlib.util.spec_from_file_location(f"ctxext_reference_{path.stem}", path)
+    # Named as a module of that folder, so that it can import the files beside it.
+    spec = importlib.util.spec_from_file_location(f"ctxext.verify.references.{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

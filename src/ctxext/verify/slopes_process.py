@@ -1,8 +1,6 @@
-"""Run as a script by `isolated.py`, never imported: loads a converted checkpoint with ALiBi and checks its logits.
+"""Run by `clean_load.py`, never imported by ctxext: loads a converted checkpoint with ALiBi and checks its logits.
 
-    python slopes_process.py TASK
-
-TASK is a JSON file with `folder`, the checkpoint; `stock`, the config.json of the same model without code; `steps`, its
+The task has `folder`, the checkpoint; `stock`, the config.json of the same model without code; `steps`, its
 one method with settings and reference (see references/README.md); and `count`, a number of tokens. Prints a line
 "loaded" once the checkpoint has answered, and one JSON object at the end. What the logits must be is worked out the
 plain way: the stock model reads token after token, and before each the slopes are set to those of its row. No code is
@@ -12,34 +10,14 @@ Rows beyond the original context length need few tokens where that is small: it 
 in the loaded model and for the reference. That config.json has the right one is for the check of the configuration.
 """
 
-import importlib.util
-import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from .script import LOADED, answer, reference_at, stock_folder
+
 BUILDERS = ("build_alibi_tensor", "build_mpt_alibi_tensor")
-
-
-def module_at(path: str) -> Any:
-    """The reference, as a module."""
-    spec = importlib.util.spec_from_file_location("reference", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def stock_folder(out: Path, config: dict[str, Any], place: str) -> Path:
-    """A folder with the stock configuration and links to the weights."""
-    folder = Path(place)
-    (folder / "config.json").write_text(json.dumps(config))
-    for path in out.iterdir():
-        if path.suffix in (".safetensors", ".bin") or path.name.endswith(".index.json"):
-            (folder / path.name).symlink_to(path.resolve())
-    return folder
 
 
 def token_by_token(stock: Any, input_ids: Any, settings: dict[str, Any], reference: Any) -> Any:
@@ -86,13 +64,13 @@ def compare(task: dict[str, Any]) -> dict[str, float]:
     with torch.no_grad():
         got = loaded(input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False).logits
     del loaded
-    print("loaded", flush=True)  # noqa: T201
+    print(LOADED, flush=True)  # noqa: T201
     with tempfile.TemporaryDirectory() as place:
         folder = stock_folder(out, task["stock"], place)
         stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         unchanged = stock(input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False).logits
-    wanted = token_by_token(stock, input_ids, settings, module_at(step["reference"]))
+    wanted = token_by_token(stock, input_ids, settings, reference_at(step["reference"]))
     return {
         "difference": (got - wanted).abs().max().item(),
         "scale": wanted.abs().max().item(),
@@ -100,11 +78,5 @@ def compare(task: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Compare, and print what was found."""
-    found = compare(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    sys.stdout.write(json.dumps(found) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+if __name__.endswith("__main__"):
+    answer(compare)

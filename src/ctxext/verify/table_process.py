@@ -1,27 +1,13 @@
-"""Run as a script by `isolated.py`, never imported: compares the position tables of a loaded model with a reference.
+"""Run by `clean_load.py`, never imported by ctxext: compares the position tables of a loaded model with a reference.
 
-    python table_process.py TASK
-
-TASK is a JSON file with `folder`, `auto`, the Auto class that loads it, `tables`, for each its name in the weights and,
+The task has `folder`, `auto`, the Auto class that loads it, `tables`, for each its name in the weights and,
 where it is known, the file of the source that holds it; `endings`, `special`, `length` and `count`, the old and the new
 number of positions, `numbers`, the step, and `reference`, its file. Prints one JSON object.
 """
 
-import importlib.util
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
-
-def module_at(path: str) -> Any:
-    """The reference, as a module."""
-    spec = importlib.util.spec_from_file_location("reference", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from .script import answer, reference_at
 
 
 def table_of(model: Any, name: str, endings: list[str]) -> Any:
@@ -37,7 +23,7 @@ def compared(task: dict[str, Any], model: Any, name: str, origin: str | None) ->
     import torch
     from safetensors import safe_open
 
-    reference, special = module_at(task["reference"]), task["special"]
+    reference, special = reference_at(task["reference"]), task["special"]
     table = table_of(model, name, task["endings"])
     rows = table[special:].double()
     if len(rows) != task["count"]:
@@ -58,17 +44,16 @@ def compared(task: dict[str, Any], model: Any, name: str, origin: str | None) ->
     return {"name": name, "rows": len(rows), "difference": difference, "scale": scale, "same": same, "kept": kept}
 
 
-def main() -> None:
-    """Compare, and print what was found."""
-    task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+def compare(task: dict[str, Any]) -> dict[str, Any]:
+    """Load a checkpoint and hold its tables against the reference."""
     import torch
     import transformers
 
     model = getattr(transformers, task["auto"]).from_pretrained(task["folder"], dtype="auto")
-    found = [compared(task, model, name, origin) for name, origin in task["tables"].items()]
+    tables = [compared(task, model, name, origin) for name, origin in task["tables"].items()]
     epsilon = torch.finfo(next(iter(model.parameters())).dtype).eps
-    sys.stdout.write(json.dumps({"tables": found, "epsilon": epsilon}) + "\n")
+    return {"tables": tables, "epsilon": epsilon}
 
 
-if __name__ == "__main__":
-    main()
+if __name__.endswith("__main__"):
+    answer(compare)

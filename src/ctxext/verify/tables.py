@@ -1,8 +1,5 @@
 """Whether the position tables of a loaded model are what the recipe makes of the source's."""
 
-import json
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.auto_class import auto_class
@@ -10,12 +7,9 @@ from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.biases import Buckets
 from ctxext.recipes.encodings.learned import LearnedTable
-from ctxext.system.files import as_json
-from ctxext.system.isolated import fault_within, last_line_of_errors, run_isolated
-from ctxext.verify.reference import reference_error, reference_file
+from ctxext.verify.clean_load import ScriptFailedError, answer_of
+from ctxext.verify.reference import reference_file
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, training_of
-
-_BUCKETS_SCRIPT = Path(__file__).with_name("buckets_process.py")
 
 
 def check_buckets(subject: Subject) -> Finding | None:
@@ -31,24 +25,16 @@ def check_buckets(subject: Subject) -> Finding | None:
         "reference": str(reference_file(step)),
         "source": {"distance": plain.distance, "num_buckets": plain.num_buckets},
     }
-    with tempfile.TemporaryDirectory() as place, staged(subject.checkpoint) as stage:
-        task["folder"] = str(stage.folder)
-        written = Path(place) / "task.json"
-        written.write_text(as_json(task), encoding="utf-8")
-        result = run_isolated(_BUCKETS_SCRIPT, str(written))
-    if result.returncode != 0:
-        if fault := fault_within(result, [task["reference"]]):
-            raise reference_error([task["numbers"]["method"]], fault[1])
-        return Finding(name, FAILED, f"the buckets cannot be compared: {last_line_of_errors(result)}")
-    found = json.loads(result.stdout.strip().splitlines()[-1])
-    if not found["stacks"]:
+    try:
+        with staged(subject.checkpoint) as stage:
+            report = answer_of("buckets_process", {**task, "folder": str(stage.folder)}, {step.name: task["reference"]})
+    except ScriptFailedError as error:
+        return Finding(name, FAILED, f"the buckets cannot be compared: {error}")
+    if not report["stacks"]:
         return Finding(name, FAILED, "nothing was seen to look a bias up")
-    if found["wrong"]:
-        return Finding(name, FAILED, f"a distance of {found['wrong'][0]} tokens lies in another bucket")
-    return Finding(name, PASSED, f"{found['distances']} distances in {found['stacks']} stacks as the recipe says")
-
-
-_SCRIPT = Path(__file__).with_name("table_process.py")
+    if report["wrong"]:
+        return Finding(name, FAILED, f"a distance of {report['wrong'][0]} tokens lies in another bucket")
+    return Finding(name, PASSED, f"{report['distances']} distances in {report['stacks']} stacks as the recipe says")
 
 
 def check_tables(subject: Subject) -> Finding | None:
@@ -61,19 +47,18 @@ def check_tables(subject: Subject) -> Finding | None:
     if training_of(subject):
         return Finding(name, SKIPPED, "it was trained, so its rows are no longer those of the recipe")
     task = _task(subject)
-    with tempfile.TemporaryDirectory() as place, staged(subject.checkpoint) as stage:
-        task["folder"] = str(stage.folder)
-        written = Path(place) / "task.json"
-        written.write_text(as_json(task), encoding="utf-8")
-        result = run_isolated(_SCRIPT, str(written))
-    if result.returncode != 0:
-        if fault := fault_within(result, [task["reference"]]):
-            raise reference_error([task["numbers"]["method"]], fault[1])
-        return Finding(name, FAILED, f"the tables cannot be compared: {last_line_of_errors(result)}")
-    found = json.loads(result.stdout.strip().splitlines()[-1])
-    return next((finding for one in found["tables"] if (finding := _judged(one, task, found["epsilon"]))), None) or (
-        Finding(name, PASSED, _told(found["tables"], task, by_source=subject.source is not None))
-    )
+    try:
+        with staged(subject.checkpoint) as stage:
+            report = answer_of(
+                "table_process", {**task, "folder": str(stage.folder)}, {task["numbers"]["method"]: task["reference"]}
+            )
+    except ScriptFailedError as error:
+        return Finding(name, FAILED, f"the tables cannot be compared: {error}")
+    tables, epsilon = report["tables"], report["epsilon"]
+    for table in tables:
+        if problem := _table_problem(table, task, epsilon):
+            return problem
+    return Finding(name, PASSED, _summary(tables, task, by_source=subject.source is not None))
 
 
 def _task(subject: Subject) -> dict[str, Any]:
@@ -109,23 +94,24 @@ def _file_of(source: Checkpoint | None, name: str) -> str | None:
     return None
 
 
-def _judged(found: dict[str, Any], task: dict[str, Any], epsilon: float) -> Finding | None:
-    """What is wrong with a table, or why nothing can be said; None where it is right."""
-    name, own = "tables", found["name"]
-    if found["rows"] != task["count"]:
-        return Finding(name, FAILED, f'"{own}" has {found["rows"]} rows for positions, the recipe {task["count"]}')
-    if found.get("unknown"):
-        return Finding(name, SKIPPED, "the source's rows are not all among the new ones; --against SOURCE compares")
-    if not found["same"]:
-        return Finding(name, FAILED, f'"{own}": the rows before position 0 are not the source\'s')
-    if not found["difference"] <= epsilon * max(found["scale"], 1e-30):
-        return Finding(name, FAILED, f'"{own}" differs from the recipe by up to {found["difference"]:.1e}')
+def _table_problem(table: dict[str, Any], task: dict[str, Any], epsilon: float) -> Finding | None:
+    """What is wrong with a table, or why it cannot be compared; None if it is right."""
+    check, name = "tables", table["name"]
+    if table["rows"] != task["count"]:
+        return Finding(check, FAILED, f'"{name}" has {table["rows"]} rows for positions, the recipe {task["count"]}')
+    if table.get("unknown"):
+        return Finding(check, SKIPPED, "the source's rows are not all among the new ones; --against SOURCE compares")
+    if not table["same"]:
+        return Finding(check, FAILED, f'"{name}": the rows before position 0 are not the source\'s')
+    if not table["difference"] <= epsilon * max(table["scale"], 1e-30):
+        return Finding(check, FAILED, f'"{name}" differs from the recipe by up to {table["difference"]:.1e}')
     return None
 
 
-def _told(tables: list[dict[str, Any]], task: dict[str, Any], *, by_source: bool) -> str:
-    rows = ", ".join(f"{one['name']}: {one['rows']} rows" for one in tables)
-    worst = max(one["difference"] for one in tables)
-    kept = by_source and all(one["kept"] for one in tables)
+def _summary(tables: list[dict[str, Any]], task: dict[str, Any], *, by_source: bool) -> str:
+    """One line about tables that are right."""
+    rows = ", ".join(f"{table['name']}: {table['rows']} rows" for table in tables)
+    worst = max(table["difference"] for table in tables)
+    kept = by_source and all(table["kept"] for table in tables)
     note = f", the first {task['length']} bit for bit the source's" if kept else ""
     return f"{rows} as the recipe says (largest difference {worst:.0e}){note}"

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.abc import Traversable
-from pathlib import Path
 from typing import Any, ClassVar
 
 from typing_extensions import Self
@@ -21,8 +20,6 @@ from ctxext.recipes.code.method import PORTABLE, CodeMethod
 from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
 from ctxext.recipes.param import SearchRange, param
-
-_REFERENCE = Path(__file__).parents[2] / "verify" / "references" / "relation.py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +35,6 @@ class Relation(CodeMethod):
         PORTABLE / "relation_maps.py",
         PORTABLE / "relation_parts.py",
     )
-    reference = _REFERENCE
     is_published = False
     neutral: ClassVar[Mapping[str, Any]] = {"factor": 1}
     example: ClassVar[Mapping[str, Any]] = {"factor": 4}
