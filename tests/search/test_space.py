@@ -1,5 +1,6 @@
 """What can be tried is read from the classes, and what is drawn is a recipe that they accept."""
 
+import dataclasses
 import math
 import random
 
@@ -11,6 +12,7 @@ from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS, LongRope, MsPoE, Recipe, Yarn
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import Rotary
+from ctxext.recipes.methods.rerope import ReRope
 from ctxext.search.space import NONE, Space, space_of
 
 
@@ -47,6 +49,18 @@ def test_every_method_is_in_it(space):
 def test_experimental_methods_are_tried_where_they_are_named(source):
     named = space_of(open_checkpoint(str(source)), 1280, ["cope", "sinks"])
     assert {method.name for methods in named.slots.values() for method in methods} == {"cope", "sinks"}
+
+
+def test_factors_count_from_the_original_length_and_windows_from_what_the_model_reads(source):
+    """On a checkpoint with a schedule of its own the two lengths differ."""
+    checkpoint = open_checkpoint(str(source))
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 320}
+    config = {**checkpoint.config, "max_position_embeddings": 640, "rope_parameters": yarn}
+    config.pop("rope_scaling", None)
+    space = space_of(dataclasses.replace(checkpoint, config=config), 1280)
+    assert (space.rotary.trained_length, space.rotary.context_length, space.factor) == (320, 640, 4.0)
+    window = ReRope.search_space(space.rotary, space.factor)["window"]
+    assert (window.values, window.start) == ((640 // 32, 640 // 2), 640 // 4)
 
 
 def test_the_search_starts_from_the_published_numbers(space):
