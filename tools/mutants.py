@@ -167,8 +167,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("search/pareto.py", "rise, rise + half", "rise, rise - half", _SEARCH),
     (
         "search/final_evaluation.py",
-        "sum(found[number].rise(found[_STOCK])) <= keep_short",
-        "found[number].rise(found[_STOCK])[0] <= keep_short",
+        "sum(measurements[number].rise(stock)) <= keep_short",
+        "measurements[number].rise(stock)[0] <= keep_short",
         ("tests/search/test_bounds.py", "tests/search/test_end.py"),
     ),
     ("system/tokens.py", 'return _LOOKS_LIKE_ONE.sub(r"\\1…", text)', "return text", _TOKENS),
@@ -297,8 +297,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "verify/loading_checks.py",
-        "if found.error or found.missing:",
-        "if found.error:",
+        "if report.error or report.missing:",
+        "if report.error:",
         ("tests/publish/test_verify.py::test_a_model_that_lacks_weights_or_does_not_load_is_found",),
     ),
     (
@@ -565,8 +565,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "publish/upload_plan.py",
-        'found.count("/") != 1 or Path(found).is_absolute()',
-        'found.count("/") != 1',
+        'base_id.count("/") != 1 or Path(base_id).is_absolute()',
+        'base_id.count("/") != 1',
         ("tests/publish/test_what_is_shared.py::test_bases_that_nobody_finds",),
     ),
     (
@@ -691,8 +691,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "publish/results.py",
-        'all(cell["share"] == share for cell in own)',
-        'any(cell["share"] == share for cell in own)',
+        'all(cell["share"] == share for cell in at_length)',
+        'any(cell["share"] == share for cell in at_length)',
         ("tests/publish/test_results.py::test_a_depth_like_the_mean_hides_no_weaker_one",),
     ),
     (
@@ -763,13 +763,13 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("verify/file_checks.py", "or path.stat().st_size != stamp[0]", "or path.stat().st_size == stamp[0]", _CHECKS),
     (
         "verify/file_checks.py",
-        '    if not _same_but_heads(made.get("auto_map"), wanted.get("auto_map")):',
-        '    if made.get("auto_map") and not _same_but_heads(made.get("auto_map"), wanted.get("auto_map")):',
+        '    if not _same_but_heads(actual.get("auto_map"), expected.get("auto_map")):',
+        '    if actual.get("auto_map") and not _same_but_heads(actual.get("auto_map"), expected.get("auto_map")):',
         _CHECKS,
     ),
     (
         "verify/file_checks.py",
-        'found += [f"{nested}.{key}" for key in _differences(config[nested], expected[nested], None)]',
+        'different += [f"{nested}.{key}" for key in _differences(config[nested], expected[nested], None)]',
         "pass",
         _CHECKS,
     ),
@@ -788,8 +788,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "verify/subject.py",
-        'found = subject.manifest.get("finetune") or noted or {}',
-        'found = subject.manifest.get("finetune") or {}',
+        'record = subject.manifest.get("finetune") or noted or {}',
+        'record = subject.manifest.get("finetune") or {}',
         _CHECKS,
     ),
     ("verify/loading_checks.py", 'types = ("", *subject.family.full_types)', 'types = ("",)', _CHECKS),
@@ -817,8 +817,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("verify/run.py", "open_checkpoint(against, token=token)", "open_checkpoint(against)", _CHECKS),
     (
         "verify/run.py",
-        "    except OSError as error:\n        told",
-        "    except FileNotFoundError as error:\n        told",
+        "    except OSError as error:\n        problem",
+        "    except FileNotFoundError as error:\n        problem",
         _CHECKS,
     ),
     (
@@ -1062,8 +1062,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "search/measurement.py",
-        "[found[-1]] * (len(self.lengths)",
-        "[found[0]] * (len(self.lengths)",
+        "[losses[-1]] * (len(self.lengths)",
+        "[losses[0]] * (len(self.lengths)",
         ("tests/search/test_decisions.py::test_lengths_that_were_not_reached_count_as_the_longest_that_was",),
     ),
     (

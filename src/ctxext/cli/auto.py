@@ -83,9 +83,9 @@ def searched_recipe(
         original_length=original_length,
     )
     with watching(out) as watch:
-        found = search(source, options, loading=Loading(**hub), watch=watch)
-    if found.recipe is None:
-        raise CtxextError(verdict(found, options), hint="Nothing was converted.")
-    for line in figures(found.check):
+        result = search(source, options, loading=Loading(**hub), watch=watch)
+    if result.recipe is None:
+        raise CtxextError(verdict(result, options), hint="Nothing was converted.")
+    for line in figures(result.check):
         out.note(line)
-    return found.recipe
+    return result.recipe

@@ -52,15 +52,15 @@ def demo(
     """
     output = Output(as_json=as_json, quiet=quiet)
     source = open_checkpoint("demo")
-    found = inspect_checkpoint(source)
-    assert found.rotary is not None
-    assert found.num_parameters is not None
-    trained, heads = found.rotary.trained_length, found.attention
+    inspection = inspect_checkpoint(source)
+    assert inspection.rotary is not None
+    assert inspection.num_parameters is not None
+    trained, heads = inspection.rotary.trained_length, inspection.attention
     output.note(
         done_line(
             "demo checkpoint",
-            f"{found.num_parameters / 1e6:.1f} M parameters · {heads['heads']} heads, "
-            f"{heads['key_heads']} KV heads · trained to {trained} tokens · rope theta {found.rotary.theta:g}",
+            f"{inspection.num_parameters / 1e6:.1f} M parameters · {heads['heads']} heads, "
+            f"{heads['key_heads']} KV heads · trained to {trained} tokens · rope theta {inspection.rotary.theta:g}",
         )
     )
     folders = _convert_all(output, out)
@@ -82,8 +82,8 @@ def _convert_all(output: Output, out: Path) -> dict[str, Path]:
     folders: dict[str, Path] = {}
     for name, steps in _RECIPES.items():
         started = time.perf_counter()
-        made = [method_named(step["method"])(**{k: v for k, v in step.items() if k != "method"}) for step in steps]
-        done = convert("demo", out / name, Recipe(made), overwrite=True, check=False)
+        parsed = [method_named(step["method"])(**{k: v for k, v in step.items() if k != "method"}) for step in steps]
+        done = convert("demo", out / name, Recipe(parsed), overwrite=True, check=False)
         folders[name] = done.written.folder
         carried = "carries its own code" if done.plan.recipe.needs_code else "config only"
         seconds = time.perf_counter() - started

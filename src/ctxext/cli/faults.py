@@ -31,10 +31,10 @@ def print_fault(error: BaseException) -> None:
         lines = "".join(traceback.format_exception(error)).splitlines()
         # A stranger's words may stand in it, and tokens.
         sys.stderr.write("".join(f"{visible(line)}\n" for line in lines))
-    print_error(told(error))
+    print_error(as_error(error))
 
 
-def told(error: BaseException) -> CtxextError:
+def as_error(error: BaseException) -> CtxextError:
     """The line of an exception, and what to do about it."""
     where = f"{TRACEBACK}=1 shows where."
     if isinstance(error, MemoryError) or _lacks_memory(error):
@@ -59,8 +59,8 @@ def _lacks_memory(error: BaseException) -> bool:
 def _origin(error: BaseException) -> str:
     """The last place in this package on the way to where it was raised."""
     places = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    own = [(path.relative_to(_PACKAGE), line) for path, line in places if _PACKAGE in path.parents]
-    return "{}:{}".format(*own[-1]) if own else "outside the package"
+    inside = [(path.relative_to(_PACKAGE), line) for path, line in places if _PACKAGE in path.parents]
+    return "{}:{}".format(*inside[-1]) if inside else "outside the package"
 
 
 def tell_everywhere() -> None:

@@ -52,27 +52,27 @@ def inspect(
     output = Output(as_json=as_json, quiet=quiet)
     trained = length_in(original_length)
     checkpoint = open_checkpoint(source, revision=revision, token=token, weights=False, original_length=trained)
-    found = inspect_checkpoint(checkpoint)
+    inspection = inspect_checkpoint(checkpoint)
     table = Table.grid(padding=(0, 2))
-    for label, text in _rows(found).items():
+    for label, text in _rows(inspection).items():
         table.add_row(bold(label), text)
-    output.result(inspection_data(source, found), table, *unconverted_text(found.unconverted))
-    able = [name for name, reason in found.methods.items() if not reason]
-    if found.model and not found.model.is_extended and able:
-        length = format_length(4 * found.model.encoding.trained_length)
+    output.result(inspection_data(source, inspection), table, *unconverted_text(inspection.unconverted))
+    able = [name for name, reason in inspection.methods.items() if not reason]
+    if inspection.model and not inspection.model.is_extended and able:
+        length = format_length(4 * inspection.model.encoding.trained_length)
         method = "yarn" if "yarn" in able else able[0]
         words = ("--method", method, "--target-length", length, "--dry-run")
         output.next_step("ctxext", "convert", source, *words)
 
 
-def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
+def inspection_data(source: str, inspection: Inspection) -> dict[str, Any]:
     """An inspection as JSON."""
-    rotary = found.rotary
+    rotary = inspection.rotary
     return {
         "source": source,
-        "model_type": found.family.model_type,
-        "positions": found.positions,
-        "num_parameters": found.num_parameters,
+        "model_type": inspection.family.model_type,
+        "positions": inspection.positions,
+        "num_parameters": inspection.num_parameters,
         "rotary": None
         if rotary is None
         else {
@@ -80,55 +80,55 @@ def inspection_data(source: str, found: Inspection) -> dict[str, Any]:
             "parameters": dict(rotary.parameters),
             "theta": rotary.theta,
             "dimensions": rotary.dim,
-            "pairs_that_never_complete_a_turn": found.unfinished_pairs,
+            "pairs_that_never_complete_a_turn": inspection.unfinished_pairs,
             "trained_length": rotary.trained_length,
             "trained_length_from": rotary.length_origin,
             "context_length": rotary.context_length,
             "declared_length": rotary.claimed_length,
-            "is_extended": found.model is not None and found.model.is_extended,
+            "is_extended": inspection.model is not None and inspection.model.is_extended,
         },
         "encoding": None
-        if found.model is None
+        if inspection.model is None
         else {
-            "description": found.model.encoding.describe(),
-            "trained_length": found.model.encoding.trained_length,
-            "context_length": found.model.encoding.context_length,
-            "is_extended": found.model.is_extended,
+            "description": inspection.model.encoding.describe(),
+            "trained_length": inspection.model.encoding.trained_length,
+            "context_length": inspection.model.encoding.context_length,
+            "is_extended": inspection.model.is_extended,
         },
-        "bound": found.bound,
-        "windows": dict(found.windows),
-        "default_length": found.default_length,
-        "attention": dict(found.attention),
-        "cache_bytes": {str(length): size for length, size in found.cache_bytes.items()},
-        "methods": {name: {"applies": not reason, "reason": reason} for name, reason in found.methods.items()},
-        "recipe": found.recipe,
-        "serving": [row.to_dict() for row in found.serving],
-        "unconverted": dict(found.unconverted),
+        "bound": inspection.bound,
+        "windows": dict(inspection.windows),
+        "default_length": inspection.default_length,
+        "attention": dict(inspection.attention),
+        "cache_bytes": {str(length): size for length, size in inspection.cache_bytes.items()},
+        "methods": {name: {"applies": not reason, "reason": reason} for name, reason in inspection.methods.items()},
+        "recipe": inspection.recipe,
+        "serving": [row.to_dict() for row in inspection.serving],
+        "unconverted": dict(inspection.unconverted),
     }
 
 
-def _rows(found: Inspection) -> dict[str, str]:
-    rows = {"model": _model(found), "encoding": _encoding(found)}
-    if found.bound:
-        rows["bounds"] = found.bound
-    if found.model is not None:
-        rows["context length"] = _context_length(found)
-    if found.rotary is not None:
-        rows["original"] = f"{found.rotary.trained_length} tokens ({_origin(found.rotary)})"
-    rows["attention"] = _attention(found)
-    if found.cache_bytes and any(found.cache_bytes.values()):
-        sizes = " · ".join(f"{format_length(n)} {_size(size)}" for n, size in found.cache_bytes.items())
+def _rows(inspection: Inspection) -> dict[str, str]:
+    rows = {"model": _model(inspection), "encoding": _encoding(inspection)}
+    if inspection.bound:
+        rows["bounds"] = inspection.bound
+    if inspection.model is not None:
+        rows["context length"] = _context_length(inspection)
+    if inspection.rotary is not None:
+        rows["original"] = f"{inspection.rotary.trained_length} tokens ({_origin(inspection.rotary)})"
+    rows["attention"] = _attention(inspection)
+    if inspection.cache_bytes and any(inspection.cache_bytes.values()):
+        sizes = " · ".join(f"{format_length(n)} {_size(size)}" for n, size in inspection.cache_bytes.items())
         rows["cache"] = f"{sizes}   (16 bits, one sequence)"
-    if found.recipe:
-        rows["recipe"] = ", ".join(describe_step(step) for step in found.recipe["steps"])
-        rows["serves in"] = serving_line(found.serving)
+    if inspection.recipe:
+        rows["recipe"] = ", ".join(describe_step(step) for step in inspection.recipe["steps"])
+        rows["serves in"] = serving_line(inspection.serving)
     experimental = experimental_names()
-    able = [name for name, reason in found.methods.items() if not reason]
+    able = [name for name, reason in inspection.methods.items() if not reason]
     rows["methods"] = " ".join(name for name in able if name not in experimental) or "-"
     if more := " ".join(name for name in able if name in experimental):
         rows["experimental"] = more
     reasons: dict[str, list[str]] = {}
-    for name, reason in found.methods.items():
+    for name, reason in inspection.methods.items():
         if reason and name not in experimental:
             reasons.setdefault(reason, []).append(name)
     for number, (reason, names) in enumerate(reasons.items()):
@@ -136,30 +136,30 @@ def _rows(found: Inspection) -> dict[str, str]:
     return rows
 
 
-def _model(found: Inspection) -> str:
+def _model(inspection: Inspection) -> str:
     return (
-        f"{found.family.model_type} · {_count(found.num_parameters)} parameters"
-        if found.num_parameters
-        else (found.family.model_type)
+        f"{inspection.family.model_type} · {_count(inspection.num_parameters)} parameters"
+        if inspection.num_parameters
+        else (inspection.family.model_type)
     )
 
 
-def _encoding(found: Inspection) -> str:
-    if found.model is None:
-        return _ENCODINGS.get(found.positions, "rotary, but not one that can be rescaled")
+def _encoding(inspection: Inspection) -> str:
+    if inspection.model is None:
+        return _ENCODINGS.get(inspection.positions, "rotary, but not one that can be rescaled")
     unfinished = ""
-    if found.rotary is not None and found.unfinished_pairs is not None:
-        pairs = f"{found.unfinished_pairs} of {found.rotary.dim // 2} pairs"
-        unfinished = f", {pairs} never complete a rotation in {found.rotary.trained_length} tokens"
-    return found.model.encoding.describe() + unfinished
+    if inspection.rotary is not None and inspection.unfinished_pairs is not None:
+        pairs = f"{inspection.unfinished_pairs} of {inspection.rotary.dim // 2} pairs"
+        unfinished = f", {pairs} never complete a rotation in {inspection.rotary.trained_length} tokens"
+    return inspection.model.encoding.describe() + unfinished
 
 
-def _context_length(found: Inspection) -> str:
-    assert found.model is not None
-    claims = set(found.windows.values())
-    agree = "files agree" if len(claims) == 1 else ", ".join(f"{k} says {v}" for k, v in found.windows.items())
-    encoding = found.model.encoding
-    if found.recipe and found.model.is_extended:
+def _context_length(inspection: Inspection) -> str:
+    assert inspection.model is not None
+    claims = set(inspection.windows.values())
+    agree = "files agree" if len(claims) == 1 else ", ".join(f"{k} says {v}" for k, v in inspection.windows.items())
+    encoding = inspection.model.encoding
+    if inspection.recipe and inspection.model.is_extended:
         is_longer = encoding.context_length > encoding.trained_length
         state = "extended by ctxext" if is_longer else "not extended, heads scaled by its own code"
     elif encoding.is_scaled:
@@ -168,7 +168,7 @@ def _context_length(found: Inspection) -> str:
         state = f"not extended; {encoding.declared_length} are declared, and nothing makes it read them"
     else:
         state = "not extended"
-    if found.default_length:
+    if inspection.default_length:
         agree = "config.json names none: this is the default of its configuration class"
     return f"{encoding.context_length} tokens, {state} ({agree})"
 
@@ -180,8 +180,8 @@ def _origin(rotary: Rotary) -> str:
     return rotary.length_origin
 
 
-def _attention(found: Inspection) -> str:
-    numbers = found.attention
+def _attention(inspection: Inspection) -> str:
+    numbers = inspection.attention
     if numbers["heads"] is None or numbers["head_dim"] is None:
         return "not said in config.json"
     full, sliding, layers = numbers["full_attention_layers"], numbers["sliding_layers"], numbers["layers"]

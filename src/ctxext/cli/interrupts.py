@@ -27,10 +27,10 @@ def answered_at_once(tell: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    told = threading.Lock()
+    announced = threading.Lock()
 
     def tell_once() -> None:
-        if told.acquire(blocking=False):
+        if announced.acquire(blocking=False):
             tell()
 
     theirs, ours = socket.socketpair()

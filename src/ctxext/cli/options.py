@@ -132,9 +132,9 @@ def with_parameters(
         after: The name of the parameter of its own behind which help shows them.
     """
     signature = inspect.signature(function)
-    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    first = 1 + next(i for i, parameter in enumerate(own) if parameter.name == after)
-    ordered = [*own[:first], *parameters, *own[first:]]
+    declared = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    first = 1 + next(i for i, parameter in enumerate(declared) if parameter.name == after)
+    ordered = [*declared[:first], *parameters, *declared[first:]]
     function.__signature__ = signature.replace(parameters=ordered)  # type: ignore[attr-defined]
     function.__annotations__ = {
         **{key: hint for key, hint in function.__annotations__.items() if key != "options"},

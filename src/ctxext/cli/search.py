@@ -115,7 +115,7 @@ def search_(
             output.next_step(*_again(source, out, wanted, given), why="Stopped; go on with")
 
     with answered_at_once(tell_how_to_go_on), watching(output) as watch:
-        found = search(
+        result = search(
             source,
             wanted,
             out=out,
@@ -125,7 +125,7 @@ def search_(
             loading=loading,
             watch=watch,
         )
-    _tell(output, found, source, out, place, wanted)
+    _tell(output, result, source, out, place, wanted)
 
 
 def _place(out: Path, study: str | None, storage: str | None) -> StudyPlace:
@@ -163,38 +163,38 @@ def _loading(device: str, dtype: str, chat_template: bool, revision: str | None,
     return Loading(device=device, dtype=dtype, chat_template=chat_template, revision=revision, token=token)
 
 
-def _tell(output: Output, found: Found, source: str, out: Path, study: StudyPlace, options: SearchOptions) -> None:
+def _tell(output: Output, result: Found, source: str, out: Path, study: StudyPlace, options: SearchOptions) -> None:
     """Show the Pareto front, what the last check found, and the command that converts with it."""
     from ctxext.search.pareto import pareto_front
 
-    points = list(found.standing.points)
+    points = list(result.standing.points)
     published = [point for point in points if point.trial.published]
     front = pareto_front(points)
     shown = sorted({id(point): point for point in [*front[:_CAP], *published]}.values(), key=lambda point: point.loss)
     lines: list[RenderableType] = [
-        points_table(shown, found.standing.stock),
+        points_table(shown, result.standing.stock),
         "",
-        *figures(found.check),
+        *figures(result.check),
         "",
-        verdict(found, options),
+        verdict(result, options),
     ]
-    output.result(found_data(found, options), *lines)
-    if found.recipe is not None:
-        output.note(done_line(out, found.recipe.summary()))
+    output.result(result_data(result, options), *lines)
+    if result.recipe is not None:
+        output.note(done_line(out, result.recipe.summary()))
     output.note(f"Pareto front: {out.with_suffix('.png')}" + ("" if options.gradient else f"   study: {study}"))
-    if found.recipe is not None:
+    if result.recipe is not None:
         output.next_step("ctxext", "convert", source, "OUT", "--recipe", out)
 
 
-def verdict(found: Found, options: SearchOptions) -> str:
+def verdict(result: Found, options: SearchOptions) -> str:
     """What to do with the model: in one sentence, and a second one where another recipe finds more."""
-    check = found.check
+    check = result.check
     if check.winner is None:
         first = (
             f"No recipe surely keeps the loss at the original context length within {options.keep_short:.1%}: "
             "leave the model as it is, or allow more with --keep-short."
         )
-    elif found.recipe is None:
+    elif result.recipe is None:
         assert check.found is not None, "a winner was asked"
         gain, half = check.gain
         first = (
@@ -206,7 +206,7 @@ def verdict(found: Found, options: SearchOptions) -> str:
         gain, half = check.gain
         rise, spread = check.rise
         first = (
-            f"{found.recipe.summary()} lowers the loss of an answer by {gain:.3f} ± {half:.3f} on unseen prompts and "
+            f"{result.recipe.summary()} lowers the loss of an answer by {gain:.3f} ± {half:.3f} on unseen prompts and "
             f"changes the loss at the original context length by {100 * rise:+.2f} ± {100 * spread:.2f} %."
         )
     return f"{first} {_more(check)}".strip()
@@ -233,7 +233,7 @@ def _more(check: "Check") -> str:
     )
 
 
-def found_data(found: Found, options: SearchOptions) -> dict[str, Any]:
+def result_data(result: Found, options: SearchOptions) -> dict[str, Any]:
     """A search as JSON."""
     from ctxext.search.pareto import pareto_front
 
@@ -248,11 +248,11 @@ def found_data(found: Found, options: SearchOptions) -> dict[str, Any]:
             "found": {str(length): measured.exact(length) for length in measured.lengths},
         }
 
-    points, check = found.standing.points, found.check
+    points, check = result.standing.points, result.check
     return {
-        "recipe": found.recipe.to_dict() if found.recipe else None,
-        "verdict": verdict(found, options),
-        "trials": len(found.standing.trials),
+        "recipe": result.recipe.to_dict() if result.recipe else None,
+        "verdict": verdict(result, options),
+        "trials": len(result.standing.trials),
         "front": [point_data(point) for point in pareto_front(points)],
         "published": [point_data(point) for point in points if point.trial.published],
         "checked": {
@@ -270,7 +270,7 @@ def found_data(found: Found, options: SearchOptions) -> dict[str, Any]:
         },
         "gain": list(check.gain),
         "rise": list(check.rise),
-        "files": [str(path) for path in found.files],
+        "files": [str(path) for path in result.files],
     }
 
 

@@ -92,10 +92,10 @@ def points_table(points: "list[Point]", stock: "Measurement | None") -> Table:
     for name in ("loss of answers", "original context length", *(f"found at {length}" for length in lengths)):
         table.add_column(name, justify="right")
     for point in points:
-        found = point.trial.measurement
-        assert found is not None
+        measurement = point.trial.measurement
+        assert measurement is not None
         name = point.trial.name + (" (published)" if point.trial.published else "")
-        shares = [f"{100 * found.exact(length):.0f} %" for length in lengths]
+        shares = [f"{100 * measurement.exact(length):.0f} %" for length in lengths]
         table.add_row(name, f"{point.loss:.4f}", f"{100 * point.rise:+.2f} %", *shares)
     if stock is not None and points:
         shares = [f"{100 * stock.exact(length):.0f} %" for length in lengths]

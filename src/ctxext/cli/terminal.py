@@ -30,7 +30,7 @@ class SafeConsole(Console):
 
 def visible(text: str) -> str:
     """A text in which characters that a terminal obeys are written as Python would, and tokens are left out."""
-    return redacted(_UNSEEN.sub(lambda found: _written(found[0]), text))
+    return redacted(_UNSEEN.sub(lambda match: _written(match[0]), text))
 
 
 def _written(character: str) -> str:

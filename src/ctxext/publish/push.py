@@ -277,10 +277,10 @@ def usable_token(token: str | None) -> str:
     Raises:
         CtxextError: there is none, or it holds characters that no token has.
     """
-    found = hub_token(token)
-    if not found:
+    usable = hub_token(token)
+    if not usable:
         raise CtxextError("Pushing needs a Hub token, and there is none.", hint=LOG_IN)
-    return found
+    return usable
 
 
 def _patiently(action: Callable[[], _Result], tell: Callable[[str], None] | None) -> _Result:

@@ -30,10 +30,10 @@ def retrieval_table(report: Report, entry: Mapping[str, Any], task: str, picture
     for model in report["models"]:
         cells = [cell for cell in model["cells"] if cell["task"] == task]
         for length in sorted({cell["length"] for cell in cells}):
-            own = [cell for cell in cells if cell["length"] == length]
-            share, low, high = pooled(own)
-            weakest = min(own, key=lambda cell: cell["share"])
-            is_even = weakest["depth"] is None or all(cell["share"] == share for cell in own)
+            at_length = [cell for cell in cells if cell["length"] == length]
+            share, low, high = pooled(at_length)
+            weakest = min(at_length, key=lambda cell: cell["share"])
+            is_even = weakest["depth"] is None or all(cell["share"] == share for cell in at_length)
             depth = "" if is_even else f"{percent(weakest['share'])} at depth {round(100 * weakest['depth'])} %"
             name = _name(model, entry)
             rows.append([name, str(length), percent(share), f"{percent(low)}–{percent(high)}", depth])
@@ -43,20 +43,20 @@ def retrieval_table(report: Report, entry: Mapping[str, Any], task: str, picture
 
 def effective_table(report: Report, entry: Mapping[str, Any]) -> str:
     """Up to which length each model keeps most of its own figure at the shortest; empty where one length was asked."""
-    found = {_name(model, entry): model["effective"] for model in report["models"] if model.get("effective")}
-    if not found:
+    effective = {_name(model, entry): model["effective"] for model in report["models"] if model.get("effective")}
+    if not effective:
         return ""
-    tasks = list(dict.fromkeys(task for own in found.values() for task in own["tasks"]))
+    tasks = list(dict.fromkeys(task for lengths_by_task in effective.values() for task in lengths_by_task["tasks"]))
     lengths = [cell["length"] for model in report["models"] for cell in model["cells"]]
     rows = [
-        [name, *(effective_text(own["tasks"].get(task, {"length": None}), max(lengths)) for task in tasks)]
-        for name, own in found.items()
+        [name, *(effective_text(lengths_by_task["tasks"].get(task, {"length": None}), max(lengths)) for task in tasks)]
+        for name, lengths_by_task in effective.items()
     ]
-    told = (
+    explanation = (
         f"The longest of the measured lengths up to which a model keeps 85 % of its own figure at {min(lengths)} "
         "tokens, with the 95 % interval."
     )
-    return f"### effective length\n\n{told}\n\n{_table(['model', *tasks], rows)}"
+    return f"### effective length\n\n{explanation}\n\n{_table(['model', *tasks], rows)}"
 
 
 def perplexity_table(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> str:
@@ -89,8 +89,8 @@ def short_table(report: Report, entry: Mapping[str, Any]) -> str:
 
 def harness_table(entry: Mapping[str, Any]) -> str:
     """What lm-evaluation-harness says of this checkpoint."""
-    found = entry.get("harness") or {}
-    rows = [[task, metric, f"{value:.4f}"] for task, metrics in found.items() for metric, value in metrics.items()]
+    harness = entry.get("harness") or {}
+    rows = [[task, metric, f"{value:.4f}"] for task, metrics in harness.items() for metric, value in metrics.items()]
     return f"### lm-evaluation-harness\n\n{_table(['task', 'metric', 'value'], rows)}" if rows else ""
 
 
@@ -121,9 +121,9 @@ def model_index(report: Report, entry: Mapping[str, Any]) -> list[Any]:
         cells = [cell for cell in entry["cells"] if (cell["task"], cell["length"]) == (task, length)]
         results.append(_result(make, task, length, "exact_match", pooled(cells)[0], {**common, "depths": len(cells)}))
     measured = entry.get("perplexity") or {}
-    for length, found in (measured.get("lengths") or {}).items():
+    for length, values in (measured.get("lengths") or {}).items():
         task = measured.get("task", "perplexity")
-        results.append(_result(make, task, int(length), "perplexity", found["perplexity"], common))
+        results.append(_result(make, task, int(length), "perplexity", values["perplexity"], common))
     if entry.get("short"):
         short = entry["short"]
         results.append(_result(make, "short", short["length"], "perplexity", short["perplexity"], common))
@@ -155,8 +155,8 @@ def _figure(figure: Mapping[str, Any] | None) -> str:
 def _picture(name: str, label: str, pictures: Sequence[str]) -> list[str]:
     """A picture, where the report has one by this name or one of this model alone."""
     stem = name.removesuffix(".png")
-    found = name if name in pictures else next((one for one in pictures if one.startswith(f"{stem}-")), None)
-    return [f"![{label}]({FOLDER}/{found})"] if found else []
+    picture = name if name in pictures else next((one for one in pictures if one.startswith(f"{stem}-")), None)
+    return [f"![{label}]({FOLDER}/{picture})"] if picture else []
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -177,23 +177,23 @@ def pack_adapter(folder: Path, repository: str, base: str | None = None) -> Uplo
     _check_adapter(place / _ADAPTER_WEIGHTS)
     config = read_json_object(place / _ADAPTER_CONFIG)
     named = str(config.get("base_model_name_or_path") or "")
-    found = base or named
-    if found.count("/") != 1 or Path(found).is_absolute():
+    base_id = base or named
+    if base_id.count("/") != 1 or Path(base_id).is_absolute():
         raise CtxextError(
-            f'The adapter belongs to "{Path(found).name}", which nobody finds on the Hub.',
-            hint=f"Push that checkpoint too, and say where it is: --base USER/{shlex.quote(Path(found).name)}",
+            f'The adapter belongs to "{Path(base_id).name}", which nobody finds on the Hub.',
+            hint=f"Push that checkpoint too, and say where it is: --base USER/{shlex.quote(Path(base_id).name)}",
         )
-    changed = {**config, "base_model_name_or_path": found, "revision": None if base else config.get("revision")}
+    changed = {**config, "base_model_name_or_path": base_id, "revision": None if base else config.get("revision")}
     texts = {_ADAPTER_CONFIG: as_json(changed).encode()} if base else {}
     if (folder / MANIFEST).is_file():
         texts[CARD] = render(_facts(_subject(folder), repository, None, is_adapter=True)).encode()
     elif (place / CARD).is_file():
         texts[CARD] = (
-            (place / CARD).read_text(encoding="utf-8").replace(f'base_model: "{named}"', _base(found)).encode()
+            (place / CARD).read_text(encoding="utf-8").replace(f'base_model: "{named}"', _base(base_id)).encode()
         )
     else:
-        texts[CARD] = f"---\nlibrary_name: peft\ntags: [lora, ctxext]\n{_base(found)}\n---\n".encode()
-    return UploadPlan(place, names, texts, is_adapter=True, base=found)
+        texts[CARD] = f"---\nlibrary_name: peft\ntags: [lora, ctxext]\n{_base(base_id)}\n---\n".encode()
+    return UploadPlan(place, names, texts, is_adapter=True, base=base_id)
 
 
 def adapter_in(folder: Path) -> Path | None:
@@ -306,15 +306,15 @@ def seal(plan: UploadPlan, progress: Progress | None = None) -> None:
 
 def _record(folder: Path, files: Sequence[Path], known: Mapping[str, str], progress: Progress | None) -> dict[str, str]:
     """The digest of each file, by name; those that are known are not read again."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     sizes = [(folder / path).stat().st_size for path in files]
     for number, path in enumerate(files, 1):
         name = path.as_posix()
         if name not in (MANIFEST, ".gitattributes"):
-            found[name] = known.get(name) or sha256_of(folder / path)
+            digests[name] = known.get(name) or sha256_of(folder / path)
         if progress is not None:
             progress("digests", sum(sizes[:number]), sum(sizes))
-    return found
+    return digests
 
 
 def _write(path: Path, content: bytes) -> None:

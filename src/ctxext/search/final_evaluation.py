@@ -101,19 +101,22 @@ def run_off(bench: Workbench, eval_set: EvalSet, points: Sequence[Point], keep_s
         Those with the lowest loss first.
     """
 
-    def has_lost(key: int, found: Mapping[int, Measurement]) -> bool:
-        stock = found[_STOCK]
-        rise, half = found[key].rise(stock)
+    def has_lost(key: int, measurements: Mapping[int, Measurement]) -> bool:
+        stock = measurements[_STOCK]
+        rise, half = measurements[key].rise(stock)
         if rise - half > keep_short:
             return True
-        kept = [own for other, own in found.items() if other != _STOCK and sum(own.rise(stock)) <= keep_short]
-        gain, spread = found[key].gain(min(kept, key=lambda own: own.loss)) if kept else (0.0, 0.0)
+        kept = [one for other, one in measurements.items() if other != _STOCK and sum(one.rise(stock)) <= keep_short]
+        gain, spread = measurements[key].gain(min(kept, key=lambda one: one.loss)) if kept else (0.0, 0.0)
         return gain + spread < 0
 
     finalists = {point.trial.number: point for point in finalists_of(points, keep_short)}
-    found = _asked(bench, eval_set, [point.trial for point in finalists.values()], end, has_lost)
-    kept = [number for number in finalists if number in found and sum(found[number].rise(found[_STOCK])) <= keep_short]
-    return [finalists[number] for number in sorted(kept, key=lambda number: (found[number].loss, number))]
+    measurements = _asked(bench, eval_set, [point.trial for point in finalists.values()], end, has_lost)
+    stock = measurements[_STOCK]
+    kept = [
+        number for number in finalists if number in measurements and sum(measurements[number].rise(stock)) <= keep_short
+    ]
+    return [finalists[number] for number in sorted(kept, key=lambda number: (measurements[number].loss, number))]
 
 
 def check(
@@ -140,8 +143,8 @@ def check(
     published = min((point for point in points if point.trial.published), key=lambda point: point.loss, default=None)
     most = max(points, key=lambda point: (_share(point.trial), -point.loss), default=None)
     wanted = {point.trial.number: point for point in (*kept, published, most) if point is not None}
-    found = _asked(bench, eval_set, [point.trial for point in wanted.values()], end)
-    return Check(kept[0] if kept else None, published, found.pop(_STOCK), wanted, found, keep_short)
+    measurements = _asked(bench, eval_set, [point.trial for point in wanted.values()], end)
+    return Check(kept[0] if kept else None, published, measurements.pop(_STOCK), wanted, measurements, keep_short)
 
 
 def _share(trial: Trial) -> float:
@@ -153,7 +156,7 @@ def _asked(
     eval_set: EvalSet,
     trials: Sequence[Trial],
     end: float,
-    has_lost: Callable[[int, Mapping[int, Measurement]], bool] = lambda key, found: False,
+    has_lost: Callable[[int, Mapping[int, Measurement]], bool] = lambda key, measurements: False,
 ) -> dict[int, Measurement]:
     """All models' answers to as many parts of an eval set as there is time for, at least to one.
 
@@ -164,19 +167,19 @@ def _asked(
     for trial in trials:
         assert trial.recipe is not None, "only measured recipes are points"
         models[trial.number] = bench.apply(trial.recipe)
-    found: dict[int, Measurement] = {}
+    measurements: dict[int, Measurement] = {}
     seconds = 0.0
     for part in eval_set.parts():
         began = time.monotonic()
-        if found and began + seconds > end:
+        if measurements and began + seconds > end:
             break
         for key, model in models.items():
-            own = measure(model, part)
-            found[key] = found[key] + own if key in found else own
+            partial = measure(model, part)
+            measurements[key] = measurements[key] + partial if key in measurements else partial
         seconds = time.monotonic() - began
-        for key in [key for key in models if key != _STOCK and has_lost(key, found)]:
-            del models[key], found[key]
-    return found
+        for key in [key for key in models if key != _STOCK and has_lost(key, measurements)]:
+            del models[key], measurements[key]
+    return measurements
 
 
 def refuse_without_points(trials: Sequence[Trial], minutes: float | None) -> None:

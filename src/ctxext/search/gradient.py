@@ -74,36 +74,36 @@ class Learner:
 
     def numbers(self) -> dict[str, torch.Tensor]:
         """The numbers, (layers, heads) each; a ratio below one would speed a head up."""
-        found = {name: self.starts[name] * log.exp() for name, log in self.logs.items()}
-        return {**found, "ratios": found["ratios"].clamp(min=1.0)}
+        numbers = {name: self.starts[name] * log.exp() for name, log in self.logs.items()}
+        return {**numbers, "ratios": numbers["ratios"].clamp(min=1.0)}
 
     def recipe(self) -> Recipe:
         """The numbers as they stand, as a recipe."""
         rows = {
-            name: tuple(tuple(float(f"{number:.{_DIGITS}g}") for number in row) for row in found.tolist())
-            for name, found in self.numbers().items()
+            name: tuple(tuple(float(f"{number:.{_DIGITS}g}") for number in row) for row in values.tolist())
+            for name, values in self.numbers().items()
         }
         return Recipe([_step(rows, self.options.target_length)])
 
     def _give(self) -> None:
         """Let the model's own code read the numbers as tensors: what is learned on is what is shipped."""
-        found = {
+        methods = {
             id(method): method
             for module in self.model.modules()
             for method in getattr(module, "ctxext_methods", ())
             if method.name == "mspoe"
         }
-        if not found:
+        if not methods:
             raise CtxextError(
                 f'The heads of "{self.bench.source.name}" cannot be learned.', hint="Leave --gradient out."
             )
-        self.methods = list(found.values())
+        self.methods = list(methods.values())
 
     def refresh(self) -> None:
         """Make the numbers anew from what the optimizer has changed."""
         numbers = self.numbers()
         for method in self.methods:
-            method.settings["heads"] = {name: list(found.unbind(0)) for name, found in numbers.items()}
+            method.settings["heads"] = {name: list(values.unbind(0)) for name, values in numbers.items()}
 
 
 def _step(rows: dict[str, Any], target_length: int) -> MsPoE:
@@ -118,14 +118,14 @@ def _step(rows: dict[str, Any], target_length: int) -> MsPoE:
     )
 
 
-def learn(bench: Workbench, options: SearchOptions, end: float, told: Callable[[float, float], None]) -> Recipe:
+def learn(bench: Workbench, options: SearchOptions, end: float, report: Callable[[float, float], None]) -> Recipe:
     """Learn the heads' numbers until the time is up.
 
     Args:
         bench: The model.
         options: How far to reach, and what may be lost.
         end: When to stop, on the monotonic clock in seconds.
-        told: Called after each step with the loss of the answers and the divergence from the source, in nats.
+        report: Called after each step with the loss of the answers and the divergence from the source, in nats.
 
     Raises:
         CtxextError: the model cannot carry it, or the data is too little.
@@ -151,7 +151,7 @@ def learn(bench: Workbench, options: SearchOptions, end: float, told: Callable[[
         (answers + _HELD * held + _BEYOND * torch.relu(held - allowed)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         step += 1
-        told(float(answers.detach()), float(held.detach()))
+        report(float(answers.detach()), float(held.detach()))
     return learner.recipe()
 
 
@@ -195,8 +195,8 @@ def _joined(prompts: list[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
 def _documents(encoder: Encoder, options: SearchOptions, length: int) -> Iterator[torch.Tensor]:
     """Documents of the original context length, (documents, length), again and again."""
     seed = options.seed + _ALREADY
-    found = read_corpus(options.data, encoder, count=64, length=length, most=length, seed=seed).documents
-    rows = torch.tensor(found)
+    documents = read_corpus(options.data, encoder, count=64, length=length, most=length, seed=seed).documents
+    rows = torch.tensor(documents)
     while True:
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
         seed += 1
@@ -220,10 +220,10 @@ def _divergence(model: Any, source: Any, ids: torch.Tensor, at: torch.Tensor) ->
     """
     ids, at = ids.to(model.device), at.to(model.device)
     with torch.no_grad():
-        said = _logits_at(source, ids, at).log_softmax(-1)
-    own = _logits_at(model, ids, at).log_softmax(-1)
-    divergence = (said.exp() * (said - own)).sum(-1).mean()
-    return divergence, float(-said.gather(-1, ids[:, at + 1, None]).mean())
+        source_log_probabilities = _logits_at(source, ids, at).log_softmax(-1)
+    log_probabilities = _logits_at(model, ids, at).log_softmax(-1)
+    divergence = (source_log_probabilities.exp() * (source_log_probabilities - log_probabilities)).sum(-1).mean()
+    return divergence, float(-source_log_probabilities.gather(-1, ids[:, at + 1, None]).mean())
 
 
 def _logits_at(model: Any, ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
@@ -258,8 +258,8 @@ def learned_standing(
 
     def add(recipe: Recipe, published: str) -> None:
         began = time.monotonic()
-        found = measure(bench.apply(recipe), eval_set)
-        trials.append(Trial(len(trials), published, recipe, found, "", time.monotonic() - began))
+        measurement = measure(bench.apply(recipe), eval_set)
+        trials.append(Trial(len(trials), published, recipe, measurement, "", time.monotonic() - began))
 
     add(bench.prepared(Recipe([Yarn(factor=factor)])), "yarn")
     reserve = 0.0
@@ -269,10 +269,10 @@ def learned_standing(
         reserve = min(MOST_FOR_CHECKS * options.seconds, checks)
     steps = itertools.count(1)
 
-    def told(answers: float, held: float) -> None:
+    def report(answers: float, held: float) -> None:
         stage = f"learning: step {next(steps)}, answers {answers:.3f} nats, {held:.4f} from the source"
         watch(Standing(stage, stock, end=end))
 
-    add(learn(bench, options, end - reserve, told), "")
+    add(learn(bench, options, end - reserve, report), "")
     points = points_of(trials, stock)
     return Standing("learned", stock, trials, points, best_of(points, options.keep_short), end)

@@ -128,15 +128,15 @@ class SearchLoop:
     ) -> tuple[Recipe | None, Measurement | None, str]:
         """What comes of a recipe: itself, its measurement, and why there is none."""
 
-        def stop(found: Measurement) -> bool:
+        def stop(measurement: Measurement) -> bool:
             look()
             if is_start:
                 # What others are compared with is asked everything, if it is near and no other is better in both.
-                rise = found.rise(self.stock)[0]
+                rise = measurement.rise(self.stock)[0]
                 return rise > _FAR * self.options.keep_short or any(
-                    point.dominates(found.least_loss, rise) for point in standing.points
+                    point.dominates(measurement.least_loss, rise) for point in standing.points
                 )
-            return is_hopeless(found, self.stock, standing.points, self.options.keep_short)
+            return is_hopeless(measurement, self.stock, standing.points, self.options.keep_short)
 
         try:
             recipe = self.bench.prepared(self.space.recipe(parameters))

@@ -52,10 +52,10 @@ class Measurement:
 
         A model that was asked for no needle at all has an infinite one.
         """
-        found = list(self.losses.values())
-        if not found:
+        losses = list(self.losses.values())
+        if not losses:
             return math.inf
-        return mean([*found, *[found[-1]] * (len(self.lengths) - len(found))])
+        return mean([*losses, *[losses[-1]] * (len(self.lengths) - len(losses))])
 
     @property
     def least_loss(self) -> float:
@@ -68,7 +68,7 @@ class Measurement:
         return Measurement(
             self.short + other.short,
             {length: losses + other.answers[length] for length, losses in self.answers.items()},
-            {length: own + other.correct[length] for length, own in self.correct.items()},
+            {length: answers + other.correct[length] for length, answers in self.correct.items()},
             self.lengths,
             self.num_prompts + other.num_prompts,
         )
@@ -84,23 +84,23 @@ class Measurement:
 
     def rise(self, stock: "Measurement") -> tuple[float, float]:
         """By which share the loss on the documents rises over the source's, and half its 95 % interval."""
-        differences = [own - other for own, other in zip(self.short, stock.short, strict=True)]
+        differences = [loss - other for loss, other in zip(self.short, stock.short, strict=True)]
         middle, half = mean_interval(differences)
         return middle / mean(stock.short), half / mean(stock.short)
 
     def gain(self, stock: "Measurement") -> tuple[float, float]:
         """By how much the bounded loss of an answer is below the source's, and half its 95 % interval."""
         pairs = [
-            bounded(other) - bounded(own)
+            bounded(other) - bounded(answer)
             for length in self.answers
-            for own, other in zip(self.answers[length], stock.answers[length], strict=True)
+            for answer, other in zip(self.answers[length], stock.answers[length], strict=True)
         ]
         return mean_interval(pairs)
 
     def to_dict(self) -> dict[str, Any]:
         """As a study keeps it."""
         by_text = {str(length): losses for length, losses in self.answers.items()}
-        right = {str(length): [int(one) for one in own] for length, own in self.correct.items()}
+        right = {str(length): [int(one) for one in answers] for length, answers in self.correct.items()}
         asked = {"lengths": list(self.lengths), "num_prompts": self.num_prompts}
         return {"short": self.short, "answers": by_text, "correct": right, **asked}
 
@@ -110,7 +110,7 @@ def measurement_from(content: Mapping[str, Any]) -> Measurement:
     return Measurement(
         list(content["short"]),
         {int(length): list(losses) for length, losses in content["answers"].items()},
-        {int(length): [bool(one) for one in own] for length, own in content["correct"].items()},
+        {int(length): [bool(one) for one in answers] for length, answers in content["correct"].items()},
         tuple(content["lengths"]),
         content["num_prompts"],
     )
@@ -143,16 +143,16 @@ def measure(
     Raises:
         CtxextError: the model returns numbers that are not finite.
     """
-    found = Measurement(_document_losses(loaded, eval_set), {}, {}, eval_set.lengths, eval_set.num_prompts)
+    measurement = Measurement(_document_losses(loaded, eval_set), {}, {}, eval_set.lengths, eval_set.num_prompts)
     for first in range(0, eval_set.num_questions, _ROUND):
         for length, questions in eval_set.questions.items():
-            if is_hopeless is not None and is_hopeless(found):
-                return found
+            if is_hopeless is not None and is_hopeless(measurement):
+                return measurement
             losses, correct = _answers(loaded, length, questions[first : first + _ROUND])
-            answers = {**found.answers, length: found.answers.get(length, []) + losses}
-            right = {**found.correct, length: found.correct.get(length, []) + correct}
-            found = dataclasses.replace(found, answers=answers, correct=right)
-    return found
+            answers = {**measurement.answers, length: measurement.answers.get(length, []) + losses}
+            right = {**measurement.correct, length: measurement.correct.get(length, []) + correct}
+            measurement = dataclasses.replace(measurement, answers=answers, correct=right)
+    return measurement
 
 
 def _answers(loaded: LoadedModel, length: int, questions: Sequence[Sequence[Prompt]]) -> tuple[list[float], list[bool]]:

@@ -30,12 +30,12 @@ class Point:
 
 def points_of(trials: Sequence[Trial], stock: Measurement) -> list[Point]:
     """The recipes that were measured to the end, in order."""
-    found = []
+    points = []
     for one in trials:
         if one.measurement is not None and one.measurement.is_whole:
             rise, half = one.measurement.rise(stock)
-            found.append(Point(one, one.measurement.loss, rise, rise + half))
-    return found
+            points.append(Point(one, one.measurement.loss, rise, rise + half))
+    return points
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
@@ -50,12 +50,12 @@ def best_of(points: Sequence[Point], keep_short: float) -> Point | None:
     return min(kept, key=lambda point: (point.loss, point.trial.number), default=None)
 
 
-def is_hopeless(found: Measurement, stock: Measurement, points: Sequence[Point], keep_short: float) -> bool:
+def is_hopeless(measurement: Measurement, stock: Measurement, points: Sequence[Point], keep_short: float) -> bool:
     """Whether a recipe that is being measured is not worth the rest of its eval set.
 
     It loses more at the original context length than it may, or what it has lost so far already makes sure that another
     one dominates it. Recipes that lose less than half of what they may count as alike in that.
     """
-    rise = found.rise(stock)[0]
+    rise = measurement.rise(stock)[0]
     alike = max(rise, keep_short / 2)
-    return rise > keep_short or any(point.dominates(found.least_loss, alike) for point in points)
+    return rise > keep_short or any(point.dominates(measurement.least_loss, alike) for point in points)

@@ -28,15 +28,15 @@ def pareto_picture(points: Sequence[Point], best: Point | None, keep_short: floa
     for point in points:
         assert point.trial.recipe is not None
         groups.setdefault(" + ".join(step.name for step in point.trial.recipe.steps), []).append(point)
-    for number, (name, own) in enumerate(sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))):
+    for number, (name, members) in enumerate(sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))):
         axes.scatter(
-            [100 * point.rise for point in own],
-            [point.loss for point in own],
-            s=[46 if point.trial.published else 20 for point in own],
+            [100 * point.rise for point in members],
+            [point.loss for point in members],
+            s=[46 if point.trial.published else 20 for point in members],
             color=SERIES[number % len(SERIES)],
             marker=_MARKERS[number // len(SERIES) % len(_MARKERS)],
             linewidths=0.8,
-            edgecolors=[_INK if point.trial.published else "none" for point in own],
+            edgecolors=[_INK if point.trial.published else "none" for point in members],
             label=name,
             zorder=3,
         )

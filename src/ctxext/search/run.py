@@ -145,7 +145,7 @@ def _in_time(end: float, options: SearchOptions) -> "Callable[[Measurement], boo
         CtxextError: it does.
     """
 
-    def look(found: "Measurement") -> bool:
+    def look(measurement: "Measurement") -> bool:
         if time.monotonic() > end:
             raise CtxextError(
                 f"{options.minutes:g} minutes were too short to ask even the plain model.",

@@ -88,16 +88,16 @@ class Space:
 
     def _numbers(self, parameters: Parameters, method: type[Method]) -> Parameters:
         ranges = method.search_space(self.rotary, self.factor)
-        found = {number: parameters.get(f"{method.name}.{number}") for number in ranges}
+        values = {number: parameters.get(f"{method.name}.{number}") for number in ranges}
         return {
             number: value if value == ranges[number].start else _rounded(value)
-            for number, value in found.items()
+            for number, value in values.items()
             if value is not None
         }
 
     def starts(self) -> list[tuple[type[Method], Parameters]]:
         """Every method alone with the numbers from which a search starts: the published ones where there are any."""
-        found = []
+        starts = []
         for slot, methods in self.slots.items():
             for method in methods:
                 ranges = method.search_space(self.rotary, self.factor)
@@ -108,8 +108,8 @@ class Space:
                     name = f"{method.name}.{number}"
                     parameters |= {f"{name}.given": choices.start is not None} if choices.optional else {}
                     parameters |= {name: choices.start} if choices.start is not None else {}
-                found.append((method, parameters))
-        return found
+                starts.append((method, parameters))
+        return starts
 
 
 def _draw(trial: Trial, name: str, choices: SearchRange) -> Any:

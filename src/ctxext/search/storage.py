@@ -51,7 +51,7 @@ class StudyPlace:
         return JournalStorage(JournalFileBackend(self.storage))
 
     @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
+    def errors_named(self) -> Iterator[None]:
         """Say in one line what is wrong with the place.
 
         Raises:
@@ -70,8 +70,8 @@ class StudyPlace:
         except (*_DAMAGED, SQLAlchemyError, StorageInternalError) as error:
             hint = "Name another with --study." if self.path else "Check --storage and whether it answers."
             first = redacted((str(error).splitlines() or [""])[0])
-            told = first if isinstance(error, SQLAlchemyError | OSError) else f"{type(error).__name__}: {first}"
-            raise CtxextError(f'The study "{self}" cannot be used: {told}', hint=hint) from error
+            reason = first if isinstance(error, SQLAlchemyError | OSError) else f"{type(error).__name__}: {first}"
+            raise CtxextError(f'The study "{self}" cannot be used: {reason}', hint=hint) from error
 
     @property
     def is_there(self) -> bool:
@@ -82,7 +82,7 @@ class StudyPlace:
             return self.path.exists()
         if "://" not in (self.storage or "") and not Path(self.storage or "").exists():
             return False
-        with self.told():
+        with self.errors_named():
             return self.name in optuna.get_all_study_names(self.open())
 
     def clear(self) -> None:

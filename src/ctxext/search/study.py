@@ -68,7 +68,7 @@ def _told(method: Callable[..., _Found]) -> Callable[..., _Found]:
 
     @functools.wraps(method)
     def telling(self: "Study", *given: Any) -> _Found:
-        with self.place.told():
+        with self.place.errors_named():
             return method(self, *given)
 
     return telling
@@ -89,7 +89,7 @@ class Study:
         self.keep_short = keep_short
         self._starts = space.starts()
         self._seen = 0.0
-        with place.told():
+        with place.errors_named():
             self._storage = place.open()
             self._study = optuna.create_study(
                 storage=self._storage,

@@ -106,12 +106,12 @@ class Workbench:
         buffers = dict(self.stock.model.named_buffers())
         with torch.no_grad():
             for name, buffer in list(model.named_buffers()):
-                place, _, own = name.rpartition(".")
+                place, _, buffer_name = name.rpartition(".")
                 module, given = model.get_submodule(place), buffers.get(name)
-                if own.endswith("inv_freq") or given is None or given.shape != buffer.shape:
-                    module._buffers[own] = buffer.to(self.stock.device)
+                if buffer_name.endswith("inv_freq") or given is None or given.shape != buffer.shape:
+                    module._buffers[buffer_name] = buffer.to(self.stock.device)
                 else:
-                    module._buffers[own] = given
+                    module._buffers[buffer_name] = given
 
 
 def _no_init_weights() -> Any:
@@ -130,5 +130,5 @@ def _try_out(model: Any) -> None:
 def _attention_of(config: Any) -> dict[str, str]:
     """Which attention runs in each part of a loaded model, the whole under an empty name."""
     parts = {"": config, **{name: getattr(config, name, None) for name in config.sub_configs}}
-    found = {name: getattr(part, "_attn_implementation", None) for name, part in parts.items()}
-    return {name: attention for name, attention in found.items() if attention}
+    implementations = {name: getattr(part, "_attn_implementation", None) for name, part in parts.items()}
+    return {name: attention for name, attention in implementations.items() if attention}

@@ -16,9 +16,9 @@ SMALL |= {"num_experts": 1, "num_sparse_encoder_layers": 0, "num_sparse_decoder_
 TABLE = "relative_attention_bias"
 
 
-def noted(found: list[tuple[bool, Any]], is_encoder: bool, _: Any, args: Any) -> None:
+def noted(lookups: list[tuple[bool, Any]], is_encoder: bool, _: Any, args: Any) -> None:
     """What a table is asked for."""
-    found.append((is_encoder, args[0]))
+    lookups.append((is_encoder, args[0]))
 
 
 def looked_up(folder: str, length: int) -> list[tuple[bool, Any]]:
@@ -30,24 +30,24 @@ def looked_up(folder: str, length: int) -> list[tuple[bool, Any]]:
     for name, value in SMALL.items():
         if hasattr(config, name):
             setattr(config, name, value)
-    found = list[tuple[bool, Any]]()
+    lookups = list[tuple[bool, Any]]()
     model = AutoModel.from_config(config).eval()
     for name, module in model.named_modules():
         if name.endswith(f".{TABLE}") and "global" not in name:
-            note = functools.partial(noted, found, name.startswith("encoder"))
+            note = functools.partial(noted, lookups, name.startswith("encoder"))
             module.register_forward_pre_hook(note)
     ids = torch.ones(1, length, dtype=torch.long)
     with torch.no_grad():
         model(input_ids=ids, decoder_input_ids=ids)
-    return found
+    return lookups
 
 
 def compare(task: dict[str, Any]) -> dict[str, Any]:
     """Hold every bucket that a model looks up against the reference."""
     reference, source = reference_at(task["reference"]), task["source"]
     length = min(int(source["distance"] * task["numbers"]["factor"]) + 20, 2000)
-    wrong, distances, found = set(), set(), looked_up(task["folder"], length)
-    for is_encoder, buckets in found:
+    wrong, distances, lookups = set(), set(), looked_up(task["folder"], length)
+    for is_encoder, buckets in lookups:
         queries, keys = buckets.shape[-2:]
         offset = queries if keys == 3 * queries else 0  # LongT5 looks from a block at itself and its neighbours.
         for query in {0, queries // 2, queries - 1}:
@@ -60,7 +60,7 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
                 # Where the logarithm is a whole number, its last bit decides.
                 if bucket not in (int(place - 1e-4), int(place + 1e-4)):
                     wrong.add(relative)
-    return {"stacks": len(found), "distances": len(distances), "wrong": sorted(wrong, key=abs)}
+    return {"stacks": len(lookups), "distances": len(distances), "wrong": sorted(wrong, key=abs)}
 
 
 if __name__.endswith("__main__"):

@@ -51,8 +51,8 @@ def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig,
             difference = _difference(entry, *wanted)
             if not difference < _TOLERANCE:
                 steps = ", ".join(step.summary() for step in recipe.steps if not step.needs_code())
-                told = f"{entry.module} would differ from {steps} by {difference:.1e}"
-                raise _refused(family, f"{steps} would have no effect" if change < _TOLERANCE else told)
+                problem = f"{entry.module} would differ from {steps} by {difference:.1e}"
+                raise _refused(family, f"{steps} would have no effect" if change < _TOLERANCE else problem)
             largest = max(largest, difference)
     if not after[lengths[0]]:
         raise _refused(family, "no rotary embedding was found in it")
@@ -94,16 +94,16 @@ def _is_sliding(entry: Rotation, family: Family, change: float) -> bool:
 
 def _difference(entry: Rotation, wanted: Sequence[float], scaling: float) -> float:
     """The largest relative difference of a frequency or of the factor; infinite where there are others."""
-    found = [frequency for frequency in entry.frequencies if frequency > 0]
-    if len(found) != len(set(wanted)):
+    frequencies = [frequency for frequency in entry.frequencies if frequency > 0]
+    if len(frequencies) != len(set(wanted)):
         return math.inf
-    return largest_difference([*zip(found, sorted(set(wanted)), strict=True), (entry.scaling, scaling)])
+    return largest_difference([*zip(frequencies, sorted(set(wanted)), strict=True), (entry.scaling, scaling)])
 
 
 def largest_difference(pairs: Iterable[tuple[float, float]]) -> float:
     """The largest relative difference of two numbers; infinite where one is no number, which `max` would pass over."""
-    found = [abs(one / other - 1) for one, other in pairs]
-    return math.inf if any(map(math.isnan, found)) else max(found)
+    differences = [abs(one / other - 1) for one, other in pairs]
+    return math.inf if any(map(math.isnan, differences)) else max(differences)
 
 
 def _refused(family: Family, reason: str) -> CtxextError:

@@ -29,9 +29,9 @@ SPREAD = 2.5  # The standard deviation of the scores that sampled states give.
 SCALAR = 1e-3  # By how much of its length a state that a family only rescaled may be off.
 
 
-def parts_of(found: Any) -> Any:
+def parts_of(table: Any) -> Any:
     """Cos and sin, as most families have them, or as the parts of one complex tensor (Llama 4)."""
-    return found if isinstance(found, tuple) else (found.real, found.imag)
+    return table if isinstance(table, tuple) else (table.real, table.imag)
 
 
 def by_complex_numbers(states: Any, _: Any, cos: Any, sin: Any) -> Any:
@@ -74,8 +74,8 @@ class Rotation:
         try:
             one = self.torch.ones(1, 1)
             shape = (3, 1, 1) if hasattr(self.module, "mrope_section") else (1, 1)
-            found = parts_of(self.module(one, one.expand(shape), *self.layer_types))
-            return found, getattr(self.module, self.buffer)
+            parts = parts_of(self.module(one, one.expand(shape), *self.layer_types))
+            return parts, getattr(self.module, self.buffer)
         finally:
             setattr(self.module, self.buffer, self.frequencies.clone())
 
@@ -148,10 +148,10 @@ def answers(model: Any, run: Any, instead: list[Any] | None = None) -> tuple[Any
     """What a model's run returns, and what each attention answers in it; the model goes on with others if given."""
     import torch
 
-    found, others = list[Any](), iter(instead or [])
+    outputs, others = list[Any](), iter(instead or [])
 
     def leave(_: Any, __: Any, output: Any) -> Any:
-        found.append(output[0] if isinstance(output, tuple) else output)
+        outputs.append(output[0] if isinstance(output, tuple) else output)
         if instead is None:
             return None
         return (next(others), *output[1:]) if isinstance(output, tuple) else next(others)
@@ -159,7 +159,7 @@ def answers(model: Any, run: Any, instead: list[Any] | None = None) -> tuple[Any
     hooks = [module.register_forward_hook(leave) for module in model.modules() if _applies(module)]
     try:
         with torch.no_grad():
-            return run(), found
+            return run(), outputs
     finally:
         for hook in hooks:
             hook.remove()
@@ -169,8 +169,8 @@ def largest_difference(answered: list[Any], asked: list[Any]) -> float:
     """The largest difference of an attention's answer from what is asked for, relative to the largest number there."""
     import torch
 
-    found = [(a - b).abs().max() / b.abs().max().clamp(min=1e-30) for a, b in zip(answered, asked, strict=True)]
-    return torch.stack(found).max().item() if found else 0.0  # Python's own max would lose what is no number.
+    differences = [(a - b).abs().max() / b.abs().max().clamp(min=1e-30) for a, b in zip(answered, asked, strict=True)]
+    return torch.stack(differences).max().item() if differences else 0.0  # Python's max would lose NaN.
 
 
 @dataclass
@@ -290,19 +290,19 @@ class Expected:
 
         heads = []
         for head in range(states.shape[1]):
-            at, own = self.of_head(chosen, head // group)
+            at, frequencies = self.of_head(chosen, head // group)
             factor = self.loudness_of(chosen, head // group)
-            heads.append(self.rotation.rows(states[0, head], at[:, None] * torch.tensor(own), factor))
+            heads.append(self.rotation.rows(states[0, head], at[:, None] * torch.tensor(frequencies), factor))
         return torch.stack(heads)[None]
 
     def of_head(self, chosen: list[Any], head: int) -> tuple[Any, list[float]]:
         """The positions (l) and inverse frequencies of a KV head."""
         import torch
 
-        at, own = torch.tensor(self.positions, dtype=torch.float32), self.rotation.frequencies.tolist()
+        at, frequencies = torch.tensor(self.positions, dtype=torch.float32), self.rotation.frequencies.tolist()
         for (settings, reference), choice in zip(self.heads, chosen, strict=True):
-            at, own = reference.rotation(settings, choice, head, at, own, self.theta)
-        return at, own
+            at, frequencies = reference.rotation(settings, choice, head, at, frequencies, self.theta)
+        return at, frequencies
 
     def loudness_of(self, chosen: list[Any], head: int) -> float:
         """The factor on a KV head's cos and sin, of methods that have one."""
@@ -333,19 +333,19 @@ class Expected:
         )
         scores = torch.full((1, query.shape[1], size, size), -math.inf)
         for head in range(query.shape[1]):
-            own = tuple(torch.tensor(self.of_head(seen.chosen, head // group)[1]).tolist())  # In float32.
-            (i, j), for_query, for_key = self.pairs(settings, reference, own)
+            frequencies = tuple(torch.tensor(self.of_head(seen.chosen, head // group)[1]).tolist())  # In float32.
+            (i, j), for_query, for_key = self.pairs(settings, reference, frequencies)
             q = self.rotation.rows(queries[0, head][i], for_query)
             k = self.rotation.rows(keys[0, head // group][j], for_key)
-            found, rotates = q * k, 2 * len(self.rotation.frequencies)
+            products, rotates = q * k, 2 * len(self.rotation.frequencies)
             if hasattr(reference, "rotated_factor"):  # YaRN's, of what rotates alone.
                 factors = [reference.rotated_factor(settings, self.layer, m) for m in self.positions]
                 by_pair = torch.tensor(factors)[i, None] ** 2
-                found = torch.cat([found[:, :rotates] * by_pair, found[:, rotates:]], -1)
-            found = found.sum(-1)
+                products = torch.cat([products[:, :rotates] * by_pair, products[:, rotates:]], -1)
+            products = products.sum(-1)
             if query.shape[-1] > width:  # The part of each head that does not rotate.
-                found = found + (query[0, head, i, width:] * key[0, head // group, j, width:]).sum(-1)
-            scores[0, head, i, j] = found
+                products = products + (query[0, head, i, width:] * key[0, head // group, j, width:]).sum(-1)
+            scores[0, head, i, j] = products
         scores = scores * kwargs["scaling"]
         by_row = [reference.temperature(settings, self.layer, m) for m in self.positions]
         scores = scores * torch.tensor(by_row).view(1, 1, -1, 1)
@@ -367,21 +367,21 @@ class Expected:
         weights = scores.softmax(-1)[..., :size]
         return (weights @ value.repeat_interleave(group, 1)).transpose(1, 2).contiguous(), weights
 
-    def pairs(self, settings: dict[str, Any], reference: Any, own: tuple[float, ...]) -> Any:
+    def pairs(self, settings: dict[str, Any], reference: Any, frequencies: tuple[float, ...]) -> Any:
         """Which pairs of rows and keys are read in this layer, and the angles of the query and of the key for each."""
         import torch
 
-        if (self.layer, own) not in self.angles:
-            found = [
-                (i, j, reference.relation(settings, self.layer, m, n, own))
+        if (self.layer, frequencies) not in self.angles:
+            entries = [
+                (i, j, reference.relation(settings, self.layer, m, n, frequencies))
                 for i, m in enumerate(self.positions)
                 for j, n in enumerate(self.positions[: i + 1])
             ]
-            read = [(i, j, angles) for i, j, angles in found if angles is not None]
+            read = [(i, j, angles) for i, j, angles in entries if angles is not None]
             where = torch.tensor([[i for i, _, _ in read], [j for _, j, _ in read]])
             sides = (torch.tensor([angles[side] for _, _, angles in read], dtype=torch.float64) for side in (0, 1))
-            self.angles[self.layer, own] = where, *sides
-        return self.angles[self.layer, own]
+            self.angles[self.layer, frequencies] = where, *sides
+        return self.angles[self.layer, frequencies]
 
 
 def factor_between(before: Any, after: Any) -> Any:
@@ -420,13 +420,13 @@ def learned_numbers(model: Any, info: dict[str, Any]) -> dict[str, Any]:
     lost = [name for key in ("missing_keys", "unexpected_keys") for name in info[key] if name.endswith(LEARNED)]
     if lost:
         raise ValueError(f"{lost[0]} is not where the model looks for it.")
-    found = {}
+    numbers = {}
     for name, weight in model.named_parameters():
         if name.endswith(LEARNED):
             with torch.no_grad():
                 weight.copy_(weight if weight.any() else torch.randn_like(weight))
-            found[name.removesuffix(LEARNED)] = weight.detach().tolist()
-    return found
+            numbers[name.removesuffix(LEARNED)] = weight.detach().tolist()
+    return numbers
 
 
 def compare(task: dict[str, Any]) -> dict[str, Any]:
@@ -450,7 +450,7 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
     def ask(model: Any) -> Any:
         return model(input_ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
 
-    got, answered = answers(loaded, functools.partial(ask, loaded))
+    logits, answered = answers(loaded, functools.partial(ask, loaded))
     moves = any(hasattr(reference_at(step["reference"]), "relation") for step in task["steps"])
     sampled = sampled_outputs(loaded, functools.partial(ask, loaded)) if moves else []
     del loaded
@@ -462,16 +462,18 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
     expected = Expected(stock, task)
     attention = 0.0
     try:
-        wanted, asked = answers(stock, lambda: expected.logits(input_ids, positions), answered if moves else None)
+        expected_logits, asked = answers(
+            stock, lambda: expected.logits(input_ids, positions), answered if moves else None
+        )
         if moves:
             asked_of_samples = expected.outputs(input_ids, positions)
             attention = largest_difference([*answered, *sampled], [*asked, *asked_of_samples])
     except CannotBeMovedError as error:
         return {"refused": str(error)}
     return {
-        "difference": (got - wanted).abs().max().item(),
-        "scale": wanted.abs().max().item(),
-        "change": (unchanged - wanted).abs().max().item(),
+        "difference": (logits - expected_logits).abs().max().item(),
+        "scale": expected_logits.abs().max().item(),
+        "change": (unchanged - expected_logits).abs().max().item(),
         "attention": attention,
     }
 

@@ -45,8 +45,8 @@ def engine_dtype(config: Mapping[str, Any], name: str) -> str:
     if name != "auto":
         return DTYPES[name]
     text = config.get("text_config") or {}
-    found = (part.get(key) for part in (config, text) for key in ("dtype", "torch_dtype"))
-    saved = next((str(dtype).removeprefix("torch.") for dtype in found if dtype), "float32")
+    dtypes = (part.get(key) for part in (config, text) for key in ("dtype", "torch_dtype"))
+    saved = next((str(dtype).removeprefix("torch.") for dtype in dtypes if dtype), "float32")
     if saved != "float32" and choose_device("auto").type == "cpu":
         return str(fast_cpu_dtype()).removeprefix("torch.") if saved == "bfloat16" else "float32"
     return saved
@@ -116,10 +116,10 @@ class Engine:
 
     def log_probabilities(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """The log-probability of every token but the first, given those before it."""
-        found = self._llm.generate(_as_prompts(prompts), self._asked(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+        outputs = self._llm.generate(_as_prompts(prompts), self._asked(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
         return [
             [table[token].logprob for table, token in zip(result.prompt_logprobs[1:], ids[1:], strict=True)]
-            for result, ids in zip(found, prompts, strict=True)
+            for result, ids in zip(outputs, prompts, strict=True)
         ]
 
     def close(self) -> None:
@@ -147,5 +147,5 @@ def _check_finite(numbers: Iterator[float]) -> None:
 def _said(error: BaseException) -> str:
     """The last line of an error that says something; pydantic's begin with headings and end with a link."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if not line.startswith(("For further information", "1 validation error"))]
-    return told[-1] if told else type(error).__name__
+    messages = [line for line in lines if not line.startswith(("For further information", "1 validation error"))]
+    return messages[-1] if messages else type(error).__name__

@@ -49,10 +49,10 @@ def check_files(subject: Subject) -> Finding:
         "missing": [name for name in [*recorded, *weights] if name not in present and name != CARD],
         "not recorded": sorted(present - recorded.keys() - weights.keys() - _OF_THE_HUB),
     }
-    told = "; ".join(f"{what}: {listed(names)}" for what, names in troubles.items() if names)
+    problems = "; ".join(f"{what}: {listed(names)}" for what, names in troubles.items() if names)
     note = f"; {CARD} was edited since, which is allowed" if edited else ""
-    if told:
-        return Finding("files", FAILED, told)
+    if problems:
+        return Finding("files", FAILED, problems)
     return Finding("files", PASSED, f"{len(recorded) - len(edited)} files as recorded{note}")
 
 
@@ -110,33 +110,33 @@ def check_configuration(subject: Subject) -> Finding:
         return Finding(name, SKIPPED, '"config.json" has no recipe')
     # Earlier versions knew fewer Auto classes.
     apart = {"ctxext", "auto_map"} if is_earlier(subject.checkpoint.config) else {"ctxext"}
-    made, wanted = (
+    actual, expected = (
         {key: value for key, value in config.items() if key not in apart}
         for config in (subject.model.config, subject.expected.config)
     )
-    different = [key for key in _differences(made, wanted, subject.family.text_config) if key != "auto_map"]
-    if not _same_but_heads(made.get("auto_map"), wanted.get("auto_map")):
+    different = [key for key in _differences(actual, expected, subject.family.text_config) if key != "auto_map"]
+    if not _same_but_heads(actual.get("auto_map"), expected.get("auto_map")):
         different.append("auto_map")
     if different:
         return Finding(name, FAILED, f'"config.json" is not what the recipe makes: {listed(different)}')
     return Finding(name, PASSED, "the recipe gives these values, in the dialects of transformers 4 and 5")
 
 
-def _same_but_heads(made: Any, wanted: Any) -> bool:
+def _same_but_heads(actual: Any, expected: Any) -> bool:
     """Whether two `auto_map` name the same, but for heads that one version of transformers has and another has not."""
     heads = {f"AutoModelFor{head}" for head in HEADS}
-    return {k: v for k, v in (made or {}).items() if k not in heads} == {
-        k: v for k, v in (wanted or {}).items() if k not in heads
+    return {k: v for k, v in (actual or {}).items() if k not in heads} == {
+        k: v for k, v in (expected or {}).items() if k not in heads
     }
 
 
 def _differences(config: Mapping[str, Any], expected: Mapping[str, Any], nested: str | None) -> list[str]:
     keys: Iterable[str] = {**config, **expected}
-    found = [key for key in keys if not same_value(config.get(key), expected.get(key))]
-    if nested in found and isinstance(config.get(nested), dict) and isinstance(expected.get(nested), dict):
-        found.remove(nested)
-        found += [f"{nested}.{key}" for key in _differences(config[nested], expected[nested], None)]
-    return found
+    different = [key for key in keys if not same_value(config.get(key), expected.get(key))]
+    if nested in different and isinstance(config.get(nested), dict) and isinstance(expected.get(nested), dict):
+        different.remove(nested)
+        different += [f"{nested}.{key}" for key in _differences(config[nested], expected[nested], None)]
+    return different
 
 
 def check_lengths(subject: Subject) -> Finding:
@@ -144,11 +144,11 @@ def check_lengths(subject: Subject) -> Finding:
     claimed = claimed_lengths(subject.checkpoint, subject.family, _own_length(subject))
     config, tokenizer = claimed.get("config.json"), claimed.get("tokenizer_config.json")
     length = read(subject.checkpoint.config, subject.family, "max_position_embeddings")
-    own = text_config(subject.checkpoint.config, subject.family).get(subject.family.length_key, length)
+    model_length = text_config(subject.checkpoint.config, subject.family).get(subject.family.length_key, length)
     if tokenizer not in (None, config):
         return Finding("lengths", FAILED, f'"config.json" says {config}, "tokenizer_config.json" {tokenizer}')
-    if own is not None and not isinstance(own, int):
-        return Finding("lengths", FAILED, f'"config.json" says {own}, which is not a whole number')
+    if model_length is not None and not isinstance(model_length, int):
+        return Finding("lengths", FAILED, f'"config.json" says {model_length}, which is not a whole number')
     return Finding("lengths", PASSED, f"all files say {config} tokens")
 
 
@@ -161,18 +161,20 @@ def _own_length(subject: Subject) -> int | None:
 
 def check_code(subject: Subject) -> Finding:
     """Whether the modeling code is byte for byte what this version of ctxext writes."""
-    own = subject.own_code
-    changed = [name for name in own if Path(name) in subject.foreign_code]
-    missing = [name for name in own if Path(name) not in subject.checkpoint.files]
+    expected = subject.own_code
+    changed = [name for name in expected if Path(name) in subject.foreign_code]
+    missing = [name for name in expected if Path(name) not in subject.checkpoint.files]
     if changed or missing:
         maker = subject.manifest.get("ctxext")
-        told = [f"not this version's: {listed(changed)}"] if changed else []
-        told += [f"missing: {listed(missing)}"] if missing else []
-        return Finding("code", FAILED, "; ".join(told) + f" (it was made by ctxext {maker})")
+        problems = [f"not this version's: {listed(changed)}"] if changed else []
+        problems += [f"missing: {listed(missing)}"] if missing else []
+        return Finding("code", FAILED, "; ".join(problems) + f" (it was made by ctxext {maker})")
     recorded = subject.recorded("files")  # A file of such a name that the source had was copied like its others.
     others = [name for path in subject.foreign_code if (name := path.as_posix()) in recorded or not is_own_code(path)]
     stray = [name for path in subject.foreign_code if (name := path.as_posix()) not in others]
     if stray:
         return Finding("code", FAILED, f"the recipe needs no code, but there is {listed(stray)}")
     note = f"; code of its source is there too: {listed(others)}" if others else ""
-    return Finding("code", PASSED, (f"{len(own)} files as this version writes them" if own else "none needed") + note)
+    return Finding(
+        "code", PASSED, (f"{len(expected)} files as this version writes them" if expected else "none needed") + note
+    )

@@ -71,19 +71,19 @@ def compare_in_engine(
     reach = min(rotary.context_length, arguments.pop("max_model_len", rotary.context_length))
     lengths = _lengths(min(rotary.trained_length, reach), reach)
     prompts = [_prompt(length, checkpoint.config) for length in lengths.values()]
-    found: dict[str, list[list[float]]] = {}
-    for name, (folder, own) in served.items():
+    by_name: dict[str, list[list[float]]] = {}
+    for name, (folder, engine_options) in served.items():
         with staged(open_checkpoint(str(folder)), foreign=foreign) as stage:
-            options = {**own, **arguments}
+            options = {**engine_options, **arguments}
             engine = Engine(stage.folder, length=reach, dtype="float32", trust=stage.trust, arguments=options)
         try:
-            found[name] = engine.log_probabilities(prompts)
+            by_name[name] = engine.log_probabilities(prompts)
         finally:
             engine.close()
     wanted = _in_transformers(checkpoint, prompts, foreign=foreign)
     return [
         _compared(name, place, one, other)
-        for name, read in found.items()
+        for name, read in by_name.items()
         for place, one, other in zip(lengths, read, wanted, strict=True)
     ]
 
@@ -119,18 +119,18 @@ def _read(model: Any, ids: Any) -> list[float]:
     """The log-probability of every token but the first; in pieces where all logits at once would not fit."""
     length, vocabulary = ids.shape[1], model.get_output_embeddings().weight.shape[0]
     size = length if length * vocabulary <= _MOST_LOGITS else _PIECE
-    found: list[float] = []
+    log_probabilities: list[float] = []
     cache = None
     for start in range(0, length, size):
         output = model(ids[:, start : start + size], past_key_values=cache, use_cache=size < length)
         cache = output.past_key_values
         targets = ids[0, start + 1 : start + size + 1]
         scores = output.logits[0, : len(targets)].float().log_softmax(-1)
-        found += scores.gather(1, targets[:, None])[:, 0].tolist()
-    return found
+        log_probabilities += scores.gather(1, targets[:, None])[:, 0].tolist()
+    return log_probabilities
 
 
-def _compared(name: str, place: str, found: Sequence[float], wanted: Sequence[float]) -> Compared:
-    off = [abs(one - other) for one, other in zip(found, wanted, strict=True)]
+def _compared(name: str, place: str, served: Sequence[float], expected: Sequence[float]) -> Compared:
+    off = [abs(one - other) for one, other in zip(served, expected, strict=True)]
     at = max(range(len(off)), key=lambda number: float("inf") if off[number] != off[number] else off[number])
     return Compared(name, place, len(off) + 1, off[at], sum(off) / len(off), at)

@@ -14,11 +14,11 @@ def check_loading(subject: Subject) -> Finding:
     """Whether the model loads without ctxext, with all its weights."""
     if not subject.may_load:
         return Finding("loading", SKIPPED, _NOT_RUN)
-    found = subject.loaded
-    if found.error or found.missing:
-        return Finding("loading", FAILED, found.error or f"weights are missing: {listed(list(found.missing))}")
+    report = subject.loaded
+    if report.error or report.missing:
+        return Finding("loading", FAILED, report.error or f"weights are missing: {listed(list(report.missing))}")
     flag = " with its own code" if subject.own_code else ""
-    return Finding("loading", PASSED, f"{found.name}, {found.parameters:,} parameters, without ctxext{flag}")
+    return Finding("loading", PASSED, f"{report.name}, {report.parameters:,} parameters, without ctxext{flag}")
 
 
 def _unasked(subject: Subject) -> str:
@@ -69,7 +69,7 @@ def check_logits(subject: Subject) -> Finding | None:
     if reason := _unasked(subject):
         return Finding("logits", SKIPPED, reason)
     stock = subject.recipe.edit(subject.plain, with_code=False)
-    found = compare_logits(
+    report = compare_logits(
         subject.checkpoint.folder,
         subject.checkpoint,
         subject.recipe,
@@ -77,6 +77,6 @@ def check_logits(subject: Subject) -> Finding | None:
         stock,
         foreign=subject.runs_foreign_code,
     )
-    if found.skipped:
-        return Finding("logits", SKIPPED, found.skipped)
-    return Finding("logits", PASSED, f"as the method says (largest relative difference {found.difference:.0e})")
+    if report.skipped:
+        return Finding("logits", SKIPPED, report.skipped)
+    return Finding("logits", PASSED, f"as the method says (largest relative difference {report.difference:.0e})")

@@ -74,15 +74,15 @@ def stock_model(config: Mapping[str, Any]) -> Any:
     try:
         with tempfile.TemporaryDirectory() as folder, _quiet():
             (Path(folder) / "config.json").write_text(json.dumps(stock), encoding="utf-8")
-            found = AutoConfig.from_pretrained(folder)
-            kind = AutoModelForCausalLM._model_mapping[type(found)]
-            if kind.config_class is not type(found):
-                found = found.get_text_config(decoder=True)
-            return _built(kind, found)
+            model_config = AutoConfig.from_pretrained(folder)
+            kind = AutoModelForCausalLM._model_mapping[type(model_config)]
+            if kind.config_class is not type(model_config):
+                model_config = model_config.get_text_config(decoder=True)
+            return _built(kind, model_config)
     except Exception as error:  # Whatever transformers raises is the finding.
-        told = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise CtxextError(
-            f'transformers {version} does not build "{config.get("model_type")}" from this configuration: {told}'
+            f'transformers {version} does not build "{config.get("model_type")}" from this configuration: {reason}'
         ) from error
 
 

@@ -80,8 +80,8 @@ def _run(check: Check, subject: Subject) -> Finding | None:
     except CtxextError as error:
         return Finding(check.__name__.removeprefix("check_"), FAILED, error.message)
     except OSError as error:
-        told = f'"{error.filename}" cannot be read: {error.strerror}'
-        return Finding(check.__name__.removeprefix("check_"), FAILED, told)
+        problem = f'"{error.filename}" cannot be read: {error.strerror}'
+        return Finding(check.__name__.removeprefix("check_"), FAILED, problem)
 
 
 def failures(findings: Sequence[Finding]) -> list[Finding]:

@@ -26,7 +26,7 @@ def token_by_token(stock: Any, input_ids: Any, settings: dict[str, Any], referen
 
     modeling: Any = sys.modules[type(stock).__module__]
     name = next(name for name in BUILDERS if hasattr(modeling, name))
-    original, heads, found, cache = getattr(modeling, name), stock.config.num_attention_heads, [], None
+    original, heads, logits, cache = getattr(modeling, name), stock.config.num_attention_heads, [], None
     # Falcon rounds slopes, positions and their products; what is left of them for a row is not rounded.
     dtype = torch.bfloat16 if stock.config.model_type == "falcon" else torch.float32
     plain = torch.tensor(reference.slopes({**settings, "factor": 1}, heads, 0))
@@ -39,10 +39,10 @@ def token_by_token(stock: Any, input_ids: Any, settings: dict[str, Any], referen
             with torch.no_grad():
                 out = stock(input_ids[:, row : row + 1], attention_mask=mask, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
-            found.append(out.logits)
+            logits.append(out.logits)
     finally:
         setattr(modeling, name, original)
-    return torch.cat(found, 1)
+    return torch.cat(logits, 1)
 
 
 def compare(task: dict[str, Any]) -> dict[str, float]:
@@ -62,7 +62,7 @@ def compare(task: dict[str, Any]) -> dict[str, float]:
     ).eval()
     input_ids = torch.randint(0, config.vocab_size, (1, task["count"]))
     with torch.no_grad():
-        got = loaded(input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False).logits
+        logits = loaded(input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False).logits
     del loaded
     print(LOADED, flush=True)  # noqa: T201
     with tempfile.TemporaryDirectory() as place:
@@ -70,11 +70,11 @@ def compare(task: dict[str, Any]) -> dict[str, float]:
         stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         unchanged = stock(input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False).logits
-    wanted = token_by_token(stock, input_ids, settings, reference_at(step["reference"]))
+    expected = token_by_token(stock, input_ids, settings, reference_at(step["reference"]))
     return {
-        "difference": (got - wanted).abs().max().item(),
-        "scale": wanted.abs().max().item(),
-        "change": (unchanged - wanted).abs().max().item(),
+        "difference": (logits - expected).abs().max().item(),
+        "scale": expected.abs().max().item(),
+        "change": (unchanged - expected).abs().max().item(),
     }
 
 

@@ -168,8 +168,8 @@ class Subject:
 def training_of(subject: Subject) -> dict[str, Any]:
     """What ctxext.json or config.json notes of a fine-tuning; empty where they note none."""
     noted = provenance(subject.checkpoint.config).get("finetune")
-    found = subject.manifest.get("finetune") or noted or {}
-    return dict(found) if isinstance(found, dict) else {}
+    record = subject.manifest.get("finetune") or noted or {}
+    return dict(record) if isinstance(record, dict) else {}
 
 
 def listed(names: list[str], limit: int = 5) -> str:

@@ -14,7 +14,9 @@ def table_of(model: Any, name: str, endings: list[str]) -> Any:
     """A loaded model's table; classes differ in what stands before the last parts of its name."""
     ending = next(ending for ending in endings if name.endswith(ending))
     return next(
-        weight for own, weight in model.named_parameters() if own == ending or own.endswith("." + ending)
+        weight
+        for full_name, weight in model.named_parameters()
+        if full_name == ending or full_name.endswith("." + ending)
     ).detach()
 
 

@@ -36,21 +36,21 @@ def check_against(subject: Subject) -> Finding | None:
     shared = {path for path in mine.keys() & theirs.keys() if mine[path].samefile(theirs[path])}
     if shared == mine.keys() == theirs.keys():
         return Finding(name, PASSED, f'the weight files are those of "{source.name}" on disk: the same bytes')
-    own = _tensors([mine[path] for path in sorted(mine.keys() - shared)], subject.progress)
-    origin = _tensors([theirs[path] for path in sorted(theirs.keys() - shared)], subject.progress)
-    changed = sorted(key for key in own.keys() & origin.keys() if own[key] != origin[key])
-    gone, added = sorted(origin.keys() - own.keys()), sorted(own.keys() - origin.keys())
+    tensors = _tensors([mine[path] for path in sorted(mine.keys() - shared)], subject.progress)
+    source_tensors = _tensors([theirs[path] for path in sorted(theirs.keys() - shared)], subject.progress)
+    changed = sorted(key for key in tensors.keys() & source_tensors.keys() if tensors[key] != source_tensors[key])
+    gone, added = sorted(source_tensors.keys() - tensors.keys()), sorted(tensors.keys() - source_tensors.keys())
     if not changed and not gone and not added:
-        return Finding(name, PASSED, f'all {len(own)} tensors are those of "{source.name}", bit for bit')
-    told = [f"{len(changed)} of {len(own)} tensors differ: {grouped(changed)}"] if changed else []
-    told += [f"missing: {listed(gone)}"] if gone else []
-    told += [f"added: {listed(added)}"] if added else []
+        return Finding(name, PASSED, f'all {len(tensors)} tensors are those of "{source.name}", bit for bit')
+    differences = [f"{len(changed)} of {len(tensors)} tensors differ: {grouped(changed)}"] if changed else []
+    differences += [f"missing: {listed(gone)}"] if gone else []
+    differences += [f"added: {listed(added)}"] if added else []
     planned = subject.new_tensors
     if planned and sorted(changed + added) == planned and not gone:
-        kept = f'the other {len(own) - len(planned)} tensors are those of "{source.name}", bit for bit'
+        kept = f'the other {len(tensors) - len(planned)} tensors are those of "{source.name}", bit for bit'
         return Finding(name, PASSED, f"written anew, as the recipe says: {grouped(planned)}; {kept}")
     is_trained = bool(training_of(subject)) and not gone and not added
-    return Finding(name, PASSED if is_trained else FAILED, ("trained; " if is_trained else "") + "; ".join(told))
+    return Finding(name, PASSED if is_trained else FAILED, ("trained; " if is_trained else "") + "; ".join(differences))
 
 
 def _weight_files(checkpoint: Checkpoint) -> dict[str, Path]:
@@ -61,16 +61,16 @@ def _weight_files(checkpoint: Checkpoint) -> dict[str, Path]:
 
 
 def _tensors(files: list[Path], progress: Progress | None) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for number, path in enumerate(files):
         if progress is not None:
             progress(path.name, number, len(files))
         read = _safetensors if path.suffix == ".safetensors" else _pickled
         for name, tensor in read(path):
-            if name in found:
+            if name in tensors:
                 raise CtxextError(f'"{path.name}" holds "{name}", which another file holds too.')
-            found[name] = tensor
-    return found
+            tensors[name] = tensor
+    return tensors
 
 
 def _safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:

@@ -6,15 +6,15 @@ import math
 def schedule(numbers, model, at):
     """Long wavelengths divided, short ones kept, the rest blended."""
     low, high, s, length = numbers["low_freq_factor"], numbers["high_freq_factor"], numbers["factor"], model["length"]
-    found = []
+    frequencies = []
     for i in range(model["dim"] // 2):
         theta = model["theta"] ** (-2 * i / model["span"])
         wavelength = 2 * math.pi / theta
         if wavelength < length / high:
-            found.append(theta)
+            frequencies.append(theta)
         elif wavelength > length / low:
-            found.append(theta / s)
+            frequencies.append(theta / s)
         else:
             smooth = (length / wavelength - low) / (high - low)
-            found.append((1 - smooth) * theta / s + smooth * theta)
-    return found, 1.0
+            frequencies.append((1 - smooth) * theta / s + smooth * theta)
+    return frequencies, 1.0

@@ -14,7 +14,7 @@ def schedule(numbers, model, at):
             low = i
         if rotations < numbers["beta_slow"] and high == pairs:
             high = i
-    found = []
+    frequencies = []
     for i, theta in enumerate(thetas):
         if i <= low:
             e = 0.0
@@ -25,5 +25,5 @@ def schedule(numbers, model, at):
         else:
             # The product of radices that rise as s^(2 j / (n (n + 1))).
             e = sum(2 * j / ((high - low) * (high - low + 1)) for j in range(1, i - low + 1))
-        found.append(theta / s**e)
-    return found, 0.1 * math.log(s) + 1 if s > 1 else 1.0
+        frequencies.append(theta / s**e)
+    return frequencies, 0.1 * math.log(s) + 1 if s > 1 else 1.0

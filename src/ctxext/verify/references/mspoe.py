@@ -21,12 +21,12 @@ def choose(settings, layer, queries, keys, scaling):
         return [settings["ratios"][rank] for rank in ranks]
     group, length, counts = queries.shape[1] // keys.shape[1], keys.shape[2], []
     for head in range(keys.shape[1]):
-        found = 0  # Counted in whole numbers, so that equal heads are equal.
+        count = 0  # Counted in whole numbers, so that equal heads are equal.
         for query in range(head * group, (head + 1) * group):
             scores = queries[0, query].float() @ keys[0, head].float().T * scaling
             scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
-            found += int((scores.softmax(-1)[-1] * length > 3).sum())
-        counts.append(found)
+            count += int((scores.softmax(-1)[-1] * length > 3).sum())
+        counts.append(count)
     order = sorted(range(len(counts)), key=lambda head: (-counts[head], head))
     ranks = order if settings["variant"] == "released" else [order.index(head) for head in range(len(order))]
     return [settings["ratios"][rank] for rank in ranks]

@@ -14,9 +14,9 @@ def schedule(numbers, model, at):
     if numbers.get("truncate", True):
         start, end = math.floor(start), math.ceil(end)
     start, end = max(0, start), min(d - 1, end)
-    found = []
+    frequencies = []
     for i in range(d // 2):
         theta = base ** (-2 * i / d)
         gone = 0.0 if i <= start else 1.0 if i >= end else (i - start) / (end - start)
-        found.append((1 - gone) * theta + gone * theta / s)
-    return found, 1.0
+        frequencies.append((1 - gone) * theta + gone * theta / s)
+    return frequencies, 1.0

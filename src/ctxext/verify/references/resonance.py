@@ -13,10 +13,10 @@ def schedule(numbers, model, at):
     if s == 1:
         return [base ** (-2 * i / d) for i in range(d // 2)], 1.0
     start, end = max(0, math.floor(index(numbers["beta_fast"]))), min(d - 1, math.ceil(index(numbers["beta_slow"])))
-    found = []
+    frequencies = []
     for i in range(d // 2):
         gone = 0.0 if i <= start else 1.0 if i >= end else (i - start) / (end - start)
         theta = base ** (-2 * i / d)
         wavelength = 2 * math.pi / ((1 - gone) * theta + gone * theta / s)
-        found.append(2 * math.pi / max(round(wavelength), 1))
-    return found, 0.1 * math.log(s) + 1
+        frequencies.append(2 * math.pi / max(round(wavelength), 1))
+    return frequencies, 0.1 * math.log(s) + 1

@@ -5,7 +5,7 @@ import math
 
 def rows(numbers, old, count):
     """The rows of `count` positions, a tensor (count, width), made of those of the old ones, a tensor (L, width)."""
-    return MADE[numbers["fill"]](numbers, old, count)
+    return FILLS[numbers["fill"]](numbers, old, count)
 
 
 def tile(numbers, old, count):
@@ -22,31 +22,31 @@ def hierarchical(numbers, old, count):
 
 def linear(numbers, old, count):
     """Row k at k L / N of the old ones, on the straight line between its neighbours."""
-    made = []
+    new = []
     for k in range(count):
         at = min(k * len(old) / count, len(old) - 1)
         below = int(at)
         above = min(below + 1, len(old) - 1)
-        made.append(old[below] + (at - below) * (old[above] - old[below]))
-    return _stacked(made)
+        new.append(old[below] + (at - below) * (old[above] - old[below]))
+    return _stacked(new)
 
 
 def cubic(numbers, old, count):
     """The same on a cubic through four rows whose slopes are central differences (Catmull-Rom, Keys's a = -1/2)."""
-    made, last = [], len(old) - 1
+    new, last = [], len(old) - 1
     for k in range(count):
         at = min(k * len(old) / count, last)
         i = int(at)
         t = at - i
         before, here, there, after = (old[min(max(i + step, 0), last)] for step in (-1, 0, 1, 2))
         slope, next_slope = (there - before) / 2, (after - here) / 2
-        made.append(
+        new.append(
             (2 * t**3 - 3 * t**2 + 1) * here
             + (t**3 - 2 * t**2 + t) * slope
             + (3 * t**2 - 2 * t**3) * there
             + (t**3 - t**2) * next_slope
         )
-    return _stacked(made)
+    return _stacked(new)
 
 
 def original(numbers, new, length, count):
@@ -56,10 +56,10 @@ def original(numbers, new, length, count):
     return [i * count // length for i in range(length)] if count % length == 0 else None
 
 
-def _stacked(made):
+def _stacked(new):
     import torch
 
-    return torch.stack(made)
+    return torch.stack(new)
 
 
-MADE = {"tile": tile, "hierarchical": hierarchical, "linear": linear, "cubic": cubic}
+FILLS = {"tile": tile, "hierarchical": hierarchical, "linear": linear, "cubic": cubic}

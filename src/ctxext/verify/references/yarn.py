@@ -14,13 +14,13 @@ def schedule(numbers, model, at):
     if numbers.get("truncate", True):
         start, end = math.floor(start), math.ceil(end)
     start, end = max(0, start), min(d - 1, end)
-    found = []
+    frequencies = []
     for i in range(d // 2):
         theta = base ** (-2 * i / d)
         gone = 0.0 if i <= start else 1.0 if i >= end else (i - start) / (end - start)
-        found.append((1 - gone) * theta + gone * theta / s)
+        frequencies.append((1 - gone) * theta + gone * theta / s)
     one, other = numbers.get("mscale"), numbers.get("mscale_all_dim")
     sharper = 0.1 * math.log(s) + 1
     if one and other:  # DeepSeek-V2, its released code.
         sharper = (0.1 * one * math.log(s) + 1) / (0.1 * other * math.log(s) + 1)
-    return found, numbers.get("attention_factor") or (sharper if s > 1 else 1.0)
+    return frequencies, numbers.get("attention_factor") or (sharper if s > 1 else 1.0)
