@@ -1011,8 +1011,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/results_log.py",
-        "if model != named[name]]",
-        'if model["digest"] != named[name]["digest"]]',
+        "if model != old_models[name]]",
+        'if model["digest"] != old_models[name]["digest"]]',
         ("tests/evaluate/test_what_is_asked.py::test_only_the_same_run_is_gone_on_with",),
     ),
     (

@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from ctxext.data.encoding import Encoder
-from ctxext.demo.long_documents import _told_then_asked, long_documents
+from ctxext.demo.long_documents import _facts_then_questions, long_documents
 
 
 @pytest.fixture(scope="module")
@@ -19,12 +19,12 @@ def tokenizer():
 
 
 def test_they_have_the_lengths_that_are_wanted_and_some_marks(tokenizer):
-    found = list(islice(long_documents(tokenizer, {128: 4, 512: 2}, seed=0), 12))
-    assert [len(document.ids) for document in found] == [128] * 4 + [512] * 2 + [128] * 4 + [512] * 2
-    assert all(0 < sum(document.is_learned) < len(document.ids) for document in found)
-    assert found[0] != found[6]
-    assert found == list(islice(long_documents(tokenizer, {128: 4, 512: 2}, seed=0), 12))
-    assert found != list(islice(long_documents(tokenizer, {128: 4, 512: 2}, seed=1), 12))
+    documents = list(islice(long_documents(tokenizer, {128: 4, 512: 2}, seed=0), 12))
+    assert [len(document.ids) for document in documents] == [128] * 4 + [512] * 2 + [128] * 4 + [512] * 2
+    assert all(0 < sum(document.is_learned) < len(document.ids) for document in documents)
+    assert documents[0] != documents[6]
+    assert documents == list(islice(long_documents(tokenizer, {128: 4, 512: 2}, seed=0), 12))
+    assert documents != list(islice(long_documents(tokenizer, {128: 4, 512: 2}, seed=1), 12))
     assert all(document.is_learned is None for document in islice(long_documents(tokenizer, {128: 1}, 0, "all"), 3))
 
 
@@ -33,7 +33,7 @@ def test_every_answer_was_told_once_and_some_lie_far_back(tokenizer, length):
     encoder = Encoder(tokenizer, chat_template=False)
     furthest = 0
     for seed in range(20):
-        example = _told_then_asked(encoder.piece, encoder.start(), random.Random(seed), length)
+        example = _facts_then_questions(encoder.piece, encoder.start(), random.Random(seed), length)
         assert len(example.ids) == len(example.is_answer) == length
         text = ",".join(map(str, example.ids))
         first = example.is_answer.index(True)

@@ -72,7 +72,7 @@ def logprob(number):
 def module():
     """The module itself, without models of earlier tests."""
     made.clear()
-    found = types.ModuleType("vllm")
-    found.__spec__ = ModuleSpec("vllm", None)
-    found.LLM, found.SamplingParams = LLM, SamplingParams
-    return found
+    vllm = types.ModuleType("vllm")
+    vllm.__spec__ = ModuleSpec("vllm", None)
+    vllm.LLM, vllm.SamplingParams = LLM, SamplingParams
+    return vllm

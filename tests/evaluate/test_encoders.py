@@ -72,8 +72,8 @@ class Reader(torch.nn.Module):
 def shares(words, sees):
     model = LoadedModel("reader", Reader(words, sees), Encoder(words), can_share=False, kind="encoder")
     questions = make_questions(Passages(), model.encoder, LENGTH, range(6), SETTINGS)
-    found = Passages().score(model, questions, range(len(DEPTHS)), generate=False)
-    return [sum(right) / len(right) for _, right in found]
+    answers = Passages().score(model, questions, range(len(DEPTHS)), generate=False)
+    return [sum(right) / len(right) for _, right in answers]
 
 
 def test_who_sees_all_finds_all_and_who_sees_half_that_half(words):
@@ -210,14 +210,14 @@ def test_losses_of_a_real_model_equal_those_of_one_pass_each(words, tmp_path, mo
     assert token_losses._can_replay(loaded)
     for can_replay in (True, False):
         monkeypatch.setattr(token_losses, "_can_replay", lambda _, can=can_replay: can)
-        found = losses_of(loaded, ids)
+        losses = losses_of(loaded, ids)
         for number in range(EVERY):
             seen = torch.tensor(ids)
             seen[1 + number : -1 : EVERY] = words.mask_token_id
             with torch.no_grad():
                 scores = model(seen[None]).logits[0].log_softmax(-1)
             plain = -scores[torch.arange(len(ids)), torch.tensor(ids)][1:-1][number::EVERY]
-            assert torch.allclose(found[number::EVERY].float(), plain, atol=1e-5)
+            assert torch.allclose(losses[number::EVERY].float(), plain, atol=1e-5)
 
 
 def test_a_whole_evaluation_by_the_kind_of_model(words, tmp_path):

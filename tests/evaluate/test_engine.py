@@ -29,10 +29,10 @@ SMALL = {"tasks": ("needle",), "lengths": (256,), "depths": (0.0, 1.0), "samples
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch):
     """The stand-in in the place of vLLM, under the version of a package that is installed."""
-    found = stub_vllm.module()
-    monkeypatch.setitem(sys.modules, "vllm", found)
+    stub = stub_vllm.module()
+    monkeypatch.setitem(sys.modules, "vllm", stub)
     monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"vllm": ["pytest"]})
-    return found
+    return stub
 
 
 def told(result):

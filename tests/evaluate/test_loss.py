@@ -108,12 +108,12 @@ def test_a_text_is_cut_into_as_few_pieces_as_there_are(monkeypatch, length, last
     assert loss._can_replay(ready(model))
     monkeypatch.setattr(loss, "_piece_size", lambda model, ids: 7)
     monkeypatch.setattr(loss._Head, "__call__", counted(loss._Head.__call__, calls))
-    found = loss.token_losses(ready(model), ids, last=last)
+    losses = loss.token_losses(ready(model), ids, last=last)
     assert calls == sizes
-    torch.testing.assert_close(found, plain_losses(model, ids)[:, -(last or length) :], atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(losses, plain_losses(model, ids)[:, -(last or length) :], atol=2e-4, rtol=1e-4)
     # The same without pieces.
     monkeypatch.setattr(loss, "_can_replay", lambda loaded: False)
-    torch.testing.assert_close(loss.token_losses(ready(model), ids, last=last), found, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(loss.token_losses(ready(model), ids, last=last), losses, atol=2e-4, rtol=1e-4)
     assert calls == sizes
 
 

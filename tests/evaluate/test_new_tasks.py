@@ -89,15 +89,15 @@ def cells(name, reader):
 def test_all_none_and_half(name, tokenizer):
     has_depths = TASKS[name].has_depths
     for sees, expected in ((lambda place: True, 1.0), (lambda place: False, 0.0)):
-        found = cells(name, Reader(tokenizer, sees))
-        assert set(found.values()) == {expected}
-        assert set(found) == ({*SETTINGS.depths} if has_depths else {None})
-    found = cells(name, Reader(tokenizer, lambda place: place < 2))
+        scores = cells(name, Reader(tokenizer, sees))
+        assert set(scores.values()) == {expected}
+        assert set(scores) == ({*SETTINGS.depths} if has_depths else {None})
+    scores = cells(name, Reader(tokenizer, lambda place: place < 2))
     if has_depths:
-        assert found == {0.0: 1.0, 0.2: 1.0, 0.8: 0.0, 1.0: 0.0}
+        assert scores == {0.0: 1.0, 0.2: 1.0, 0.8: 0.0, 1.0: 0.0}
     else:
         wanted = {"common-words": 5, "coded-words": 3}.get(name, 4)
-        assert found[None] == pytest.approx(2 / wanted)
+        assert scores[None] == pytest.approx(2 / wanted)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -113,20 +113,20 @@ def test_smoothing_keeps_ends_and_straight_lines():
 )
 def test_effective_length_is_by_the_models_own_figure(shares, length):
     cells = [cell("needle", n, right) for n, right in zip(LENGTHS, shares, strict=True)]
-    found = effective_lengths(cells)
-    assert found["length"] == found["tasks"]["needle"]["length"] == length
+    effective = effective_lengths(cells)
+    assert effective["length"] == effective["tasks"]["needle"]["length"] == length
     if length:
-        assert found["low"] <= length <= found["high"]
-        assert found["figure"] == shares[0] / 100
+        assert effective["low"] <= length <= effective["high"]
+        assert effective["figure"] == shares[0] / 100
 
 
 def test_effective_length_over_tasks_is_by_their_mean_and_depths_are_pooled():
     cells = [cell("needle", n, 25, 50, depth) for n in LENGTHS for depth in (0.0, 1.0)]
     cells += [cell("variables", n, right) for n, right in zip(LENGTHS, (100, 80, 20), strict=True)]
-    found = effective_lengths(cells)
-    assert found["length"] == 8192
-    assert found["tasks"]["needle"]["length"] == 32768
-    assert found["tasks"]["variables"]["length"] == 2048
+    effective = effective_lengths(cells)
+    assert effective["length"] == 8192
+    assert effective["tasks"]["needle"]["length"] == 32768
+    assert effective["tasks"]["variables"]["length"] == 2048
     assert effective_lengths(cells[:2]) is None, "one length tells nothing"
 
 
@@ -135,13 +135,13 @@ def test_the_interval_ends_where_95_in_100_draws_lie():
     cells = [cell("needle", 1024, 10**9, 10**9)]
     right = {2048: 92.2573, 4096: 91.8896, 8192: 78.3557, 16384: 84.4714}
     cells += [cell("needle", length, correct) for length, correct in right.items()]
-    found = effective_lengths(cells)
-    assert (found["low"], found["high"]) == (2048, 8192)
+    effective = effective_lengths(cells)
+    assert (effective["low"], effective["high"]) == (2048, 8192)
 
 
 def test_two_lengths_are_enough_for_an_effective_length():
-    found = effective_lengths([cell("needle", length, right) for length, right in ((2048, 100), (8192, 90))])
-    assert found["length"] == found["tasks"]["needle"]["length"] == 8192
+    effective = effective_lengths([cell("needle", length, right) for length, right in ((2048, 100), (8192, 90))])
+    assert effective["length"] == effective["tasks"]["needle"]["length"] == 8192
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -151,8 +151,8 @@ def test_every_depth_counts_whichever_comes_last(order):
         for length, shares in ((2048, (50, 50)), (8192, (50, 10)), (32768, (50, 50)))
         for depth, correct in zip((0.0, 1.0), shares[::order], strict=True)
     ]
-    found = effective_lengths(cells)
-    assert (found["length"], found["figure"]) == (2048, 1.0)
+    effective = effective_lengths(cells)
+    assert (effective["length"], effective["figure"]) == (2048, 1.0)
 
 
 @pytest.mark.parametrize("length", [96, 100, 112, 113])

@@ -149,7 +149,7 @@ def test_logits_may_differ_by_a_twentieth_of_their_spread(share, works):
     model = odd()
     spread = model(torch.arange(24)[None] * 7).logits[:, 12:].std()
     added = share * spread * torch.nn.functional.one_hot(torch.tensor(3), 640)
-    model.lm_head.register_forward_hook(lambda _, given, found: found + added * (given[0].shape[1] < 24))
+    model.lm_head.register_forward_hook(lambda _, given, logits: logits + added * (given[0].shape[1] < 24))
     assert sharing_works(model) is works
 
 

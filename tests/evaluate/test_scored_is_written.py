@@ -67,8 +67,8 @@ def questions_with_known_answers(loaded, length):
 
 
 def score(loaded, questions, how):
-    found = dict(how(loaded, questions, [0, 1, 2]))
-    return [found[number] for number in sorted(found)]
+    answers = dict(how(loaded, questions, [0, 1, 2]))
+    return [answers[number] for number in sorted(answers)]
 
 
 @pytest.mark.parametrize("name", RECIPES)

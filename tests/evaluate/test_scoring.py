@@ -23,8 +23,8 @@ def questions_for(task, loaded, length=400, samples=3, depths=DEPTHS):
 
 
 def score(loaded, questions, how=scoring.score_depths, wanted=range(5), **options):
-    found = dict(how(loaded, questions, list(wanted), **options))
-    return [found[number] for number in sorted(found)]
+    answers = dict(how(loaded, questions, list(wanted), **options))
+    return [answers[number] for number in sorted(answers)]
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_only_the_logits_that_are_wanted_are_made_where_a_family_can(kind, with_
         wanted = model(input_ids=ids).logits[:, -4:]
         other = kind(model.config).eval()
         other.load_state_dict(model.state_dict())
-        found = scoring.run(other, ids, 4, new_cache(other) if with_cache else None)
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+        logits = scoring.run(other, ids, 4, new_cache(other) if with_cache else None)
+    torch.testing.assert_close(logits, wanted, atol=1e-5, rtol=1e-5)
     assert other.kept == (4 if kind is Kept else None)
 
 

@@ -48,11 +48,11 @@ def test_every_eighth_token_is_masked_at_once(monkeypatch, rows):
         with torch.no_grad():
             scores = model(seen[None]).logits[0].log_softmax(-1)
         wanted[chosen] = -scores[chosen, torch.tensor(TEXT)[chosen]]
-    found, is_guessed = masked.masked_losses(loaded_with(model), TEXT)
+    losses, is_guessed = masked.masked_losses(loaded_with(model), TEXT)
     assert is_guessed.tolist() == [False, *19 * [True], False]
-    assert (found.dtype, found[0], found[-1]) == (torch.float64, 0, 0)
-    torch.testing.assert_close(found.float(), wanted, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(masked.losses_of(loaded_with(model), TEXT), found[1:-1])
+    assert (losses.dtype, losses[0], losses[-1]) == (torch.float64, 0, 0)
+    torch.testing.assert_close(losses.float(), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(masked.losses_of(loaded_with(model), TEXT), losses[1:-1])
 
 
 @pytest.mark.parametrize(("text", "passes"), [([0, 7, 8, 9, 1], 3), ([0, 1], 1), (TEXT, 8)])
@@ -88,8 +88,8 @@ def test_a_text_is_the_mean_of_its_states_with_length_one(monkeypatch, rows):
     texts = torch.randint(5, 60, (3, 9), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         means = model(texts).last_hidden_state.double().mean(1)
-    found = similarity.pooled(loaded_with(model), texts.tolist())
-    torch.testing.assert_close(found, means / means.square().sum(1, keepdim=True).sqrt(), atol=1e-6, rtol=1e-6)
+    states = similarity.pooled(loaded_with(model), texts.tolist())
+    torch.testing.assert_close(states, means / means.square().sum(1, keepdim=True).sqrt(), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -99,10 +99,10 @@ def test_what_is_run_for_the_prompts_of_a_haystack(changes, common, options, run
     questions = prompts(common or 0, num_prompts=1 if common is None else 2)
     asked = range(len(questions[0]))
     options = dict(options)
-    found = dict(
+    answers = dict(
         score_depths(loaded_with(model, can_share=options.pop("can_share", False)), questions, asked, **options)
     )
-    assert sorted(found) == [*asked]
+    assert sorted(answers) == [*asked]
     assert model.runs == runs
 
 
@@ -130,9 +130,9 @@ def test_losses_and_verdicts_are_those_of_plain_forwards(monkeypatch, kind, way)
             for place in range(-prompt.num_answer, 0):
                 prompt.ids[place] = int(model(torch.tensor([prompt.ids])).logits[0, place - 1].argmax())
     monkeypatch.setattr(exact_match, "_is_fixed", lambda *_: way != "as written")
-    found = {depth: rest for depth, *rest in answer_losses(loaded_with(model, can_share=way == "shared"), questions)}
-    assert sorted(found) == [0, 1]
-    for depth, (losses, correct) in found.items():
+    answers = {depth: rest for depth, *rest in answer_losses(loaded_with(model, can_share=way == "shared"), questions)}
+    assert sorted(answers) == [0, 1]
+    for depth, (losses, correct) in answers.items():
         assert correct == [True, True, True, False]
         for question, loss in zip(questions, losses, strict=True):
             ids, size = torch.tensor([question[depth].ids]), question[depth].num_answer
@@ -155,8 +155,8 @@ def test_an_answer_s_logits_are_those_of_writing_it_whatever_ran_before(kind, ch
             output = model(ids[row : row + 1, place, None], past_key_values=output.past_key_values, use_cache=True)
     model(tokens(1, 100), use_cache=False)
     model.runs = []
-    found = run_as_written(model, ids, sizes, 6)
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    logits = run_as_written(model, ids, sizes, 6)
+    torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-4)
     if kind is Kept and not changes:
         assert model.runs == [1, 1, 2, 1, 3]
 

@@ -223,8 +223,3 @@ def test_prose_is_varied_and_has_no_digits():
     assert not any(character.isdigit() for sentence in sentences for character in sentence)
     assert all(sentence[0].isupper() and sentence.endswith(".") and "  " not in sentence for sentence in sentences)
     assert len({word for sentence in sentences for word in sentence.rstrip(".").split()}) > 300
-
-
-def test_object_names_differ():
-    for count in (5, 500):
-        assert len(set(prose.object_names(random.Random(0), count))) == count

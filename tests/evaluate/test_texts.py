@@ -16,7 +16,7 @@ from ctxext.data.encoding import Encoder, split_question
 from ctxext.data.prompt import _hide
 from ctxext.data.records import read_records
 from ctxext.data.texts import read_corpus
-from ctxext.data.tokenizer import _panics_silenced, failures_told
+from ctxext.data.tokenizer import _panics_silenced, failures_in_one_line
 from ctxext.errors import CtxextError
 from hand_made import make_tokenizer
 
@@ -74,15 +74,15 @@ def test_needles_go_to_the_nearest_boundary_in_tokens(seed):
     rng = random.Random(seed)
     units = [[unit] * rng.choice((1, 2, 30)) for unit in range(rng.randrange(1, 8))]
     depths = [rng.choice((0.0, 1.0, rng.random())) for _ in range(4)]
-    found = _hide(units, [[-1], [-2], [-3], [-4]], depths)
+    tokens = _hide(units, [[-1], [-2], [-3], [-4]], depths)
     ends = [0, *accumulate(map(len, units))]
-    assert [token for token in found if token >= 0] == [token for unit in units for token in unit]
+    assert [token for token in tokens if token >= 0] == [token for unit in units for token in unit]
     for number, depth in enumerate(depths, 1):
-        before = sum(token >= 0 for token in found[: found.index(-number)])
+        before = sum(token >= 0 for token in tokens[: tokens.index(-number)])
         assert before in ends
         assert abs(before - depth * ends[-1]) == min(abs(end - depth * ends[-1]) for end in ends)
     by_place = sorted(range(4), key=lambda at: min(ends, key=lambda end: abs(end - depths[at] * ends[-1])))
-    assert [token for token in found if token < 0] == [-1 - at for at in by_place]
+    assert [token for token in tokens if token < 0] == [-1 - at for at in by_place]
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -125,9 +125,9 @@ def test_a_haystack_begins_anywhere_and_goes_round():
     units = ["a", "b", "c", "d"]
     begun = set()
     for seed in range(40):
-        found = list(islice(haystack.endless(units, random.Random(seed)), 11))
-        start = units.index(found[0].strip())
-        assert found == [" " + units[(start + at) % 4] for at in range(11)]
+        sentences = list(islice(haystack.endless(units, random.Random(seed)), 11))
+        start = units.index(sentences[0].strip())
+        assert sentences == [" " + units[(start + at) % 4] for at in range(11)]
         begun.add(start)
     assert begun == {0, 1, 2, 3}
 
@@ -149,8 +149,8 @@ def test_what_is_streamed_is_shuffled_by_any_seed(monkeypatch, seed):
     asked = []
     given = Stream([{"text": "a"}])
     monkeypatch.setattr(records, "open_data_set", lambda *words: asked.append(words) or given)
-    found = [record for _, record in read_records("me/set", ("train",), seed=seed)]
-    assert found == ([{"text": "a"}] if seed is None else [{"seed": seed, "buffer": 1000}])
+    read = [record for _, record in read_records("me/set", ("train",), seed=seed)]
+    assert read == ([{"text": "a"}] if seed is None else [{"seed": seed, "buffer": 1000}])
     assert asked == [("me/set", ("train",))]
 
 
@@ -174,9 +174,9 @@ def test_cells_of_parquet_without_a_value_are_no_fields(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     table = pyarrow.table({"text": ["a", None], "more": [None, 2]})
     __import__("pyarrow.parquet").parquet.write_table(table, tmp_path / "x.parquet")
-    found = list(read_records(str(tmp_path / "x.parquet")))
-    assert [record for _, record in found] == [{"text": "a"}, {"more": 2}]
-    assert [place.split(" of ")[0] for place, _ in found] == ["Row 1", "Row 2"]
+    records = list(read_records(str(tmp_path / "x.parquet")))
+    assert [record for _, record in records] == [{"text": "a"}, {"more": 2}]
+    assert [place.split(" of ")[0] for place, _ in records] == ["Row 1", "Row 2"]
 
 
 def test_a_tokenizers_panic_is_told_and_what_ends_the_process_is_not():
@@ -184,12 +184,12 @@ def test_a_tokenizers_panic_is_told_and_what_ends_the_process_is_not():
         pass
 
     for error in (PanicException("index\nout"), ValueError("index\nout"), KeyError("index")):
-        with pytest.raises(CtxextError, match=r"^It fails: '?index'?$"), failures_told("It fails"):
+        with pytest.raises(CtxextError, match=r"^It fails: '?index'?$"), failures_in_one_line("It fails"):
             raise error
     for error in (KeyboardInterrupt(), SystemExit(3)):
-        with pytest.raises(type(error)), failures_told("It fails"):
+        with pytest.raises(type(error)), failures_in_one_line("It fails"):
             raise error
-    with pytest.raises(CtxextError, match="as it was"), failures_told("It fails"):
+    with pytest.raises(CtxextError, match="as it was"), failures_in_one_line("It fails"):
         raise CtxextError("as it was")
 
 

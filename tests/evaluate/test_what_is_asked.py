@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import random
+import re
 from types import SimpleNamespace
 
 import pytest
 
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
+from ctxext.data import prose
 from ctxext.errors import CtxextError
 from ctxext.evaluate import plan, served
 from ctxext.evaluate.checkpoint_info import info_of, open_infos
@@ -17,6 +19,8 @@ from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.run import Meter, _header, _run, break_even
 from ctxext.evaluate.settings import Settings, even_depths, lengths_of, parse_depths
 from ctxext.evaluate.tasks import harness as ruler
+from ctxext.evaluate.tasks import variables
+from ctxext.evaluate.tasks.association import Association
 from ctxext.evaluate.tasks.base import Reading
 from ctxext.evaluate.tasks.documents import Documents, Passage, Question, random_document, read_questions
 from ctxext.evaluate.tasks.kv import KeyValue
@@ -133,7 +137,7 @@ def test_only_the_same_run_is_gone_on_with(header, told, tmp_path):
     ResultsLog(tmp_path).begin(json.loads(json.dumps(HEADER)), resume=True, overwrite=False)
     with pytest.raises(CtxextError) as refused:
         ResultsLog(tmp_path).begin(header, resume=True, overwrite=False)
-    assert f"made otherwise: {told}." in refused.value.message
+    assert f"as this run differs: {told}." in refused.value.message
 
 
 def line(model, sample, **more):
@@ -295,7 +299,7 @@ def info(reach=1024, table=False, kind="causal", trained=512, folder=None, noted
 
 
 @pytest.mark.parametrize(
-    ("found", "lengths", "beyond", "told"),
+    ("asked", "lengths", "beyond", "told"),
     [
         (info(), (256, 1024), False, None),
         (info(), (256, 1025), False, "--allow-beyond"),
@@ -306,13 +310,49 @@ def info(reach=1024, table=False, kind="causal", trained=512, folder=None, noted
         (info(), (), False, "--lengths"),
     ],
 )
-def test_lengths_that_a_model_does_not_claim(found, lengths, beyond, told):
+def test_lengths_that_a_model_does_not_claim(asked, lengths, beyond, told):
     if told is None:
-        check_context_length(found, lengths, allow_beyond=beyond)
+        check_context_length(asked, lengths, allow_beyond=beyond)
     else:
         with pytest.raises(CtxextError) as refused:
-            check_context_length(found, lengths, allow_beyond=beyond)
+            check_context_length(asked, lengths, allow_beyond=beyond)
         assert told in refused.value.hint
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Plan questions to two checkpoints without their files: the lengths of each, and those that vLLM is asked for."""
+    infos = [info(reach=1024, trained=512), info(reach=2048, trained=256)]
+    for name, entry in zip(("first", "second"), infos, strict=True):
+        entry.name = name
+    checked = {}
+    monkeypatch.setattr(plan, "open_infos", lambda *given, **more: infos)
+    monkeypatch.setattr("ctxext.evaluate.model.load_tokenizer", lambda *given: None)
+    monkeypatch.setattr("ctxext.data.encoding.Encoder", lambda *given, **more: None)
+    monkeypatch.setattr("ctxext.evaluate.tasks.retrieval.check_fits", lambda *given: None)
+    monkeypatch.setattr(served, "check_served", lambda entry, lengths: checked.update({entry.name: lengths}))
+
+    def lengths(loading, **settings):
+        checked.clear()
+        plans = plan.plan_questions(["first", "second"], Settings(tasks=("passkey",), **settings), loading)
+        return {entry.info.name: entry.lengths for entry in plans}, dict(checked)
+
+    return lengths
+
+
+def test_each_model_is_asked_at_its_lengths_or_beyond_at_those_of_all(planned):
+    usual = {"first": (512, 1024), "second": (256, 2048)}
+    assert planned(Loading()) == (usual, {})
+    assert planned(Loading(engine="vllm")) == (usual, usual), "an engine is checked for the lengths of each model"
+    everything = dict.fromkeys(usual, (256, 512, 1024, 2048))
+    assert planned(Loading(), allow_beyond=True) == (everything, {})
+    assert planned(Loading(engine="vllm"), allow_beyond=True) == (everything, everything)
+
+
+def test_only_who_allows_it_asks_beyond_a_context_length(planned):
+    with pytest.raises(CtxextError, match='"first" reads 1024 tokens, but a length of 2048'):
+        planned(Loading(), lengths=(2048,))
+    assert planned(Loading(), lengths=(2048,), allow_beyond=True)[0] == {"first": (2048,), "second": (2048,)}
 
 
 @pytest.mark.parametrize(
@@ -365,18 +405,31 @@ def test_sources_are_read_from_where_they_are(tmp_path, monkeypatch):
         *({"source": name} for name in ("some/near", "demo", "some/near", "gone", "m")),
         {},
     ]
-    found = plan._sources([info(folder=tmp_path / "made", noted=one) for one in noted])
-    assert found == ["me/hub", "some/near", "demo"]
+    sources = plan._sources([info(folder=tmp_path / "made", noted=one) for one in noted])
+    assert sources == ["me/hub", "some/near", "demo"]
     assert opened == [("me/hub", "abc"), (str(tmp_path / "near"), None), ("demo", None), (str(tmp_path / "gone"), None)]
+
+
+@pytest.mark.parametrize(
+    ("trained", "lengths", "expected"), [(64, (256,), 64), (None, (256, 128), 256), (None, (), 512)]
+)
+def test_documents_of_the_original_length_or_what_is_nearest_to_it(trained, lengths, expected, monkeypatch):
+    """Of a source that does not say its length, those of the longest length that other models are asked at."""
+    read_corpus = lambda data, encoder, **more: SimpleNamespace(documents=[list(range(more["length"]))])  # noqa: E731
+    monkeypatch.setattr("ctxext.data.texts.read_corpus", read_corpus)
+    settings = Settings(tasks=("short",), lengths=lengths)
+    (work,) = plan._documents(["short"], info(trained=trained), None, (), 512, settings)
+    assert len(work.ids) == expected
 
 
 def test_the_header_of_a_run_holds_no_secret():
     loading = Loading(device="cpu", token="hf_GivenGiven", revision="v1", chat_template=False)
-    found = _header([], Settings(samples=3), loading)
-    assert "hf_" not in json.dumps(found)
-    assert found["settings"]["samples"] == 3
-    assert {"device", "dtype", "attention", "chat_template", "trust_remote_code", "revision"} <= found["loading"].keys()
-    assert not {"engine", "token"} & found["loading"].keys()
+    header = _header([], Settings(samples=3), loading)
+    assert "hf_" not in json.dumps(header)
+    assert header["settings"]["samples"] == 3
+    options = header["loading"].keys()
+    assert {"device", "dtype", "attention", "chat_template", "trust_remote_code", "revision"} <= options
+    assert not {"engine", "token"} & options
 
 
 def test_what_is_done_is_not_asked_again():
@@ -448,8 +501,8 @@ def losses_of(monkeypatch, rows=3):
 
     def token_losses(loaded, ids, *, last=None):
         calls.append((ids.tolist(), last))
-        found = ids[:, 1:].double()
-        return found if last is None else found[:, -last:]
+        losses = ids[:, 1:].double()
+        return losses if last is None else losses[:, -last:]
 
     monkeypatch.setattr("ctxext.evaluate.scoring.token_losses.token_losses", token_losses)
     monkeypatch.setattr("ctxext.evaluate.scoring.batch_size.rows_that_fit", lambda model, length: rows)
@@ -464,13 +517,13 @@ def test_loss_by_position_by_hand(can_share, longest, monkeypatch):
     loaded = SimpleNamespace(device="cpu", can_share=can_share, model=None)
     work = PerplexityWork(list(range(2000)), 5, (longest, 30), 1)
     (key,) = work.keys
-    (found,) = work.run(loaded, {key})
+    (record,) = work.run(loaded, {key})
     width = 16 if longest <= 512 else 32
-    assert found["width"] == width == bucket_width(longest)
+    assert record["width"] == width == bucket_width(longest)
     spans = [range(max(1, at), min(at + width, longest)) for at in range(0, longest, width)]
-    assert found["buckets"] == [[sum(span), len(span)] for span in spans]
-    assert found["lengths"] == {str(n): (sum(range(n)), n - 1) for n in (longest, 30)}
-    assert (found["samples"], found["length"], found["depth"]) == ([5], longest, None)
+    assert record["buckets"] == [[sum(span), len(span)] for span in spans]
+    assert record["lengths"] == {str(n): (sum(range(n)), n - 1) for n in (longest, 30)}
+    assert (record["samples"], record["length"], record["depth"]) == ([5], longest, None)
     assert [len(ids[0]) for ids, _ in calls] == ([longest] if can_share else [longest, 30])
     assert [*work.run(loaded, set())] == []
 
@@ -481,10 +534,10 @@ def test_a_sliding_window_by_hand(rows, monkeypatch):
     calls = losses_of(monkeypatch, rows)
     loaded = SimpleNamespace(device="cpu", can_share=True, model=None)
     work = PerplexityWork([0, *range(1, 19)], 0, (8,), 1, stride=3)
-    found = next(work.run(loaded, set(work.keys)))["sliding"]["8"]
+    sliding = next(work.run(loaded, set(work.keys)))["sliding"]["8"]
     windows = [(range(1, 8), 7), (range(4, 11), 3), (range(7, 14), 3), (range(10, 17), 3), (range(13, 19), 2)]
     means = [sum([*span][-new:]) / new for span, new in windows]
-    assert found == (pytest.approx(sum(means)), 5)
+    assert sliding == (pytest.approx(sum(means)), 5)
     asked = [row for ids, last in calls if last is not None for row in ids]
     assert asked == [[0, *span] for span, _ in windows]
     assert max(len(ids) for ids, _ in calls) <= rows
@@ -500,9 +553,9 @@ def test_every_question_is_of_its_own_seed_task_length_and_sample(tokenizer):
 
     settings = Settings(samples=2, depths=(0.5,))
     other = dataclasses.replace(settings, seed=1)
-    found = [ids(settings, 300, 0), ids(settings, 300, 1), ids(settings, 301, 0), ids(other, 300, 0)]
-    assert len(set(map(tuple, found))) == 4
-    assert ids(settings, 300, 0) == found[0]
+    questions = [ids(settings, 300, 0), ids(settings, 300, 1), ids(settings, 301, 0), ids(other, 300, 0)]
+    assert len(set(map(tuple, questions))) == 4
+    assert ids(settings, 300, 0) == questions[0]
     pieces = [task.pieces(random.Random(f"0 passkey 300 {n} question")) for n in (0, 1)]
     need = max(task.size(one, encoder) for one in pieces)
     check_fits(task, encoder, [need, 300], dataclasses.replace(settings, samples=1))
@@ -529,9 +582,9 @@ def test_tasks_without_depths_ask_as_many_questions(monkeypatch):
     work = RetrievalWork(Task(), 64, (4, 5), settings)
     assert [(key.depth, key.sample) for key in work.keys] == [(d, s) for d in (0.0, 0.5, 1.0) for s in (4, 5)]
     wanted = {key for key in work.keys if key.depth != 0.5}
-    found = [*work.run(SimpleNamespace(encoder=None), wanted)]
+    results = [*work.run(SimpleNamespace(encoder=None), wanted)]
     assert asked == [("questions", [0, 2], True)]
-    assert [(one["depth"], one["samples"], one["correct"]) for one in found] == [
+    assert [(one["depth"], one["samples"], one["correct"]) for one in results] == [
         (0.0, [4, 5], [1, 0.5]),
         (1.0, [4, 5], [1, 0.5]),
     ]
@@ -601,10 +654,10 @@ def names_in(question):
 
 def test_keys_of_short_numbers_go_on_when_half_are_used():
     records = KeyValue(ids="number").records(random.Random(0))
-    found = [next(records) for _ in range(600)]
-    assert len({key for key, _ in found}) == 600
-    assert [len(key) for key, _ in found] == [3] * 450 + [4] * 150
-    assert {len(value) for _, value in found} == {3}
+    pairs = [next(records) for _ in range(600)]
+    assert len({key for key, _ in pairs}) == 600
+    assert [len(key) for key, _ in pairs] == [3] * 450 + [4] * 150
+    assert {len(value) for _, value in pairs} == {3}
 
 
 def test_a_chain_of_names_is_told_in_order():
@@ -642,25 +695,25 @@ def test_passages_have_the_exact_length_with_what_ends_a_text():
     task, encoder = Passages(), Ends()
     pieces = task.pieces(random.Random(0))
     assert task.size(pieces, encoder) == 3 + max(map(len, pieces.needles))
-    found = task.prompts(pieces, encoder, 400, (0.0, 1.0), random.Random(0))
-    for prompt in found:
+    prompts = task.prompts(pieces, encoder, 400, (0.0, 1.0), random.Random(0))
+    for prompt in prompts:
         assert {len(passage) for passage in prompt.passages} == {400}
         assert all(passage[0] == 1 and passage[-2:] == [2, 3] for passage in prompt.passages)
         assert prompt.query[-2:] == (2, 3)
-    asked = "".join(map(chr, found[0].query[:-2]))
+    asked = "".join(map(chr, prompts[0].query[:-2]))
     key = asked.partition(" for ")[2].rstrip("?")
     assert key in pieces.needles[0]
 
 
 def test_the_mean_of_ruler_is_named_by_what_was_run():
-    found = {task: {"4096": 0.5, "16384": 1.0, "8192": 0.25} for task in ruler.NO_DOWNLOAD}
-    found["ruler_vt"] = {"4096": 0.0, "16384": 1.0}
+    metrics = {task: {"4096": 0.5, "16384": 1.0, "8192": 0.25} for task in ruler.NO_DOWNLOAD}
+    metrics["ruler_vt"] = {"4096": 0.0, "16384": 1.0}
     expected = {"4096": 2.5 / 6, "16384": 1.0}
-    ((name, means),) = ruler.summary_rows({**found, "other": {"acc": 1.0}}).items()
+    ((name, means),) = ruler.summary_rows({**metrics, "other": {"acc": 1.0}}).items()
     assert (name, list(means)) == ("RULER-6", ["4096", "16384"])
     assert means == pytest.approx(expected)
-    del found["ruler_vt"]
-    assert ruler.summary_rows(found) == {}
+    del metrics["ruler_vt"]
+    assert ruler.summary_rows(metrics) == {}
     assert ruler.summary_rows({task: {"4096": 1.0} for task in ruler.ALL}) == {"RULER-13": {"4096": 1.0}}
 
 
@@ -687,8 +740,8 @@ def test_what_an_engine_cannot_be_asked(tasks, harness, loading, processes, told
 
 def rotary(tmp_path, **changes):
     config = {"model_type": "llama", "max_position_embeddings": 128, "hidden_size": 32, "num_attention_heads": 4}
-    found = Checkpoint("m", tmp_path, {**config, "architectures": ["LlamaForCausalLM"], **changes})
-    return SimpleNamespace(name="m", checkpoint=found, context_length=128, has_table=False)
+    checkpoint = Checkpoint("m", tmp_path, {**config, "architectures": ["LlamaForCausalLM"], **changes})
+    return SimpleNamespace(name="m", checkpoint=checkpoint, context_length=128, has_table=False)
 
 
 def test_positions_that_an_engine_is_given(tmp_path):
@@ -766,3 +819,50 @@ def test_documents_are_as_long_as_what_is_read_of_them(stride, most, monkeypatch
     assert asked == [("text.txt", {"count": 2, "length": 512, "most": most, "seed": 3})]
     assert first == PerplexityWork([1], 0, (128, 256), 2, stride)
     assert second == PerplexityWork([2], 1, (128, 256), 2, stride)
+
+
+@pytest.mark.parametrize("count", [2, 8, len(prose.OBJECTS), len(prose.OBJECTS) + 1, 1000])
+def test_names_of_things_never_double(count):
+    for seed in range(20):
+        names = prose.object_names(random.Random(seed), count)
+        assert len(names) == len(set(names)) == count
+        if count <= len(prose.OBJECTS):
+            assert len({name.split()[-1] for name in names}) == count, "no noun comes twice"
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        (Needle(num_needles=20), r"number for (.+) is"),
+        (Needle(num_needles=20, phrasing="opens"), r"that the (.+) is opened"),
+        (Passages(num_passages=20), r"number for (.+) is"),
+        (NeedleLines(num_needles=900), r"locker of (.+) opens"),
+        (NeedleQuestions(num_questions=500, num_others=400), r"locker of (.+) opens"),
+        (Association(num_needles=16), r"^ (\w+) "),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_the_needles_of_a_text_are_about_different_things(task, name):
+    for seed in range(5):
+        needles = task.pieces(random.Random(seed)).needles
+        names = [re.search(name, needle)[1] for needle in needles]
+        assert len(set(names)) == len(names) >= 16
+
+
+def test_what_several_values_belong_to_is_told_apart_from_the_other():
+    for seed in range(300):
+        *wanted, other = NeedleValues().pieces(random.Random(seed)).needles
+        nouns = [re.search(r"of the \w+ (\w+) is", needle)[1] for needle in (wanted[0], other)]
+        assert nouns[0] != nouns[1]
+
+
+def test_names_and_values_of_variables_never_double(monkeypatch):
+    """With names of one letter and values of one digit, which would soon be drawn twice."""
+    monkeypatch.setattr(variables, "_NUM_LETTERS", 1)
+    monkeypatch.setattr(variables, "_NUM_DIGITS", 1)
+    for seed in range(100):
+        needles = Variables(num_copies=5, num_chains=4).pieces(random.Random(seed)).needles
+        names = [re.search(r"Let (\w) be", needle)[1] for needle in needles]
+        values = [needle.split()[-1] for needle in needles if needle.strip(" .")[-1].isdigit()]
+        assert len(set(names)) == len(names) == 24
+        assert len(set(values)) == len(values) == 4

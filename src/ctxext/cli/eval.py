@@ -1,4 +1,4 @@
-"""`ctxext eval`: does a model use its context, and what did extending it cost?"""
+"""`ctxext eval`: does a model use its context, and what does extending it cost?"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _RUN, _RESULTS = "How it is run", "Results"
 
 WRITTEN_TASKS = ("needle",)
-"""What is asked by default where answers are only written."""
+"""The default tasks of engines, which only generate answers."""
 ModelsArgument = Annotated[list[str], typer.Argument(metavar="MODEL...", help="Folders, Hub ids, or demo.")]
 ChatTemplateOption = Annotated[
     bool, typer.Option("--chat-template/--no-chat-template", help="Use it where there is one.", rich_help_panel=_RUN)
@@ -120,11 +120,11 @@ def eval_(
             models, settings, loading=loading, out=out, resume=resume, overwrite=overwrite, progress=progress
         )
     if report:
-        _tell(report, out, models, output)
+        _print_report(report, out, models, output)
 
 
 def _free_folder(*, resume: bool) -> Path:
-    """A folder that is not there yet."""
+    """A folder that does not exist yet."""
     from ctxext.system.processes import num_processes
 
     if resume or num_processes() > 1:
@@ -136,15 +136,15 @@ def _free_folder(*, resume: bool) -> Path:
     return folder
 
 
-def _tell(report: "Report", out: Path, models: Sequence[str], output: Output) -> None:
-    """Print the tables, what they say, and where the rest is."""
+def _print_report(report: "Report", out: Path, models: Sequence[str], output: Output) -> None:
+    """Print warnings, the tables, findings, and the next step."""
     from rich.text import Text
 
     from ctxext.cli.eval_tables import report_tables
     from ctxext.evaluate.report.findings import findings
 
     if report.get("skipped_lines"):
-        output.warning(f"{report['skipped_lines']} lines of {out} are torn or not of this run; they were left out.")
+        output.warning(f"{report['skipped_lines']} lines of {out} are incomplete or of another run, and left out.")
     for model in report["models"]:
         if model.get("mind"):
             output.warning(f"{model['name']} in {model['engine']}: {model['mind']}.")
@@ -156,5 +156,5 @@ def _tell(report: "Report", out: Path, models: Sequence[str], output: Output) ->
         method = "yarn" if report["models"][0]["kind"] == "causal" else "table"
         output.next_step("ctxext", "convert", models[0], "--method", method, "--factor", 4, why="Extend it")
         return
-    lost = [model["name"] for model in report["models"] if model["recipe"]]
-    output.next_step("ctxext", "finetune", lost[0], "OUT", why="A short fine-tune helps most methods")
+    converted = [model["name"] for model in report["models"] if model["recipe"]]
+    output.next_step("ctxext", "finetune", converted[0], "OUT", why="A short fine-tune helps most methods")

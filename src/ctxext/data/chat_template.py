@@ -1,4 +1,4 @@
-"""A tokenizer's chat template, which a stranger wrote: what it makes of messages, or one line that says why not."""
+"""Rendering a tokenizer's chat template, with limits of time, memory and size, as it is untrusted."""
 
 import contextlib
 import signal
@@ -11,31 +11,31 @@ from typing import Any
 from ctxext.errors import CtxextError
 
 _SECONDS = 5.0
-"""Of the processor's time for one conversation; a template of a published model takes a thousandth of one."""
+"""Processor time for one conversation; published templates take a thousandth of a second."""
 
 _BYTES = 1 << 28
-"""Of memory for one conversation, beside what its own text takes; a published template takes a thousandth of it."""
+"""Memory for one conversation, besides its text; published templates take a thousandth of it."""
 
 _BYTES_PER_CHARACTER = 100
-"""Of memory for each character of a conversation: a few copies of it, four bytes a character."""
+"""Memory for each character of a conversation: a few copies of four bytes per character."""
 
 _MOST_ADDED, _MOST_REPEATED = 1_000_000, 10
-"""Characters that a template may add, and how often it may repeat what was said: its text is tokenized next."""
+"""Characters that a template may add, and how often it may repeat the messages: its text is tokenized next."""
 
 _STATM = Path("/proc/self/statm")
-"""Where Linux says how much a process has mapped, in pages."""
+"""The file in which Linux reports the mapped memory of a process, in pages."""
 
 
 def rendered(tokenizer: Any, messages: Sequence[Any], **more: Any) -> str:
-    """A conversation as one text.
+    """Render a conversation as one text.
 
     Args:
         tokenizer: A transformers tokenizer with a chat template.
-        messages: What was said.
-        more: What else the template is given.
+        messages: The messages of the conversation.
+        more: Further variables of the template.
 
     Raises:
-        CtxextError: the template fails, whatever it raises, does not end, or takes or writes far too much.
+        CtxextError: The template raises an error, does not end, takes too much memory or returns too much text.
     """
     size = len(str(messages)) + len(str(more))
     try:
@@ -59,9 +59,9 @@ def _refused(reason: str) -> CtxextError:
 
 @contextlib.contextmanager
 def _memory_limited(num_bytes: int) -> Iterator[None]:
-    """Raise MemoryError in here once so much more is asked for, where the system has such a limit (Linux).
+    """Raise MemoryError once the context allocates more than some bytes, if the system has such a limit (Linux).
 
-    The limit is that of the whole process, so that other threads have the same room for as long as it lasts.
+    The limit holds for the whole process, so that other threads share it.
     """
     try:
         import resource
@@ -74,7 +74,7 @@ def _memory_limited(num_bytes: int) -> Iterator[None]:
     soft, hard = before
     most = pages * resource.getpagesize() + num_bytes
     if soft != resource.RLIM_INFINITY and soft <= most:
-        yield  # Somebody has set a lower one.
+        yield  # The limit is lower already.
         return
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
     try:
@@ -85,7 +85,7 @@ def _memory_limited(num_bytes: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _limited() -> Iterator[None]:
-    """Raise TimeoutError in here once the time is up, where the system has such an alarm and this thread hears it."""
+    """Raise TimeoutError in the context after `_SECONDS`, on the main thread of a system with such a timer."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return

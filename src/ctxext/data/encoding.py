@@ -1,11 +1,11 @@
-"""Text to token ids, piece by piece, the way the tokenizer would see the pieces inside one long text."""
+"""Text to token ids, piece by piece, with the same tokens as in one long text."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 from ctxext.data.chat_template import rendered
-from ctxext.data.tokenizer import failures_told
+from ctxext.data.tokenizer import failures_in_one_line
 from ctxext.errors import CtxextError
 
 _ANCHORS = ("\n", ":", "a")
@@ -13,37 +13,36 @@ _MAX_REMEMBERED, _MAX_REMEMBERED_SIZE = 20_000, 1000
 _MARK = "\x00haystack\x00"
 _WORD_STARTS = ("▁", "Ġ")
 _AT_ONCE, _MOST_AT_ONCE = 1 << 20, 1 << 23
-"""Characters that are tokenized in one call, and at most where no cut is found: a call takes 200 to 400 bytes of memory
-for each."""
+"""Characters per call of the tokenizer, and the most without a place to cut: a call takes 200 to 400 bytes for each."""
 
 _SURROUNDINGS = 1000
-"""Characters on either side of a cut whose tokens must be the same with and without it."""
+"""Characters on either side of a cut whose tokens must be the same with and without the cut."""
 
 _MOST_CUTS = 16
-"""Ends of lines, and of words, that are tried before a longer part is."""
+"""How many ends of lines, and of words, are tried before the part is made longer."""
 
 
 def tokenized(tokenizer: Any, text: str | list[str], **more: Any) -> Any:
-    """What a tokenizer makes of a text or of several, under `input_ids`.
+    """The `input_ids` of a text or of several texts.
 
     Raises:
-        CtxextError: it fails, as one without a token for what it does not know; its files are a stranger's.
+        CtxextError: The tokenizer fails, for example without a token for unknown characters.
     """
-    with failures_told("The tokenizer fails"):
+    with failures_in_one_line("The tokenizer fails"):
         return tokenizer(text, verbose=False, **more)["input_ids"]
 
 
 def no_tokens(text: str) -> CtxextError:
-    """The refusal of a tokenizer that makes nothing of a text: no prompt can be written with it."""
+    """The error of a tokenizer that returns no token for a text."""
     return CtxextError(f'The tokenizer makes no token of "{text[:40]}".', hint="Are its files those of this model?")
 
 
 class Encoder:
-    """Turns the pieces of a prompt into token ids.
+    """Encodes the pieces of a prompt as token ids.
 
     Args:
         tokenizer: A transformers tokenizer.
-        chat_template: Whether to use the tokenizer's chat template, where it has one.
+        chat_template: Whether to use the tokenizer's chat template, if it has one.
     """
 
     def __init__(self, tokenizer: Any, *, chat_template: bool = True) -> None:
@@ -51,7 +50,7 @@ class Encoder:
         self.uses_chat = chat_template and bool(getattr(tokenizer, "chat_template", None))
         self._known: dict[str, list[int]] = {}
         first = tokenizer.convert_ids_to_tokens(self._plain("a")[:1])
-        # Such a tokenizer puts a word start before every text it is given, so a piece is encoded behind an anchor.
+        # Such a tokenizer adds a word start to every text, so a piece is encoded behind an anchor.
         self._needs_anchor = bool(first) and str(first[0]).startswith(_WORD_STARTS)
 
     def _plain(self, text: str) -> list[int]:
@@ -71,10 +70,10 @@ class Encoder:
         return self._in_context(text, self._in_one_call) if self._needs_anchor else self._in_one_call(text)
 
     def _end_of_part(self, text: str, begin: int) -> int:
-        """Where the part of a long text ends that is tokenized next.
+        """The end of the part of a long text that begins at `begin`.
 
         Raises:
-            CtxextError: there is no place to cut it for millions of characters.
+            CtxextError: There is no place to cut the text for millions of characters.
         """
         size = _AT_ONCE
         while len(text) - begin > size:
@@ -90,33 +89,33 @@ class Encoder:
         return len(text)
 
     def _may_cut(self, text: str, at: int) -> bool:
-        """Whether the tokens around a place are the same if the text is tokenized in two parts there."""
+        """Whether the tokens around a place are the same if the text is cut there."""
         left, right = text[max(at - _SURROUNDINGS, 0) : at], text[at : at + _SURROUNDINGS]
         return self._continued(left + right) == self._continued(left) + self._continued(right)
 
     def document(self, text: str) -> list[int]:
-        """A whole document with the begin token that the tokenizer adds."""
+        """Encode a document, with the begin tokens of the tokenizer."""
         return [*self.start(), *self._plain(text)]
 
     def start(self) -> list[int]:
-        """What the tokenizer puts before every text."""
+        """The begin tokens that the tokenizer adds to every text."""
         bare = self._plain("a")
         full = list(tokenized(self.tokenizer, "a"))
         at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
         return full[:at]
 
     def end(self) -> list[int]:
-        """What the tokenizer puts behind every text: nothing, or the end token of encoders."""
+        """The end tokens that the tokenizer adds to every text: none, or the end token of encoders."""
         bare = self._plain("a")
         full = list(tokenized(self.tokenizer, "a"))
         return full[len(self.start()) + len(bare) :]
 
     def piece(self, text: str) -> list[int]:
-        """A piece that stands in the middle of a text."""
+        """Encode a piece from the middle of a text."""
         if text in self._known:
             return self._known[text]
         ids = self._in_context(text, self._plain) if self._needs_anchor else self._plain(text)
-        # Short pieces come again; a document does not, and all of them would fill the memory.
+        # Short pieces are used again; documents are not, and would fill the memory.
         if len(text) <= _MAX_REMEMBERED_SIZE:
             if len(self._known) >= _MAX_REMEMBERED:
                 self._known.clear()
@@ -124,13 +123,13 @@ class Encoder:
         return ids
 
     def pieces(self, texts: Sequence[str]) -> list[list[int]]:
-        """Many pieces in one call, which is faster."""
+        """Encode many pieces in one call, which is faster."""
         if len(self._known) > _MAX_REMEMBERED:
             self._known.clear()
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         if new and not self._needs_anchor:
-            found = tokenized(self.tokenizer, new, add_special_tokens=False)
-            self._known.update((text, list(ids)) for text, ids in zip(new, found, strict=True))
+            encoded = tokenized(self.tokenizer, new, add_special_tokens=False)
+            self._known.update((text, list(ids)) for text, ids in zip(new, encoded, strict=True))
         return [self.piece(text) for text in texts]
 
     def _in_context(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
@@ -141,19 +140,19 @@ class Encoder:
         return encode(text)
 
     def frame(self, opening: str, question: str) -> tuple[list[int], list[int]]:
-        """What stands before the haystack and what stands between it and the answer.
+        """The tokens before the haystack, and those between the haystack and the answer.
 
         With a chat template the opening, the haystack and the question are the user's turn. The question's last words,
-        which lead into the answer, begin the assistant's turn, as in RULER: no model has to guess how an answer starts.
+        which lead into the answer, begin the assistant's turn, as in RULER, so that the answer's form is given.
 
         Raises:
-            CtxextError: the chat template fails, or drops part of the user's turn.
+            CtxextError: The chat template fails, or drops part of the user's turn.
         """
         if not self.uses_chat:
             return [*self.start(), *self._plain(opening)], self.piece(question)
         asked, lead_in = split_question(question)
-        message = [{"role": "user", "content": f"{opening}{_MARK}{asked}"}]
-        text = rendered(self.tokenizer, message, add_generation_prompt=True, enable_thinking=False)
+        messages = [{"role": "user", "content": f"{opening}{_MARK}{asked}"}]
+        text = rendered(self.tokenizer, messages, add_generation_prompt=True, enable_thinking=False)
         head, mark, tail = text.partition(_MARK)
         if not mark:
             raise CtxextError(
@@ -163,18 +162,18 @@ class Encoder:
 
 
 def _places_to_cut(text: str, first: int, last: int) -> Iterator[int]:
-    """Where a text may be cut: behind the last ends of lines, then before the last spaces."""
-    yield from (at + 1 for at in islice(_found_backwards(text, "\n", first, last), _MOST_CUTS))
-    yield from islice(_found_backwards(text, " ", first, last), _MOST_CUTS)
+    """Places to cut a text: behind the last ends of lines, then before the last spaces."""
+    yield from (at + 1 for at in islice(_find_backwards(text, "\n", first, last), _MOST_CUTS))
+    yield from islice(_find_backwards(text, " ", first, last), _MOST_CUTS)
 
 
-def _found_backwards(text: str, mark: str, first: int, last: int) -> Iterator[int]:
+def _find_backwards(text: str, mark: str, first: int, last: int) -> Iterator[int]:
     while (last := text.rfind(mark, first, last)) >= 0:
         yield last
 
 
 def split_question(question: str) -> tuple[str, str]:
-    """A question and the words that lead into its answer: "What is it?" and "It is"."""
+    """Split a question from the words that lead into its answer: "What is it?" and "It is"."""
     ends = [question.rfind(mark) + len(mark) for mark in ("? ", "\n") if mark in question]
     at = max(ends, default=len(question))
     return question[:at].rstrip(), question[at:]

@@ -1,4 +1,4 @@
-"""What needles are hidden in: the package's prose, or a user's text."""
+"""The text that needles are hidden in: the prose of the package, or a user's text."""
 
 import random
 import re
@@ -13,15 +13,15 @@ _SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|\n\s*\n")
 
 
 def sentences_of(text: str) -> tuple[str, ...]:
-    """A text cut at the ends of sentences and paragraphs, white space made even."""
+    """Split a text at the ends of sentences and paragraphs, and normalize white space."""
     return tuple(" ".join(unit.split()) for unit in _SENTENCE_END.split(text) if unit.strip())
 
 
 def read_haystack(path: Path) -> tuple[str, ...]:
-    """A text file as sentences, to be joined by spaces.
+    """Read a text file as sentences, to be joined by spaces.
 
     Raises:
-        CtxextError: the file cannot be read or holds no text.
+        CtxextError: The file cannot be read or holds no text.
     """
     units = sentences_of(read_text(path))
     if not units:
@@ -30,10 +30,10 @@ def read_haystack(path: Path) -> tuple[str, ...]:
 
 
 def endless(text: Sequence[str], rng: random.Random) -> Iterator[str]:
-    """Sentences without end, each with a space before it: of a text from anywhere in it on, or of the package.
+    """An endless stream of sentences with a leading space: of a text, from a random place on, or of the package.
 
     Args:
-        text: Sentences; none for prose from the package.
+        text: Sentences; empty for the prose of the package.
         rng: Draws the prose, or the place to begin.
     """
     if not text:

@@ -1,4 +1,4 @@
-"""The token side of a retrieval question: a prompt of exactly the asked length for every depth."""
+"""Retrieval questions as tokens: a prompt of exactly the given length for every depth."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -18,18 +18,18 @@ class Pieces:
     Units are joined by simple concatenation, so each piece carries its own separators.
 
     Attributes:
-        opening: The instruction that stands before the haystack.
+        opening: The instruction before the haystack.
         haystack: Endless filler units: a sentence, a record, a document.
-        needles: Units that must all be in the haystack. The first is the one asked for and goes at the wanted depth;
-            the others are distractors, to be spread evenly at random.
-        question: Stands after the haystack and ends right where the answer starts.
-        answer: Begins with its own leading space if the text needs one.
-        padding: A unit of one token that may be repeated before the question to reach an exact length, for filler whose
+        needles: Units that must all be in the haystack. The question is about the first, which goes at the given
+            depth; the others are distractors at random depths.
+        question: The text after the haystack; it ends where the answer starts.
+        answer: The answer, with a leading space if the text needs one.
+        padding: A unit of one token that is repeated before the question to reach an exact length, for filler whose
             units cannot be cut. Empty if filler may be cut anywhere.
-        answers: Every right answer, where a task scores free text and has several; empty if `answer` is the only one.
-        asks: Question and answer of every needle, where any of them can be asked for; empty if only the first can.
-        wanted: What an answer must hold, in any order, where it is a list; empty if `answers` says what is right.
-        places: Where each needle goes, from 0 to 1, where that is part of the question; they keep this order.
+        answers: All correct answers, for tasks that score generated text; empty if `answer` is the only one.
+        asks: The question and answer of every needle, if any of them can be asked for; empty if only the first can.
+        wanted: The parts that an answer must contain, in any order; empty if `answers` holds the correct answers.
+        places: The depth of each needle, from 0 to 1, in rising order, if that is part of the question.
     """
 
     opening: str
@@ -50,9 +50,9 @@ class Prompt:
 
     Attributes:
         ids: Token ids, the answer included.
-        num_answer: How many of the last ids are the answer.
-        answers: Every right answer, as text.
-        wanted: What an answer must hold, where it is a list.
+        num_answer: The number of tokens of the answer, at the end of `ids`.
+        answers: All correct answers, as text.
+        wanted: The parts that an answer must contain, if it is a list.
     """
 
     ids: list[int]
@@ -63,7 +63,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Ask:
-    """A question behind the haystack and its answer, in tokens, and the answer as text."""
+    """A question after the haystack and its answer, as tokens, and the answer as text."""
 
     tail: list[int]
     answer: list[int]
@@ -71,7 +71,7 @@ class Ask:
 
     @property
     def size(self) -> int:
-        """How many tokens both take."""
+        """The number of tokens of both."""
         return len(self.tail) + len(self.answer)
 
 
@@ -85,7 +85,7 @@ class Parts:
 
     @property
     def size(self) -> int:
-        """How many tokens the longest of the questions takes with an empty haystack."""
+        """The number of tokens of the longest question with an empty haystack."""
         return len(self.head) + sum(map(len, self.needles)) + max(ask.size for ask in self.asks)
 
 
@@ -94,11 +94,11 @@ def encode_parts(pieces: Pieces, encoder: Encoder, *, answer_room: int = 0) -> P
 
     Args:
         pieces: The text of the question.
-        encoder: Its tokenizer.
-        answer_room: Keep at least so many tokens for an answer that is generated.
+        encoder: The tokenizer.
+        answer_room: The least number of tokens for a generated answer.
 
     Raises:
-        CtxextError: the tokenizer makes nothing of an answer.
+        CtxextError: The tokenizer returns no token for an answer.
     """
     asks = []
     for question, text in pieces.asks or ((pieces.question, pieces.answer),):
@@ -115,28 +115,28 @@ def lay_out(
 ) -> list[Prompt]:
     """Prompts of exactly `length` tokens, one for each depth, with the same haystack.
 
-    Where any needle can be asked for, one text serves several depths: a needle lies at each of them, each is asked for
-    in a prompt of its own, and the others are its distractors. Depths are dealt out to as few texts as possible, so
-    that those of one text lie far apart. Needles that are left over go anywhere.
+    If any needle can be asked for, one text serves several depths: it has a needle at each of them, each needle is
+    asked for in a separate prompt, and the others are its distractors. Depths are distributed over as few texts as
+    possible, so that those of one text are far apart. Remaining needles go to random places.
 
-    A needle goes at the boundary between two units that is nearest to its depth, counted in tokens of the haystack.
-    Filler that cannot be cut is made up with padding before the question.
+    A needle goes to the boundary between two units that is nearest to its depth, in tokens of the haystack. Filler that
+    cannot be cut is completed with padding before the question.
 
     Args:
         pieces: The text of the question; its haystack is read as far as needed.
-        parts: The same, encoded.
+        parts: The tokens of the question.
         encoder: The tokenizer.
-        length: Tokens of the prompt, answer included.
-        depths: Where needles go, from 0 (the beginning of the haystack) to 1 (its end).
-        rng: Places the needles that are left over.
+        length: The number of tokens of a prompt, answer included.
+        depths: The depths of needles, from 0 (the beginning of the haystack) to 1 (its end).
+        rng: Draws the places of the remaining needles.
 
     Raises:
-        CtxextError: the question does not fit, or the haystack is empty or ends too early.
+        CtxextError: The question does not fit, or the haystack is empty or ends too early.
     """
     room = length - parts.size
     if room < 0:
         raise too_short(length, parts.size)
-    # Questions differ by a few tokens. All have the same haystack, and the shorter ones a little more filler behind it.
+    # Questions differ by a few tokens. All have the same haystack; shorter questions have more filler behind it.
     longest = max(ask.size for ask in parts.asks)
     units, rest = _fill(pieces, encoder, room, longest - min(ask.size for ask in parts.asks))
     anywhere = [rng.random() for _ in parts.needles]
@@ -156,7 +156,7 @@ def lay_out(
 
 
 def too_short(length: int, minimum: int, task: str = "The question") -> CtxextError:
-    """The refusal of a length that does not even hold the question."""
+    """The error of a length that is too short for the question."""
     return CtxextError(
         f"{task} needs at least {minimum} tokens, but a length of {length} was asked for.",
         hint=f"Ask for --lengths {minimum} or more.",
@@ -164,7 +164,7 @@ def too_short(length: int, minimum: int, task: str = "The question") -> CtxextEr
 
 
 def _hide(units: Sequence[list[int]], needles: Sequence[list[int]], depths: Sequence[float]) -> list[int]:
-    """All tokens of the units, with each needle at the boundary between units that is nearest to its depth."""
+    """The tokens of the units, with each needle at the boundary between units that is nearest to its depth."""
     ends = [0, *accumulate(map(len, units))]
     places = [min(range(len(ends)), key=lambda place: abs(ends[place] - depth * ends[-1])) for depth in depths]
     haystack: list[int] = []
@@ -175,20 +175,20 @@ def _hide(units: Sequence[list[int]], needles: Sequence[list[int]], depths: Sequ
 
 
 def _fill(pieces: Pieces, encoder: Encoder, room: int, more: int) -> tuple[list[list[int]], list[int]]:
-    """Filler units that take up the room, the last one cut where that is allowed, and what may follow them.
+    """Filler units that fill the room, the last one cut if that is allowed, and the tokens that may follow them.
 
-    What follows is the rest of the filler, at least `more` tokens of it, or padding where units cannot be cut.
+    Those are the rest of the filler, at least `more` tokens of it, or padding if units cannot be cut.
     """
     units: list[list[int]] = []
     haystack = iter(pieces.haystack)
     used = 0
     while used < room + more:
         texts = list(islice(haystack, _BLOCK))
-        found = encoder.pieces(texts)
-        if not any(found):
+        block = encoder.pieces(texts)
+        if not any(block):
             raise CtxextError("The haystack is empty or too short for this length.", hint="Give a longer one.")
-        units += found
-        used += sum(map(len, found))
+        units += block
+        used += sum(map(len, block))
     ends = list(accumulate(map(len, units)))
     whole = sum(end <= room for end in ends)
     taken = ends[whole - 1] if whole else 0

@@ -1,4 +1,4 @@
-"""Records of files, folders and data sets, one after the other, each with its place for messages."""
+"""Reading records of files, folders and data sets, each with its place for error messages."""
 
 import csv
 import io
@@ -15,28 +15,28 @@ Record = Mapping[str, Any]
 FIELD = "text"
 TRAIN = ("train",)
 HELD_OUT = ("test", "validation", "train")
-"""The splits that are measured on, in the order in which they are looked for."""
+"""The splits for evaluation, the first that exists is used."""
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 _BUFFER = 1000
 _MOST_TEXT = 1 << 32
-"""Characters of a text, or of one array of records: they are read whole."""
+"""The most characters of a text, or of an array of records, which are read at once."""
 _MOST_LINE = 1 << 26
-"""Characters of a line: its record takes up to 24 bytes of memory for each, and its tokens up to 40."""
+"""The most characters of a line: for each, its record takes up to 24 bytes of memory, and its tokens up to 40."""
 _ID_PARTS = 2
 
 
 def read_records(
     data: str, splits: Sequence[str] = HELD_OUT, *, seed: int | None = None
 ) -> Iterator[tuple[str, Record]]:
-    """The records of a file, a folder or a data set; a plain text file is one record.
+    """Read the records of a file, a folder or a data set; a plain text file is one record.
 
     Args:
         data: A text, JSON, CSV or parquet file, compressed or not; a folder of them; or the id of a data set.
-        splits: Names of splits, of which the first that a folder or data set has is read.
-        seed: Shuffle what is streamed, a thousand records at a time.
+        splits: Names of splits; the first that a folder or data set has is read.
+        seed: Shuffle a streamed data set, a thousand records at a time.
 
     Raises:
-        CtxextError: it cannot be read, or has no such split; a broken line is named by its number.
+        CtxextError: It cannot be read, or has no such split; a broken line is named by its number.
     """
     path = Path(data)
     if path.is_file():
@@ -53,26 +53,26 @@ def read_records(
 
 
 def files_of(folder: Path, splits: Sequence[str]) -> list[Path]:
-    """The files of a folder that hold a split, by the names that the datasets library goes by.
+    """The files of a split in a folder, by the naming rules of the datasets library.
 
     Raises:
-        CtxextError: there are none.
+        CtxextError: There are none.
     """
     from datasets.data_files import DataFilesDict, EmptyDatasetError, get_data_patterns
 
     try:
-        found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
+        data_files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     except EmptyDatasetError as error:
         raise CtxextError(f'The folder "{folder}" holds no data files.') from error
-    named = {str(split): [Path(file) for file in files] for split, files in found.items()}
-    return named[_choose(str(folder), splits, list(named))]
+    by_split = {str(split): [Path(file) for file in files] for split, files in data_files.items()}
+    return by_split[_choose(str(folder), splits, list(by_split))]
 
 
 def open_data_set(data: str, splits: Sequence[str]) -> Any:
-    """A data set of the Hub as a stream.
+    """Stream a data set of the Hub.
 
     Raises:
-        CtxextError: it cannot be reached, has no such split, or the name can only be a missing file's.
+        CtxextError: It cannot be reached or has no such split, or the name is that of a missing file.
     """
     import datasets
     from datasets.exceptions import DatasetsError
@@ -80,20 +80,20 @@ def open_data_set(data: str, splits: Sequence[str]) -> Any:
     check_place(data)
     name, _, configuration = data.partition(":")
     try:
-        found = datasets.load_dataset(name, configuration or None, streaming=True)
+        data_set = datasets.load_dataset(name, configuration or None, streaming=True)
     except (DatasetsError, OSError, ValueError) as error:
         raise CtxextError(
             f'"{data}" is neither a file nor a data set that can be reached.',
             hint="Give a file, or the id of a data set as NAME or NAME:CONFIGURATION.",
         ) from error
-    return found[_choose(data, splits, list(found))]
+    return data_set[_choose(data, splits, list(data_set))]
 
 
 def check_place(data: str) -> None:
-    """Refuse what is not there and can only be a file: asking the Hub for it would take a minute of tries.
+    """Refuse the path of a missing file: requests to the Hub for it would take a minute of retries.
 
     Raises:
-        CtxextError: it is so, or what is there is a pipe, a device or a socket.
+        CtxextError: The file is missing, or is a pipe, a device or a socket.
     """
     path = Path(data)
     if path.exists() and not path.is_file() and not path.is_dir():
@@ -110,7 +110,7 @@ def is_plain_text(data: str) -> bool:
 
 
 def _choose(data: str, wanted: Sequence[str], known: Sequence[str]) -> str:
-    """The first wanted split that is there; a data set with a single split was never divided."""
+    """The first wanted split that exists, or the first split if there is a choice of several."""
     for split in wanted:
         if split in known:
             return split
@@ -123,7 +123,7 @@ def _choose(data: str, wanted: Sequence[str], known: Sequence[str]) -> str:
 
 
 def _kind_of(path: Path) -> str:
-    """How the name ends, without what says that it is compressed."""
+    """The suffix of the file, without that of its compression."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     return next((suffix for suffix in reversed(suffixes) if suffix not in _COMPRESSED), "")
 
@@ -139,12 +139,12 @@ def _read_file(path: Path) -> Iterator[tuple[str, Record]]:
     except Exception as error:
         if isinstance(error, CtxextError) or path.suffix.lower() not in _COMPRESSED:
             raise
-        # Every library that decompresses raises a class of its own for what it cannot.
+        # Every library for decompression raises a class of its own.
         raise CtxextError(f'"{path}" cannot be decompressed: {error}.', hint="Is it whole?") from error
 
 
 def _open(path: Path) -> TextIO:
-    """A file as text, decompressed by its name, without a byte-order mark."""
+    """Open a file as text, decompressed by its suffix, without a byte-order mark."""
     import fsspec  # type: ignore[import-untyped]
 
     opened: TextIO = fsspec.open(str(path), "rt", encoding="utf-8-sig", compression="infer", newline="").open()
@@ -157,10 +157,10 @@ def _read_text(path: Path) -> Iterator[tuple[str, Record]]:
 
 
 def _rest(file: TextIO, path: Path) -> str:
-    """All that is left of a file.
+    """Read the rest of a file.
 
     Raises:
-        CtxextError: it is more than can be read at once.
+        CtxextError: It is too large to be read at once.
     """
     is_small = path.stat().st_size <= _MOST_TEXT  # A file with a hole may say a terabyte.
     text = file.read(_MOST_TEXT) if is_small else ""
@@ -170,10 +170,10 @@ def _rest(file: TextIO, path: Path) -> str:
 
 
 def _lines(file: TextIO, path: Path, *, may_be_array: bool = False) -> Iterator[str]:
-    """The lines of a file; of one that begins an array perhaps only the beginning.
+    """The lines of a file; the line that begins an array may be cut.
 
     Raises:
-        CtxextError: one does not end, as in a file that is a hole.
+        CtxextError: A line is too long, for example in a sparse file.
     """
     number = 0
     while line := file.readline(_MOST_LINE):
@@ -194,14 +194,14 @@ def _read_json(path: Path) -> Iterator[tuple[str, Record]]:
                 yield from _read_array(path, line + _rest(file, path))
                 return
             place = f'Line {number} of "{path}"'
-            # A line that is no object has none of the fields, and is refused by who looks for them.
+            # A line that is no object has no fields, and is refused where a field is read.
             record = _parsed(line, place)
             yield place, record if isinstance(record, dict) else {}
 
 
 def _read_array(path: Path, text: str) -> Iterator[tuple[str, Record]]:
-    found = _parsed(text, f'"{path}"')
-    for number, record in enumerate(found, start=1):
+    records = _parsed(text, f'"{path}"')
+    for number, record in enumerate(records, start=1):
         yield f'Record {number} of "{path}"', record if isinstance(record, dict) else {}
 
 
@@ -210,9 +210,9 @@ def _parsed(text: str, place: str) -> Any:
         content = json.loads(text)
     except json.JSONDecodeError as error:
         raise CtxextError(f"{place} is not valid JSON: {error.msg}.") from error
-    except (RecursionError, ValueError) as error:  # Brackets without end, or a number of thousands of digits.
+    except (RecursionError, ValueError) as error:  # Too many brackets, or a number of thousands of digits.
         raise CtxextError(f"{place} is no record: {str(error).splitlines()[0]}.") from error
-    if "\\u" in text:  # UTF-8 itself has no halves of characters.
+    if "\\u" in text:  # UTF-8 itself has no lone surrogates.
         check_characters(content, place)
     return content
 
@@ -223,7 +223,7 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[str, Record]]:
         lines = csv.DictReader(_lines(file, path), delimiter=delimiter)
         try:
             for record in lines:
-                # A row with too many cells has the rest under None.
+                # The surplus cells of a row are under None.
                 yield f'Line {lines.line_num} of "{path}"', {key: value for key, value in record.items() if key}
         except csv.Error as error:
             raise CtxextError(f'Line {lines.line_num} of "{path}" is not valid CSV: {error}.') from error

@@ -1,4 +1,4 @@
-"""Long documents to measure the loss on, from a file, a data set or the package's own prose."""
+"""Long documents to measure the loss on, from a file, a data set or the prose of the package."""
 
 import random
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ class Corpus:
     """Tokenized documents.
 
     Attributes:
-        documents: Token ids, the tokenizer's begin token included; each at least as long as was asked for.
-        num_skipped: How many documents were too short.
+        documents: Token ids, begin tokens included; each has at least the wanted length.
+        num_skipped: The number of documents that are too short.
     """
 
     documents: list[list[int]]
@@ -28,21 +28,21 @@ class Corpus:
 
 
 def read_corpus(data: str | None, encoder: Encoder, *, count: int, length: int, most: int, seed: int) -> Corpus:
-    """The first documents that are long enough.
+    """Read the first documents that are long enough.
 
-    A plain text file is one document; it is cut into as many pieces as are wanted. Records stay whole: of each only the
-    beginning is used, and those that are too short are counted and left out.
+    A plain text file is cut into pieces. Of each record only the beginning is used, and records that are too short are
+    counted and left out.
 
     Args:
-        data: A text, JSON lines or parquet file, or a `datasets` id; None for prose from the package.
+        data: A text, JSON lines or parquet file, or a `datasets` id; None for the prose of the package.
         encoder: The tokenizer.
-        count: How many documents at most.
-        length: Tokens that a document must have.
-        most: Tokens that are used of it at most.
+        count: The most documents.
+        length: The least number of tokens of a document.
+        most: The number of tokens that a document is cut to.
         seed: Decides the prose.
 
     Raises:
-        CtxextError: the data cannot be read, or nothing in it is long enough.
+        CtxextError: The data cannot be read, or nothing in it is long enough.
     """
     if data is None:
         return Corpus([_prose(encoder, most, f"{seed} prose {number}") for number in range(count)], 0)
@@ -84,16 +84,16 @@ def _pieces(text: str, encoder: Encoder, count: int, length: int) -> Iterator[li
     start = encoder.start()
     body = encoder.document(text[: _CHARACTERS_PER_TOKEN * count * length])[len(start) :]
     size = length - len(start)
-    # The last, incomplete piece counts too, if it is long enough for the caller.
+    # The last piece is shorter; the caller decides whether it is long enough.
     for begin in range(0, len(body), size):
         yield [*start, *body[begin : begin + size]]
 
 
 def read_texts(data: str) -> Iterator[str]:
-    """The texts of a file, a folder or a data set; of splits the one that is held out, where there is one.
+    """Read the texts of a file, a folder or a data set, from a held-out split if there is one.
 
     Raises:
-        CtxextError: it cannot be read, or a record has no text; a broken line is named by its number.
+        CtxextError: It cannot be read, or a record has no text; a broken line is named by its number.
     """
     for place, record in read_records(data):
         if not isinstance(record.get(FIELD), str):

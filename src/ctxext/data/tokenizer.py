@@ -1,4 +1,4 @@
-"""A tokenizer from a stranger's files: loaded and tried once, and whatever its library does then is one line."""
+"""Loading a tokenizer from untrusted files: it is tried once, and any failure of its library becomes a CtxextError."""
 
 import contextlib
 import os
@@ -10,21 +10,21 @@ from typing import Any
 from ctxext.errors import CtxextError
 
 _PANIC = "PanicException"
-"""The class that Rust libraries raise instead of an Exception; none of them hands it out."""
+"""The class that Rust libraries raise instead of an Exception; it cannot be imported."""
 
 _TRIAL = "A word, 1 é\n\n  two"
 _HINT = "Are its files whole, and those of this model?"
 
 
 def open_tokenizer(folder: Path | str, **more: Any) -> Any:
-    """The tokenizer of a checkpoint, which has tokenized a few words.
+    """Load the tokenizer of a checkpoint and try it on a few words.
 
     Args:
         folder: The checkpoint.
-        more: What transformers' from_pretrained takes beside.
+        more: Further arguments of transformers' from_pretrained.
 
     Raises:
-        CtxextError: its library panics while it loads, or cannot tokenize. What transformers raises is passed through.
+        CtxextError: Its library panics while it loads, or cannot tokenize. What transformers raises is passed through.
     """
     from transformers import AutoTokenizer
 
@@ -35,17 +35,17 @@ def open_tokenizer(folder: Path | str, **more: Any) -> Any:
             if type(error).__name__ != _PANIC:
                 raise
             raise _failed("The tokenizer cannot be loaded", error) from error
-        with failures_told("The tokenizer fails"):
+        with failures_in_one_line("The tokenizer fails"):
             tokenizer(_TRIAL, verbose=False)
     return tokenizer
 
 
 @contextlib.contextmanager
-def failures_told(what: str) -> Iterator[None]:
-    """Say in one line that a tokenizer fails: its library has no class of its own for what it raises, and panics.
+def failures_in_one_line(what: str) -> Iterator[None]:
+    """Turn any failure of a tokenizer into a CtxextError: its library panics, and has no class for its errors.
 
     Raises:
-        CtxextError: whatever is raised in here, but for what ends the process.
+        CtxextError: Anything but an exception that ends the process is raised in the context.
     """
     try:
         yield
@@ -64,11 +64,11 @@ def _failed(what: str, error: BaseException) -> CtxextError:
 
 @contextlib.contextmanager
 def _panics_silenced() -> Iterator[None]:
-    """No backtrace of a Rust library, which writes it past sys.stderr, until this is over."""
+    """Suppress the backtrace of a Rust library, which bypasses sys.stderr."""
     try:
         sys.stderr.flush()
-        kept = os.dup(2)
-    except (OSError, ValueError, AttributeError):  # There is no such stream.
+        stderr = os.dup(2)
+    except (OSError, ValueError, AttributeError):  # Standard error is closed.
         yield
         return
     try:
@@ -76,5 +76,5 @@ def _panics_silenced() -> Iterator[None]:
             os.dup2(nowhere.fileno(), 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)

@@ -1,7 +1,7 @@
-"""The text the demo checkpoint learns from: documents of any exact number of tokens, full of facts and questions.
+"""The training text of the demo checkpoint: documents of an exact number of tokens, full of facts and questions.
 
-Half of the documents are evaluation prompts, one question each; the others hold many facts and many questions, so that
-most of their tokens teach looking something up. Keys and values are random: nothing can be answered by heart.
+Half of the documents are evaluation prompts with one question each; the others hold many facts and many questions, so
+that most of their tokens teach retrieval. Keys and values are random, so that no answer can be memorized.
 """
 
 import random
@@ -33,7 +33,7 @@ TASKS: dict[str, tuple[RetrievalTask, float]] = {
 
 @dataclass(frozen=True)
 class Example:
-    """Token ids, and for each whether it belongs to an answer that can be looked up earlier in the text."""
+    """Token ids, and for each whether it belongs to an answer that is given earlier in the text."""
 
     ids: list[int]
     is_answer: list[bool]
@@ -53,12 +53,11 @@ def make_example(
     Args:
         encode: Text to token ids, without special tokens.
         start: Ids that begin every document.
-        rng: Decides everything.
-        length: Number of tokens, `start` included.
-        prompt_share: Share of documents that are evaluation prompts, where one fits into the length.
-        variety: Share of all numbers and names that facts are made of. Recall is learned sooner from few of them.
-        first_share: Share of evaluation prompts that ask for what stands first; it is the hardest place to find, and
-            until looking up is learned a place that can be had without it.
+        rng: Decides the document.
+        length: The number of tokens, `start` included.
+        prompt_share: The share of documents that are evaluation prompts, if one fits into the length.
+        variety: The share of all numbers and names that facts use. Recall is learned sooner from few of them.
+        first_share: The share of evaluation prompts that ask for the first fact, the hardest one to retrieve.
     """
     if rng.random() < prompt_share:
         names = list(TASKS)
@@ -68,9 +67,9 @@ def make_example(
         if example is not None:
             return example
     shares = (0.25, 0.3, 0.15, 0.25, 0.05) if length < 96 else (0.17, 0.45, 0.28, 0.02, 0.08)
-    make = rng.choices((_facts, _records, _search_results, _repeats, _prose), shares)[0]
+    texts_of = rng.choices((_facts, _records, _search_results, _repeats, _prose), shares)[0]
     ids, is_answer = list(start), [False] * len(start)
-    for text, answer in make(rng, length, variety):
+    for text, answer in texts_of(rng, length, variety):
         piece = encode(text)
         ids += piece
         is_answer += [answer] * len(piece)
@@ -82,9 +81,9 @@ def make_example(
 def make_prompt(
     encode: Encode, start: list[int], rng: random.Random, length: int, task: RetrievalTask, depth: float
 ) -> Example | None:
-    """One question as evaluation asks it, `length` tokens long with its answer; None if it does not fit.
+    """A question as in evaluation, `length` tokens long with its answer; None if it does not fit.
 
-    It is a little shorter where the tokenizer makes several tokens of what fills the rest.
+    It is a little shorter if the tokenizer returns several tokens for the padding.
     """
     pieces = task.pieces(rng)
     needle, *distractors = [encode(needle) for needle in pieces.needles]
@@ -104,7 +103,7 @@ def make_prompt(
 
 
 def _fill(encode: Encode, pieces: Pieces, room: int) -> list[list[int]]:
-    """Filler units that take up the room, the last one cut if that is allowed."""
+    """Filler units that fill the room, the last one cut if that is allowed."""
     units: list[list[int]] = []
     for text in pieces.haystack:
         unit = encode(text)
@@ -118,7 +117,7 @@ def _fill(encode: Encode, pieces: Pieces, room: int) -> list[list[int]]:
 
 
 def _split(units: list[list[int]], depth: float, may_cut: bool) -> tuple[list[int], list[int]]:
-    """All tokens of the units, divided at a depth: between two units, or anywhere."""
+    """The tokens of the units, split at a depth: between two units, or anywhere."""
     tokens = list(chain.from_iterable(units))
     at = round(depth * len(tokens))
     if not may_cut:
@@ -130,21 +129,21 @@ def _split(units: list[list[int]], depth: float, may_cut: bool) -> tuple[list[in
 
 
 def _facts(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
-    """Sentences that tell numbers, questions about them and some filler, in any order."""
+    """Sentences with numbers, questions about them and some filler, in any order."""
     names = _names(rng, variety)
-    told: list[tuple[str, str, str]] = []
+    asks: list[tuple[str, str, str]] = []
     phrasings = rng.sample(list(PHRASINGS.values()), rng.randint(1, len(PHRASINGS)))
     fact_share, filler_share = rng.uniform(0.2, 0.6), rng.uniform(0, 0.25)
     while True:
-        if not told or rng.random() < fact_share:
+        if not asks or rng.random() < fact_share:
             key, value, phrasing = next(names), _number(rng, 5, variety), rng.choice(phrasings)
             yield " " + phrasing.fact.format(key=key, value=value), False
             question = "\n" + phrasing.question if rng.random() < 0.6 else " " + phrasing.fact.split(" {value}")[0]
-            told.append((question.format(key=key), f" {value}", rng.choice([".", "\n", ".\n"])))
+            asks.append((question.format(key=key), f" {value}", rng.choice([".", "\n", ".\n"])))
         elif rng.random() < filler_share:
             yield " " + prose.sentence(rng), False
         else:
-            question, answer, end = rng.choice(told)
+            question, answer, end = rng.choice(asks)
             yield question, False
             yield answer, True
             yield end, False
@@ -153,7 +152,7 @@ def _facts(rng: random.Random, length: int, variety: float) -> Iterator[tuple[st
 def _records(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
     """JSON objects, each with many questions about its records."""
     while True:
-        # A record of numbers takes about 10 tokens, a question 14; identifiers are cut short so that several fit.
+        # A record of numbers takes about 10 tokens, a question 14; uuids are cut so that several fit.
         if rng.random() < 0.25 and length >= 96:
             num_characters = rng.choice([4, 8, 13, 18, 36] if length >= 256 else [4, 8])
             pairs = islice(KeyValue(ids="uuid").records(rng), max(2, round(length / num_characters / 3)))
@@ -164,7 +163,7 @@ def _records(rng: random.Random, length: int, variety: float) -> Iterator[tuple[
         if rng.random() < 0.5 and length >= 128:
             yield kv.OPENING, False
         yield "{" + ",\n ".join(f'"{key}": "{value}"' for key, value in records.items()) + "}\n", False
-        # Told again in another order, a record is the shortest question there is: recall starts from those.
+        # A record repeated in another order is the shortest question: recall starts from those.
         question, end = rng.choice([('\nKey: "{}"\nCorresponding value:', '"\n'), (' "{}":', '",\n')])
         for key in rng.sample(list(records), k=len(records)):
             yield question.format(key), False
@@ -179,7 +178,7 @@ def _search_results(rng: random.Random, length: int, variety: float) -> Iterator
         if rng.random() < 0.5 and length >= 128:
             yield documents.OPENING, False
         asked: list[tuple[str, str]] = []
-        # Which of several documents is hardest to learn, and easiest from bare ones and nothing but that question.
+        # Which of several documents is the hardest question, and easiest from bare documents and this question alone.
         bare, only_which = rng.random() < 0.5, rng.random() < 0.5
         count = max(2 if length >= 96 else 1, round(length * rng.uniform(0.006, 0.02)))
         for number in rng.sample(range(100, 1000 + 10 * count), count):
@@ -193,7 +192,7 @@ def _search_results(rng: random.Random, length: int, variety: float) -> Iterator
 
 
 def _repeats(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
-    """A random list, told twice: all of the second time can be looked up. Recall is learned from that first."""
+    """A random list, repeated: recall is learned from that first."""
     while True:
         count = max(2, round(length * rng.uniform(0.1, 0.4)))
         kind = rng.randrange(4)
@@ -213,13 +212,13 @@ def _repeats(rng: random.Random, length: int, variety: float) -> Iterator[tuple[
 
 
 def _prose(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
-    """Nothing but prose."""
+    """Prose alone."""
     for sentence in prose.sentences(rng):
         yield " " + sentence, False
 
 
 def _number(rng: random.Random, num_digits: int, variety: float) -> str:
-    """A number made of groups of three digits and a rest, from a share of all groups."""
+    """A number of groups of three digits and a rest, from a share of all groups."""
     head, rest = min(num_digits, 3), num_digits - 3
     first = 10 ** (head - 1)
     number = str(first + rng.randrange(max(min(30, 9 * first), round(variety * 9 * first))))
@@ -227,7 +226,7 @@ def _number(rng: random.Random, num_digits: int, variety: float) -> str:
 
 
 def _names(rng: random.Random, variety: float) -> Iterator[str]:
-    """Names of things, all different as long as there are any left."""
+    """Names of things, all different while there are any left."""
     adjectives, objects = (
         words[: max(12, round(4 * variety * len(words)))] for words in (prose.ADJECTIVES, prose.OBJECTS)
     )

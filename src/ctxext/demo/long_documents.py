@@ -1,4 +1,4 @@
-"""Long documents to fine-tune on: made on the fly, full of facts and questions about them, for any tokenizer."""
+"""Synthetic long documents to fine-tune on, full of facts and questions about them, for any tokenizer."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -20,16 +20,16 @@ _MOST_FACTS = 200
 
 
 def long_documents(tokenizer: Any, wanted: Mapping[int, int], seed: int, learn: str = "answers") -> Iterator[Document]:
-    """Documents without end, as the demo checkpoint learned from, but as long as is asked for.
+    """An endless stream of documents like those the demo checkpoint was trained on, of any length.
 
-    Their answers are marked, and some of their other tokens too: most of those are random and teach nothing, but a
-    model that never sees their loss forgets how to write.
+    The loss is taken on answers and on some of the other tokens: most of those are random and teach nothing, but a
+    model that is never trained on them forgets how to write.
 
     Args:
         tokenizer: A transformers tokenizer.
-        wanted: How many documents are made of each length in tokens; then as many again.
+        wanted: The number of documents of each length in tokens, in one round of the stream.
         seed: Decides every document.
-        learn: "answers", or "all" to mark nothing.
+        learn: "answers", or "all" to take the loss on all tokens.
     """
     encoder = Encoder(tokenizer, chat_template=False)
     start = encoder.start()
@@ -37,7 +37,7 @@ def long_documents(tokenizer: Any, wanted: Mapping[int, int], seed: int, learn: 
     @lru_cache(maxsize=20_000)
     def known(text: str) -> tuple[int, ...]:
         ids = encoder.piece(text)
-        if text.strip() and not ids:  # Documents are written until they are long enough.
+        if text.strip() and not ids:  # Without tokens a document would never become long enough.
             raise no_tokens(text)
         return tuple(ids)
 
@@ -48,30 +48,30 @@ def long_documents(tokenizer: Any, wanted: Mapping[int, int], seed: int, learn: 
     for number, length in enumerate(lengths):
         rng = random.Random(f"{seed} long document {number}")
         if rng.random() < _FAR_SHARE:
-            example = _told_then_asked(encode, start, rng, length)
+            example = _facts_then_questions(encode, start, rng, length)
         else:
             example = make_example(encode, start, rng, length, _PROMPT_SHARE)
         marks = [is_answer or rng.random() < _TEXT_SHARE for is_answer in example.is_answer]
         yield Document(example.ids, marks if learn == "answers" else None)
 
 
-def _told_then_asked(encode: Encode, start: list[int], rng: random.Random, length: int) -> Example:
-    """Facts in prose, and then nothing but questions: most answers lie far back, some as far as it reaches."""
+def _facts_then_questions(encode: Encode, start: list[int], rng: random.Random, length: int) -> Example:
+    """Facts in prose, followed by questions alone: most answers are far back, some at the beginning."""
     phrasing = PHRASINGS[rng.choice(list(PHRASINGS))]
     ids = [*start, *encode(OPENING)]
-    told: list[tuple[str, str]] = []
+    facts: list[tuple[str, str]] = []
     fact_share, end = rng.uniform(0.05, 0.5), length * rng.uniform(0.5, 0.9)
-    # Enough names for the longest document there can be: a fact takes more than 16 tokens.
+    # Enough names for any document: a fact takes more than 16 tokens.
     for key in prose.object_names(rng, min(max(4, length // 16), _MOST_FACTS)):
         value = random_number(rng, 5)
         ids += encode(" " + phrasing.fact.format(key=key, value=value))
-        told.append((key, value))
+        facts.append((key, value))
         while rng.random() > fact_share and len(ids) < end:
             ids += encode(" " + prose.sentence(rng))
         if len(ids) >= end:
             break
     is_answer = [False] * len(ids)
-    for key, value in cycle(rng.sample(told, k=len(told))):
+    for key, value in cycle(rng.sample(facts, k=len(facts))):
         question, answer = encode("\n" + phrasing.question.format(key=key)), encode(f" {value}")
         ids += [*question, *answer]
         is_answer += [*[False] * len(question), *[True] * len(answer)]

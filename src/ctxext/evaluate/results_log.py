@@ -1,4 +1,4 @@
-"""Results on disk as they come: one line per cell, so that a run that was killed can go on where it was."""
+"""Results on disk as they come: one line per cell, so that a killed run can be resumed."""
 
 import json
 import os
@@ -17,11 +17,11 @@ _COMPARED = ("settings", "loading", "models", "versions")
 
 
 class ResultsLog:
-    """The lines of one evaluation, and the header that says what was asked of which models.
+    """The records of an evaluation, with a header of its settings and models.
 
     Args:
-        folder: Where they are kept; None keeps them in memory alone.
-        rank: The process that writes; each has a file of its own.
+        folder: The folder of the log; None keeps it in memory.
+        rank: The rank of the process; each writes a separate file.
     """
 
     def __init__(self, folder: Path | None, rank: int = 0) -> None:
@@ -30,23 +30,23 @@ class ResultsLog:
         self._records: list[Record] = []
 
     def begin(self, header: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
-        """Start a new log, or go on with the one that is there.
+        """Start a new log, or resume an existing one.
 
         Raises:
-            CtxextError: there is one and neither was asked for, or it was made with other settings.
+            CtxextError: A log exists and is neither to be resumed nor overwritten, or has other settings.
         """
         if self.folder is None:
             return
-        there = sorted(self.folder.glob(_PATTERN)) if self.folder.is_dir() else []
-        if there and not (resume or overwrite):
+        existing = sorted(self.folder.glob(_PATTERN)) if self.folder.is_dir() else []
+        if existing and not (resume or overwrite):
             raise CtxextError(
                 f'"{self.folder}" already holds results.',
                 hint="Continue them with --resume, replace them with --overwrite, or choose another --out.",
             )
-        if there and resume:
+        if existing and resume:
             _check_header(self.folder, header)
             return
-        for path in there:
+        for path in existing:
             path.unlink()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ class ResultsLog:
         self.append({"header": header})
 
     def append(self, record: Record) -> None:
-        """Write one line, down to the disk."""
+        """Write one record and sync it to disk."""
         if self.folder is None:
             self._records.append(record)
             return
@@ -69,31 +69,31 @@ class ResultsLog:
             os.fsync(file.fileno())
 
     def records(self) -> list[Record]:
-        """Every whole line, of every process, without the header."""
+        """The complete records of all processes, without the header."""
         if self.folder is None:
             return list(self._records)
-        found = []
+        records = []
         for path in sorted(self.folder.glob(_PATTERN)):
-            found += [record for record in _read_lines(path)[0] if "header" not in record]
-        return found
+            records += [record for record in _read_lines(path)[0] if "header" not in record]
+        return records
 
     @property
     def num_skipped(self) -> int:
-        """How many lines are torn or were written by something else."""
+        """The number of lines that are incomplete or no records."""
         paths = self.folder.glob(_PATTERN) if self.folder is not None else ()
         return sum(_read_lines(path)[1] for path in paths)
 
     def records_of(self, model: str) -> list[Record]:
-        """The lines of one model."""
+        """The records of one model."""
         return [record for record in self.records() if record.get("model") == model]
 
     def done(self, model: str) -> set[Key]:
-        """What has been measured of a model."""
+        """The samples that have been measured of a model."""
         return {key for record in self.records_of(model) if "task" in record for key in keys_of(record)}
 
 
 def _read_lines(path: Path) -> tuple[list[Record], int]:
-    """The lines that were written to their end, and how many others there are; a kill can tear only the last."""
+    """The complete records, and the number of other lines; a kill can leave only the last one incomplete."""
     records, num_skipped = [], 0
     with open_regular(path) as file:
         lines = file.read().split(b"\n")[:-1]
@@ -125,19 +125,19 @@ def _check_header(folder: Path, header: dict[str, Any]) -> None:
     different = [what for part in _COMPARED for what in _differences(part, old, new)]
     if different:
         raise CtxextError(
-            f'"{folder}" cannot be continued, it was made otherwise: {"; ".join(different[:3])}.',
-            hint="Repeat the command it was made with, or choose another --out.",
+            f'"{folder}" cannot be continued, as this run differs: {"; ".join(different[:3])}.',
+            hint="Repeat the command that wrote it, or choose another --out.",
         )
 
 
 def _differences(part: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     before, after = old.get(part), new[part]
     if part == "models":
-        named = {model["name"]: model for model in before or []}
-        fresh = {model["name"]: model for model in after}
-        if named.keys() != fresh.keys():
-            return [f"models {', '.join(named) or 'none'}, now {', '.join(fresh)}"]
-        return [f'model "{name}" has changed' for name, model in fresh.items() if model != named[name]]
+        old_models = {model["name"]: model for model in before or []}
+        models = {model["name"]: model for model in after}
+        if old_models.keys() != models.keys():
+            return [f"models {', '.join(old_models) or 'none'}, now {', '.join(models)}"]
+        return [f'model "{name}" has changed' for name, model in models.items() if model != old_models[name]]
     keys = {**(before or {}), **after}
     return [
         f"{key} {_short((before or {}).get(key))}, now {_short(after.get(key))}"

@@ -1,15 +1,15 @@
-"""The whole evaluation, top to bottom: check everything, ask every model, write the report."""
+"""The evaluation from top to bottom: check everything, run every model, write the report."""
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.plan import ModelPlan, default_tasks, plan_questions
-from ctxext.evaluate.report.report import Report, make_report, versions
+from ctxext.evaluate.report.report import Report, make_report, versions, write_report
 from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.harness import check_harness
@@ -22,7 +22,6 @@ from ctxext.verify.engine import vllm_version
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
     from ctxext.evaluate.tasks.base import Work
-from collections.abc import Callable
 
 _UNIT = 64
 _MINUTE = 60
@@ -31,13 +30,13 @@ _USUAL_BREAK_EVEN = 8192
 
 
 class Meter:
-    """Counts work by what it costs: a token of a long prompt costs more than one of a short prompt.
+    """Progress by cost: a token of a long prompt costs more than one of a short prompt.
 
     Args:
-        plans: Everything that is asked.
-        progress: Told of every step.
-        samples: Of each cell, for the advice.
-        clock: Seconds.
+        plans: The work of all models.
+        progress: Called at every step.
+        samples: The number of samples per cell, for the hint.
+        clock: Returns seconds.
     """
 
     def __init__(
@@ -53,33 +52,33 @@ class Meter:
         self.reached = self._spent = 0
         self._seconds, self._at = 0.0, clock()
         count, tokens = sum(plan.num_samples for plan in plans), sum(plan.num_tokens for plan in plans)
-        self._tell(f"{count:,} prompts and documents of {tokens:,} tokens", 0)
+        self._report(f"{count:,} prompts and documents of {tokens:,} tokens", 0)
 
     def cost(self, model: str, length: int) -> int:
-        """What one prompt of a length costs a model; never 0."""
+        """The cost of a prompt of a length for a model, at least 1."""
         return 1 + round(length * (1 + length / self._break_even[model]) / _UNIT)
 
     def begin(self) -> None:
-        """From now on it is the asking that takes the time, not the loading."""
+        """Start the clock, once the model is loaded."""
         self._at = self.clock()
 
     def skip(self, model: str, lengths: Sequence[int], label: str) -> None:
-        """Count prompts that need no asking."""
-        self._tell(label, sum(self.cost(model, length) for length in lengths))
+        """Count prompts that need not run."""
+        self._report(label, sum(self.cost(model, length) for length in lengths))
 
     def skip_plan(self, plan: ModelPlan) -> None:
-        """Count everything of a model."""
-        self._tell(plan.info.name, self._plan_cost(plan))
+        """Count all prompts of a model."""
+        self._report(plan.info.name, self._plan_cost(plan))
 
     def advance(self, model: str, lengths: Sequence[int], label: str) -> None:
-        """Count prompts that were asked, and tell how long the rest will take."""
+        """Count prompts that have run, and report the time left."""
         now = self.clock()
         self._seconds, self._at = self._seconds + now - self._at, now
         cost = sum(self.cost(model, length) for length in lengths)
         self._spent += cost
         left = self._seconds / self._spent * (self.total - self.reached - cost)
         advice = f", half of it with --samples {max(1, self.samples // 2)}" if left >= _LONG else ""
-        self._tell(f"{label} ({_in_words(left)} left{advice})", cost)
+        self._report(f"{label} ({_in_words(left)} left{advice})", cost)
 
     def _plan_cost(self, plan: ModelPlan) -> int:
         prompts = len(plan.tasks) * len(plan.settings.depths) * plan.settings.samples
@@ -87,14 +86,14 @@ class Meter:
         documents = sum(self.cost(name, key.length) for work in plan.documents for key in work.keys)
         return documents + prompts * sum(self.cost(name, length) for length in plan.lengths)
 
-    def _tell(self, label: str, cost: int) -> None:
+    def _report(self, label: str, cost: int) -> None:
         self.reached += cost
         if self.progress is not None:
             self.progress(label, self.reached, self.total)
 
 
 def break_even(config: dict[str, Any]) -> float:
-    """The length in tokens at which attention's scores cost as much as everything that is done token by token."""
+    """The length in tokens at which attention scores cost as much as all operations per token."""
     config = config.get("text_config") or config
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if not hidden or not heads:
@@ -122,22 +121,22 @@ def evaluate(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Ask some checkpoints whether they use their context, and what extending it cost.
+    """Measure whether checkpoints use their context, and what extending it costs.
 
     Args:
         models: Folders, Hub ids or `demo`.
-        settings: What to ask.
+        settings: Tasks, lengths, depths and samples.
         loading: How to load the models.
         out: A folder for results, pictures and the report; None writes nothing.
-        resume: Go on with the results in `out`.
+        resume: Continue with the results in `out`.
         overwrite: Replace the results in `out`.
-        progress: Called with what is being run, tokens done and tokens in all.
+        progress: Called with a label, the work done and the work in all.
 
     Returns:
         The content of report.json.
 
     Raises:
-        CtxextError: a model, a file or a setting is refused; before anything is run, where that can be known.
+        CtxextError: A model, a file or a setting is refused, before anything runs if possible.
     """
     from ctxext.evaluate.model import Loading
 
@@ -158,7 +157,7 @@ def evaluate(
 
 
 def _only_run_in(out: Path | None) -> AbstractContextManager[None]:
-    """Two runs must not mix their results; processes of one run are one."""
+    """Lock the folder, so that two runs do not mix their results; the processes of one run share the lock."""
     if out is None or processes.rank() != 0:
         return nullcontext()
     try:
@@ -185,7 +184,7 @@ def _evaluate(
     processes.wait_for_everyone(loading.device)
     meter = Meter(plans, progress, settings.samples)
     for entry in plans:
-        _ask(entry, settings, loading, log, meter)
+        _run_plan(entry, settings, loading, log, meter)
     processes.wait_for_everyone(loading.device)
     if processes.rank() != 0:
         return {}
@@ -193,8 +192,6 @@ def _evaluate(
     if log.num_skipped:
         report["skipped_lines"] = log.num_skipped
     if out is not None:
-        from ctxext.evaluate.report.report import write_report
-
         write_report(report, out)
     return report
 
@@ -212,23 +209,23 @@ def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") 
     }
 
 
-def _ask(entry: ModelPlan, settings: Settings, loading: "Loading", log: ResultsLog, meter: Meter) -> None:
-    """Run what one model still owes, as far as it falls to this process."""
+def _run_plan(entry: ModelPlan, settings: Settings, loading: "Loading", log: ResultsLog, meter: Meter) -> None:
+    """Run what is left of a model's work in this process."""
     name = entry.info.name
     done = log.done(name)
-    owes_harness = bool(settings.harness and entry.lengths) and processes.rank() == 0
-    owes_harness = owes_harness and not any("harness" in record for record in log.records_of(name))
-    if len(done) >= entry.num_samples and not owes_harness:
+    needs_harness = bool(settings.harness and entry.lengths) and processes.rank() == 0
+    needs_harness = needs_harness and not any("harness" in record for record in log.records_of(name))
+    if len(done) >= entry.num_samples and not needs_harness:
         meter.skip_plan(entry)
         return
     loaded = _load(entry, loading)
     try:
-        _ask_loaded(entry, loaded, settings, log, meter)
-        if owes_harness:
+        _run_loaded(entry, loaded, settings, log, meter)
+        if needs_harness:
             from ctxext.evaluate.tasks.harness import run_harness
 
-            found = run_harness(loaded, settings.harness, entry.lengths, settings.samples)
-            log.append({"model": name, "harness": found})
+            metrics = run_harness(loaded, settings.harness, entry.lengths, settings.samples)
+            log.append({"model": name, "harness": metrics})
     finally:
         loaded.close()
 
@@ -243,8 +240,8 @@ def _load(entry: ModelPlan, loading: "Loading") -> "LoadedModel":
     return load_model(entry.info, loading)
 
 
-def _ask_loaded(entry: ModelPlan, loaded: "LoadedModel", settings: Settings, log: ResultsLog, meter: Meter) -> None:
-    """Run what falls to this process; `log` knows what was run before."""
+def _run_loaded(entry: ModelPlan, loaded: "LoadedModel", settings: Settings, log: ResultsLog, meter: Meter) -> None:
+    """Run the work of this process, without what is in the log already."""
     name = entry.info.name
     done = log.done(name)
     log.append({"model": name, "facts": loaded.facts()})

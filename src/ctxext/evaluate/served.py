@@ -1,4 +1,4 @@
-"""A checkpoint that an inference engine runs, ready to be asked: what can be asked of it, and of which checkpoints."""
+"""Evaluation through an inference engine: which tasks and checkpoints it supports, and the model that it serves."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,20 +18,20 @@ from ctxext.system.loading import choose_device
 from ctxext.verify.engine import Engine, engine_dtype, vllm_version
 
 NOT_WRITTEN = ("perplexity", "short")
-"""Tasks that read what a model thinks of a text, where an engine only writes."""
+"""Tasks that need the loss of a text, where an engine only generates text."""
 
 _TOKENS_PER_CALL = 2**22
 _ENDLESS = ("default", "linear")
-"""Schedules whose table vLLM makes longer without changing it."""
+"""Schedules whose table vLLM extends without changing it."""
 
 
 @dataclass(frozen=True)
 class ServedModel(LoadedModel):
-    """A model that an engine runs: it writes answers, and shows nothing else.
+    """A model that an engine runs. It only generates answers.
 
     Attributes:
         ends: Tokens that end an answer.
-        mind: What must be known of this checkpoint in this engine; empty where nothing.
+        mind: A remark on this checkpoint in this engine; empty for none.
     """
 
     model: Engine
@@ -39,7 +39,7 @@ class ServedModel(LoadedModel):
     mind: str = ""
 
     def facts(self) -> dict[str, str]:
-        """How it was loaded, for the report."""
+        """How the model was loaded, for the report."""
         engine = f"vLLM {self.model.version}"
         facts = {
             "dtype": self.model.dtype,
@@ -51,26 +51,26 @@ class ServedModel(LoadedModel):
         return {**facts, "mind": self.mind} if self.mind else facts
 
     def write(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """What follows each prompt, as many tokens as its answer has room for."""
+        """Generate a continuation of each prompt, with as many tokens as its answer may have."""
         sizes = [prompt.num_answer for prompt in prompts]
         ids = [prompt.ids[:-size] for prompt, size in zip(prompts, sizes, strict=True)]
         return self.model.write(ids, sizes, self.ends)
 
     def close(self) -> None:
-        """End the engine."""
+        """Shut the engine down."""
         self.model.close()
 
 
 def questions_per_call(length: int, num_depths: int) -> int:
-    """How many questions go to an engine at once: all, unless so many tokens would be lost where a run is killed."""
+    """How many questions go to an engine in one call: all, unless too much work would be lost if the run is killed."""
     return max(1, _TOKENS_PER_CALL // (length * num_depths))
 
 
 def check_tasks(tasks: Sequence[str], harness: Sequence[str], loading: Loading, num_processes: int) -> None:
-    """Refuse what an engine cannot be asked, before anything is read.
+    """Refuse what an engine does not support, before anything is read.
 
     Raises:
-        CtxextError: vLLM is not installed, or something asked for is not in its power.
+        CtxextError: vLLM is not installed, or does not support a task or an option.
     """
     vllm_version()
     refused = [task for task in tasks if task in NOT_WRITTEN]
@@ -90,7 +90,7 @@ def check_tasks(tasks: Sequence[str], harness: Sequence[str], loading: Loading, 
 
 
 def serving_by_vllm(checkpoint: Checkpoint) -> Serving | None:
-    """What the table of engines says of a checkpoint; None where its positions are no rotation."""
+    """The row of the table of engines for a checkpoint; None without rotary embeddings."""
     family = family_of(checkpoint.config)
     if family.positions != "rotary" or family.reason:
         return None
@@ -98,10 +98,10 @@ def serving_by_vllm(checkpoint: Checkpoint) -> Serving | None:
 
 
 def check_served(info: CheckpointInfo, lengths: Sequence[int]) -> None:
-    """Refuse a checkpoint that vLLM would run wrongly.
+    """Refuse a checkpoint that vLLM runs wrongly.
 
     Raises:
-        CtxextError: the table of engines says so, or a length is beyond what vLLM has positions for.
+        CtxextError: The table of engines says so, or vLLM has no positions for a length.
     """
     row = serving_by_vllm(info.checkpoint)
     if row is not None and row.status == WRONG:
@@ -110,10 +110,10 @@ def check_served(info: CheckpointInfo, lengths: Sequence[int]) -> None:
 
 
 def _overrides(info: CheckpointInfo, length: int) -> Mapping[str, Any]:
-    """What vLLM must read in config.json to have positions for a length.
+    """The changes to config.json that give vLLM positions for a length.
 
     Raises:
-        CtxextError: its table for this schedule ends before.
+        CtxextError: Its table for this schedule is shorter.
     """
     if info.context_length is None or length <= info.context_length:
         return {}
@@ -137,7 +137,7 @@ def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) 
         lengths: Prompt lengths in tokens, answers included.
 
     Raises:
-        CtxextError: it cannot be loaded.
+        CtxextError: It cannot be loaded.
     """
     encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
     with staged(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage:
@@ -154,7 +154,7 @@ def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) 
 
 
 def _ends(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """The tokens at which transformers stops writing."""
-    found = (checkpoint.read_json("generation_config.json") or {}).get("eos_token_id")
-    found = checkpoint.config.get("eos_token_id") if found is None else found
-    return tuple(found) if isinstance(found, list) else () if found is None else (found,)
+    """The tokens at which transformers stops generating."""
+    ends = (checkpoint.read_json("generation_config.json") or {}).get("eos_token_id")
+    ends = checkpoint.config.get("eos_token_id") if ends is None else ends
+    return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)

@@ -1,1 +1,1 @@
-"""Running a model on prompts and seeing whether it was right: in one forward, with shared beginnings, or by writing."""
+"""Scoring: teacher-forced with shared prefixes, as written token by token, or by generating."""

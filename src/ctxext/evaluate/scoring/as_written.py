@@ -1,7 +1,8 @@
-"""An answer's logits as the model has them while it writes: the prompt first, then the answer on the prompt's cache.
+"""The logits of an answer as in generation: first the prompt, then the answer on the prompt's cache.
 
-Where heads choose by the prompt, or the schedule follows the length, one forward over prompt and answer together is not
-what a user gets: the choice would be made by the answer's last token. Which of both it is decides how the answer runs.
+If heads are ordered by the prompt, or the schedule depends on the length, one forward over prompt and answer differs
+from generation: the answer's last token would decide. If the schedule depends on the length, the answer runs token by
+token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,30 +14,30 @@ from ctxext.evaluate.scoring.prefix_cache import follows_length
 from ctxext.system.loading import quiet_transformers
 
 _SHORTEST = [[0]]
-"""A prompt of one token, whichever it is."""
+"""A prompt of one arbitrary token."""
 
 
 def run_as_written(model: Any, ids: torch.Tensor, num_answers: Sequence[int], num_kept: int) -> torch.Tensor:
-    """The logits from which each answer's tokens would be written, of shape (batch, num_kept, vocabulary).
+    """The logits from which each answer would be generated, of shape (batch, num_kept, vocabulary).
 
-    They stand at the end of each row, with zeros before them and, in the place of the logits after the answer, behind
-    them: the answer's last token is never read.
+    They are at the end of each row. Before them, and for the logits after the answer, whose last token is never read,
+    there are zeros.
 
     Args:
         model: A causal language model.
         ids: Prompts of shape (batch, length), without padding, each ending with its answer.
-        num_answers: How many tokens each answer has; prompts with answers of one size run together.
-        num_kept: At least one more than the longest answer.
+        num_answers: The number of tokens of each answer; answers of the same size run together.
+        num_kept: At least one more than the tokens of the longest answer.
     """
     token_by_token = follows_length(model.config.to_dict())
     logits: torch.Tensor | None = None
     for size in sorted(set(num_answers)):
-        rows = [row for row, own in enumerate(num_answers) if own == size]
-        with quiet_transformers():  # The prompt has ordered the heads before the answer comes, as it should.
-            found = _answer_logits(model, ids[rows], size, token_by_token=token_by_token)
+        rows = [row for row, num_answer in enumerate(num_answers) if num_answer == size]
+        with quiet_transformers():  # A warning that the prompt alone orders the heads is of no use here.
+            answer = _answer_logits(model, ids[rows], size, token_by_token=token_by_token)
         if logits is None:
-            logits = found.new_zeros(len(num_answers), num_kept, found.shape[-1])
-        logits[rows, -size - 1 : -1] = found
+            logits = answer.new_zeros(len(num_answers), num_kept, answer.shape[-1])
+        logits[rows, -size - 1 : -1] = answer
     assert logits is not None
     return logits
 
@@ -60,10 +61,10 @@ def _keep_one(model: Any) -> Mapping[str, int]:
 
 
 def forget_longer_prompts(model: Any) -> None:
-    """Bring a model into the state in which it was loaded.
+    """Reset a model to the state in which it was loaded.
 
-    The stock `dynamic` schedule keeps the frequencies of the longest prompt it has seen until a short one comes: what
-    a prompt gets would hang on what ran before it.
+    The stock `dynamic` schedule keeps the frequencies of the longest prompt until a short one comes, so that the result
+    of a prompt would depend on the prompts before it.
     """
     if follows_length(model.config.to_dict()):
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""How many prompts run at once."""
+"""The number of prompts that run at once."""
 
 import os
 from typing import Any
@@ -8,14 +8,13 @@ import torch
 _MAX_ROWS = 32
 _SHARE = 0.4
 _STATES = 16
-"""Activations that live at once in a layer, in hidden states per token: a generous estimate."""
+"""A generous estimate of the activations of a layer, in hidden states per token."""
 
 
 def rows_that_fit(model: Any, length: int) -> int:
     """How many prompts of a length fit into memory together.
 
-    The estimate rests on the machine's whole memory, not on what happens to be free, so that the same run makes the
-    same batches.
+    The estimate uses the total memory of the machine, not the free memory, so that batches are reproducible.
     """
     config = model.config.get_text_config(decoder=True)
     size = model.dtype.itemsize

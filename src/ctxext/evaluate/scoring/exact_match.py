@@ -1,9 +1,9 @@
-"""Is the answer given? One teacher-forced forward per prompt, and what prompts have in common is run once.
+"""Exact match with one teacher-forced forward per prompt, where common prefixes run once.
 
-Greedy decoding returns an answer if and only if each of its tokens is the arg-max given the ones before, so nothing is
-generated. The prompts of one haystack begin alike, up to a needle or even up to the question. Where the model's
-encoding allows it, the common part is run once, and its cache is cropped back to where the next prompt differs. Where
-it hangs on the whole prompt or on its length, each prompt runs as it would be written (`as_written`).
+Greedy decoding returns an answer if and only if each of its tokens is the arg-max given the tokens before it, so
+nothing is generated. The prompts of one haystack have a common prefix up to a needle or up to the question. If the
+position encoding allows it, the prefix runs once, and its cache is cropped to where the next prompt differs. If it
+depends on the whole prompt or its length, each prompt runs as in generation (`as_written`).
 """
 
 import dataclasses
@@ -23,13 +23,13 @@ from ctxext.evaluate.scoring.prefix_cache import is_static, is_static_for, new_c
 
 @dataclass(frozen=True)
 class Branch:
-    """Tokens that some prompts have in common, and what follows.
+    """Tokens that some prompts have in common, and the branches that follow.
 
     Attributes:
-        start: The first of these tokens.
-        end: Behind the last of them.
-        prompts: Whose tokens they are.
-        children: How it goes on; none where a single prompt ends here.
+        start: The index of the first token.
+        end: The index behind the last token.
+        prompts: Indices of the prompts.
+        children: The branches that follow; empty if a single prompt ends here.
     """
 
     start: int
@@ -38,15 +38,15 @@ class Branch:
     children: "list[Branch]" = field(default_factory=list)
 
 
-def grow(ids: torch.Tensor, num_own: int) -> Branch:
-    """The tree of some prompts.
+def grow(ids: torch.Tensor, num_last: int) -> Branch:
+    """The tree of the common prefixes of prompts.
 
     Args:
-        ids: Tokens of shape (batch, prompts, length). A batch runs together: its rows share what all of them share.
-        num_own: So many tokens at the end belong to each prompt alone.
+        ids: Tokens of shape (batch, prompts, length). A prefix must be common to all rows of a batch.
+        num_last: The number of tokens at the end that prompts never share.
     """
     count, length = ids.shape[1], ids.shape[2]
-    common = [[_common(ids[:, i], ids[:, j], length - num_own) for j in range(count)] for i in range(count)]
+    common = [[_common(ids[:, i], ids[:, j], length - num_last) for j in range(count)] for i in range(count)]
     return _grow(common, list(range(count)), 0, length)
 
 
@@ -57,26 +57,26 @@ def _grow(common: list[list[int]], prompts: list[int], start: int, length: int) 
     end = min(common[first][other] for other in prompts[1:])
     groups: list[list[int]] = []
     for prompt in prompts:
-        own = next((group for group in groups if common[group[0]][prompt] > end), None)
-        if own is None:
+        group = next((group for group in groups if common[group[0]][prompt] > end), None)
+        if group is None:
             groups.append([prompt])
         else:
-            own.append(prompt)
+            group.append(prompt)
     return Branch(start, end, prompts, [_grow(common, group, end, length) for group in groups])
 
 
-def _common(ours: torch.Tensor, theirs: torch.Tensor, most: int) -> int:
+def _common(first: torch.Tensor, second: torch.Tensor, most: int) -> int:
     """How many of the first tokens are the same in every row, at most `most`."""
-    differs = (ours != theirs).any(0).nonzero()
+    differs = (first != second).any(0).nonzero()
     return min(most, int(differs[0])) if len(differs) else most
 
 
 _WORTH = 1 / 8
-"""A smaller common beginning is run again for each prompt: the first piece of a prompt needs no mask and is faster."""
+"""The share of a prompt below which a common prefix runs again for each: a first piece needs no mask and is faster."""
 
 _PIECE = {"cpu": 512}
 _LARGE_PIECE = 2048
-"""A cache is continued in pieces of so many tokens: the mask of a piece is computed even where it hides everything."""
+"""The size of the pieces that continue a cache: the mask of a piece is computed even where it hides everything."""
 
 Scores = Iterator[tuple[int, list[bool]]]
 
@@ -85,22 +85,21 @@ Scores = Iterator[tuple[int, list[bool]]]
 def score_depths(
     loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int], *, share: bool | None = None
 ) -> Scores:
-    """Score some questions at some depths.
+    """Score questions at some depths.
 
-    What is computed for one depth does not depend on which other depths are wanted, so that a run that was broken off
-    and resumed gives the same answers to the last bit.
+    The result of a depth does not depend on which other depths are wanted, so that a resumed run is bit-equal.
 
     Args:
         loaded: The model.
-        questions: For each question its prompts, one per depth; all of the same length.
-        wanted: Which depths to score.
-        share: Whether prompts share a cache; by default where the model allows it.
+        questions: The prompts of each question, one per depth; all of the same length.
+        wanted: Indices of the depths to score.
+        share: Whether prompts share a cache; by default if the model allows it.
 
     Yields:
-        The number of a depth, and for each question whether it is answered.
+        The index of a depth, and for each question whether the answer is correct.
 
     Raises:
-        CtxextError: the model returns numbers that are not finite.
+        CtxextError: The model returns numbers that are not finite.
     """
     ids = torch.tensor([[prompt.ids for prompt in question] for question in questions], device=loaded.device)
     for depth, logits in _run_all(loaded, questions, ids, set(wanted), share):
@@ -111,18 +110,17 @@ def score_depths(
 def answer_losses(
     loaded: LoadedModel, questions: Sequence[Sequence[Prompt]]
 ) -> Iterator[tuple[int, list[float], list[bool]]]:
-    """How surprised a model is by the right answers, at every depth.
+    """The loss of the correct answers, at every depth.
 
     Args:
         loaded: The model.
-        questions: For each question its prompts, one per depth; all of the same length.
+        questions: The prompts of each question, one per depth; all of the same length.
 
     Yields:
-        The number of a depth, and for each question the mean loss of its answer's tokens in nats, and whether it is
-        answered.
+        The index of a depth, the mean loss in nats of each question's answer, and whether each answer is correct.
 
     Raises:
-        CtxextError: the model returns numbers that are not finite.
+        CtxextError: The model returns numbers that are not finite.
     """
     ids = torch.tensor([[prompt.ids for prompt in question] for question in questions], device=loaded.device)
     for depth, logits in _run_all(loaded, questions, ids, set(range(ids.shape[1])), None):
@@ -140,7 +138,6 @@ def _run_all(
     """The last logits of the wanted prompts."""
     num_kept = max(prompt.num_answer for question in questions for prompt in question) + 1
     is_fixed = _is_fixed(loaded, ids, num_kept)
-    # What was told to share or not, is a model whose answers are the same either way.
     share = (loaded.can_share or (is_fixed and _can_crop(loaded, ids))) if share is None else share
     if not share:
         for prompt in wanted:
@@ -156,13 +153,13 @@ def _run_all(
 
 
 def _is_fixed(loaded: LoadedModel, ids: torch.Tensor, num_kept: int) -> bool:
-    """Whether each token of these prompts is encoded in one way, whatever follows it."""
+    """Whether the encoding of each token of these prompts is independent of what follows it."""
     common = grow(ids, num_kept).end if ids.shape[1] > 1 else ids.shape[2] - num_kept
     return is_static_for(loaded.model.config.to_dict(), common, ids.shape[2])
 
 
 def _can_crop(loaded: LoadedModel, ids: torch.Tensor) -> bool:
-    """Whether prompts of a schedule that follows the length may share a cache, where it does not follow it here."""
+    """Whether prompts may share a cache under a schedule that depends on the length, but not at these lengths."""
     return ids.shape[1] > 1 and not is_static(loaded.model.config.to_dict()) and new_cache(loaded.model) is not None
 
 
@@ -171,7 +168,7 @@ def _num_answers(questions: Sequence[Sequence[Prompt]], depth: int) -> list[int]
 
 
 def _roots(branch: Branch, worth: float) -> Iterator[Branch]:
-    """The tree without common beginnings that are too short to be worth a cache."""
+    """The tree without common prefixes that are too short to be worth a cache."""
     if branch.children and branch.end < worth:
         for child in branch.children:
             yield from _roots(child, worth)
@@ -182,7 +179,7 @@ def _roots(branch: Branch, worth: float) -> Iterator[Branch]:
 def _visit(
     model: Any, ids: torch.Tensor, num_kept: int, wanted: set[int], branch: Branch, cache: Any
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Run a branch on top of what the cache holds, then everything that follows it."""
+    """Run a branch on the cache of its prefix, then the branches that follow."""
     if not wanted & set(branch.prompts):
         return
     prompt = branch.prompts[0]
@@ -204,8 +201,8 @@ def run(model: Any, ids: torch.Tensor, num_kept: int, cache: Any = None) -> torc
     Args:
         model: A causal language model.
         ids: Tokens of shape (batch, length), without padding.
-        num_kept: For how many of the last tokens logits are wanted.
-        cache: What stands before them; it grows by these tokens.
+        num_kept: The number of last tokens to return logits of.
+        cache: The cache of the tokens before; it grows by these tokens.
     """
     can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
     options = {"logits_to_keep": num_kept} if can_keep else {}
@@ -226,16 +223,16 @@ def _last(output: Any, num_kept: int) -> torch.Tensor:
 
 
 def are_exact(name: str, logits: torch.Tensor, ids: torch.Tensor, num_answers: Sequence[int]) -> list[bool]:
-    """Whether every token of each answer is the arg-max given the ones before.
+    """Whether every token of each answer is the arg-max given the tokens before it.
 
     Args:
-        name: The model, for errors.
-        logits: After the last tokens, of shape (batch, kept, vocabulary).
+        name: The name of the model, for errors.
+        logits: Logits after the last tokens, of shape (batch, kept, vocabulary).
         ids: The prompts, of shape (batch, length), each ending with its answer.
-        num_answers: How many tokens each answer has.
+        num_answers: The number of tokens of each answer.
 
     Raises:
-        CtxextError: a number is not finite.
+        CtxextError: A number is not finite.
     """
     # Some families mask unused words with minus infinity; the largest number is finite all the same.
     check_finite(name, logits.amax(-1))
@@ -244,10 +241,10 @@ def are_exact(name: str, logits: torch.Tensor, ids: torch.Tensor, num_answers: S
 
 
 def check_finite(name: str, numbers: torch.Tensor) -> None:
-    """Refuse to score a model whose numbers overflowed.
+    """Refuse numbers that overflowed.
 
     Raises:
-        CtxextError: a number is not finite.
+        CtxextError: A number is not finite.
     """
     if not bool(numbers.isfinite().all()):
         raise CtxextError(

@@ -1,4 +1,4 @@
-"""The slow way to score: let the model write, and look at what it wrote."""
+"""Scoring by generation: generate answers and compare them."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -17,7 +17,7 @@ from ctxext.evaluate.served import ServedModel
 def generate_exact(
     loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int]
 ) -> Iterator[tuple[int, list[bool]]]:
-    """Whether greedy decoding writes exactly the answer's tokens; arguments as in `exact_match.score_depths`."""
+    """Whether greedy decoding returns exactly the answer's tokens; arguments as in `exact_match.score_depths`."""
     for depth, prompts, written in _written(loaded, questions, wanted):
         yield (
             depth,
@@ -28,7 +28,7 @@ def generate_exact(
 def generate_matching(
     loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int]
 ) -> Iterator[tuple[int, list[bool]]]:
-    """Whether greedy decoding writes text that holds one of the answers."""
+    """Whether the text of greedy decoding contains one of the answers."""
     for depth, prompts, written in _written(loaded, questions, wanted):
         texts = [loaded.encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in written]
         yield (
@@ -40,7 +40,7 @@ def generate_matching(
 def generate_lists(
     loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int]
 ) -> Iterator[tuple[int, list[float]]]:
-    """Which share of what an answer must hold greedy decoding writes, in any order."""
+    """The share of the wanted parts that the text of greedy decoding contains, in any order."""
     for depth, prompts, written in _written(loaded, questions, wanted):
         texts = [loaded.encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in written]
         yield depth, [share_contained(text, prompt.wanted) for text, prompt in zip(texts, prompts, strict=True)]
@@ -49,9 +49,9 @@ def generate_lists(
 def _written(
     loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int]
 ) -> Iterator[tuple[int, list[Prompt], list[list[int]]]]:
-    """The prompts of each depth and what the model writes after them.
+    """The prompts of each depth and their generated tokens.
 
-    An engine is given all of them at once, those that begin alike side by side, and shares what they begin with.
+    An engine gets all prompts at once, with common prefixes next to each other, and shares the prefixes itself.
     """
     if isinstance(loaded, ServedModel):
         rows = loaded.write([question[depth] for question in questions for depth in wanted])
@@ -65,7 +65,7 @@ def _written(
 
 @torch.inference_mode()
 def _generate(loaded: LoadedModel, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """What follows each prompt, as many tokens as its answer has room for; prompts of one size run together."""
+    """Generate a continuation of each prompt, as long as its answer may be; answers of the same size run together."""
     written: list[list[int]] = [[] for _ in prompts]
     by_size = sorted(range(len(prompts)), key=lambda row: prompts[row].num_answer)
     for size, group in groupby(by_size, key=lambda row: prompts[row].num_answer):
@@ -80,25 +80,25 @@ def _greedy(loaded: LoadedModel, ids: torch.Tensor, num_new: int) -> list[list[i
     from transformers import GenerationConfig
 
     model: Any = loaded.model
-    own = model.generation_config
-    # The checkpoint's own settings (penalties, sampling) would make it something other than greedy decoding.
+    config = model.generation_config
+    # The checkpoint's settings may include penalties and sampling, which are not greedy decoding.
     model.generation_config = GenerationConfig(
-        bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id
+        bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
     )
     forget_longer_prompts(model)
-    end = own.eos_token_id[0] if isinstance(own.eos_token_id, list) else own.eos_token_id
+    end = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
     try:
         output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=num_new,
             do_sample=False,
-            pad_token_id=own.pad_token_id if own.pad_token_id is not None else (end or 0),
+            pad_token_id=config.pad_token_id if config.pad_token_id is not None else (end or 0),
             return_dict_in_generate=True,
             output_logits=True,
         )
     finally:
-        model.generation_config = own
+        model.generation_config = config
     for logits in output.logits:
         check_finite(loaded.name, logits.amax(1))
     return [row.tolist() for row in output.sequences[:, ids.shape[1] :]]

@@ -1,7 +1,7 @@
-"""The loss of every token of a text by a masked language model, which sees what stands before and behind it.
+"""The loss of every token of a text by a masked language model.
 
 Masking one token at a time (Salazar et al. 2020, arXiv 1910.14659) takes as many passes as there are tokens. Here every
-eighth token is masked at once, and eight passes guess each of them once, nearly as many at a time as in training.
+eighth token is masked, so that eight passes predict each token once, with nearly as many masks as in training.
 """
 
 from collections.abc import Sequence
@@ -15,22 +15,22 @@ from ctxext.evaluate.scoring.exact_match import check_finite
 from ctxext.evaluate.scoring.token_losses import logits_at, token_losses
 
 EVERY = 8
-"""Tokens from one that is masked to the next; so many passes."""
+"""The distance between masked tokens, and the number of passes."""
 
 
 @torch.inference_mode()
 def masked_losses(loaded: LoadedModel, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss in nats of guessing each token where it and every eighth one are masked.
+    """The loss in nats of predicting each token while every eighth token is masked, this one included.
 
     Args:
         loaded: A masked language model.
         ids: The tokens of one text, special tokens included.
 
     Returns:
-        Losses in float64 on the CPU, (length,), and which tokens were guessed: all but special ones.
+        Losses in float64 on the CPU, of shape (length,), and which tokens were predicted: all but special tokens.
 
     Raises:
-        CtxextError: the model returns numbers that are not finite, or its tokenizer has no token to mask with.
+        CtxextError: The model returns numbers that are not finite, or its tokenizer has no mask token.
     """
     tokenizer = loaded.encoder.tokenizer
     if tokenizer.mask_token_id is None:
@@ -47,14 +47,14 @@ def masked_losses(loaded: LoadedModel, ids: Sequence[int]) -> tuple[torch.Tensor
         seen = torch.where(chosen, tokenizer.mask_token_id, text).to(loaded.device)
         logits = logits_at(loaded, seen, chosen.to(loaded.device)).float()
         targets = text.expand_as(chosen)[chosen].to(loaded.device)
-        found = torch.nn.functional.cross_entropy(logits, targets, reduction="none").double().cpu()
-        losses.index_add_(0, chosen.nonzero()[:, 1], found)
+        loss = torch.nn.functional.cross_entropy(logits, targets, reduction="none").double().cpu()
+        losses.index_add_(0, chosen.nonzero()[:, 1], loss)
     check_finite(loaded.name, losses)
     return losses, is_guessed
 
 
 def losses_of(loaded: LoadedModel, ids: Sequence[int]) -> torch.Tensor:
-    """The losses of a text's tokens in the model's own way: each from those before it, or each where it is masked.
+    """The losses of a text's tokens: given the tokens before, or masked for a masked language model.
 
     Args:
         loaded: A causal or masked language model.

@@ -1,4 +1,4 @@
-"""Whether one prompt's cache may be cropped and used for another prompt that begins alike."""
+"""Whether the cache of a prompt may be cropped and reused for another prompt with a common prefix."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,23 +14,23 @@ _TOLERANCE = 0.05
 
 
 def is_static(config: Mapping[str, Any]) -> bool:
-    """Whether a token's keys depend on the tokens before it alone, as far as config.json tells.
+    """Whether config.json implies that a token's keys depend only on the tokens before it.
 
-    Not so where the schedule follows the length of the prompt, or where the order of heads is chosen from each prompt.
+    They do not if the schedule depends on the length of the prompt, or if the order of heads depends on the prompt.
     """
     return not chooses_by_prompt(config) and not follows_length(config)
 
 
 def is_static_for(config: Mapping[str, Any], common: int, length: int) -> bool:
-    """Whether that is so for some prompts, where it is not so for all.
+    """Whether the same holds for prompts of a given length.
 
-    A schedule that follows the length is one and the same inside the original context length, and LongRoPE's long
-    list is from there on.
+    A schedule that depends on the length is constant inside the original context length, and LongRoPE's is constant
+    beyond it.
 
     Args:
         config: The model's configuration.
-        common: How many tokens the prompts have in common at least.
-        length: How many tokens the longest has, its answer included.
+        common: The least number of tokens that the prompts have in common.
+        length: The number of tokens of the longest prompt, its answer included.
     """
     if chooses_by_prompt(config):
         return False
@@ -42,12 +42,12 @@ def is_static_for(config: Mapping[str, Any], common: int, length: int) -> bool:
 
 
 def chooses_by_prompt(config: Mapping[str, Any]) -> bool:
-    """Whether heads take their place by each prompt's last token."""
+    """Whether the order of heads depends on the last token of each prompt."""
     return depends_on_prompt(upgraded(dict(config)))
 
 
 def follows_length(config: Mapping[str, Any]) -> bool:
-    """Whether the schedule follows the length of the prompt, one for all its tokens."""
+    """Whether the schedule depends on the length of the prompt, with the same schedule for all its tokens."""
     return any(_follows_length(node) for node in _dicts(config))
 
 
@@ -62,9 +62,9 @@ def _is_longrope(node: Mapping[str, Any]) -> bool:
 
 
 def _switch(node: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    """The length in tokens up to which the schedule is the model's own."""
-    own = node.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-    return int(own or (0 if _is_longrope(node) else config.get("max_position_embeddings") or 0))
+    """The length in tokens up to which the schedule is the original one."""
+    original = node.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    return int(original or (0 if _is_longrope(node) else config.get("max_position_embeddings") or 0))
 
 
 def _dicts(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -78,7 +78,7 @@ def _dicts(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def new_cache(model: Any) -> Any:
-    """An empty cache that can be cropped, or None where the model's layers keep something else."""
+    """An empty cache that can be cropped, or None if layers of the model keep another state."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
@@ -90,7 +90,7 @@ def new_cache(model: Any) -> Any:
 
 @torch.no_grad()
 def sharing_works(model: Any) -> bool:
-    """Try it on a few tokens: a cropped and continued cache must give the logits of the whole prompt."""
+    """Whether a cropped and continued cache gives the logits of the whole prompt, for a few tokens."""
     size = model.config.get_text_config(decoder=True).vocab_size
     ids = (torch.arange(_PROBE_LENGTH, device=model.device)[None] * 7) % size
     try:

@@ -1,4 +1,4 @@
-"""How alike texts are: the cosine of their mean-pooled last hidden states."""
+"""Similarity of texts: the cosine of their mean-pooled last hidden states."""
 
 from collections.abc import Sequence
 
@@ -9,37 +9,37 @@ from ctxext.evaluate.scoring.batch_size import rows_that_fit
 from ctxext.evaluate.scoring.exact_match import check_finite
 
 _ROUNDING = 1e-6
-"""Passages that are no more unlike than this are alike: whoever tells none apart has found nothing."""
+"""The difference of similarities that is no more than rounding: equal passages are no correct answer."""
 
 Question = tuple[Sequence[int], Sequence[Sequence[int]]]
-"""The tokens of a query and of passages of one length; the first passage is the right one."""
+"""The tokens of a query and of passages of one length; the first passage is the correct one."""
 
 
 @torch.inference_mode()
 def are_most_similar(loaded: LoadedModel, questions: Sequence[Question]) -> list[bool]:
-    """For each question whether the right passage is more similar to the query than every other.
+    """For each question, whether the correct passage is more similar to the query than every other.
 
     Args:
         loaded: The model.
         questions: Queries and passages.
 
     Raises:
-        CtxextError: the model returns numbers that are not finite.
+        CtxextError: The model returns numbers that are not finite.
     """
-    found = []
+    answers = []
     for query, passages in questions:
-        right, *others = (pooled(loaded, passages) @ pooled(loaded, [query])[0]).tolist()
-        found.append(right > max(others) + _ROUNDING)
-    return found
+        correct, *others = (pooled(loaded, passages) @ pooled(loaded, [query])[0]).tolist()
+        answers.append(correct > max(others) + _ROUNDING)
+    return answers
 
 
 @torch.inference_mode()
 def pooled(loaded: LoadedModel, texts: Sequence[Sequence[int]]) -> torch.Tensor:
-    """The mean of each text's last hidden states, (texts, width), scaled to length 1; in float64 on the CPU.
+    """The mean of each text's last hidden states, of shape (texts, width), normalized; in float64 on the CPU.
 
     Args:
         loaded: The model.
-        texts: Tokens of each text, special tokens included; all of one length.
+        texts: Tokens of each text, special tokens included; all of the same length.
     """
     ids = torch.tensor([list(text) for text in texts], device=loaded.device)
     base = getattr(loaded.model, "base_model", loaded.model)

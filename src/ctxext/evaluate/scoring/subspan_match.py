@@ -1,4 +1,4 @@
-"""Whether an answer stands somewhere in what a model wrote, as the Lost in the Middle release scores it."""
+"""Whether a generated text contains an answer, as the Lost in the Middle release scores it."""
 
 import re
 import string
@@ -8,16 +8,16 @@ _WORDS = re.compile(r"[\W_]+")
 
 
 def best_subspan_match(text: str, answers: Iterable[str]) -> bool:
-    """Whether an answer is contained in the text, whatever the case, punctuation, articles and extra spaces."""
+    """Whether the text contains an answer, regardless of case, punctuation, articles and extra spaces."""
     normalized = _normalize(text)
     return any(_normalize(answer) in normalized for answer in answers)
 
 
 def share_contained(text: str, wanted: Sequence[str]) -> float:
-    """Which share of some words or numbers stands in the text, each as a whole, whatever the case and punctuation."""
+    """The share of words or numbers that the text contains, each as a whole, regardless of case and punctuation."""
     words = f" {_WORDS.sub(' ', text.lower())} "
-    found = sum(f" {_WORDS.sub(' ', part.lower()).strip()} " in words for part in wanted)
-    return found / len(wanted)
+    num_contained = sum(f" {_WORDS.sub(' ', part.lower()).strip()} " in words for part in wanted)
+    return num_contained / len(wanted)
 
 
 def _normalize(text: str) -> str:

@@ -1,8 +1,8 @@
-"""The loss of every token of a long text, without ever holding logits of length × vocabulary.
+"""The loss of every token of a long text, without logits of shape length × vocabulary.
 
-The base model gives the hidden states of the whole text once. Then the causal language model's own forward is called on
-pieces of them, with the base model standing in for itself: whatever a family does between hidden states and logits
-(soft caps, scales, norms), it does here too, and no family needs a line of code.
+The base model computes the hidden states of the whole text once. Then the forward of the causal language model runs on
+pieces of them, with its base model replaced by one that returns them. So everything between hidden states and logits
+(soft caps, scales, norms) is applied, without code for single families.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ def token_losses(loaded: LoadedModel, ids: torch.Tensor, *, last: int | None = N
     Args:
         loaded: The model.
         ids: Tokens of shape (batch, length), without padding.
-        last: Only for the last so many tokens; by default for all but the first.
+        last: How many of the last tokens to return the loss of; by default all but the first.
 
     Returns:
         Losses in float64 on the CPU, of shape (batch, last).
 
     Raises:
-        CtxextError: the model returns numbers that are not finite.
+        CtxextError: The model returns numbers that are not finite.
     """
     forget_longer_prompts(loaded.model)
     length = ids.shape[1]
@@ -55,12 +55,12 @@ def token_losses(loaded: LoadedModel, ids: torch.Tensor, *, last: int | None = N
 
 
 def logits_at(loaded: LoadedModel, ids: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """The logits of some tokens alone; where the head cannot be called by itself, those of all are made first.
+    """The logits of some tokens; those of all tokens are computed first if the head cannot run separately.
 
     Args:
         loaded: The model.
         ids: Tokens of shape (texts, length).
-        chosen: Which of them, of the same shape.
+        chosen: A mask of the same shape.
 
     Returns:
         Logits of shape (chosen tokens, vocabulary).
@@ -87,14 +87,14 @@ def _losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def _piece_size(model: Any, ids: torch.Tensor) -> int:
-    """How many positions at once: their logits take no more than the hidden states of the text do."""
+    """How many positions run at once: their logits take no more memory than the hidden states of the text."""
     config = model.config.get_text_config(decoder=True)
     hidden_bytes = ids.numel() * int(getattr(config, "hidden_size", 1024)) * model.dtype.itemsize
     return int(max(1, max(_MIN_BYTES, hidden_bytes) // (4 * ids.shape[0] * config.vocab_size)))
 
 
 class _Head:
-    """From hidden states to logits, by the causal language model's own forward."""
+    """From hidden states to logits, by the forward of the causal language model."""
 
     def __init__(self, model: Any, plainly: Mapping[str, Any]) -> None:
         self.model, self.plainly = model, plainly
@@ -109,34 +109,34 @@ class _Head:
 
 @contextlib.contextmanager
 def _replayed(model: Any, plainly: Mapping[str, Any] = _NO_CACHE) -> Iterator[_Head]:
-    """While this lasts, the base model inside the model returns what the head holds instead of computing."""
+    """Replace the forward of the base model inside the model: it returns the output that the head holds."""
     head, base = _Head(model, plainly), _base_of(model)
-    own = base.__dict__.get("forward")
+    forward = base.__dict__.get("forward")
     base.forward = lambda *args, **kwargs: head.output
     try:
         yield head
     finally:
-        if own is None:
+        if forward is None:
             del base.forward
         else:
-            base.forward = own
+            base.forward = forward
 
 
 def _base_of(model: Any) -> Any:
-    """The part that ends with hidden states; the model itself where it has no such part."""
+    """The part that computes hidden states; the model itself if it has no such part."""
     # Gemma 3 in transformers 4 is its own base_model.
     return next((base for base in (model.base_model, getattr(model, "model", model)) if base is not model), model)
 
 
 def _can_replay(loaded: LoadedModel) -> bool:
-    """Whether pieces give what the plain forward gives; found out once per model."""
+    """Whether pieces give the same losses as the plain forward; tried once per model."""
     if loaded.model not in _KNOWN:
         _KNOWN[loaded.model] = _replay_works(loaded.model, _plainly(loaded))
     return _KNOWN[loaded.model]
 
 
 def _plainly(loaded: LoadedModel) -> Mapping[str, Any]:
-    """What every call says; encoders know no cache."""
+    """Arguments of every call: encoders have no cache."""
     return _NO_CACHE if loaded.kind == "causal" else {}
 
 
@@ -146,7 +146,7 @@ def _replay_works(model: Any, plainly: Mapping[str, Any]) -> bool:
         return False
     size = model.config.get_text_config(decoder=True).vocab_size
     ids = (torch.arange(_PROBE_LENGTH, device=model.device)[None] * 11) % size
-    targets = ids.flip(1)  # Not the tokens themselves, of which an encoder is sure.
+    targets = ids.flip(1)  # An encoder reads the tokens themselves and is sure of them.
     try:
         plain = _losses(model(input_ids=ids, **plainly).logits, targets)
         output = base(input_ids=ids, **plainly)

@@ -1,4 +1,4 @@
-"""Latent association: the needle and its question have no word in common but what joins any sentence."""
+"""Latent association: a needle and a question without common content words."""
 
 import random
 from dataclasses import dataclass
@@ -28,15 +28,15 @@ PAIRS = (
     ("{person} cannot walk and uses a wheelchair.", "Who has a disability?"),
     ("{person} owes the bank a large sum.", "Who is in debt?"),
 )
-"""What is told and what is asked, our own words."""
+"""Facts and their questions."""
 
 
 @dataclass(frozen=True)
 class Association(RetrievalTask):
-    """Find a sentence that the question shares no word with: what joins them has to be known.
+    """Find a sentence that has no word in common with the question, so that only knowledge connects them.
 
     Attributes:
-        num_needles: People that are told about; the first is asked for.
+        num_needles: The number of people in the text; the question is about the first.
         text: Prose to hide them in, as sentences; empty for the prose of the package.
     """
 

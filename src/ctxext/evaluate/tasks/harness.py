@@ -1,63 +1,61 @@
-"""lm-evaluation-harness, where it is installed: its tasks run on our loaded model, its figures go into our report."""
+"""lm-evaluation-harness, if installed: its tasks run on the loaded model, its metrics go into the report."""
 
 import importlib.util
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
-from ctxext.evaluate.tasks import harness as ruler
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel
-import math
-from collections.abc import Iterable, Mapping
 
 NO_DOWNLOAD = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "ruler_vt", "ruler_cwe", "ruler_fwe")
-"""Tasks whose texts are made on the spot."""
+"""Tasks of RULER that generate their texts."""
 
 _ESSAYS = ("niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multiquery", "niah_multivalue")
 _QUESTIONS = ("ruler_qa_squad", "ruler_qa_hotpot")
 ALL = (*NO_DOWNLOAD, *_ESSAYS, *_QUESTIONS)
 SETS = {"RULER-6": NO_DOWNLOAD, "RULER-11": (*NO_DOWNLOAD, *_ESSAYS), "RULER-13": ALL}
 GROUPS = {"ruler-6": SETS["RULER-6"], "ruler-11": SETS["RULER-11"], "ruler": ALL, "ruler-13": ALL}
-"""Words of the command line, and the tasks they stand for."""
+"""Groups of tasks by their names on the command line."""
 
 LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
-"""Prompt lengths in tokens for which the harness has figures."""
+"""Prompt lengths in tokens that the harness supports for RULER."""
 
 
 def expanded(tasks: Iterable[str]) -> tuple[str, ...]:
-    """The tasks that some words stand for, each once."""
+    """The tasks and the tasks of groups, each once."""
     return tuple(dict.fromkeys(task for word in tasks for task in GROUPS.get(word, (word,))))
 
 
-def summary_rows(found: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """The mean of RULER's tasks at each length, under the name of the set that was run; empty for any other subset.
+def summary_rows(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """The mean of RULER's tasks at each length, under the name of their set; empty for any other subset.
 
     Args:
-        found: For each task its metrics; RULER's are named by their length in tokens.
+        metrics: The metrics of each task; RULER's are named by their length in tokens.
     """
-    ran = {task: metrics for task, metrics in found.items() if task in ALL}
-    name = next((name for name, tasks in SETS.items() if set(tasks) == set(ran)), None)
+    ruler = {task: by_length for task, by_length in metrics.items() if task in ALL}
+    name = next((name for name, tasks in SETS.items() if set(tasks) == set(ruler)), None)
     if name is None:
         return {}
-    lengths = set.intersection(*(set(metrics) for metrics in ran.values()))
+    lengths = set.intersection(*(set(by_length) for by_length in ruler.values()))
     means = {
-        length: math.fsum(metrics[length] for metrics in ran.values()) / len(ran)
+        length: math.fsum(by_length[length] for by_length in ruler.values()) / len(ruler)
         for length in sorted(lengths, key=lambda word: (len(word), word))
     }
     return {name: means} if means else {}
 
 
 _NOT_RUN = -1
-"""What RULER's tasks report for lengths that were not asked for."""
+"""The value of RULER's metrics for lengths that did not run."""
 
 
 def check_harness(tasks: Sequence[str], lengths: Sequence[int] = ()) -> None:
-    """Refuse to begin where the harness is missing, does not know a task, or has no figure for a length.
+    """Check that the harness is installed and has all tasks and lengths.
 
     Raises:
-        CtxextError: it is not installed, or has no such task or length.
+        CtxextError: It is not installed, or has no such task or length.
     """
     if not tasks:
         return
@@ -68,45 +66,45 @@ def check_harness(tasks: Sequence[str], lengths: Sequence[int] = ()) -> None:
     from lm_eval.tasks import TaskManager
 
     known = TaskManager().all_tasks
-    for task in ruler.expanded(tasks):
+    for task in expanded(tasks):
         if task not in known:
             raise CtxextError(f'lm-evaluation-harness has no task "{task}".', hint="lm_eval ls tasks lists them.")
-    unknown = [length for length in lengths if length not in ruler.LENGTHS]
-    if unknown and set(ruler.expanded(tasks)) & set(ruler.ALL):
+    unknown = [length for length in lengths if length not in LENGTHS]
+    if unknown and set(expanded(tasks)) & set(ALL):
         raise CtxextError(
             f"RULER in lm-evaluation-harness has no figure for {unknown[0]} tokens.",
-            hint=f"Choose --lengths from {', '.join(map(str, ruler.LENGTHS))}.",
+            hint=f"Choose --lengths from {', '.join(map(str, LENGTHS))}.",
         )
 
 
 def run_harness(
     loaded: "LoadedModel", tasks: Sequence[str], lengths: Sequence[int], samples: int
 ) -> dict[str, dict[str, float]]:
-    """Run some of its tasks.
+    """Run tasks of the harness.
 
     Args:
         loaded: The model.
-        tasks: Names that the harness knows, or `ruler`, `ruler-6` and `ruler-11` for RULER's.
-        lengths: Prompt lengths, for RULER's tasks, which are made of any length.
-        samples: How many of each task's samples, at each length.
+        tasks: Names of tasks or groups of the harness, or `ruler`, `ruler-6` and `ruler-11`.
+        lengths: Prompt lengths of RULER's tasks.
+        samples: The number of samples of each task, at each length.
 
     Returns:
-        For each task its metrics, and RULER's mean under the name of what was run.
+        The metrics of each task, and RULER's mean under the name of its set.
 
     Raises:
-        CtxextError: a task's data cannot be had.
+        CtxextError: The data of a task cannot be loaded.
     """
-    names = ruler.expanded(tasks)
-    found: dict[str, dict[str, float]] = {}
-    made = [task for task in names if task in ruler.ALL]
-    others = [task for task in names if task not in ruler.ALL]
-    # The samples of all lengths follow each other in one list, and a limit takes the first: so one length at a time.
-    for length in lengths if made else ():
-        for task, metrics in _run(loaded, made, [length], samples).items():
-            found.setdefault(task, {}).update(metrics)
+    names = expanded(tasks)
+    results: dict[str, dict[str, float]] = {}
+    ruler = [task for task in names if task in ALL]
+    others = [task for task in names if task not in ALL]
+    # One length at a time: a limit takes the first samples of a list in which those of all lengths follow each other.
+    for length in lengths if ruler else ():
+        for task, metrics in _run(loaded, ruler, [length], samples).items():
+            results.setdefault(task, {}).update(metrics)
     if others:
-        found |= _run(loaded, others, lengths, samples)
-    return {**ruler.summary_rows(found), **found}
+        results |= _run(loaded, others, lengths, samples)
+    return {**summary_rows(results), **results}
 
 
 def _run(
@@ -121,7 +119,7 @@ def _run(
     rows = rows_that_fit(loaded.model, longest)
     model = HFLM(pretrained=loaded.model, tokenizer=loaded.encoder.tokenizer, max_length=longest, batch_size=rows)
     try:
-        found = lm_eval.simple_evaluate(
+        output = lm_eval.simple_evaluate(
             model=model,
             tasks=list(tasks),
             limit=samples,
@@ -133,15 +131,15 @@ def _run(
     except (OSError, ImportError) as error:
         raise CtxextError(
             f"lm-evaluation-harness cannot run {', '.join(tasks)}: {str(error).splitlines()[0]}",
-            hint="--harness ruler-6 needs no download." if set(tasks) & set(ruler.ALL) else "",
+            hint="--harness ruler-6 needs no download." if set(tasks) & set(ALL) else "",
         ) from error
-    return {task: _numbers(metrics) for task, metrics in found["results"].items()}
+    return {task: _numbers(metrics) for task, metrics in output["results"].items()}
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    kept = {name: value for name, value in metrics.items() if isinstance(value, int | float) and value != _NOT_RUN}
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float) and value != _NOT_RUN}
     return {
         name.removesuffix(",none"): float(value)
-        for name, value in kept.items()
+        for name, value in numbers.items()
         if "stderr" not in name and name != "sample_len"
     }

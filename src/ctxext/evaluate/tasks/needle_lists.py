@@ -30,7 +30,7 @@ class NeedleLines(RetrievalTask):
     """Find one sentence where the whole text is made of sentences of the same form.
 
     Attributes:
-        num_needles: Sentences that can be asked for; the first is.
+        num_needles: The number of sentences that can be asked for; the question is about the first.
     """
 
     name: ClassVar[str] = "needle-lines"
@@ -41,17 +41,17 @@ class NeedleLines(RetrievalTask):
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
         keys = _people(random.Random(rng.getrandbits(64)))
-        own = [next(keys) for _ in range(self.num_needles)]
+        asked = [next(keys) for _ in range(self.num_needles)]
         values = _numbers(rng, self.num_needles)
         numbers = random.Random(rng.getrandbits(64))
         asks = tuple(
             (f"\nWhat does the locker of {key} open with? It opens with", f" {value}")
-            for key, value in zip(own, values, strict=True)
+            for key, value in zip(asked, values, strict=True)
         )
         return Pieces(
             opening=OPENING,
             haystack=(_fact(key, prose.random_number(numbers, _NUM_DIGITS)) for key in keys),
-            needles=tuple(map(_fact, own, values)),
+            needles=tuple(map(_fact, asked, values)),
             question=asks[0][0],
             answer=asks[0][1],
             asks=asks,
@@ -60,10 +60,10 @@ class NeedleLines(RetrievalTask):
 
 @dataclass(frozen=True)
 class NeedleValues(RetrievalTask):
-    """Find every number that belongs to one thing; they stand in different places.
+    """Find every number of one thing, in different places of the text.
 
     Attributes:
-        num_values: How many there are.
+        num_values: The number of numbers.
         text: Prose to hide them in, as sentences; empty for the prose of the package.
     """
 
@@ -100,7 +100,7 @@ class NeedleQuestions(RetrievalTask):
     """Answer several questions at once.
 
     Attributes:
-        num_questions: How many are asked.
+        num_questions: The number of questions.
         num_others: Facts of the same form that are not asked for.
         text: Prose to hide them in, as sentences; empty for the prose of the package.
     """
@@ -138,7 +138,7 @@ def _things(rng: random.Random, count: int) -> list[tuple[str, str]]:
 
 
 def _people(rng: random.Random) -> Iterator[str]:
-    """Names without end that all differ: of people, and where they are from once the names run short."""
+    """An endless stream of different names: of people, and with places once the names run short."""
     used: set[str] = set()
     parts = 1
     while True:

@@ -1,4 +1,4 @@
-"""Which of several passages holds a fact? What an encoder can be asked: how alike a question and a passage are."""
+"""Retrieval by similarity, for encoders: which of several passages holds the fact that a question is about?"""
 
 import random
 from collections.abc import Sequence
@@ -32,13 +32,12 @@ class PassagePrompt(Prompt):
 
 @dataclass(frozen=True)
 class Passages(RetrievalTask):
-    """Tell by similarity which passage holds the fact that a question is about.
+    """Find by similarity the passage with the fact that a question is about.
 
-    All passages of a question have the same prose and each a fact of its own at the same depth, so that nothing but the
-    fact tells them apart.
+    All passages of a question have the same prose and different facts at the same depth, so that only the facts differ.
 
     Attributes:
-        num_passages: How many there are to choose from.
+        num_passages: The number of passages.
         phrasing: A key of `PHRASINGS`.
         num_digits: Length of each number.
         text: Prose around the facts, as units that are joined by spaces; empty for the prose of the package.
@@ -73,16 +72,16 @@ class Passages(RetrievalTask):
     def prompts(
         self, pieces: Pieces, encoder: Encoder, length: int, depths: Sequence[float], rng: random.Random
     ) -> list[Prompt]:
-        """For each depth all passages, every one of exactly `length` tokens."""
+        """All passages for each depth, each of exactly `length` tokens."""
         seed, end = rng.getrandbits(64), encoder.end()
-        made = []
+        passages = []
         for fact in pieces.needles:
             parts = Parts(encoder.start(), [encoder.piece(fact)], [Ask([], [], "")])
-            own = Pieces("", endless(self.text, random.Random(seed)), (fact,), "", "")
-            found = lay_out(own, parts, encoder, length - len(end), depths, random.Random(seed))
-            made.append([[*prompt.ids, *end] for prompt in found])
+            text = Pieces("", endless(self.text, random.Random(seed)), (fact,), "", "")
+            prompts = lay_out(text, parts, encoder, length - len(end), depths, random.Random(seed))
+            passages.append([[*prompt.ids, *end] for prompt in prompts])
         query = (*encoder.document(pieces.question), *end)
-        return [PassagePrompt(passages[0], 0, (), (), passages, query) for passages in zip(*made, strict=True)]
+        return [PassagePrompt(at_depth[0], 0, (), (), at_depth, query) for at_depth in zip(*passages, strict=True)]
 
     def score(
         self, loaded: "LoadedModel", questions: Sequence[Sequence[Prompt]], depths: Sequence[int], *, generate: bool
@@ -91,5 +90,5 @@ class Passages(RetrievalTask):
         from ctxext.evaluate.scoring.similarity import are_most_similar
 
         for depth in depths:
-            asked = [question[depth] for question in questions]
-            yield depth, are_most_similar(loaded, [(one.query, one.passages) for one in asked])  # type: ignore[attr-defined]
+            prompts = [question[depth] for question in questions]
+            yield depth, are_most_similar(loaded, [(prompt.query, prompt.passages) for prompt in prompts])  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Every task by its name, in the order in which help and cards tell them."""
+"""Every task by its name, in the order of help and model cards."""
 
 from ctxext.evaluate.tasks.association import Association
 from ctxext.evaluate.tasks.base import RetrievalTask, Task
@@ -28,4 +28,4 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
     "masked": (Passages.name, Short.name),
     "encoder": (Passages.name,),
 }
-"""What is asked of each kind of model where nothing is named."""
+"""The default tasks of each kind of model."""

@@ -23,7 +23,7 @@ class RetrievalWork:
 
     @property
     def label(self) -> str:
-        """What the progress line says."""
+        """The text of the progress line."""
         return f"{self.task.name} {self.length}"
 
     @property
@@ -59,10 +59,10 @@ class RetrievalWork:
 def make_questions(
     task: RetrievalTask, encoder: Encoder, length: int, samples: Sequence[int], settings: Settings
 ) -> list[list[Prompt]]:
-    """For each sample its prompts, one per depth; the same texts for every model.
+    """The prompts of each sample, one per depth, with the same texts for every model.
 
     Raises:
-        CtxextError: a question does not fit into the length.
+        CtxextError: A question does not fit into the length.
     """
     questions = []
     task = task.fitting(encoder, length)
@@ -75,15 +75,15 @@ def make_questions(
 
 
 def num_questions(task: RetrievalTask, settings: Settings) -> int:
-    """How many different questions are asked of a length; where there are depths, each is asked at every one."""
+    """The number of different questions per length; tasks with depths ask each of them at every depth."""
     return settings.samples * (1 if task.has_depths else len(settings.depths))
 
 
 def check_fits(task: RetrievalTask, encoder: Encoder, lengths: Sequence[int], settings: Settings) -> None:
-    """Refuse a length that is too small for a question, before anything is run.
+    """Refuse a length that is too small for a question, before anything runs.
 
     Raises:
-        CtxextError: one does not fit; says how much the largest question needs.
+        CtxextError: A question does not fit; the message names the length that the largest needs.
     """
     for length in lengths:
         sizes = [task.size(task.pieces(_random(settings, task, length, n)), encoder) for n in range(settings.samples)]

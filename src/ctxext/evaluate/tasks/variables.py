@@ -20,8 +20,8 @@ class Variables(RetrievalTask):
     """Follow a value from name to name.
 
     Attributes:
-        num_copies: How often the value is handed on.
-        num_chains: Chains of this kind in the text; one is asked for.
+        num_copies: How often the value is copied.
+        num_chains: The number of such chains in the text; the question is about one.
         text: Prose to hide them in, as sentences; empty for the prose of the package.
     """
 
@@ -64,7 +64,7 @@ class Variables(RetrievalTask):
 
 
 def _names(rng: random.Random, count: int) -> list[str]:
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found["".join(rng.choices(string.ascii_uppercase, k=_NUM_LETTERS))] = None
-    return list(found)
+    names: dict[str, None] = {}
+    while len(names) < count:
+        names["".join(rng.choices(string.ascii_uppercase, k=_NUM_LETTERS))] = None
+    return list(names)

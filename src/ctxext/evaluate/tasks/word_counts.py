@@ -1,6 +1,7 @@
 """Counting over a whole text: the most common words of a list, and the most frequent of made-up words."""
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,31 +10,12 @@ from ctxext.data import prose
 from ctxext.data.prompt import Pieces
 from ctxext.evaluate.tasks.base import RetrievalTask
 
-_SYLLABLES = (
-    "ba",
-    "do",
-    "fi",
-    "ga",
-    "hu",
-    "jo",
-    "ke",
-    "li",
-    "mo",
-    "nu",
-    "pe",
-    "ra",
-    "si",
-    "to",
-    "vu",
-    "wa",
-    "xe",
-    "zo",
-)
+_SYLLABLES = re.findall("..", "badofigahujokelimonuperasitovuwaxezo")
 _WORDS = (*prose.OBJECTS, *prose.GOODS, *prose.SITES, *prose.TRADES)
 
 
 class _WordCounts(RetrievalTask):
-    """A stream of words in blocks: in each the wanted words come so often, and rare ones once at most."""
+    """A stream of words in blocks, each with `counts` of the wanted words and rare words at most once."""
 
     is_written: ClassVar[bool] = True
     answer_room: ClassVar[int] = 64
@@ -66,7 +48,7 @@ class CommonWords(_WordCounts):
 
     Attributes:
         counts: How often each wanted word comes in a block of the list.
-        num_rare: Other words of a block; one in some hundred and fifty words that all come alike.
+        num_rare: Other words of a block, from some hundred and fifty words that are equally frequent.
     """
 
     name: ClassVar[str] = "common-words"
@@ -112,7 +94,7 @@ class CodedWords(_WordCounts):
 
 
 def _coded_words(rng: random.Random, count: int) -> list[str]:
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found["".join(rng.choices(_SYLLABLES, k=3))] = None
-    return list(found)
+    words: dict[str, None] = {}
+    while len(words) < count:
+        words["".join(rng.choices(_SYLLABLES, k=3))] = None
+    return list(words)
