@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -69,7 +68,7 @@ def test_accumulation_and_checkpointing_change_nothing(base, tmp_path):
 
 
 @pytest.mark.parametrize("dropout", [0.0, pytest.param(0.3, marks=pytest.mark.slow)])
-def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout):
+def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout, our_processes):
     options = change(dropout=dropout)
     tune(base, tmp_path / "straight", options)
     script = (
@@ -80,7 +79,7 @@ def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout):
         f"options = dataclasses.replace(QUICK, dropout={dropout})\n"
         f"tune(Path({str(base)!r}), Path({str(tmp_path / 'killed')!r}), options, progress=stop)\n"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    result = our_processes.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert not (tmp_path / "killed").exists()
     assert newest_save(training_folder(tmp_path / "killed"), 6).name == "checkpoint-4"

@@ -5,6 +5,7 @@ The command line, the recipe files, the docs page and the search space are all r
 
 import dataclasses
 import typing
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,9 +122,19 @@ def search_start(owner: type, name: str) -> Any:
     return limits_of(field).usual if default is dataclasses.MISSING else default
 
 
+_TYPES: "weakref.WeakKeyDictionary[type, dict[str, Any]]" = weakref.WeakKeyDictionary()
+
+
+def _types(owner: type) -> dict[str, Any]:
+    """The declared types of a class's parameters; reading annotations costs more than everything that uses them."""
+    if owner not in _TYPES:
+        _TYPES[owner] = typing.get_type_hints(owner)
+    return _TYPES[owner]
+
+
 def value_type(owner: type, name: str) -> Any:
     """The type of a parameter's value, without the None that means "not given"."""
-    hint = typing.get_type_hints(owner)[name]
+    hint = _types(owner)[name]
     members = [member for member in typing.get_args(hint) if member is not type(None)]
     is_union = type(None) in typing.get_args(hint)
     return members[0] if is_union else hint
@@ -138,7 +149,7 @@ def checked(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any
     limits, wanted = limits_of(field), value_type(owner, field.name)
     option = f"{label}: {field.name}"
     if value is None:
-        if type(None) not in typing.get_args(typing.get_type_hints(owner)[field.name]):
+        if type(None) not in typing.get_args(_types(owner)[field.name]):
             raise CtxextError(f"{option} must have a value.", hint="Leave it out for its default.")
         return None
     if wanted is bool or wanted is str:
