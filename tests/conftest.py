@@ -58,21 +58,44 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+FORKED: dict[str, Processes] = {}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node) -> None:
+    """Workers of pytest-xdist share the processes that are forked."""
+    if not FORKED:
+        FORKED.update({kind: Processes(kind) for kind in ("clean", "ours")})
+    node.workerinput["forked"] = {kind: processes.place or processes.start() for kind, processes in FORKED.items()}
+
+
+def pytest_unconfigure() -> None:
+    for processes in FORKED.values():
+        processes.end()
+    FORKED.clear()
+
+
+@pytest.fixture(scope="session")
+def forked(request) -> dict[str, str]:
+    """The sockets of the processes that are forked, where workers share them."""
+    return getattr(request.config, "workerinput", {}).get("forked", {})
+
+
 @pytest.fixture(scope="session", autouse=True)
-def clean_processes():
+def clean_processes(forked):
     """Clean processes are forks of one that has torch and transformers loaded."""
     from ctxext.system import isolated
 
-    isolated.subprocess = processes = Processes("clean")
+    isolated.subprocess = processes = Processes("clean", forked.get("clean"))
     yield processes
     isolated.subprocess = subprocess
     processes.end()
 
 
 @pytest.fixture(scope="session")
-def our_processes(clean_processes):
+def our_processes(clean_processes, forked):
     """In the place of `subprocess`: forks of a process that has ctxext loaded too."""
-    processes = Processes("ours")
+    processes = Processes("ours", forked.get("ours"))
     os.environ["CTXEXT_CLEAN"] = clean_processes.listening()
     yield processes
     processes.end()

@@ -11,6 +11,7 @@ Run as a script this is a process that forks: it listens on a socket, reads one 
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -61,7 +63,7 @@ class Processes:
     CompletedProcess = subprocess.CompletedProcess
 
     def __init__(self, kind: str, place: str | None = None) -> None:
-        self.kind, self.place, self.process = kind, place, None
+        self.kind, self.place, self.process, self.has_answered = kind, place, None, False
         self.environment = compared(dict(os.environ))
         if kind == "clean":
             from ctxext.system.isolated import SETTINGS
@@ -95,18 +97,29 @@ class Processes:
             there.connect(self.listening())
             there.sendall(json.dumps({**given, "env": environment, "input": options.get("input", "")}).encode())
             there.shutdown(socket.SHUT_WR)
-            answer = received(there)
+            answer = json.loads(received(there))
         return subprocess.CompletedProcess(command, answer["returncode"], answer["stdout"], answer["stderr"])
+
+    def start(self) -> str:
+        """Begin to load, and say at which socket it will listen."""
+        self.place = str(Path(tempfile.mkdtemp(prefix="ctxext-forks-")) / "socket")
+        words = [sys.executable, __file__, self.kind, self.place]
+        environment = {**self.environment, "HF_HUB_OFFLINE": "1"}
+        self.process = subprocess.Popen(words, env=environment, cwd="/", stdout=subprocess.DEVNULL)
+        return self.place
 
     def listening(self) -> str:
         """The socket, once somebody listens on it."""
-        if self.place is None:
-            self.place = str(Path(tempfile.mkdtemp(prefix="ctxext-forks-")) / "socket")
-            words = [sys.executable, __file__, self.kind, self.place]
-            environment = {**self.environment, "HF_HUB_OFFLINE": "1"}
-            self.process = subprocess.Popen(words, env=environment, cwd="/", stdout=subprocess.PIPE)
-            assert self.process.stdout.readline() == b"listening\n"
-        return self.place
+        place = self.place or self.start()
+        deadline = time.monotonic() + 300
+        while not self.has_answered:
+            with socket.socket(socket.AF_UNIX) as there, contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                there.connect(place)
+                self.has_answered = True
+            assert self.process is None or self.process.poll() is None, "the process that forks ended while it loaded"
+            assert time.monotonic() < deadline, f"nobody listens on {place}"
+            time.sleep(0 if self.has_answered else 0.05)
+        return place
 
     def end(self) -> None:
         """Let it go."""
@@ -115,11 +128,12 @@ class Processes:
             self.process.wait()
             shutil.rmtree(Path(self.place).parent)
             self.place = self.process = None
+            self.has_answered = False
 
 
-def received(connection: socket.socket) -> dict[str, Any]:
+def received(connection: socket.socket) -> bytes:
     """What the other end sent, once it has sent all."""
-    return json.loads(b"".join(iter(lambda: connection.recv(1 << 16), b"")))
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
 def read_settings_anew(environment: dict[str, str]) -> None:
@@ -192,7 +206,9 @@ def serve(listener: socket.socket) -> None:
             listener.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             with contextlib.suppress(BrokenPipeError):
-                here.sendall(json.dumps(answer(received(here))).encode())
+                asked = received(here)
+                if asked:  # Who only tries whether somebody listens sends nothing.
+                    here.sendall(json.dumps(answer(json.loads(asked))).encode())
             os._exit(0)
 
 
@@ -206,6 +222,6 @@ if __name__ == "__main__":
     with socket.socket(socket.AF_UNIX) as LISTENER:
         LISTENER.bind(PLACE)
         LISTENER.listen(64)
-        sys.stdout.write("listening\n")
-        sys.stdout.flush()
+        gc.collect()
+        gc.freeze()
         serve(LISTENER)
