@@ -1,18 +1,21 @@
 """MrRoPE, Resonance and CoPE: their lists against the references, over sizes of models and numbers, and loaded."""
 
 import itertools
+import json
 import math
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from ctxext.checkpoint.families import FAMILIES
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
-from ctxext.recipes import METHODS, Recipe
+from ctxext.recipes import METHODS, Recipe, Yarn, method_named
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import Rotary, attention_scaling, model_config
 from ctxext.verify.reference import reference_of
+from ctxext.verify.run import failures, verify
 
 DIVIDED = {method.name: method for method in METHODS if method.name in ("mrrope", "resonance", "cope")}
 NUMBERS = [
@@ -117,3 +120,62 @@ def test_a_loaded_model_rotates_by_them(name, llama_source, tmp_path):
     wanted, scaling = reference_of(step).schedule(step.to_dict(), known, 128)
     assert rotary.inv_freq.tolist() == pytest.approx(wanted, rel=1e-6)
     assert rotary.attention_scaling == pytest.approx(scaling, rel=1e-6)
+
+
+# The keys that only other engines read
+
+
+def config_of(folder) -> dict:
+    return json.loads((folder / "config.json").read_text())
+
+
+@torch.no_grad()
+def logits(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = torch.randint(4, 60, (1, 300), generator=torch.Generator().manual_seed(0))  # 128 is the original length.
+    return model(ids).logits
+
+
+REDUNDANT = {
+    "mrrope": {"short_mscale": 0.1 * math.log(4) + 1, "long_mscale": 0.1 * math.log(4) + 1},
+    "resonance": {"short_mscale": 0.1 * math.log(4) + 1, "long_mscale": 0.1 * math.log(4) + 1},
+    "cope": {"short_mscale": 1.0, "long_mscale": 1.0},
+    "longrope": {"short_mscale": 1.25, "long_mscale": 1.25},
+    "ntk-by-parts": {"mscale": 0.0},
+}
+
+
+def step_of(name: str, pairs: int):
+    lists = {"long_factor": [1.0 + pair for pair in range(pairs)], "attention_factor": 1.25}
+    return method_named(name)(factor=4, **(lists if name == "longrope" else {}))
+
+
+@pytest.mark.parametrize("name", REDUNDANT)
+def test_redundant_keys_change_nothing_in_transformers(llama_source, tmp_path, name):
+    """vLLM, SGLang and mlx-lm read them (docs/traps.md, trap 27)."""
+    folder = tmp_path / "out"
+    convert(str(llama_source), folder, Recipe([step_of(name, 4)]), check=False)
+    config, keys = config_of(folder), REDUNDANT[name]
+    written = logits(folder)
+    for dialect in ("rope_parameters", "rope_scaling"):
+        assert {key: config[dialect].pop(key, None) for key in keys} == pytest.approx(keys)
+        assert not {"mscale", "mscale_all_dim", "short_mscale", "long_mscale"} & set(config[dialect])
+    (folder / "config.json").write_text(json.dumps(config))
+    assert torch.equal(logits(folder), written)
+
+
+@pytest.mark.parametrize("name", REDUNDANT)
+def test_a_second_conversion_and_the_way_back_leave_no_redundant_key(llama_source, tmp_path, name):
+    convert(str(llama_source), tmp_path / "first", Recipe([step_of(name, 4)]))
+    assert not failures(verify(str(tmp_path / "first")))
+    again = Recipe([Yarn(factor=2)])
+    convert(str(tmp_path / "first"), tmp_path / "second", again, replace_scaling=True, check=False)
+    convert(str(llama_source), tmp_path / "direct", again, check=False)
+    for dialect in ("rope_parameters", "rope_scaling"):
+        assert config_of(tmp_path / "second")[dialect] == config_of(tmp_path / "direct")[dialect]
+
+
+@pytest.mark.parametrize("name", ["yarn", "pi", "ntk", "llama3"])
+def test_other_schedules_have_none(name):
+    config = method_named(name)(factor=4).edit(model_config(llama(8, 1e4, 128))).config
+    assert not {"mscale", "short_mscale", "long_mscale"} & set(config["rope_parameters"])

@@ -57,6 +57,8 @@ class Scaling(Schema):
     high_freq_factor: Positive | None = None
     short_factor: list[Positive] | None = None
     long_factor: list[Positive] | None = None
+    short_mscale: Number | None = None
+    long_mscale: Number | None = None
 
 
 class Step(Schema):

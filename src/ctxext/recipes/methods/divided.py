@@ -10,6 +10,7 @@ from ctxext.checkpoint.families import Family
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
+from ctxext.recipes.methods.longrope import with_attention_factor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,5 +53,5 @@ class Divided(Scaling):
             "original_max_position_embeddings": rotary.trained_length,
             "short_factor": divisors,
             "long_factor": list(divisors),
-            "attention_factor": self.attention_factor(),
+            **with_attention_factor(self.attention_factor()),
         }

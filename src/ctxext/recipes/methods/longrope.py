@@ -22,6 +22,14 @@ _MOST = 1.25
 """No dimension is slowed by more than so many times the factor: the search space of section 3.2."""
 
 
+def with_attention_factor(value: float) -> dict[str, float]:
+    """The keys that give a factor on cos and sin: transformers reads the first, vLLM and SGLang the other two.
+
+    vLLM and SGLang otherwise take sqrt(1 + ln(factor) / ln(original context length)) (docs/traps.md, trap 27).
+    """
+    return {"attention_factor": value, "short_mscale": value, "long_mscale": value}
+
+
 def _num_knots(rotary: Rotary) -> int:
     """At least two, as no model rotates fewer than two pairs (`geometry.check_sizes`)."""
     return min(_KNOTS, rotary.dim // 2)
@@ -141,7 +149,7 @@ class LongRope(Scaling):
         if attention is None and self.target_length is not None and self.stretch > 1:
             # transformers 4 takes the factor from the two lengths, so what follows from ours is written out.
             attention = math.sqrt(1 + math.log(self.stretch) / math.log(rotary.trained_length))
-        extra = {} if attention is None else {"attention_factor": attention}
+        extra = {} if attention is None else with_attention_factor(attention)
         return {
             "factor": self.stretch,
             "original_max_position_embeddings": rotary.trained_length,

@@ -75,8 +75,12 @@ class NtkByParts(Scaling):
         return dataclasses.replace(super().resolved(encoding), beta_fast=self._beta_fast, beta_slow=self._beta_slow)
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """The `yarn` type of transformers with its temperature switched off."""
-        return {**self.ramp(rotary), "attention_factor": 1.0}
+        """The `yarn` type of transformers with its temperature switched off.
+
+        mlx-lm does not read attention_factor; a weight of zero for ln(factor) gives it the same 1 (docs/traps.md,
+        trap 27). `mscale_all_dim` would change the attention of DeepSeek's family, so it is left out.
+        """
+        return {**self.ramp(rotary), "attention_factor": 1.0, "mscale": 0.0}
 
     def ramp(self, rotary: Rotary) -> Mapping[str, Any]:
         """The ramp; the original length is written out because the maximum has moved (docs/traps.md, trap 3)."""
