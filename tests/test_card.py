@@ -202,7 +202,7 @@ def test_engines_are_only_said_to_run_what_was_tried(llama_source):
     config = open_checkpoint(str(llama_source)).config
     untried = {**config, "model_type": "seed_oss"}
     rows = serving_of(recipe.edit(model_config(untried)))
-    assert [row.status for row in rows[1:]] == [UNKNOWN] * 3
+    assert [row.status for row in rows[1:]] == [UNKNOWN] * 4
     assert rows[1].remark == "not tried with seed_oss"
 
 

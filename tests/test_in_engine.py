@@ -149,7 +149,8 @@ def test_the_lines_say_what_config_json_would():
     assert words[5:] == ["--max-model-len", "2048"]
     assert json.loads(shlex.split(found["SGLang"])[6]) == overrides(model)
     assert found["llama.cpp"] == (
-        "llama-server -m model.gguf --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 512 -c 2048"
+        "llama-server -m model.gguf --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 512 "
+        "--override-kv llama.context_length=int:2048 -c 2048"
     )
 
 
@@ -190,6 +191,8 @@ def test_where_they_are_told(run, yarn):
     assert shlex.split(line)[2] == "SOURCE"
     assert line in run("inspect", yarn).stdout
     card = (yarn / "README.md").read_text()
+    assert "draft model does not inherit" in told
+    assert "draft model does not inherit" in card
     assert "vllm serve SOURCE" in card
     assert "--hf-overrides" in card
     data = json.loads(run("inspect", yarn, "--json").stdout)

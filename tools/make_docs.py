@@ -10,6 +10,7 @@ from typing import Any
 from ctxext.checkpoint.known_models import known_models
 from ctxext.cli.method_options import option_name
 from ctxext.cli.methods import carried_by, summary_of
+from ctxext.converters.engines import TOLERANCE, measured
 from ctxext.recipes.base import Method
 from ctxext.recipes.code.layout import SHARED_FILES, STUB_FILE
 from ctxext.recipes.code.method import CodeMethod
@@ -165,7 +166,44 @@ reads 131072.
 | model | declared | trained on | source |
 |---|---|---|---|"""
 
-PAGES = {"methods.md": methods_page, "families.md": families_page, "lengths.md": lengths_page}
+_CELLS = ("<!-- cells: by make docs -->\n", "<!-- end of cells -->")
+_ENGINES = ("vLLM", "vLLM's transformers backend", "llama.cpp", "llama.cpp with metadata", "MLX")
+
+
+def serving_page() -> str:
+    """docs/serving.md, of which the table of cells is generated."""
+    text, data = (DOCS / "serving.md").read_text(encoding="utf-8"), measured()
+    before, _, rest = text.partition(_CELLS[0])
+    _, _, after = rest.partition(_CELLS[1])
+    versions = ", ".join(f"{name} {number}" for name, number in sorted(data["versions"].items()))
+    lines = [
+        f"Versions: {versions}.",
+        "",
+        f"| checkpoint | {' | '.join(_ENGINES)} |",
+        "|---" * (len(_ENGINES) + 1) + "|",
+    ]
+    for variant, cells in data["cells"].items():
+        lines.append(f"| {variant} | {' | '.join(_cell(cells.get(engine)) for engine in _ENGINES)} |")
+    return before + _CELLS[0] + "\n".join(["", *lines, "", ""]) + _CELLS[1] + after
+
+
+def _cell(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return "not known"
+    if "refused" in cell:
+        return f"✗ {cell['refused']}"
+    numbers = cell["differences"]
+    is_right = max(numbers) <= TOLERANCE
+    shown = f"{max(numbers):.1e}" if is_right else ", ".join(f"{number:.2g}" for number in numbers)
+    return f"{'✓' if is_right else '✗'} {shown} · {cell['greedy']}"
+
+
+PAGES = {
+    "methods.md": methods_page,
+    "families.md": families_page,
+    "lengths.md": lengths_page,
+    "serving.md": serving_page,
+}
 
 
 def main() -> None:

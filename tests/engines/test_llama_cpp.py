@@ -109,9 +109,10 @@ def test_its_converter_refuses_checkpoints_with_code(made, tmp_path, name):
 def test_the_unconverted_checkpoint_is_served_as_the_converted_one(made, note, tmp_path, name):
     model = model_config(open_checkpoint(str(made(name))).config)
     words = shlex.split(unconverted_lines("demo", model, serving_of(model))["llama.cpp"])[3:]
-    told = dict(zip(words[::2], words[1::2], strict=True))
-    key, _, value = told.pop("--override-kv", "").partition("=")
-    gguf(open_checkpoint("demo").folder, tmp_path / "model.gguf", {key: value} if key else {})
+    pairs = list(zip(words[::2], words[1::2], strict=True))
+    told = {flag: value for flag, value in pairs if flag != "--override-kv"}
+    metadata = dict(value.split("=") for flag, value in pairs if flag == "--override-kv")
+    gguf(open_checkpoint("demo").folder, tmp_path / "model.gguf", metadata)
     kinds = llama_cpp.llama_rope_scaling_type
     read = {
         "-c": lambda text: ("n_ctx", int(text)),

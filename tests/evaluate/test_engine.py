@@ -122,7 +122,7 @@ def test_what_it_cannot_do_is_refused(changes, loading, told):
 @pytest.mark.parametrize(
     ("step", "told"),
     [
-        (DynamicNtk(factor=4), 'vLLM does not serve "out": log-probabilities differ'),
+        (DynamicNtk(factor=4), 'vLLM does not serve "out": vLLM returned numbers that are not finite'),
         (MsPoE(head_order="prompt", first_layer=0), 'vLLM does not serve "out": needs --head-order calibrated'),
     ],
 )

@@ -173,6 +173,8 @@ def serving_line(serving: tuple[Serving, ...]) -> str:
 def unconverted_text(lines: Mapping[str, str]) -> list[str]:
     """The commands that serve the source itself, each on a line that can be copied."""
     told = [f"  {line}" for line in lines.values()]
+    if "vLLM" in lines:
+        told.append("  (a draft model does not inherit --hf-overrides: give it its own, or convert)")
     return ["the source itself can be served so, without converting it:", *told] if told else []
 
 

@@ -308,7 +308,9 @@ def _engines(facts: CardFacts) -> str:
         return table
     lines = "\n".join(f"$ {wrapped(command)}" for command in facts.unconverted.values())
     named = ", ".join(facts.unconverted)
-    return f"{table}\nThe source itself can be served so, without this copy ({named}):\n\n```console\n{lines}\n```\n"
+    draft = "\nA draft model does not inherit `--hf-overrides`.\n" if "vLLM" in facts.unconverted else ""
+    served = f"The source itself can be served so, without this copy ({named}):\n\n```console\n{lines}\n```\n"
+    return f"{table}\n{served}{draft}"
 
 
 def _reason(facts: CardFacts) -> str:

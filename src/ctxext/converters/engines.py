@@ -1,25 +1,31 @@
 """Which engines can run a converted checkpoint, and how they must be started.
 
-Only what was tried: transformers 4.57.6 and 5.23.0; by `make engines`, in float32 on a CPU, on prompts inside and past
-the original context length: vLLM 0.32.0 with transformers 5.19.0 (log-probabilities within 9e-5 of transformers',
-Ms-PoE included), and llama.cpp as xllamacpp 2026.10.11549 has it behind its own converter of October 2026 (within 5e-4;
-with flash attention, which rounds to 16 bits, within 3e-2). SGLang was read in its source and not tried: what would be
-right there is "not known", and says so. So is whatever was neither tried nor read. ALiBi by the row was run in
-transformers alone: what the other engines take is one slope for each head.
+What is said of methods that configuration carries is read from engines.json, which `tools/measure_engines.py` writes:
+a cell for each method and engine, never one method's for another. What was not run is "not known". Methods with code
+were tried by `make engines`: vLLM 0.32.0 (log-probabilities within 9e-5 of transformers'). SGLang was read in its
+source and not tried: what would be right there is "not known", and says so. ALiBi by the row was run in transformers
+alone: what the other engines take is one slope for each head.
 """
 
+import functools
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
-from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling, native_type
+from ctxext.recipes.encodings.base import provenance
+from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scaling, native_type
+from ctxext.recipes.registry import METHODS
 
 EXACT, PARTLY, WRONG, UNKNOWN = "exact", "with care", "not", "not known"
 MARKS: Mapping[str, str] = {EXACT: "✓", PARTLY: "~", WRONG: "✗", UNKNOWN: "?"}
 BY_SOURCE = "right by its source, not tried"
 """The remark of what was read and not run."""
-ENGINES = ("transformers", "vLLM", "SGLang", "llama.cpp")
+ENGINES = ("transformers", "vLLM", "SGLang", "llama.cpp", "MLX")
+TOLERANCE = 1e-3
+"""Up to so many nats a log-probability may differ from transformers'."""
 
 _GGUF_NAMES: Mapping[str, str] = {"gpt_neox": "gptneox", "mistral": "llama", "phi": "phi2"}
 """What llama.cpp's metadata calls families that it does not call by their model type."""
@@ -29,6 +35,8 @@ TRIED_FAMILIES = frozenset(
     {"falcon", "gemma2", "gpt_neox", "granite", "llama", "mistral", "phi", "phi3"}
     | {"qwen2", "qwen3", "smollm3", "stablelm"}
 )
+_TRIED_IN: Mapping[str, frozenset[str]] = {"MLX": frozenset({"llama"})}
+"""Engines that were tried with fewer."""
 
 
 @dataclass(frozen=True)
@@ -64,59 +72,52 @@ _CLAIMS_TRAINED = "without, it stops at the original context length; the long li
 _TRUST = "--trust-remote-code"
 _REFUSED: _Row = (WRONG, "", "its converter refuses, rightly")
 _NOT_SERVE = "not transformers serve, which looks for its class in transformers itself"
-_LLAMA_CPP_LONGROPE: _Row = (
-    PARTLY,
-    "--override-kv {gguf}.rope.scaling.attn_factor=float:{scaling}",
-    "as converted its lists are silently left out; exact where the GGUF also holds a tensor rope_freqs.weight, the "
-    "long list, and no rope.scaling.type",
-)
+_WHOLE = "one whole prompt at a time; not invariant under caching"
 
-# What was tried or read, by what the checkpoint carries and by engine. Whatever is not here is not known.
+_BARE = " without redundant keys"
+_PLAIN, _TWO_LISTS, _FACTOR = "plain", " with two lists", " with attention_factor"
+_METHOD_OF: Mapping[str, str] = {"default": _PLAIN, "linear": "pi"}
+"""The method that writes a rope type, where it is called otherwise."""
+
+# How an engine is started with a rope type, and what must be known of it.
+_STARTED: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("linear", "vLLM"): ("--max-model-len {length}", _CLAIMS_TOO_MUCH),
+    ("linear", "SGLang"): ("--context-length {length}", _CLAIMS_TOO_MUCH),
+    ("longrope", "vLLM"): ("--max-model-len {length}", _CLAIMS_TRAINED),
+    ("dynamic", "transformers"): ("", _WHOLE),
+    ("dynamic", "MLX"): ("", _WHOLE),
+}
+_METADATA: Mapping[str, _Row] = {
+    "yarn": (
+        EXACT,
+        "--override-kv {gguf}.rope.scaling.attn_factor=float:{attn_factor}",
+        "without, its converter's attention_factor is overwritten",
+    ),
+    "longrope": (
+        PARTLY,
+        "--override-kv {gguf}.rope.scaling.attn_factor=float:{scaling}",
+        "as converted its lists are silently left out; exact where the GGUF also holds a tensor rope_freqs.weight, the "
+        "long list, and no rope.scaling.type",
+    ),
+}
+"""What makes a GGUF right, where that was measured."""
+_READ_ROPE_FREQS = frozenset({"llama", "granite"})
+"""What llama.cpp calls the tried families for which it reads rope_freqs.weight, by its source."""
+_REMEDIES: Mapping[tuple[str, str], str] = {
+    ("longrope", "MLX"): "its longrope leaves attention_factor unread; yarn or ntk-by-parts is exact there",
+    ("yarn", "MLX"): "it leaves attention_factor unread and takes its own from mscale",
+    ("dynamic", "llama.cpp"): "its converter loses it",
+    ("longrope", "llama.cpp"): "its lists are silently left out",
+}
+_SGLANG: Mapping[str, _Row] = {
+    "yarn" + _FACTOR: (WRONG, "", "ignores attention_factor"),
+    "ntk-by-parts": (WRONG, "", "ignores attention_factor"),
+    "dynamic": (WRONG, "", "treats it as static"),
+}
+"""What was read in SGLang's source, where it is not right."""
+
+# What was tried or read of what is not a rotary schedule. Whatever is not here is not known.
 _TABLE: Mapping[str, Mapping[str, _Row]] = {
-    "default": dict.fromkeys(ENGINES, _EXACT),
-    "linear": {
-        "transformers": _EXACT,
-        "vLLM": (EXACT, "--max-model-len {length}", _CLAIMS_TOO_MUCH),
-        "SGLang": (EXACT, "--context-length {length}", _CLAIMS_TOO_MUCH),
-        "llama.cpp": _EXACT,
-    },
-    "yarn": dict.fromkeys(ENGINES, _EXACT),
-    "yarn with attention_factor": {
-        "transformers": _EXACT,
-        "vLLM": _EXACT,
-        "SGLang": (WRONG, "", "ignores attention_factor"),
-        "llama.cpp": (
-            EXACT,
-            "--override-kv {gguf}.rope.scaling.attn_factor=float:{attn_factor}",
-            "without, its converter's attention_factor is overwritten",
-        ),
-    },
-    "llama3": {
-        **dict.fromkeys(("transformers", "vLLM", "SGLang"), _EXACT),
-        "llama.cpp": (PARTLY, "", "exact for Llama classes, others are silently left plain"),
-    },
-    "longrope": {
-        "transformers": _EXACT,
-        "vLLM": (EXACT, "--max-model-len {length}", _CLAIMS_TRAINED),
-        "SGLang": _EXACT,
-        "llama.cpp": _LLAMA_CPP_LONGROPE,
-    },
-    "longrope with two lists": {
-        "transformers": (PARTLY, "", "not invariant under caching, as its two lists differ"),
-        "vLLM": (
-            PARTLY,
-            "--max-model-len {length}",
-            _CLAIMS_TRAINED + ", so it differs below the original context length",
-        ),
-        "SGLang": _EXACT,
-        "llama.cpp": (WRONG, "", "only phi3 and minicpm; others are silently left plain"),
-    },
-    "dynamic": {
-        "transformers": (PARTLY, "", "one whole prompt at a time; not invariant under caching"),
-        "vLLM": (WRONG, "", "log-probabilities differ by up to 11"),
-        "SGLang": (WRONG, "", "treats it as static"),
-        "llama.cpp": (WRONG, "", "its converter loses it"),
-    },
     "table": {"transformers": _EXACT},
     "alibi": {"transformers": _EXACT},
     "buckets": {"transformers": _EXACT},
@@ -170,31 +171,68 @@ _ALIKE: Mapping[tuple[str, ...], Mapping[str, _Row]] = {
     ("distance-aware",): _LEARNED,
 }
 
-# What some families fare better with than others.
-_FAMILIES: Mapping[tuple[str, str, str], _Row] = {
-    ("llama3", "llama.cpp", "llama"): _EXACT,
-    ("longrope", "llama.cpp", "phi3"): _EXACT,
-    ("longrope with two lists", "llama.cpp", "phi3"): _EXACT,
+# What some families fare worse with than the one that was measured.
+_LLAMA_ONLY: Mapping[tuple[str, str], _Row] = {
+    ("llama3", "llama.cpp"): (PARTLY, "", "exact for Llama classes, others are silently left plain"),
 }
 _CODE: Mapping[str, _Row] = {
     "transformers": (UNKNOWN, "trust_remote_code=True", "not tried beyond the check after converting"),
     "llama.cpp": _REFUSED,
+    "MLX": (WRONG, "", "its loader refuses, rightly"),
 }
 """What is so of every checkpoint with code."""
 
 
+@functools.cache
+def measured() -> Mapping[str, Any]:
+    """The content of engines.json.
+
+    `prompts` are their lengths in tokens, `window` is the original context length, `greedy_of` how many tokens were
+    written in all, `versions` are those of the packages. `cells` has by variant of a method and by engine the
+    `differences` of each prompt from transformers and how many `greedy` tokens are the same, or why it `refused`.
+    """
+    return json.loads(files("ctxext.converters").joinpath("engines.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def worst(variant: str, engine: str) -> float | None:
+    """The largest difference of a variant in an engine, in nats; None where it was not run."""
+    return max(measured()["cells"].get(variant, {}).get(engine, {}).get("differences", ()), default=None)
+
+
+def schedules_of(model: ModelConfig) -> tuple[str, ...]:
+    """The variants of methods that wrote a schedule, as engines.json names them; from config.json alone otherwise."""
+    carrier, numbers = model.encoding.carrier, model.encoding.numbers
+    noted = [str(step.get("method")) for step in (provenance(model.config).get("recipe") or {}).get("steps", ())]
+    rotary = {method.name: method for method in METHODS if method.encoding == "rotary" and not method.needs_code()}
+    names = [name for name in noted if name in rotary and getattr(rotary[name], "rope_type", "default") == carrier]
+    bases = [name for name in noted if name in rotary and rotary[name].kind == "base"]
+    schedule = names[-1] if names else _METHOD_OF.get(carrier, carrier)
+    factor, parts = numbers.get("attention_factor"), "yarn" if schedule == "ntk-by-parts" else schedule
+    if parts == "yarn" and factor is not None:
+        # Without a note, 1 and the key beside it are what ntk-by-parts writes.
+        is_parts = schedule == "ntk-by-parts" or (factor == 1 and numbers.get("mscale") == 0)
+        schedule = "ntk-by-parts" if is_parts else "yarn" + _FACTOR
+        schedule += _BARE if is_parts and numbers.get("mscale") != 0 else ""
+    if parts == "yarn" and numbers.get("mscale_all_dim") is not None:
+        schedule += " with mscale_all_dim"
+    if parts == "yarn" and numbers.get("truncate") is False:
+        schedule += " without truncate"
+    if carrier == "longrope":
+        schedule += _TWO_LISTS if numbers.get("short_factor") != numbers.get("long_factor") else ""
+        schedule += _FACTOR if factor is not None and schedule.startswith("longrope") else ""
+        schedule += _BARE if factor is not None and numbers.get("short_mscale") is None else ""
+    return tuple(dict.fromkeys([*(name for name in bases if name != schedule), schedule]))
+
+
 def carried(model: ModelConfig) -> tuple[str, ...]:
-    """What a checkpoint carries, as the engines see it: its schedule, and the methods of its code."""
-    numbers, carrier = model.encoding.numbers, model.encoding.carrier
-    schedule = native_type(model.family, carrier)
-    if schedule == model.family.plain_type:
-        schedule = "linear" if carrier == "linear" else "default"
-    if schedule == "yarn" and numbers.get("attention_factor") is not None:
-        schedule = "yarn with attention_factor"
-    if schedule == "longrope" and numbers.get("short_factor") != numbers.get("long_factor"):
-        schedule = "longrope with two lists"
-    steps = model.code.get("steps", ())
-    return (schedule, *map(_name_of, steps))
+    """What a checkpoint carries, as the engines see it: its schedules, and the methods of its code."""
+    is_rotary = isinstance(model.encoding, Rotary)
+    first = schedules_of(model) if is_rotary else (model.encoding.carrier,)
+    return (*first, *_steps_of(model))
+
+
+def _steps_of(model: ModelConfig) -> tuple[str, ...]:
+    return tuple(map(_name_of, model.code.get("steps", ())))
 
 
 def _name_of(step: Mapping[str, Any]) -> str:
@@ -204,16 +242,23 @@ def _name_of(step: Mapping[str, Any]) -> str:
 
 def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
     """Who can serve a checkpoint: for each engine the worst of what it carries allows."""
-    order, things, family = (EXACT, PARTLY, UNKNOWN, WRONG), carried(model), model.family.model_type
+    order, family, steps = (EXACT, PARTLY, UNKNOWN, WRONG), model.family.model_type, _steps_of(model)
+    things = carried(model)
+    schedules = things[: len(things) - len(steps)]
     served = []
     for engine in ENGINES:
-        rows = [_row(thing, engine, family, has_code=len(things) > 1) for thing in things]
-        if len(things) > 2:  # Each was tried alone.
-            rows.append((UNKNOWN, "", f"{' and '.join(things[1:])} together were not tried"))
+        if isinstance(model.encoding, Rotary):
+            rows = [_of_schedule(name, engine, model) for name in schedules]
+        else:
+            rows = [_row(name, engine, has_code=bool(steps)) for name in schedules]
+        rows += [_row(name, engine, has_code=True) for name in steps]
+        if len(steps) > 1:  # Each was tried alone.
+            rows.append((UNKNOWN, "", f"{' and '.join(steps)} together were not tried"))
         status, _, remark = max(rows, key=lambda row: order.index(row[0]))
         arguments = " ".join(dict.fromkeys(row[1] for row in rows if row[1]))
         remark = remark or next((row[2] for row in rows if row[2]), "")
-        if engine != "transformers" and status not in (WRONG, UNKNOWN) and family not in TRIED_FAMILIES:
+        tried = _TRIED_IN.get(engine, TRIED_FAMILIES)
+        if engine != "transformers" and status not in (WRONG, UNKNOWN) and family not in tried:
             status, remark = UNKNOWN, f"not tried with {family}"
         if engine == "SGLang" and status == EXACT:
             status, remark = UNKNOWN, "; ".join(part for part in (remark, BY_SOURCE) if part)
@@ -221,6 +266,45 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
             arguments = ""
         served.append(Serving(engine, status, arguments.format(**_numbers(model)), remark))
     return (_with_version(served[0], model), *served[1:])
+
+
+def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
+    """What an engine makes of a schedule: by its cell, or by its source in SGLang."""
+    carrier, family = model.encoding.carrier, model.family.model_type
+    arguments, remark = _STARTED.get((carrier, engine), ("", ""))
+    if engine == "transformers":
+        care = {"dynamic": _WHOLE}.get(variant, "not invariant under caching, as its two lists differ")
+        return (PARTLY, "", care) if variant == "dynamic" or _TWO_LISTS in variant else _EXACT
+    if engine == "SGLang":
+        if variant.endswith(_BARE):
+            return (WRONG, "", "ignores attention_factor; convert again, which writes the keys that it reads")
+        return _SGLANG.get(variant, (EXACT, arguments, remark))
+    if (family, carrier, engine) == ("phi3", "longrope", "llama.cpp"):
+        return (UNKNOWN, "", BY_SOURCE)
+    if family != "llama" and (variant, engine) in _LLAMA_ONLY:
+        return _LLAMA_ONLY[variant, engine]
+    found, better = worst(variant, engine), worst(variant, f"{engine} with metadata")
+    if reason := measured()["cells"].get(variant, {}).get(engine, {}).get("refused"):
+        return (WRONG, "", reason)
+    if found is None:
+        return (UNKNOWN, arguments, f"{variant} was not tried")
+    if found <= TOLERANCE:
+        return (PARTLY if variant == "dynamic" else EXACT, arguments, remark)
+    if better is not None and better <= TOLERANCE and (carrier == "yarn" or gguf_name(model) in _READ_ROPE_FREQS):
+        return _METADATA[carrier]
+    differs = f"log-probabilities differ by up to {found:.2g}"
+    if _TWO_LISTS in variant and _worst_beyond(variant, engine) <= TOLERANCE:
+        return (PARTLY, arguments, f"{remark}; below the original context length {differs}")
+    remedy = "convert again, which writes the keys that it reads" if variant.endswith(_BARE) else ""
+    remedy = remedy or _REMEDIES.get((carrier, engine), "")
+    return (WRONG, "", "; ".join(part for part in (differs, remedy) if part))
+
+
+def _worst_beyond(variant: str, engine: str) -> float:
+    """The largest difference of the prompts beyond the original context length of what was measured."""
+    data = measured()
+    pairs = zip(data["prompts"], data["cells"][variant][engine]["differences"], strict=True)
+    return max(float(number) for length, number in pairs if length > data["window"])
 
 
 def gguf_name(model: ModelConfig) -> str:
@@ -250,12 +334,11 @@ def _numbers(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _row(thing: str, engine: str, family: str, *, has_code: bool) -> _Row:
+def _row(thing: str, engine: str, *, has_code: bool) -> _Row:
     """What one engine makes of one thing that is carried; not known unless somebody tried it."""
     unknown: _Row = (UNKNOWN, "", f"{thing} was not tried")
     table = _TABLE.get(thing) or next((rows for names, rows in _ALIKE.items() if thing in names), {})
-    known = _FAMILIES.get((thing, engine, family)) or table.get(engine)
-    return known or (_CODE.get(engine, (UNKNOWN, _TRUST, unknown[2])) if has_code else unknown)
+    return table.get(engine) or (_CODE.get(engine, (UNKNOWN, _TRUST, unknown[2])) if has_code else unknown)
 
 
 def _with_version(row: Serving, model: ModelConfig) -> Serving:

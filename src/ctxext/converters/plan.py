@@ -1,5 +1,6 @@
 """What a conversion would write, worked out before anything is written."""
 
+import dataclasses
 import importlib.metadata
 import re
 from collections.abc import Iterable, Mapping
@@ -133,7 +134,7 @@ def make_plan(
     gone = {*texts, *_REPLACED, *(CODE_FILES if before.code else ()), *left_out}
     others = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
     kept_files = [path for path in others if not runs_by_itself(path)]
-    serving = serving_of(edited)
+    serving = serving_of(dataclasses.replace(edited, config=config))
     cautions = cautions_of(source, recipe, edited)
     if is_replaced:
         cautions = (_loss(source, before.encoding, edited.encoding, kept), *cautions)

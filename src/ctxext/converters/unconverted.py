@@ -75,4 +75,4 @@ def _llama_cpp(model: ModelConfig) -> list[str]:
             flags += [f"--yarn-{key.replace('_', '-')}", f"{numbers[key]:g}"]
     if (factor := attn_factor(model)) is not None:
         flags += ["--override-kv", f"{gguf_name(model)}.rope.scaling.attn_factor=float:{factor:.6g}"]
-    return [*flags, "-c", length]
+    return [*flags, *reach]

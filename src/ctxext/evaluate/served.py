@@ -6,7 +6,7 @@ from typing import Any
 
 from ctxext.checkpoint.families import family_of, text_config
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.converters.engines import EXACT, WRONG, Serving, carried, serving_of
+from ctxext.converters.engines import EXACT, WRONG, Serving, serving_of
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Prompt
 from ctxext.errors import CtxextError
@@ -118,7 +118,7 @@ def _overrides(info: CheckpointInfo, length: int) -> Mapping[str, Any]:
     if info.context_length is None or length <= info.context_length:
         return {}
     model: ModelConfig | None = None if info.has_table else model_config(info.checkpoint.config)
-    if model is None or carried(model)[0] not in _ENDLESS:
+    if model is None or model.encoding.carrier not in _ENDLESS:
         raise CtxextError(
             f'vLLM has positions for {info.context_length} tokens of "{info.name}" and none beyond.',
             hint="Leave longer lengths out, or measure them without --engine.",

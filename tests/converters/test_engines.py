@@ -1,0 +1,93 @@
+"""The table of engines is what was measured: engines.json has a cell for every method and engine, or says nothing."""
+
+import copy
+
+import pytest
+
+from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.converters import engines
+from ctxext.converters.engines import EXACT, TOLERANCE, UNKNOWN, WRONG, measured, schedules_of, serving_of, worst
+from ctxext.recipes import METHODS, AdjustedBase, Recipe, Yarn, method_named
+from ctxext.recipes.encodings.rotary import model_config
+
+RUN = ("vLLM", "vLLM's transformers backend", "llama.cpp", "MLX")
+CONFIG_ONLY = [method for method in METHODS if method.encoding == "rotary" and not method.needs_code()]
+
+
+def model_of(*steps, recipe=True, drop=()):
+    """The checkpoint in the package under a recipe, with the note of it or without."""
+    model = model_config(open_checkpoint("demo").config)
+    edited = Recipe(steps).resolved(model).edit(model)
+    config = copy.deepcopy(edited.config)
+    for dialect in ("rope_parameters", "rope_scaling"):
+        for key in drop:
+            config[dialect].pop(key)
+    if recipe:
+        config["ctxext"] = {"recipe": Recipe(steps).to_dict(), "trained_length": 512}
+    return model_config(config)
+
+
+def step_of(name, **numbers):
+    method = method_named(name)
+    lists = {"long_factor": (2.0,) * 16, "short_factor": (2.0,) * 16} if name == "longrope" else {}
+    return method(**{**method.example, **lists, **numbers})
+
+
+def row(model, engine):
+    return next(row for row in serving_of(model) if row.engine == engine)
+
+
+@pytest.mark.parametrize("method", CONFIG_ONLY, ids=lambda method: method.name)
+def test_every_method_of_configuration_has_its_cells(method):
+    """Run tools/measure_engines.py where one is missing."""
+    cells = measured()["cells"]
+    assert method.name in cells
+    assert set(RUN) <= set(cells[method.name])
+    for engine in RUN:
+        cell = cells[method.name][engine]
+        assert "refused" in cell or len(cell["differences"]) == len(measured()["prompts"]) == 4
+    assert schedules_of(model_of(step_of(method.name))) == (method.name,)
+
+
+@pytest.mark.parametrize("method", CONFIG_ONLY, ids=lambda method: method.name)
+def test_a_tick_is_a_cell(method):
+    model = model_of(step_of(method.name))
+    for engine in ("vLLM", "MLX"):
+        found = worst(method.name, engine)
+        is_right = found is not None and found <= TOLERANCE
+        assert (row(model, engine).status != WRONG) == is_right, engine
+
+
+def test_a_cell_without_a_run_is_not_known_and_never_another_method_s(monkeypatch):
+    data = copy.deepcopy(dict(measured()))
+    del data["cells"]["mrrope"]["vLLM"]
+    monkeypatch.setattr(engines, "measured", lambda: data)
+    served = row(model_of(step_of("mrrope")), "vLLM")
+    assert (served.status, served.remark) == (UNKNOWN, "mrrope was not tried")
+    assert row(model_of(step_of("resonance")), "vLLM").status == EXACT
+
+
+@pytest.mark.parametrize(("name", "keys"), [("mrrope", ("short_mscale", "long_mscale")), ("ntk-by-parts", ("mscale",))])
+def test_without_the_redundant_keys(name, keys):
+    engine = "MLX" if name == "ntk-by-parts" else "vLLM"
+    assert row(model_of(step_of(name)), engine).status == EXACT
+    bare = row(model_of(step_of(name), drop=keys), engine)
+    assert bare.status == WRONG
+    assert "convert again" in bare.remark
+
+
+def test_what_config_json_says_where_nobody_noted_a_recipe():
+    assert schedules_of(model_of(Yarn(factor=4), recipe=False)) == ("yarn",)
+    assert schedules_of(model_of(step_of("ntk-by-parts"), recipe=False)) == ("ntk-by-parts",)
+    assert schedules_of(model_of(step_of("pi"), recipe=False)) == ("pi",)
+    assert schedules_of(model_of(step_of("mrrope"), recipe=False)) == ("longrope with attention_factor",)
+    both = (AdjustedBase(theta=3e5, factor=2), Yarn(factor=2))
+    assert schedules_of(model_of(*both)) == ("abf", "yarn")
+    assert row(model_of(Yarn(factor=4, truncate=False)), "MLX").remark == "yarn without truncate was not tried"
+
+
+def test_mlx_says_what_to_take_instead():
+    served = row(model_of(step_of("mrrope")), "MLX")
+    assert served.status == WRONG
+    assert "yarn or ntk-by-parts is exact there" in served.remark
+    assert row(model_of(step_of("self-extend")), "MLX").status == WRONG
