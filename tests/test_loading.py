@@ -8,11 +8,13 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 from transformers.integrations import hub_kernels
 from transformers.utils import logging
 
 from ctxext.errors import CtxextError
 from ctxext.system import loading
+from tiny_base import VOCABULARY, load, save_llama
 
 
 @pytest.mark.parametrize(("rank", "count", "index"), [(None, 1, 0), ("0", 2, 0), ("1", 2, 1), ("5", 4, 1), ("7", 4, 3)])
@@ -126,3 +128,14 @@ def test_models_without_embeddings_are_left_alone():
 
     for get in (none, lambda: None, lambda: types.SimpleNamespace()):
         loading.guard_vocabulary(types.SimpleNamespace(get_input_embeddings=get), None)
+
+
+def test_a_token_beyond_the_embeddings_is_refused(tmp_path):
+    """Harmless until a text is written with such a token."""
+    folder = save_llama(tmp_path / "model")
+    model, tokenizer = load(folder), AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<beyond>"])
+    loading.guard_vocabulary(model, tokenizer)
+    assert model(tokenizer("w2 w3", return_tensors="pt")["input_ids"]).logits.shape[1] == 2
+    with pytest.raises(CtxextError, match=rf"gives the token {VOCABULARY}, and the model knows {VOCABULARY}"):
+        model(tokenizer("w2 <beyond>", return_tensors="pt")["input_ids"])

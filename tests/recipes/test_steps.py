@@ -5,8 +5,10 @@ import dataclasses
 import pytest
 
 from ctxext.checkpoint.families import FAMILIES, family_of
+from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.converters import make_plan
 from ctxext.errors import CtxextError
-from ctxext.recipes import METHODS, MsPoE, Yarn
+from ctxext.recipes import METHODS, MsPoE, Ntk, Recipe, Yarn
 from ctxext.recipes.code.method import code_files
 from ctxext.recipes.encodings.rotary import Rotary, model_config
 from ctxext.recipes.methods.abf import AdjustedBase
@@ -15,6 +17,7 @@ from ctxext.recipes.methods.buckets import WiderBuckets
 from ctxext.recipes.methods.distance_aware import DistanceAware
 from ctxext.recipes.methods.rerope import ReRope
 from ctxext.recipes.recipe import step_from_dict
+from small_llama import read_json
 
 LENGTH = 128
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
@@ -177,3 +180,20 @@ def test_the_files_that_travel():
     assert code_files([alibi], {"model_type": "bloom"}).keys() == {
         "modeling_ctxext.py", "row_slopes.py", "private_copy.py", "modeling_alibi.py"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [AdjustedBase(theta=1e5, factor=4), Ntk(factor=4)], ids=["abf", "ntk"])
+def test_a_step_after_a_raised_window_still_knows_the_trained_length(llama, first):
+    source = open_checkpoint(str(llama))
+    last = (
+        Yarn(factor=4)
+        if isinstance(first, AdjustedBase)
+        else MsPoE(schedule="by-parts", first_layer=0, head_order="fixed")
+    )
+    config = make_plan(source, Recipe([first, last])).stock.config
+    full = Recipe([first, last]).edit(model_config(source.config)).config
+    known = full["rope_parameters"].get("original_max_position_embeddings")
+    known = known or full["ctxext_code"]["steps"][0]["trained_length"]
+    assert known == read_json(llama / "config.json")["max_position_embeddings"] == 128
+    assert config["max_position_embeddings"] == full["max_position_embeddings"] == 512
+    assert "ctxext" not in full
