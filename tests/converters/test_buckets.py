@@ -15,9 +15,9 @@ from ctxext.recipes import Recipe
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.buckets import WiderBuckets
 from ctxext.verify import verify
+from ctxext.verify.loading_checks import check_buckets
 from ctxext.verify.reference import reference_of
 from ctxext.verify.subject import Subject
-from ctxext.verify.tables import check_buckets
 from tiny_encodings import BUCKETS, LENGTH, load, logits, save
 
 FACTOR = 4

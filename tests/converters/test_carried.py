@@ -12,8 +12,7 @@ from ctxext.errors import CtxextError
 from ctxext.recipes import LongRope, MsPoE, Ntk, PositionInterpolation, Recipe, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.mrrope import MrRope
-from ctxext.verify.carried import check_carried
-from ctxext.verify.rotation import rotations
+from ctxext.verify.carried import check_carried, rotations
 
 IS_4 = transformers.__version__.startswith("4.")
 BY_FOUR = Recipe([PositionInterpolation(factor=4)])

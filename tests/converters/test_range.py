@@ -11,9 +11,9 @@ from ctxext.recipes import Recipe
 from ctxext.recipes.encodings.learned import COMPUTED
 from ctxext.recipes.methods.range import Range
 from ctxext.verify import verify
+from ctxext.verify.loading_checks import check_tables
 from ctxext.verify.reference import reference_of
 from ctxext.verify.subject import Subject
-from ctxext.verify.tables import check_tables
 from tiny_encodings import COMPUTED as MODELS
 from tiny_encodings import LENGTH, load, logits, save
 

@@ -15,9 +15,9 @@ from ctxext.recipes.encodings.learned import LAYOUTS
 from ctxext.recipes.methods.fills import FILLS, KEEPS_ROWS
 from ctxext.recipes.methods.table import Table
 from ctxext.verify import verify
+from ctxext.verify.loading_checks import check_tables
 from ctxext.verify.reference import reference_of
 from ctxext.verify.subject import Subject
-from ctxext.verify.tables import check_tables
 from tiny_encodings import LEARNED, LENGTH, load, logits, save
 
 FACTOR = 3

@@ -1,4 +1,4 @@
-"""The `ctxext` command: which commands there are, and how their errors are told."""
+"""The `ctxext` command: its subcommands, and how errors are reported."""
 
 import contextlib
 import io
@@ -37,7 +37,7 @@ from ctxext.version import __version__
 
 
 class _Commands(typer.core.TyperGroup):
-    """The commands, of which a wrong use is told in one line like everything else, and without its secrets."""
+    """The subcommands. Usage errors are reported in one line like all others, without secrets."""
 
     def main(
         self,
@@ -66,7 +66,7 @@ class _Commands(typer.core.TyperGroup):
 
 
 def _tell_wrong_use(error: Any) -> None:
-    """Say what is wrong with a command line; where it is empty, its help was shown."""
+    """Report a usage error; after an empty command line, its help was shown instead."""
     context = getattr(error, "ctx", None)
     if message := error.format_message():
         hint = f"{context.command_path} --help" if context is not None else "ctxext --help"
@@ -110,20 +110,20 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; whatever ends it becomes one line, a hint and exit code 1."""
+    """Run the command line; every error becomes one line, a hint and exit code 1."""
     os.environ.setdefault("USE_HUB_KERNELS", "NO")  # transformers 5 would fetch some for what a checkpoint says.
     remember_arguments(sys.argv)
     _make_streams_take_everything()
     tell_everywhere()
     try:
-        with full_disk_told(Path("OUT")):  # What a command has not told itself, with its place in it.
+        with full_disk_told(Path("OUT")):  # For commands that do not report it with the path themselves.
             app()
     except CtxextError as error:
         print_error(error)
         sys.exit(1)
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
-            # All is written and told. Torch takes seconds to leave in order, which nobody who stopped it waits for.
+            # Everything is written. Torch takes seconds to shut down: too long after Ctrl-C.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(INTERRUPTED)
@@ -136,7 +136,7 @@ def main() -> None:
 
 
 def _make_streams_take_everything() -> None:
-    """Let no sign end a command that the streams cannot write, and no stream that was closed; no secret is written."""
+    """Make streams accept every character and a closed stream harmless, and redact secrets in them."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, RedactedStream):

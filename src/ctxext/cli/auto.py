@@ -1,4 +1,4 @@
-"""`ctxext convert --method auto`: a search with a small budget in the place of a recipe."""
+"""`ctxext convert --method auto`: a search with a small budget replaces the recipe."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -32,7 +32,7 @@ MinutesOption = Annotated[
 
 
 def wants_search(methods: Sequence[str], trials: int | None, minutes: float | None) -> bool:
-    """Whether the recipe is to be searched.
+    """Whether the recipe comes from a search.
 
     Raises:
         CtxextError: it is both to be searched and named, or a budget is given for no search.
@@ -53,7 +53,7 @@ def searched_recipe(
     *,
     original_length: int | None = None,
 ) -> Recipe:
-    """The best recipe that a search with a small budget finds.
+    """The best recipe of a search with a small budget.
 
     Args:
         source: The checkpoint.

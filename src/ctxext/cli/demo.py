@@ -78,7 +78,7 @@ def demo(
 
 
 def _convert_all(output: Output, out: Path) -> dict[str, Path]:
-    """Convert the demo checkpoint by each recipe; what an earlier demo left is replaced."""
+    """Convert the demo checkpoint by each recipe, replacing the results of an earlier demo."""
     folders: dict[str, Path] = {}
     for name, steps in _RECIPES.items():
         started = time.perf_counter()
@@ -136,7 +136,7 @@ def _table(shares: dict[str, dict[int, list[float]]], lengths: tuple[int, ...]) 
 
 
 def _sentence(shares: dict[str, dict[int, list[float]]], lengths: tuple[int, ...]) -> str:
-    """What the table shows, worked out from its figures."""
+    """A summary of the table, computed from its figures."""
 
     def mean(name: str, length: int) -> float:
         return sum(shares[name][length]) / len(shares[name][length])

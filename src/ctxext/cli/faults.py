@@ -1,4 +1,4 @@
-"""The last resort: what ended a command and no part of it has told becomes one line too, with where it arose."""
+"""The last resort: an exception that no part of a command handles is reported in one line, with its place."""
 
 import contextlib
 import os
@@ -12,21 +12,21 @@ from ctxext.cli.terminal import in_one_line, visible
 from ctxext.errors import CtxextError
 
 TRACEBACK = "CTXEXT_TRACEBACK"
-"""The variable that asks for the whole traceback, for whoever looks for the fault."""
+"""The environment variable that shows the whole traceback, for debugging."""
 
 FAULT = "This is a fault of ctxext, not yours"
-"""How the line begins; nothing that a user gives may lead to it, and the fuzzed tests hold that."""
+"""How the line begins. No input of a user may lead to it, which the fuzz tests check."""
 
 NO_MEMORY = "There is not enough memory for this."
 TOO_DEEP = "Something that was given nests too deep."
 
 _PACKAGE = Path(__file__).parents[1]
 _SHORT = 300
-"""Characters of an exception's own message that are shown."""
+"""Characters of an exception's message that are shown."""
 
 
 def print_fault(error: BaseException) -> None:
-    """Tell what ended a command in one line; the traceback stands before it where that was asked for."""
+    """Print the exception that ended a command in one line, after the traceback if that was asked for."""
     if os.environ.get(TRACEBACK):
         lines = "".join(traceback.format_exception(error)).splitlines()
         # A stranger's words may stand in it, and tokens.
@@ -35,7 +35,7 @@ def print_fault(error: BaseException) -> None:
 
 
 def as_error(error: BaseException) -> CtxextError:
-    """The line of an exception, and what to do about it."""
+    """An exception as an error with a hint."""
     where = f"{TRACEBACK}=1 shows where."
     if isinstance(error, MemoryError) or _lacks_memory(error):
         return CtxextError(NO_MEMORY, hint=f"Choose a smaller model, batch, length or dtype. {where}")
@@ -52,25 +52,25 @@ def as_error(error: BaseException) -> CtxextError:
 
 
 def _lacks_memory(error: BaseException) -> bool:
-    """Whether it is one of torch's ways of saying that memory is full."""
+    """Whether an exception means that memory is full, as torch reports it."""
     return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
 def _origin(error: BaseException) -> str:
-    """The last place in this package on the way to where it was raised."""
+    """The last place of this package in the traceback."""
     places = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     inside = [(path.relative_to(_PACKAGE), line) for path, line in places if _PACKAGE in path.parents]
     return "{}:{}".format(*inside[-1]) if inside else "outside the package"
 
 
 def tell_everywhere() -> None:
-    """Make what is raised where nobody waits for it be told likewise: in threads, while objects are taken down."""
+    """Handle exceptions in threads and finalizers in the same way."""
     threading.excepthook = lambda raised: _print_beside(raised.exc_value)
     sys.unraisablehook = lambda raised: _print_beside(raised.exc_value)
 
 
 def _print_beside(error: BaseException | None) -> None:
-    """Tell of an exception that ends nothing, where somebody looks for faults."""
+    """Print an exception that ends no command, when debugging."""
     if error is not None and os.environ.get(TRACEBACK):
         with contextlib.suppress(Exception):  # The streams may be gone, and this is called where nothing may be raised.
             print_fault(error)

@@ -174,7 +174,7 @@ def _context_length(inspection: Inspection) -> str:
 
 
 def _origin(rotary: Rotary) -> str:
-    """Why the original context length is what it is."""
+    """The source of the original context length."""
     if rotary.lacks_original:
         return f"{MAXIMUM}, as nothing says from which length its schedule starts; --original-length can"
     return rotary.length_origin

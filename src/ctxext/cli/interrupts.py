@@ -1,4 +1,4 @@
-"""Ctrl-C that is answered at once, whatever the process is doing."""
+"""End the process at once after Ctrl-C, whatever it is doing."""
 
 import contextlib
 import os

@@ -56,7 +56,7 @@ def method_parameters() -> list[inspect.Parameter]:
 
 
 def option_name(name: str) -> str:
-    """How a method's parameter is spelled on the command line."""
+    """The option of a method's parameter."""
     return "--" + name.replace("_", "-")
 
 

@@ -41,7 +41,7 @@ def methods(
 
 
 def experimental_names() -> list[str]:
-    """The methods that lists leave out."""
+    """The names of experimental methods."""
     return [method.name for method in METHODS if method.is_experimental]
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, each written once, and those that are read from a dataclass."""
+"""Options that several commands share, and those read from a dataclass."""
 
 import dataclasses
 import inspect
@@ -56,7 +56,7 @@ DtypeOption = Annotated[
 
 
 def length_in(word: str | None) -> int | None:
-    """The length in tokens of an option that may be left out."""
+    """The length in tokens of an optional option."""
     return parse_length(word) if word else None
 
 
@@ -76,7 +76,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "names": lambda words: names_in([words] if isinstance(words, str) else words),
     "depths": parse_depths,
 }
-"""How the text of each kind of option becomes its value."""
+"""Parsers of the text of an option, by the kind of option."""
 
 
 def parameters_of(owner: type) -> list[inspect.Parameter]:
@@ -124,12 +124,12 @@ def built(owner: Callable[..., _Instance], given: Mapping[str, Any], **others: A
 def with_parameters(
     function: Callable[..., None], parameters: Sequence[inspect.Parameter], after: str
 ) -> Callable[..., None]:
-    """Give a command whose last parameter is **options the parameters that it stands for.
+    """Replace the **options of a command with the parameters that it stands for.
 
     Args:
         function: The command.
         parameters: What **options takes.
-        after: The name of the parameter of its own behind which help shows them.
+        after: The name of the command's parameter after which help shows them.
     """
     signature = inspect.signature(function)
     declared = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]

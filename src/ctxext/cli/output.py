@@ -17,7 +17,7 @@ from ctxext.system.files import Progress
 from ctxext.system.tokens import redacted
 
 _DAY = 86_400.0
-"""Seconds of progress from which the time left is worked out: a single step may take minutes."""
+"""Seconds of progress from which the time left is estimated: a single step may take minutes."""
 
 
 class Output:
@@ -45,29 +45,29 @@ class Output:
             self.stdout.print(line)
 
     def note(self, text: RenderableType) -> None:
-        """Tell about progress or a fact beside the result."""
+        """Print progress or a remark."""
         if not self.quiet:
             self.stderr.print(text)
 
     def detail(self, text: str) -> None:
-        """Tell what only `-v` asks for."""
+        """Print a detail, with `-v` only."""
         if self.verbose:
             self.stderr.print(text, style="dim")
 
     def warning(self, text: str) -> None:
-        """Tell what the user must know; shown in quiet mode too."""
+        """Print a warning, in quiet mode too."""
         self.stderr.print("warning: ", style="yellow bold", end="")
         self.stderr.print(text)
 
     def next_step(self, *words: object, why: str = "Next") -> None:
-        """Suggest the command that most people want now, word by word, written so that a shell takes each as it is."""
+        """Suggest the next command, given as words, quoted for a shell."""
         if not self.quiet:
             self.stderr.print(f"{why}: ", style="dim", end="")
             self.stderr.print(shlex.join(map(str, words)), style="cyan")
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Progress]:
-        """A bar with the time left on a terminal; now and then a plain line in a log. Yields what moves it."""
+        """A progress bar on a terminal, occasional plain lines in a log. Yields the function that advances it."""
         if self.quiet:
             yield lambda label, done, total: None
         elif self.stderr.is_terminal:
@@ -98,7 +98,7 @@ class Output:
 
 
 def print_error(error: CtxextError) -> None:
-    """Show a user's problem: one line, and a hint where there is one."""
+    """Print an error in one line, and its hint if it has one."""
     console = SafeConsole(stderr=True)
     console.print("error: ", style="red bold", end="")
     console.print(in_one_line(error.message))

@@ -80,7 +80,7 @@ def push(
 
 
 def _show(output: Output, plan: "UploadPlan") -> None:
-    """What would be uploaded."""
+    """The plan of an upload, in lines."""
     from ctxext.publish.upload_plan import total
 
     for warning in plan.warnings:
@@ -92,7 +92,7 @@ def _show(output: Output, plan: "UploadPlan") -> None:
 
 
 def _tell(output: Output, repository: str, revision: str | None, done: "Push") -> None:
-    """What was uploaded, and how anyone can check it."""
+    """The result of an upload, and how to verify it."""
     from ctxext.publish.upload_plan import total
 
     content = {"repository": repository, **vars(done), "others": list(done.others)}

@@ -135,7 +135,7 @@ def _place(out: Path, study: str | None, storage: str | None) -> StudyPlace:
 
 
 def _again(source: str, out: Path, options: SearchOptions, given: dict[str, Any]) -> list[str]:
-    """The command that goes on with a search."""
+    """The command that resumes a search."""
     words: dict[str, Any] = {
         "--target-length": options.target_length,
         "--trials": options.trials,
@@ -164,7 +164,7 @@ def _loading(device: str, dtype: str, chat_template: bool, revision: str | None,
 
 
 def _tell(output: Output, result: Found, source: str, out: Path, study: StudyPlace, options: SearchOptions) -> None:
-    """Show the Pareto front, what the last check found, and the command that converts with it."""
+    """Show the Pareto front, the figures of the last check, and the command that converts with the recipe."""
     from ctxext.search.pareto import pareto_front
 
     points = list(result.standing.points)
@@ -187,7 +187,7 @@ def _tell(output: Output, result: Found, source: str, out: Path, study: StudyPla
 
 
 def verdict(result: Found, options: SearchOptions) -> str:
-    """What to do with the model: in one sentence, and a second one where another recipe finds more."""
+    """The conclusion in one sentence, with a second one if another recipe answers more prompts."""
     check = result.check
     if check.winner is None:
         first = (
@@ -195,11 +195,11 @@ def verdict(result: Found, options: SearchOptions) -> str:
             "leave the model as it is, or allow more with --keep-short."
         )
     elif result.recipe is None:
-        assert check.found is not None, "a winner was asked"
+        assert check.winner_answers is not None, "a winner was asked"
         gain, half = check.gain
         first = (
             f"No recipe makes the model better: on unseen prompts the best changes the loss of an answer by "
-            f"{-gain:+.4f} ± {half:.4f} and finds {check.found.share:.0%} of the needles, "
+            f"{-gain:+.4f} ± {half:.4f} and finds {check.winner_answers.share:.0%} of the needles, "
             f"where the model finds {check.stock.share:.0%} as it is. Leave the model as it is."
         )
     else:
@@ -213,7 +213,7 @@ def verdict(result: Found, options: SearchOptions) -> str:
 
 
 def _more(check: "Check") -> str:
-    """Which recipe answers more prompts than the one that was taken, and why it was not; empty where none does."""
+    """The recipe that answers more prompts than the winner, and why it is not the winner; empty if there is none."""
     point = check.finds_more
     if point is None:
         return ""
@@ -226,7 +226,7 @@ def _more(check: "Check") -> str:
         if rise + spread > check.keep_short
         else f"but did worse on the prompts that chose; it changes {cost}."
     )
-    ours = f" where the one taken answers {check.found.share:.1%}" if check.found else ""
+    ours = f" where the one taken answers {check.winner_answers.share:.1%}" if check.winner_answers else ""
     return (
         f"{point.trial.name} answers more prompts, {answers.share:.1%} ({answers.exact(target):.1%} at {target} tokens)"
         f"{ours}, {why}"
@@ -234,7 +234,7 @@ def _more(check: "Check") -> str:
 
 
 def result_data(result: Found, options: SearchOptions) -> dict[str, Any]:
-    """A search as JSON."""
+    """The result of a search as JSON."""
     from ctxext.search.pareto import pareto_front
 
     def point_data(point: Any) -> dict[str, Any]:

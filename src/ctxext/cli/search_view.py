@@ -1,4 +1,4 @@
-"""A search while it runs: a table of the best so far on a terminal, now and then a line in a log."""
+"""The progress of a search: a table of the best recipes on a terminal, occasional lines in a log."""
 
 import math
 import time
@@ -24,7 +24,7 @@ _QUIET_SECONDS = 60.0
 
 @contextmanager
 def watching(output: Output) -> "Iterator[Callable[[Standing], None]]":
-    """What a search calls to be seen."""
+    """The callback that shows the progress of a search."""
     if output.quiet:
         yield lambda standing: None
     elif output.stderr.is_terminal:
@@ -47,22 +47,22 @@ class _Log:
 
     def __init__(self, output: Output) -> None:
         self.output, self.stage, self.best = output, "", -1
-        self.told = time.monotonic()
+        self.shown_at = time.monotonic()
 
     def show(self, standing: "Standing") -> None:
         best = standing.best.trial.number if standing.best else -1
-        is_late = time.monotonic() - self.told > _QUIET_SECONDS
+        is_late = time.monotonic() - self.shown_at > _QUIET_SECONDS
         # What stands behind a colon changes all the time.
         stage = standing.stage.split(":")[0]
         if stage == self.stage and best == self.best and not is_late:
             return
-        self.told = time.monotonic()
+        self.shown_at = time.monotonic()
         self.stage, self.best = stage, best
         self.output.note(Text(state_line(standing) + (f"; best {point_line(standing.best)}" if standing.best else "")))
 
 
 def state_line(standing: "Standing") -> str:
-    """What is being done, how much was done, and the time left."""
+    """The stage, the number of recipes tried, and the time left."""
     parts = [standing.stage]
     if standing.trials:
         whole = f" of {standing.max_trials}" if standing.max_trials else ""
@@ -75,7 +75,7 @@ def state_line(standing: "Standing") -> str:
 
 
 def point_line(point: "Point") -> str:
-    """A recipe with its two aims."""
+    """A recipe with its two losses."""
     return f"{point.trial.name} (answers {point.loss:.4f}, original context length {100 * point.rise:+.2f} %)"
 
 
@@ -85,7 +85,7 @@ def _live(standing: "Standing") -> RenderableType:
 
 
 def points_table(points: "list[Point]", stock: "Measurement | None") -> Table:
-    """Recipes by what they lose at either length."""
+    """A table of recipes with their two losses."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("recipe", overflow="fold")
     lengths = points[0].trial.measurement.lengths if points and points[0].trial.measurement else ()

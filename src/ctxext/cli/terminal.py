@@ -1,4 +1,4 @@
-"""Text of strangers made fit for a terminal: no markup, no control characters, no token, and errors on one line."""
+"""Safe text for a terminal: no markup, no control characters, no token, and errors on one line."""
 
 import re
 from collections.abc import Iterable
@@ -23,13 +23,13 @@ class SafeConsole(Console):
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Every piece of text on its way out, with what a terminal would obey written out instead."""
+        """Print segments with control characters escaped."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
 def visible(text: str) -> str:
-    """A text in which characters that a terminal obeys are written as Python would, and tokens are left out."""
+    """A text with control characters escaped as in Python, and without tokens."""
     return redacted(_UNSEEN.sub(lambda match: _written(match[0]), text))
 
 
@@ -38,7 +38,7 @@ def _written(character: str) -> str:
 
 
 def in_one_line(text: str, longest: int = _LONGEST) -> str:
-    """A message on one line, cut where it is longer than anyone reads; a token goes before a cut leaves half of it."""
+    """A message on one line, cut if it is very long; tokens are removed before the cut."""
     line = " ".join(redacted(text).split())
     return line if len(line) <= longest else f"{line[:longest]}…"
 
@@ -49,7 +49,7 @@ def bold(text: Any) -> Text:
 
 
 def done_line(name: Any, rest: str) -> Text:
-    """The line that says that something was made."""
+    """The line that reports a written file or folder."""
     return Text.assemble(("✓", "green"), " ", (str(name), "bold"), f"   {rest}")
 
 

@@ -1,4 +1,4 @@
-"""Putting finished checkpoints on the Hub."""
+"""Publish finished checkpoints on the Hub."""
 
 from ctxext.publish.push import Push, PushOptions, push
 

@@ -1,4 +1,4 @@
-"""Put a finished checkpoint on the Hub, with the Hub's own client; safe to run again."""
+"""Push a finished checkpoint to the Hub through huggingface_hub; safe to run again."""
 
 import glob
 import logging
@@ -39,7 +39,7 @@ _LATER = "Later, run the same command again: what has arrived is not sent twice.
 
 @contextlib.contextmanager
 def told_in_one_line(name: str) -> Iterator[None]:
-    """Turn the Hub client's exceptions into one line each.
+    """Report exceptions of the Hub's client in one line each.
 
     Args:
         name: The repository.
@@ -80,7 +80,7 @@ def told_in_one_line(name: str) -> Iterator[None]:
 
 
 def is_passing(error: CtxextError) -> bool:
-    """Whether the same command may succeed if it is simply run again."""
+    """Whether the same command may succeed on a second try."""
     return error.hint == _AGAIN
 
 
@@ -107,7 +107,7 @@ def _of_status(error: Exception, name: str) -> CtxextError:
 
 def _reason(error: Exception) -> str:
     text = _clean(str(error)).rstrip(".")
-    # One generation of the client wraps the system's own words in several layers.
+    # One generation of the client wraps the system's message in several layers.
     known = re.search(r"(Connection refused|Name or service not known|timed out|Network is unreachable)", text)
     return known[1] if known else text[:120] or type(error).__name__
 
@@ -130,7 +130,7 @@ class PushOptions:
 
     Attributes:
         private: Make the repository private.
-        revision: The branch to push to; made where it does not exist.
+        revision: The branch to push to; created if it does not exist.
         create_pr: Open a pull request instead.
         message: The commit's title.
         adapter: Share the LoRA adapter alone.
@@ -151,7 +151,7 @@ class PushOptions:
 
 @dataclass(frozen=True)
 class Push:
-    """A push that was carried out.
+    """The result of a push.
 
     Attributes:
         url: Where it can be looked at.
@@ -176,7 +176,7 @@ def prepare(
     read_weights: bool = True,
     progress: Progress | None = None,
 ) -> UploadPlan:
-    """Work out what would be uploaded. Writes nothing and asks nobody.
+    """Plan the upload. Writes nothing and makes no request.
 
     Args:
         folder: The checkpoint.
@@ -241,7 +241,7 @@ def send(
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Push:
-    """Write what belongs into the folder, and upload it.
+    """Write the planned files into the folder, and upload it.
 
     Args:
         plan: From `prepare`.
@@ -284,7 +284,7 @@ def usable_token(token: str | None) -> str:
 
 
 def _patiently(action: Callable[[], _Result], tell: Callable[[str], None] | None) -> _Result:
-    """Do something, and again where the connection broke off: what has arrived is not sent twice."""
+    """Call a function, again if the connection breaks: files that have arrived are not sent twice."""
     for attempt in range(1, _ATTEMPTS):
         try:
             return action()
@@ -298,7 +298,7 @@ def _patiently(action: Callable[[], _Result], tell: Callable[[str], None] | None
 
 
 def _open(api: "HfApi", repository: str, options: PushOptions) -> None:
-    """Make the repository and the branch where they are not there yet."""
+    """Create the repository and the branch if they do not exist."""
     with told_in_one_line(repository):
         api.create_repo(repository, private=options.private or None, exist_ok=True)
         if options.private and not api.model_info(repository).private:
@@ -310,7 +310,7 @@ def _open(api: "HfApi", repository: str, options: PushOptions) -> None:
 
 
 def _upload(api: "HfApi", folder: Path, repository: str, options: PushOptions) -> Push:
-    """Send what is not there yet, and look whether everything has arrived."""
+    """Upload missing files, and check that all have arrived."""
     sizes = _sizes(folder)
     with told_in_one_line(repository):
         revision, create_pr = _target(api, repository, options)
@@ -335,7 +335,7 @@ def _upload(api: "HfApi", folder: Path, repository: str, options: PushOptions) -
 
 
 def _target(api: "HfApi", repository: str, options: PushOptions) -> tuple[str | None, bool]:
-    """The branch to push to, and whether to open a pull request: the user's own open one of this title is used again.
+    """The branch to push to, and whether to open a pull request: an open one of the user with this title is reused.
 
     Anybody may have opened one of the same title, which is ours unless --message says another.
     """
@@ -348,7 +348,7 @@ def _target(api: "HfApi", repository: str, options: PushOptions) -> tuple[str | 
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """The files of a folder that go along: all but hidden ones."""
+    """The files of a folder to upload: all but hidden ones."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     names = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
     return {name: size for name, size in names.items() if not re.search(r"(^|/)(\.|__pycache__/)", name)}

@@ -1,4 +1,4 @@
-"""From report.json to what a model card shows: tables with intervals, pictures, and what was not measured."""
+"""The part of a model card that comes from report.json: tables with intervals, pictures, and what was not measured."""
 
 import functools
 import json
@@ -21,7 +21,7 @@ from ctxext.reading.schemas import read_json_object
 
 _TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}
 FOLDER = "report"
-"""Where a report's files stand inside the repository."""
+"""The folder of a report's files inside the repository."""
 
 
 def retrieval_table(report: Report, entry: Mapping[str, Any], task: str, pictures: Sequence[str]) -> str:
@@ -88,14 +88,14 @@ def short_table(report: Report, entry: Mapping[str, Any]) -> str:
 
 
 def harness_table(entry: Mapping[str, Any]) -> str:
-    """What lm-evaluation-harness says of this checkpoint."""
+    """The results of lm-evaluation-harness for this checkpoint."""
     harness = entry.get("harness") or {}
     rows = [[task, metric, f"{value:.4f}"] for task, metrics in harness.items() for metric, value in metrics.items()]
     return f"### lm-evaluation-harness\n\n{_table(['task', 'metric', 'value'], rows)}" if rows else ""
 
 
 def conditions(report: Report, entry: Mapping[str, Any]) -> str:
-    """Under which conditions the figures hold."""
+    """The conditions of the measurement."""
     settings = report["settings"]
     versions = {key: in_markdown(str(value)) for key, value in report["versions"].items() if value}
     dtype, device, attention = (in_markdown(str(entry.get(key))) for key in ("dtype", "device", "attention"))
@@ -111,7 +111,7 @@ def conditions(report: Report, entry: Mapping[str, Any]) -> str:
 
 
 def model_index(report: Report, entry: Mapping[str, Any]) -> list[Any]:
-    """The figures as the Hub's model index wants them; pooled over depths."""
+    """The figures in the form of the Hub's model index, pooled over depths."""
     from huggingface_hub import EvalResult
 
     settings, results = report["settings"], []
@@ -153,7 +153,7 @@ def _figure(figure: Mapping[str, Any] | None) -> str:
 
 
 def _picture(name: str, label: str, pictures: Sequence[str]) -> list[str]:
-    """A picture, where the report has one by this name or one of this model alone."""
+    """A link to a picture, if the report has one of this name or of this model alone."""
     stem = name.removesuffix(".png")
     picture = name if name in pictures else next((one for one in pictures if one.startswith(f"{stem}-")), None)
     return [f"![{label}]({FOLDER}/{picture})"] if picture else []
@@ -166,7 +166,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 _PICTURE = re.compile(r"[\w.+\-]+\.png")
-"""A picture's name that may stand in a link."""
+"""Names of pictures that are safe in a link."""
 
 _NEVER = "Anything else: other languages, following instructions, summaries, code, safety. Those are the source's."
 
@@ -190,7 +190,7 @@ def read_report(folder: Path) -> Report:
 
 
 def entry_of(report: Report, digests: Sequence[str]) -> dict[str, Any]:
-    """The report's entry for a checkpoint, found by what was measured and not by what it was called.
+    """The report's entry for a checkpoint, matched by digest and not by name.
 
     Raises:
         CtxextError: the report is about other checkpoints, or about this one before it was changed.
@@ -206,14 +206,14 @@ def entry_of(report: Report, digests: Sequence[str]) -> dict[str, Any]:
 
 
 def files_of(folder: Path, body: str = "") -> list[Path]:
-    """The report's files that go along: figures, the page, and the pictures that a card shows."""
+    """The report's files to upload: figures, the page, and the pictures that a card shows."""
     known = [path for path in sorted(folder.iterdir()) if _PICTURE.fullmatch(path.name)]
     known = [path for path in known if not body or path.name in body]
     return [path for name in ("report.json", "report.html") if (path := folder / name).is_file()] + known
 
 
 def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> Measured:
-    """What a card shows of a report.
+    """The part of a card that comes from a report.
 
     Args:
         report: The content of report.json.
@@ -268,7 +268,7 @@ def _missing(report: Report, entry: Mapping[str, Any]) -> list[str]:
 
 
 def _command(report: Report, entry: Mapping[str, Any]) -> str:
-    """The `ctxext eval` line that asks the same questions; what is as by default is left out."""
+    """The `ctxext eval` command that asks the same questions, without options at their defaults."""
     settings, plain = report["settings"], Settings()
     names = ["OUT" if model["name"] == entry["name"] else model["name"] for model in report["models"]]
     words = ["ctxext", "eval", *names, "--task", ",".join(settings["tasks"])]

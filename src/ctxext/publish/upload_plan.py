@@ -1,4 +1,4 @@
-"""What a push would upload: the files, the model card, and the record with every digest."""
+"""The plan of a push: the files, the model card, and the record with every digest."""
 
 import dataclasses
 import hashlib
@@ -29,7 +29,7 @@ _OF_THE_MACHINE = (
     *("device", "dtype", "context_parallel", "micro_batch", "checkpointing", "piece"),
     *("save_every", "eval_every", "report_to"),
 )
-"""Options that decide where and how fast it runs, not what comes out."""
+"""Options that affect where and how fast training runs, not its result."""
 
 
 def curve_of(folder: Path) -> str:
@@ -70,7 +70,7 @@ _OF_THE_DISK = ("stamps", "links")
 
 @dataclass(frozen=True)
 class UploadPlan:
-    """Everything a push would upload.
+    """The files that a push uploads.
 
     Attributes:
         folder: Where the files are.
@@ -79,7 +79,7 @@ class UploadPlan:
         warnings: What the user should know.
         is_adapter: Whether it is an adapter alone, whose folder is left as it is.
         base: The Hub id of the checkpoint that an adapter belongs to.
-        known: Digests of weight files that were just found to be right, by name.
+        known: Digests of weight files that were just verified, by name.
     """
 
     folder: Path
@@ -120,7 +120,7 @@ def pack(
     read_weights: bool = True,
     progress: Progress | None = None,
 ) -> UploadPlan:
-    """Work out what a push of a whole checkpoint would upload. Writes nothing.
+    """Plan the push of a whole checkpoint. Writes nothing.
 
     Args:
         folder: A checkpoint made by this package.
@@ -157,10 +157,10 @@ def pack(
 
 
 def pack_adapter(folder: Path, repository: str, base: str | None = None) -> UploadPlan:
-    """Work out what a push of the LoRA adapter alone would upload: its configuration, its weights, a card.
+    """Plan the push of the LoRA adapter alone: its configuration, its weights, a card.
 
     Args:
-        folder: A fine-tuned checkpoint with its adapter, or the adapter's own folder.
+        folder: A fine-tuned checkpoint with its adapter, or the folder of the adapter.
         repository: The Hub id it will have.
         base: The Hub id of the checkpoint that it belongs to; as the adapter names it where None.
 
@@ -202,7 +202,7 @@ def adapter_in(folder: Path) -> Path | None:
 
 
 def _check_links(folder: Path, files: Sequence[Path]) -> None:
-    """Check that files to be shared are a folder's own, as those of a checkpoint must be.
+    """Check that files to be shared lie inside their folder, as those of a checkpoint must.
 
     Raises:
         CtxextError: one is a link that leads elsewhere: what lies there is not to be shared.
@@ -243,7 +243,7 @@ def _subject(folder: Path, rewritten: str | None = None, progress: Progress | No
 
 
 def _edited_card(subject: Subject) -> str | None:
-    """The card that stands there, where a person changed it."""
+    """The card in the folder, if a person changed it."""
     path, recorded = subject.checkpoint.folder / CARD, subject.recorded("files").get(CARD)
     if not path.is_file() or recorded is None or sha256_of(path) == recorded:
         return None
@@ -251,7 +251,7 @@ def _edited_card(subject: Subject) -> str | None:
 
 
 def _facts(subject: Subject, repository: str, results: Measured | None, *, is_adapter: bool = False) -> CardFacts:
-    """What a checkpoint says of itself, for its card."""
+    """The facts about a checkpoint for its card."""
     checkpoint, source = subject.checkpoint, subject.manifest.get("source") or {}
     serving = serving_of(subject.model)
     return CardFacts(
@@ -275,7 +275,7 @@ def _facts(subject: Subject, repository: str, results: Measured | None, *, is_ad
 
 
 def _measured(checkpoint: Checkpoint, folder: Path) -> Measured:
-    """The report's part about this checkpoint; found by digest, with and without a report published before."""
+    """The report's entry for this checkpoint, matched by digest with and without a report published before."""
     report = read_report(folder)
     stripped = _AsMeasured(checkpoint.name, checkpoint.folder, checkpoint.config)
     digests = [info_of("this", one).digest for one in (stripped, checkpoint)]
@@ -305,7 +305,7 @@ def seal(plan: UploadPlan, progress: Progress | None = None) -> None:
 
 
 def _record(folder: Path, files: Sequence[Path], known: Mapping[str, str], progress: Progress | None) -> dict[str, str]:
-    """The digest of each file, by name; those that are known are not read again."""
+    """The digest of each file by name; known ones are not computed again."""
     digests: dict[str, str] = {}
     sizes = [(folder / path).stat().st_size for path in files]
     for number, path in enumerate(files, 1):
@@ -318,7 +318,7 @@ def _record(folder: Path, files: Sequence[Path], known: Mapping[str, str], progr
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, and leave it alone where it is the same already."""
+    """Write a file atomically, unless it has this content already."""
     if path.is_file() and hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(content).digest():
         return
     with full_disk_told(path):
@@ -327,7 +327,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def stage(plan: UploadPlan, place: Path) -> None:
-    """Copy an adapter and its card to a place of their own, as the folder itself belongs to a recorded checkpoint.
+    """Copy an adapter and its card to a separate folder, as its folder belongs to a recorded checkpoint.
 
     Args:
         plan: From `pack_adapter`.
@@ -340,5 +340,5 @@ def stage(plan: UploadPlan, place: Path) -> None:
 
 
 def total(sizes: Mapping[str, Any]) -> str:
-    """Size of all files for people."""
+    """The size of all files, human-readable."""
     return f"{len(sizes)} files, {sum(sizes.values()) / 1e6:,.1f} MB"

@@ -1,4 +1,4 @@
-"""What every recipe is asked, made once: needle prompts at each length, documents at the original context length."""
+"""The eval sets of a search: needle prompts at each length, and documents at the original context length."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
 from ctxext.search.options import SearchOptions
 
 _APART = 1_000_000
-"""Added to the seed for each eval set: none has a prompt of another, nor one of `ctxext eval` with a usual seed."""
+"""Added to the seed for each eval set, so that none shares a prompt with another or with `ctxext eval`."""
 
 _PART = 2
 """Questions at each depth and length in a part of an eval set."""
@@ -58,29 +58,29 @@ class EvalSet:
         starts = range(0, self.num_questions, _PART)
         size = -(-2 * len(self.documents) // len(starts))
         for place, start in enumerate(starts):
-            questions = {length: own[start : start + _PART] for length, own in self.questions.items()}
+            questions = {length: asked[start : start + _PART] for length, asked in self.questions.items()}
             yield EvalSet(questions, self.documents[place * size : (place + 1) * size])
 
 
 def make_eval_sets(encoder: Encoder, options: SearchOptions, trained_length: int) -> tuple[EvalSet, EvalSet, EvalSet]:
-    """What every recipe is asked, what only the best ones are, and what the last check asks.
+    """The eval sets of the trials, of the run-off among the best recipes, and of the last check.
 
     Raises:
         CtxextError: a length is too short for a question, or the data cannot be read or is too little.
     """
     samples = (options.samples, 2 * options.samples, options.checked)
-    counts = [max(2, own) for own in (2 * options.samples, 8 * options.samples, 4 * options.checked)]
+    counts = [max(2, count) for count in (2 * options.samples, 8 * options.samples, 4 * options.checked)]
     documents = _documents(encoder, options, trained_length, counts)
     sentences = _own_sentences(options.data)
     eval_sets = []
-    for number, (own, text) in enumerate(zip(samples, sentences, strict=True)):
+    for number, (count, text) in enumerate(zip(samples, sentences, strict=True)):
         seed = _seed(options, number)
-        settings = Settings(tasks=("needle",), samples=own, depths=options.depths, seed=seed)
+        settings = Settings(tasks=("needle",), samples=count, depths=options.depths, seed=seed)
         # One needle for each depth: a single text then serves all depths, whose common beginning is run once.
         task = Needle(num_needles=max(2, options.num_depths), text=text)
         lengths = options.lengths_from(trained_length)
         check_fits(task, encoder, lengths, settings)
-        questions = {length: make_questions(task, encoder, length, range(own), settings) for length in lengths}
+        questions = {length: make_questions(task, encoder, length, range(count), settings) for length in lengths}
         eval_sets.append(EvalSet(questions, documents[number]))
     first, second, third = eval_sets
     return first, second, third
@@ -93,20 +93,20 @@ def _seed(options: SearchOptions, number: int) -> int:
 def _documents(
     encoder: Encoder, options: SearchOptions, trained_length: int, counts: Sequence[int]
 ) -> list[torch.Tensor]:
-    """The documents of each eval set, as many as counted, fewer of data that has fewer. Eval sets share no document."""
+    """The documents of each eval set, fewer than counted if the data has fewer. Eval sets share none."""
     if options.data is None:
         return [
             torch.tensor(_read(None, encoder, count, trained_length, _seed(options, number)))
             for number, count in enumerate(counts)
         ]
-    found = _read(options.data, encoder, len(counts) * max(counts), trained_length, 0)
-    if len(found) < 2 * len(counts):
+    documents = _read(options.data, encoder, len(counts) * max(counts), trained_length, 0)
+    if len(documents) < 2 * len(counts):
         raise CtxextError(
-            f'"{options.data}" holds {len(found)} documents of {trained_length} tokens; a search needs '
+            f'"{options.data}" holds {len(documents)} documents of {trained_length} tokens; a search needs '
             f"{2 * len(counts)}, some of them for its last check.",
             hint="Give more text with --data.",
         )
-    return [torch.tensor(found[number :: len(counts)][:count]) for number, count in enumerate(counts)]
+    return [torch.tensor(documents[number :: len(counts)][:count]) for number, count in enumerate(counts)]
 
 
 def _read(data: str | None, encoder: Encoder, count: int, length: int, seed: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""The best recipes once more, on many prompts that they were not chosen by; then the winner on prompts nobody saw."""
+"""Measure the best recipes again on many new prompts, then the winner on prompts that nothing else used."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +15,12 @@ from ctxext.search.trial_model import Workbench
 
 _FINALISTS = 5
 _STOCK = -1
-"""The plain model's key, where others are known by their trial's number."""
+"""The plain model's key beside the numbers of trials."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """Answers to prompts that were used for nothing else.
+    """The last check: answers to prompts that were used for nothing else.
 
     Attributes:
         winner: The best recipe; None where none keeps the bound at the original context length.
@@ -39,32 +39,36 @@ class Check:
     keep_short: float = 0.0
 
     @property
-    def found(self) -> Measurement | None:
+    def winner_answers(self) -> Measurement | None:
         """The winner's answers."""
         return self.answers[self.winner.trial.number] if self.winner else None
 
     @property
     def gain(self) -> tuple[float, float]:
-        """By how much the winner lowers the bounded loss of an answer, and half its 95 % interval."""
-        return self.found.gain(self.stock) if self.found else (0.0, 0.0)
+        """The decrease of the winner's bounded loss of an answer, and half its 95 % interval."""
+        return self.winner_answers.gain(self.stock) if self.winner_answers else (0.0, 0.0)
 
     @property
     def rise(self) -> tuple[float, float]:
-        """By which share it raises the loss of documents at the original context length, and half its interval."""
-        return self.found.rise(self.stock) if self.found else (0.0, 0.0)
+        """The relative rise of its loss on documents at the original context length, and half its interval."""
+        return self.winner_answers.rise(self.stock) if self.winner_answers else (0.0, 0.0)
 
     @property
     def is_better(self) -> bool:
-        """Whether the winner finds more, and its loss is lower by more than chance would give.
+        """Whether the winner answers more prompts, and its loss is lower by more than chance explains.
 
         Nothing less is a reason to change a model.
         """
-        return self.found is not None and self.gain[0] > self.gain[1] and self.found.share > self.stock.share
+        return (
+            self.winner_answers is not None
+            and self.gain[0] > self.gain[1]
+            and self.winner_answers.share > self.stock.share
+        )
 
     @property
     def finds_more(self) -> Point | None:
         """The recipe that answers the most prompts, where it answers more than the winner."""
-        least = self.found.share if self.found else self.stock.share
+        least = self.winner_answers.share if self.winner_answers else self.stock.share
         best = max(self.points.values(), key=lambda point: self.answers[point.trial.number].share, default=None)
         return best if best and self.answers[best.trial.number].share > least else None
 
@@ -78,7 +82,7 @@ def finalists_of(points: Sequence[Point], keep_short: float) -> list[Point]:
 
 
 def seconds_of_end(points: Sequence[Point], stock_seconds: float, options: SearchOptions) -> float:
-    """How long the run-off and the check take where nothing is left out, by what asking has taken."""
+    """The seconds that the full run-off and check take, estimated from the trials."""
     seconds = stock_seconds + sum(point.trial.seconds for point in finalists_of(points, options.keep_short))
     return seconds * (2 + options.checked / options.samples) + 2 * stock_seconds
 
@@ -127,7 +131,7 @@ def check(
     keep_short: float,
     end: float,
 ) -> Check:
-    """Ask the plain model and the recipes worth knowing of what nobody was asked before.
+    """Measure the plain model and the recipes of interest on prompts that nothing else used.
 
     These are the winner and all others that keep the bound, the best published recipe, and the one that answered the
     most prompts, whatever they lose.
@@ -158,7 +162,7 @@ def _asked(
     end: float,
     has_lost: Callable[[int, Mapping[int, Measurement]], bool] = lambda key, measurements: False,
 ) -> dict[int, Measurement]:
-    """All models' answers to as many parts of an eval set as there is time for, at least to one.
+    """The answers of all models to as many parts of an eval set as time allows, at least one.
 
     Every model is asked the same, so that they can be compared whenever the time is up; those that have lost are
     left out of the rest, and of what is returned.
@@ -183,7 +187,7 @@ def _asked(
 
 
 def refuse_without_points(trials: Sequence[Trial], minutes: float | None) -> None:
-    """Say why a search has nothing to compare.
+    """Refuse a search that measured no recipe, with the reason.
 
     Raises:
         CtxextError: always.

@@ -49,7 +49,7 @@ Numbers = dict[str, list[torch.Tensor]]
 
 
 class Learner:
-    """The numbers while they are learned.
+    """The numbers during training.
 
     Args:
         bench: The model.
@@ -78,7 +78,7 @@ class Learner:
         return {**numbers, "ratios": numbers["ratios"].clamp(min=1.0)}
 
     def recipe(self) -> Recipe:
-        """The numbers as they stand, as a recipe."""
+        """The current numbers as a recipe."""
         rows = {
             name: tuple(tuple(float(f"{number:.{_DIGITS}g}") for number in row) for row in values.tolist())
             for name, values in self.numbers().items()
@@ -86,7 +86,7 @@ class Learner:
         return Recipe([_step(rows, self.options.target_length)])
 
     def _give(self) -> None:
-        """Let the model's own code read the numbers as tensors: what is learned on is what is shipped."""
+        """Pass the numbers to the model's code as tensors: training runs the code that is shipped."""
         methods = {
             id(method): method
             for module in self.model.modules()
@@ -100,7 +100,7 @@ class Learner:
         self.methods = list(methods.values())
 
     def refresh(self) -> None:
-        """Make the numbers anew from what the optimizer has changed."""
+        """Update the numbers from the parameters of the optimizer."""
         numbers = self.numbers()
         for method in self.methods:
             method.settings["heads"] = {name: list(values.unbind(0)) for name, values in numbers.items()}
@@ -205,7 +205,7 @@ def _documents(encoder: Encoder, options: SearchOptions, length: int) -> Iterato
 
 
 def _answer_loss(model: Any, ids: torch.Tensor, is_answer: torch.Tensor) -> torch.Tensor:
-    """The mean loss of the answers' tokens; logits are made from the first answer on only."""
+    """The mean loss of the answers' tokens; logits are computed from the first answer on only."""
     ids, is_answer = ids.to(model.device), is_answer.to(model.device)
     first = int(is_answer[0].long().argmax())
     logits = run(model, ids, ids.shape[1] - first + 1)[:, :-1]
@@ -214,7 +214,7 @@ def _answer_loss(model: Any, ids: torch.Tensor, is_answer: torch.Tensor) -> torc
 
 
 def _divergence(model: Any, source: Any, ids: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """The Kullback-Leibler divergence from the source in nats per token, and the source's own loss.
+    """The Kullback-Leibler divergence from the source in nats per token, and the source's loss.
 
     Both are of some positions (positions,), so that logits do not grow with the length.
     """
@@ -242,7 +242,7 @@ def learned_standing(
     watch: Watch,
     end: float,
 ) -> Standing:
-    """What a search by trials would hand to the last checks: YaRN as published, and what was learned.
+    """The points for the last checks, as a search by trials has them: YaRN as published, and the learned recipe.
 
     Args:
         bench: The model.

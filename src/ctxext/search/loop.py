@@ -1,4 +1,4 @@
-"""Tries recipes until the time or the trials are used up."""
+"""Try recipes until the time or the number of trials is used up."""
 
 import math
 import time
@@ -20,15 +20,15 @@ from ctxext.search.trial_model import Workbench
 
 _FAR = 10.0
 MOST_FOR_CHECKS = 0.4
-"""The largest share of the time that is kept for the last checks; they ask less where they would take longer."""
+"""The largest share of the time reserved for the last checks; they use fewer prompts if that is too little."""
 _SPARE = 1.2
 WRITING = 3.0
-"""Seconds in which files are written and pictures drawn."""
+"""Seconds reserved for writing files and drawing pictures."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a search stands, for people who watch it.
+    """The state of a search, for display.
 
     Attributes:
         stage: What is being done.
@@ -53,12 +53,12 @@ Watch = Callable[[Standing], None]
 
 
 class TimeIsUp(Exception):
-    """There is no time for the rest of a recipe."""
+    """The time is up before a recipe is measured to the end."""
 
 
 @dataclass(frozen=True)
 class SearchLoop:
-    """Everything that trying a recipe takes.
+    """Tries recipes on one model.
 
     Attributes:
         bench: The model.
@@ -86,7 +86,7 @@ class SearchLoop:
         return self.started + self.options.seconds
 
     def run(self, place: StudyPlace, header: dict[str, Any]) -> Standing:
-        """Try recipes, as long as there is time left for the last checks of the best."""
+        """Try recipes while enough time is left for the last checks of the best."""
         study = Study(place, self.space, self.options.seed, self.options.keep_short)
         study.begin(header)
         while True:
@@ -111,7 +111,7 @@ class SearchLoop:
                 return standing
 
     def _reserve(self, points: Sequence[Point]) -> float:
-        """The seconds to keep for the last checks: what they take by what was measured, but no more than a share."""
+        """The seconds to reserve for the last checks: estimated from what was measured, up to a share."""
         if math.isinf(self.end):
             return 0.0
         most = MOST_FOR_CHECKS * self.options.seconds
@@ -126,7 +126,7 @@ class SearchLoop:
     def _tried(
         self, parameters: Parameters, standing: Standing, is_start: bool, look: Callable[[], None]
     ) -> tuple[Recipe | None, Measurement | None, str]:
-        """What comes of a recipe: itself, its measurement, and why there is none."""
+        """A recipe's result: the recipe, its measurement, and the reason if there is none."""
 
         def stop(measurement: Measurement) -> bool:
             look()

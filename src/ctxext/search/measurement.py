@@ -1,4 +1,4 @@
-"""What a recipe costs at the original context length, and whether its model answers: cheapest part first."""
+"""Measure a recipe: its loss at the original context length, and its answers to prompts; the cheapest part first."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from ctxext.evaluate.scoring.token_losses import token_losses
 from ctxext.search.eval_set import EvalSet
 
 _ROUND = 8
-"""Questions at each depth and length that are asked before the next look at whether it is worth going on."""
+"""Questions at each depth and length between two decisions whether to continue."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Measurement:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything was asked."""
+        """Whether the whole eval set was asked."""
         return sum(map(len, self.answers.values())) == self.num_prompts * len(self.lengths)
 
     @property
@@ -59,12 +59,12 @@ class Measurement:
 
     @property
     def least_loss(self) -> float:
-        """What the loss comes to at least, whatever the prompts bring that were not asked."""
+        """A lower bound of the loss, whatever the remaining prompts give."""
         known = math.fsum(bounded(loss) for losses in self.answers.values() for loss in losses)
         return known / (self.num_prompts * len(self.lengths))
 
     def __add__(self, other: "Measurement") -> "Measurement":
-        """Two parts of one eval set together."""
+        """Join the measurements of two parts of one eval set."""
         return Measurement(
             self.short + other.short,
             {length: losses + other.answers[length] for length, losses in self.answers.items()},
@@ -83,13 +83,13 @@ class Measurement:
         return mean([self.exact(length) for length in self.correct])
 
     def rise(self, stock: "Measurement") -> tuple[float, float]:
-        """By which share the loss on the documents rises over the source's, and half its 95 % interval."""
+        """The relative rise of the loss on documents over the source's, and half its 95 % interval."""
         differences = [loss - other for loss, other in zip(self.short, stock.short, strict=True)]
         middle, half = mean_interval(differences)
         return middle / mean(stock.short), half / mean(stock.short)
 
     def gain(self, stock: "Measurement") -> tuple[float, float]:
-        """By how much the bounded loss of an answer is below the source's, and half its 95 % interval."""
+        """The decrease of the bounded loss of an answer from the source's, and half its 95 % interval."""
         pairs = [
             bounded(other) - bounded(answer)
             for length in self.answers
@@ -98,7 +98,7 @@ class Measurement:
         return mean_interval(pairs)
 
     def to_dict(self) -> dict[str, Any]:
-        """As a study keeps it."""
+        """The measurement as JSON, for a study."""
         by_text = {str(length): losses for length, losses in self.answers.items()}
         right = {str(length): [int(one) for one in answers] for length, answers in self.correct.items()}
         asked = {"lengths": list(self.lengths), "num_prompts": self.num_prompts}
@@ -106,7 +106,7 @@ class Measurement:
 
 
 def measurement_from(content: Mapping[str, Any]) -> Measurement:
-    """A measurement as a study kept it."""
+    """A measurement from the JSON of a study."""
     return Measurement(
         list(content["short"]),
         {int(length): list(losses) for length, losses in content["answers"].items()},
@@ -126,14 +126,14 @@ def bounded(nats: float) -> float:
 
 
 def mean(values: list[float]) -> float:
-    """The mean, summed without loss of digits, so that it depends on nothing but the values."""
+    """The mean, with an exact sum, so that it depends on the values alone."""
     return math.fsum(values) / len(values)
 
 
 def measure(
     loaded: LoadedModel, eval_set: EvalSet, is_hopeless: Callable[[Measurement], bool] | None = None
 ) -> Measurement:
-    """Ask a model: documents first, then rounds of needles, each from the shortest prompts to the longest.
+    """Measure a model: documents first, then rounds of needles, each from the shortest prompts to the longest.
 
     Args:
         loaded: The model.

@@ -1,4 +1,4 @@
-"""What a search is told: how far to reach, what may be lost, and how long to try."""
+"""The options of a search."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ class SearchOptions:
 
     @property
     def seconds(self) -> float:
-        """How long this run may take."""
+        """The time limit of this run in seconds."""
         if self.minutes is None:
             return float("inf") if self.trials is not None else 60 * DEFAULT_MINUTES
         return 60 * self.minutes
@@ -108,7 +108,7 @@ class SearchOptions:
         return tuple(sorted({*(self.lengths or doubles), self.target_length}))
 
     def what_is_asked(self, trained_length: int) -> dict[str, Any]:
-        """What must be the same for two runs to share a study."""
+        """The options that must be equal for two runs to share a study."""
         names: Sequence[str] = ("target_length", "keep_short", "samples", "num_depths", "seed")
         asked = {name: getattr(self, name) for name in names}
         if self.original_length is not None:
@@ -116,5 +116,5 @@ class SearchOptions:
         return {**asked, "lengths": list(self.lengths_from(trained_length)), "methods": self._what_is_tried()}
 
     def _what_is_tried(self) -> list[str]:
-        """The methods by name. Where none is named, studies of versions that tried experimental ones say nothing."""
+        """The names of the methods, or a phrase for the default: that of earlier versions was wider."""
         return list(self.methods) or ["all but experimental"]

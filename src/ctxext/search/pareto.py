@@ -1,4 +1,4 @@
-"""Which of the tried recipes are worth a look: the Pareto front of the two aims, and the one to take."""
+"""The Pareto front of the tried recipes by their two aims, and the best one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Point:
     sure_rise: float
 
     def dominates(self, loss: float, rise: float) -> bool:
-        """Whether it is better than such a recipe in one aim and no worse in the other."""
+        """Whether it is better than a recipe with these values in one aim and no worse in the other."""
         return self.loss <= loss and self.rise <= rise and (self.loss, self.rise) != (loss, rise)
 
 
@@ -45,7 +45,7 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
 
 def best_of(points: Sequence[Point], keep_short: float) -> Point | None:
-    """The point with the lowest loss of those that surely keep the bound; the earlier one of equals."""
+    """The point with the lowest loss among those that keep the bound for sure; the earlier of two equal ones."""
     kept = [point for point in points if point.sure_rise <= keep_short]
     return min(kept, key=lambda point: (point.loss, point.trial.number), default=None)
 

@@ -1,4 +1,4 @@
-"""The picture of a search: every recipe by what it loses at either length, and the Pareto front."""
+"""The picture of a search: every recipe by its two losses, and the Pareto front."""
 
 from collections.abc import Sequence
 

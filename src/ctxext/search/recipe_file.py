@@ -1,4 +1,4 @@
-"""The recipe file that a search leaves behind: an ordinary one, with its figures above it."""
+"""The recipe file that a search writes: an ordinary one, with the figures in a comment above it."""
 
 import os
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def recipe_text(recipe: Recipe, lines: Sequence[str]) -> str:
 
 
 def check_recipe_place(out: Path, *, overwrite: bool) -> None:
-    """Refuse a place for a recipe file that cannot or must not be written.
+    """Refuse a path for the recipe file that cannot or must not be written.
 
     Raises:
         CtxextError: it is a folder, is there already, or its folder is not or cannot be written to.

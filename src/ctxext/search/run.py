@@ -1,4 +1,4 @@
-"""A whole search, top to bottom: load, ask the plain model, try recipes, check the best on prompts nobody saw."""
+"""A whole search: load, measure the plain model, try recipes, check the best on prompts that nothing else used."""
 
 import dataclasses
 import importlib.util
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         recipe: The best recipe; None where no recipe surely makes the model better.
@@ -49,7 +49,7 @@ class Found:
 
 
 def check_optuna() -> None:
-    """Refuse to begin without optuna.
+    """Refuse to start without optuna.
 
     Raises:
         CtxextError: it is not installed.
@@ -139,7 +139,7 @@ def search(
 
 
 def _in_time(end: float, options: SearchOptions) -> "Callable[[Measurement], bool]":
-    """What ends the asking of the plain model where it takes so long that no time would be left.
+    """A callback that ends measuring the plain model if it takes so long that no time would be left.
 
     Raises:
         CtxextError: it does.
@@ -159,7 +159,7 @@ def _in_time(end: float, options: SearchOptions) -> "Callable[[Measurement], boo
 def _written(
     standing: "Standing", checked: "Check", out: Path | None, checkpoint: Checkpoint, options: SearchOptions
 ) -> Found:
-    """The result, its origin noted in the recipe, and its files written."""
+    """The result, after noting its origin in the recipe and writing its files."""
     from ctxext.search.picture import pareto_picture
 
     name, tried = checkpoint.public_name, f"{len(standing.trials)} recipes tried, seed {options.seed}"
@@ -180,7 +180,7 @@ def _written(
 
 
 def figures(checked: "Check") -> list[str]:
-    """What the last check found, in lines."""
+    """The figures of the last check, in lines."""
     count = checked.stock.num_prompts
     lines = [f"Measured on {count} prompts of each length that the search never saw:", _line("stock", checked.stock)]
     for number, answers in sorted(checked.answers.items(), key=lambda entry: entry[1].loss):
@@ -201,7 +201,7 @@ def _line(name: str, answers: "Measurement") -> str:
 def _header(
     checkpoint: Checkpoint, digest: str, options: SearchOptions, trained_length: int, stock: "LoadedModel"
 ) -> dict[str, Any]:
-    """What a study must have been made with to be continued."""
+    """The header that a study must have to be resumed."""
     import optuna
     import torch
     import transformers

@@ -1,4 +1,4 @@
-"""The sampler: optuna's and mutation in turn, made to draw the same however often a search was broken off."""
+"""The sampler: optuna's and mutation in turn, with draws that do not depend on interruptions of the search."""
 
 import math
 import random
@@ -16,9 +16,9 @@ _RANDOM_AT_FIRST = 10
 _NUM_PARENTS = 6
 _ALIKE = 2
 _CHANCE = 0.15
-"""How likely a mutation is to draw a word again."""
+"""The probability that a mutation draws a categorical value again."""
 _SPREAD = 0.15
-"""How far a mutation moves a number, as a share of its range (one standard deviation)."""
+"""The standard deviation of a mutation, as a share of the number's range."""
 
 
 class SteadySampler(BaseSampler):
@@ -57,14 +57,14 @@ class SteadySampler(BaseSampler):
         self._tpe = self._made(trial.number)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Which parameters are drawn together."""
+        """The parameters that are drawn together."""
         parent = self._parent(study, trial.number)
         return parent.distributions if parent else self._tpe.infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Draw those."""
+        """Draw them."""
         parent = self._parent(study, trial.number)
         if parent is None:
             return self._tpe.sample_relative(study, trial, search_space)
@@ -74,15 +74,15 @@ class SteadySampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Draw one that stands alone."""
+        """Draw a single parameter."""
         return self._tpe.sample_independent(study, trial, param_name, param_distribution)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """Note how far a trial kept the constraints."""
+        """Record the constraints of a trial."""
         self._tpe.after_trial(study, trial, state, values)
 
     def _parent(self, study: Study, number: int) -> FrozenTrial | None:
-        """The recipe to change a little: one of the best that keep the bound, or nearly do."""
+        """The recipe to mutate: one of the best that keep the bound, or nearly do."""
         if number < self.num_known or number % 2:
             return None
         finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
@@ -96,12 +96,12 @@ class SteadySampler(BaseSampler):
 
 
 def _kind(trial: FrozenTrial) -> set[tuple[str, str]]:
-    """Which words were chosen, methods among them."""
+    """The categorical values chosen, methods among them."""
     return {(name, value) for name, value in trial.params.items() if isinstance(value, str)}
 
 
 def _mutated(rng: random.Random, value: Any, space: Any) -> Any:
-    """A value near another one."""
+    """A value near another."""
     if isinstance(space, CategoricalDistribution):
         return rng.choice(space.choices) if rng.random() < _CHANCE else value
     step = rng.gauss(0.0, _SPREAD)

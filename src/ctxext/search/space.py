@@ -1,4 +1,4 @@
-"""What can be tried on a model: recipes as parameters of a trial, read from the method classes, and back."""
+"""The search space of a model: recipes as parameters of a trial, read from the method classes, and back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ Parameters = dict[str, Any]
 
 
 class Trial(Protocol):
-    """What draws parameters: an optuna trial."""
+    """Draws parameters: an optuna trial."""
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        """One of some words."""
+        """One of several choices."""
         ...
 
     def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
@@ -96,7 +96,7 @@ class Space:
         }
 
     def starts(self) -> list[tuple[type[Method], Parameters]]:
-        """Every method alone with the numbers from which a search starts: the published ones where there are any."""
+        """Every method alone with the numbers from which a search starts: the published ones, if any."""
         starts = []
         for slot, methods in self.slots.items():
             for method in methods:
@@ -123,7 +123,7 @@ def _draw(trial: Trial, name: str, choices: SearchRange) -> Any:
 
 
 def _rounded(value: Any) -> Any:
-    """A drawn number as a recipe file shows it."""
+    """A drawn number, rounded as in a recipe file."""
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 

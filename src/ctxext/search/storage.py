@@ -1,4 +1,4 @@
-"""Where a study is kept: a SQLite file of its own, or a place that machines share, by optuna's own storages."""
+"""The storage of a study: a SQLite file, or a database or journal that machines share, through optuna's storages."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _FILE_NAME = "ctxext"
 
 
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError)
-"""What a file brings about that no search wrote, or that was damaged."""
+"""The errors raised by a file that no search wrote, or that is damaged."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class StudyPlace:
         return str(self.path) if self.path else f"{self.name} in {shown_storage(self.storage or '')}"
 
     def open(self) -> "BaseStorage":
-        """The storage itself; made where it is not there yet."""
+        """The storage itself, created if it does not exist."""
         import optuna
         from optuna.storages import JournalStorage, RDBStorage
         from optuna.storages.journal import JournalFileBackend
@@ -52,7 +52,7 @@ class StudyPlace:
 
     @contextlib.contextmanager
     def errors_named(self) -> Iterator[None]:
-        """Say in one line what is wrong with the place.
+        """Report errors of the storage in one line.
 
         Raises:
             CtxextError: it cannot be used.
@@ -75,7 +75,7 @@ class StudyPlace:
 
     @property
     def is_there(self) -> bool:
-        """Whether there is such a study."""
+        """Whether the study exists."""
         import optuna
 
         if self.path is not None:
@@ -86,7 +86,7 @@ class StudyPlace:
             return self.name in optuna.get_all_study_names(self.open())
 
     def clear(self) -> None:
-        """Forget the study, if there is one."""
+        """Delete the study, if it exists."""
         import optuna
 
         if self.path is not None:
@@ -95,7 +95,7 @@ class StudyPlace:
             optuna.delete_study(study_name=self.name, storage=self.open())
 
     def check(self, *, resume: bool, overwrite: bool) -> None:
-        """Refuse a study that is there unasked, or is not there where one is to be continued.
+        """Refuse to start over an existing study, or to resume one that does not exist.
 
         Raises:
             CtxextError: it is refused.
@@ -119,12 +119,12 @@ def _folder_of(place: StudyPlace) -> Path | None:
 
 
 def study_beside(out: Path) -> StudyPlace:
-    """Where the study of a recipe file is kept unless another place is named."""
+    """The default place of the study of a recipe file."""
     return StudyPlace(path=out.with_suffix(".db"))
 
 
 def shown_storage(storage: str) -> str:
-    """A storage's URL without its passwords, which are not shown from here on."""
+    """A storage's URL without its passwords, which are redacted from here on."""
     if "://" not in storage:
         return storage
     from sqlalchemy.engine import make_url

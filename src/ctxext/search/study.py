@@ -1,4 +1,4 @@
-"""The study: which recipes were tried, what came of each, and which is next. Several processes may share it."""
+"""The study: recipes tried, their results, and the next one. Several processes may share it."""
 
 import contextlib
 import functools
@@ -24,17 +24,17 @@ from ctxext.system.output_directory import is_running
 _Found = TypeVar("_Found")
 
 _REFUSED_RISE = 10.0
-"""What the sampler is told of recipes that cannot be measured: far more than may be lost."""
+"""The value that the sampler receives for recipes that cannot be measured, far above the bound."""
 
 
 _NEAR = 2.0
-"""Recipes that lose up to so many times what they may are still worth changing a little."""
+"""Recipes whose loss is up to this many times the bound are still mutated."""
 
 _SILENT = 1800.0
-"""Seconds after which a process of another machine that says nothing is taken for dead; its clock may differ."""
+"""Seconds without a heartbeat after which a process of another machine counts as dead; its clock may differ."""
 
 _SEEN_EVERY = 30.0
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """In a few words."""
+        """The recipe in a few words."""
         return self.recipe.summary() if self.recipe else self.refusal
 
 
-def _told(method: Callable[..., _Found]) -> Callable[..., _Found]:
-    """A method that reads the study, whose file may be damaged or a stranger's."""
+def _errors_named(method: Callable[..., _Found]) -> Callable[..., _Found]:
+    """Wrap a method that reads the study, whose file may be damaged or not a study."""
 
     @functools.wraps(method)
     def telling(self: "Study", *given: Any) -> _Found:
@@ -99,9 +99,9 @@ class Study:
                 load_if_exists=True,
             )
 
-    @_told
+    @_errors_named
     def begin(self, header: Mapping[str, Any]) -> None:
-        """Note what a new study is about and line up the published recipes, or check that an old one is the same.
+        """Record the header of a new study and queue the published recipes, or check that an existing one has the same.
 
         Raises:
             CtxextError: the study is about something else.
@@ -122,15 +122,15 @@ class Study:
                 hint="Repeat the command it was made with, or start again with --overwrite.",
             )
 
-    @_told
+    @_errors_named
     def rescue(self) -> None:
-        """Line up again what processes were trying that are no more: the same trials, with what was drawn for them."""
+        """Queue again the trials of processes that have ended, with the same parameters."""
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if not _is_alive(trial):
                 self._line_up(trial.number)
 
     def put_back(self, trial: optuna.trial.Trial) -> None:
-        """Line up again what there was no time for."""
+        """Queue again a trial that ran out of time."""
         self._line_up(trial.number)
 
     def _line_up(self, number: int) -> None:
@@ -141,19 +141,19 @@ class Study:
             self._storage.set_trial_user_attr(known, "owner", None)
             self._storage.set_trial_state_values(known, TrialState.WAITING)
 
-    @_told
+    @_errors_named
     def is_due(self, limit: int | None) -> bool:
-        """Whether fewer recipes than a limit were tried or are being tried."""
+        """Whether the number of recipes tried or under way is below a limit."""
         begun = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING))
         return limit is None or len(begun) < limit
 
     @property
-    @_told
+    @_errors_named
     def has_waiting(self) -> bool:
-        """Whether published recipes, or some that a kill cut short, are lined up."""
+        """Whether published recipes, or trials that were killed, are queued."""
         return bool(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
-    @_told
+    @_errors_named
     def ask(self) -> tuple[optuna.trial.Trial, Parameters]:
         """The next recipe to try."""
         trial = self._study.ask()
@@ -161,7 +161,7 @@ class Study:
         return trial, self.space.draw(trial)
 
     def sign(self, trial: optuna.trial.Trial, *, force: bool = False) -> None:
-        """Say now and then that this process still works on a trial."""
+        """Send heartbeats while this process works on a trial."""
         if force or time.monotonic() - self._seen > _SEEN_EVERY:
             self._seen = time.monotonic()
             with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
@@ -175,7 +175,7 @@ class Study:
         measurement: Measurement | None,
         refusal: str,
     ) -> None:
-        """Keep what came of a recipe, unless another process, which took this one for dead, has done so."""
+        """Store the result of a recipe, unless another process, which took this one for dead, has done so."""
         rise = measurement.rise(stock)[0] if measurement else _REFUSED_RISE
         # Where no needle was asked for, a recipe counts as no better than none.
         loss = measurement.loss if measurement and measurement.answers else stock.loss
@@ -190,7 +190,7 @@ class Study:
             values = [loss, max(rise, self.keep_short / 2)]
             self._study.tell(trial, values, skip_if_finished=True)
 
-    @_told
+    @_errors_named
     def trials(self) -> list[Trial]:
         """Every recipe that was tried, in order."""
         finished = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
@@ -217,7 +217,7 @@ def _trial_of(trial: FrozenTrial) -> Trial:
 
 
 def _is_alive(trial: FrozenTrial) -> bool:
-    """Whether somebody works on a trial: its process is seen on this machine; on another one it says so itself."""
+    """Whether a process works on a trial: visible on this machine, by its heartbeat on another."""
     owner = trial.user_attrs.get("owner")
     if not owner:  # Taken a moment ago, or by a process that was killed in that moment.
         begun = trial.datetime_start

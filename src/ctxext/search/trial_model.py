@@ -1,4 +1,4 @@
-"""A recipe on a model that is in memory: as if it were converted and loaded, without a byte of weights moved."""
+"""Apply a recipe to a model in memory, as if it were converted and loaded, without moving any weights."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ from ctxext.recipes.recipe import Recipe
 from ctxext.system.loading import quiet_transformers, without_hub
 
 _CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
-"""How modeling code fails that does not fit the installed transformers, as a check of a conversion would find too."""
+"""The errors of modeling code that does not fit the installed transformers; verifying a conversion shows them too."""
 
 
 class Workbench:
@@ -95,7 +95,7 @@ class Workbench:
             return build(config, attn_implementation=_attention_of(stock.config), dtype=stock.dtype, **options)
 
     def _adopt(self, model: Any) -> None:
-        """Put the loaded model's tensors into another of the same shape, save its inverse frequencies."""
+        """Share the loaded model's tensors with another of the same shape, except its inverse frequencies."""
         try:
             model.load_state_dict(self.stock.model.state_dict(), assign=True)
         except RuntimeError as error:
@@ -115,7 +115,7 @@ class Workbench:
 
 
 def _no_init_weights() -> Any:
-    """Leave parameters as they are made: they hold nothing, and some families' first values need numbers."""
+    """Skip the initialization of parameters: they hold nothing, and that of some families needs numbers."""
     # Transformers 5 has it in a module of its own.
     place = "initialization" if importlib.util.find_spec("transformers.initialization") else "modeling_utils"
     return importlib.import_module(f"transformers.{place}").no_init_weights()
@@ -128,7 +128,7 @@ def _try_out(model: Any) -> None:
 
 
 def _attention_of(config: Any) -> dict[str, str]:
-    """Which attention runs in each part of a loaded model, the whole under an empty name."""
+    """The attention implementation of each part of a loaded model, the whole under an empty name."""
     parts = {"": config, **{name: getattr(config, name, None) for name in config.sub_configs}}
     implementations = {name: getattr(part, "_attn_implementation", None) for name, part in parts.items()}
     return {name: attention for name, attention in implementations.items() if attention}

@@ -1,4 +1,4 @@
-"""Proving that a checkpoint is what it says: digests, configuration, code, and the model loaded without ctxext."""
+"""Verify a checkpoint: digests, configuration, code, and the model loaded without ctxext."""
 
 from ctxext.verify.run import verify
 from ctxext.verify.subject import Finding

@@ -1,9 +1,9 @@
 """Run by `clean_load.py`, never imported by ctxext: compares the buckets of a checkpoint's class with a reference.
 
 The task has `folder`, `numbers`, the step, `reference`, its file, and `source`, the source's `distance` and
-`num_buckets`. Prints one JSON object. Buckets hang on config.json alone, so a model with the checkpoint's configuration
-is built very small and reads a text that is longer than any distance which it tells apart, up to 2000 tokens; what its
-tables of biases are asked for is what counts.
+`num_buckets`. Buckets depend on config.json alone, so a very small model with the checkpoint's configuration
+reads a text longer than any distance that it distinguishes, up to 2000 tokens, and the lookups in its tables of biases
+are compared.
 """
 
 import functools
@@ -17,12 +17,12 @@ TABLE = "relative_attention_bias"
 
 
 def noted(lookups: list[tuple[bool, Any]], is_encoder: bool, _: Any, args: Any) -> None:
-    """What a table is asked for."""
+    """Keep the buckets that a table is asked for."""
     lookups.append((is_encoder, args[0]))
 
 
 def looked_up(folder: str, length: int) -> list[tuple[bool, Any]]:
-    """For each table whether its stack looks both ways, and the buckets (queries, keys) that it is asked for."""
+    """For each table whether its stack is bidirectional, and the buckets (queries, keys) that are looked up."""
     import torch
     from transformers import AutoConfig, AutoModel
 
@@ -43,7 +43,7 @@ def looked_up(folder: str, length: int) -> list[tuple[bool, Any]]:
 
 
 def compare(task: dict[str, Any]) -> dict[str, Any]:
-    """Hold every bucket that a model looks up against the reference."""
+    """Compare every bucket that a model looks up with the reference."""
     reference, source = reference_at(task["reference"]), task["source"]
     length = min(int(source["distance"] * task["numbers"]["factor"]) + 20, 2000)
     wrong, distances, lookups = set(), set(), looked_up(task["folder"], length)

@@ -1,26 +1,55 @@
-"""Whether the installed transformers turns by what was written: before anything is converted, and without weights.
+"""Whether the installed transformers rotates by what is written: checked before anything is converted, without weights.
 
-Versions differ in which schedules the code of a family reads; one that is not read is passed over in silence. So the
-stock model is built from the configuration, and its rotary embeddings are held against the methods' references.
+Versions differ in which schedules the code of a family reads; one that is not read is ignored silently. So the stock
+model is built from the configuration, and its rotary embeddings are compared with the methods' references. All of it is
+on the meta device except the rotary embeddings, which are small and are run directly: this costs an import and no
+memory, however large the model is.
 """
 
+import inspect
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ctxext.checkpoint.families import Family
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling
 from ctxext.recipes.recipe import Recipe
+from ctxext.system.loading import without_hub
 from ctxext.verify.reference import expected_frequencies
-from ctxext.verify.rotation import Rotation, rotations
+
+if TYPE_CHECKING:
+    import torch
 
 _TOLERANCE = 2e-5
+_OTHER_TOWERS = ("vision", "visual", "audio")
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The rotation of one rotary embedding.
+
+    Attributes:
+        module: Its name in the model.
+        layer_type: The type of layer, where one module serves several.
+        frequencies: Its distinct inverse frequencies in ascending order; 0 for dimensions that do not rotate.
+        scaling: The factor on cosine and sine.
+    """
+
+    module: str
+    layer_type: str
+    frequencies: tuple[float, ...]
+    scaling: float
 
 
 def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig, stock: ModelConfig) -> float | None:
-    """Hold what the installed transformers makes of a configuration against what the recipe says.
+    """Compare how the installed transformers rotates with what the recipe says.
 
     Args:
         recipe: What is applied, resolved.
@@ -62,15 +91,15 @@ def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig,
 def expected_rotation(
     recipe: Recipe, plain: ModelConfig, result: ModelConfig, length: int
 ) -> tuple[Sequence[float], float]:
-    """Inverse frequencies and the factor on cos and sin that a loaded model must rotate by.
+    """The inverse frequencies and the factor on cos and sin that a loaded model must have.
 
-    By the methods' references; by the formulas of the stock types where the source's own schedule was kept.
+    They come from the methods' references, or from the formulas of the stock types if the source's schedule was kept.
 
     Args:
         recipe: What was applied, resolved.
         plain: The configuration that it started from.
-        result: The configuration that it made.
-        length: For a sequence of how many tokens.
+        result: The resulting configuration.
+        length: The length of the sequence in tokens.
 
     Raises:
         CtxextError: a step has no reference, or the kept schedule is not one of the stock types.
@@ -81,19 +110,19 @@ def expected_rotation(
 
 
 def _change(entry: Rotation, was: Rotation | None) -> float:
-    """How far a rotary embedding is from what it was; infinite where there was none of this name."""
+    """How far a rotary embedding is from that of the source; infinite if the source has none of this name."""
     return math.inf if was is None else _difference(entry, was.frequencies, was.scaling)
 
 
 def _is_sliding(entry: Rotation, family: Family, change: float) -> bool:
-    """Whether a rotary embedding serves layers with a window, which keep their own."""
+    """Whether a rotary embedding serves layers with a sliding window, which keep their frequencies."""
     if family.layer_theta_key and entry.module.rpartition(".")[2].isdigit():  # One for each base, by number.
         return change < _TOLERANCE
     return any(word in f"{entry.module}.{entry.layer_type}" for word in ("local", *family.sliding_types))
 
 
 def _difference(entry: Rotation, wanted: Sequence[float], scaling: float) -> float:
-    """The largest relative difference of a frequency or of the factor; infinite where there are others."""
+    """The largest relative difference of a frequency or of the factor; infinite if their number differs."""
     frequencies = [frequency for frequency in entry.frequencies if frequency > 0]
     if len(frequencies) != len(set(wanted)):
         return math.inf
@@ -101,7 +130,7 @@ def _difference(entry: Rotation, wanted: Sequence[float], scaling: float) -> flo
 
 
 def largest_difference(pairs: Iterable[tuple[float, float]]) -> float:
-    """The largest relative difference of two numbers; infinite where one is no number, which `max` would pass over."""
+    """The largest relative difference of two numbers; infinite for NaN, which `max` ignores."""
     differences = [abs(one / other - 1) for one, other in pairs]
     return math.inf if any(map(math.isnan, differences)) else max(differences)
 
@@ -113,3 +142,128 @@ def _refused(family: Family, reason: str) -> CtxextError:
         f'transformers {transformers.__version__} does not carry this for "{family.model_type}": {reason}.',
         hint="Try another version of transformers, or another method; --no-verify writes it all the same.",
     )
+
+
+def rotations(config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, list[Rotation]]:
+    """The rotation of each rotary embedding in the language model of a configuration.
+
+    Args:
+        config: The content of a config.json without code.
+        lengths: Lengths of sequences in tokens, in ascending order.
+
+    Raises:
+        CtxextError: the installed transformers does not know the family, or refuses the configuration.
+    """
+    rotary = [
+        (name, module)
+        for name, module in stock_model(config).named_modules()
+        if "otary" in type(module).__name__ and not any(word in name for word in _OTHER_TOWERS)
+    ]
+    return {
+        length: [_asked(*one, layer_type, length) for one in rotary for layer_type in _layer_types(one[1])]
+        for length in lengths
+    }
+
+
+def stock_model(config: Mapping[str, Any]) -> Any:
+    """The stock model of a configuration on the meta device, its rotary embeddings in memory.
+
+    Raises:
+        CtxextError: the installed transformers does not know the family, or refuses the configuration.
+    """
+    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    version = transformers.__version__
+    stock = {key: value for key, value in without_hub(config).items() if key != "auto_map"}
+    try:
+        with tempfile.TemporaryDirectory() as folder, _quiet():
+            (Path(folder) / "config.json").write_text(json.dumps(stock), encoding="utf-8")
+            model_config = AutoConfig.from_pretrained(folder)
+            kind = AutoModelForCausalLM._model_mapping[type(model_config)]
+            if kind.config_class is not type(model_config):
+                model_config = model_config.get_text_config(decoder=True)
+            return _built(kind, model_config)
+    except Exception as error:  # Whatever transformers raises is the finding.
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CtxextError(
+            f'transformers {version} does not build "{config.get("model_type")}" from this configuration: {reason}'
+        ) from error
+
+
+def _built(kind: Any, config: Any) -> Any:
+    import torch
+    from transformers import activations
+
+    # Some activations read their own numbers while they are built.
+    small = {
+        kind for kind in vars(activations).values() if isinstance(kind, type) and issubclass(kind, torch.nn.Module)
+    }
+    with torch.device("meta"), _in_memory(small):
+        model = kind._from_config(config, dtype=torch.float32)
+        with _in_memory({type(module) for module in model.modules() if "otary" in type(module).__name__}):
+            return kind._from_config(config, dtype=torch.float32)
+
+
+@contextmanager
+def _in_memory(kinds: set[type]) -> Iterator[None]:
+    """Build modules of these classes on the processor, whatever the device of the rest."""
+    import torch
+
+    originals = {kind: kind.__init__ for kind in kinds}  # type: ignore[misc]
+
+    def placed(original: Any) -> Any:
+        def init(*args: Any, **kwargs: Any) -> None:
+            with torch.device("cpu"):
+                original(*args, **kwargs)
+
+        return init
+
+    try:
+        for kind, original in originals.items():
+            kind.__init__ = placed(original)  # type: ignore[misc]
+        yield
+    finally:
+        for kind, original in originals.items():
+            kind.__init__ = original  # type: ignore[misc]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence warnings of transformers about the configuration."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+def _layer_types(module: Any) -> Sequence[str]:
+    """The layer types that a rotary embedding distinguishes; one without a name by default."""
+    names = [name.removesuffix("_inv_freq") for name, _ in module.named_buffers() if name.endswith("_inv_freq")]
+    return [name for name in names if name != "original" and not name.endswith("_original")] or [""]
+
+
+def _asked(name: str, module: Any, layer_type: str, length: int) -> Rotation:
+    import torch
+
+    positions = torch.tensor([[1, max(length, 2) - 1]])
+    if hasattr(module, "mrope_section"):
+        positions = positions.expand(3, 1, 2)
+    answers = {"x": torch.zeros(1, 2, 1), "position_ids": positions, "layer_type": layer_type, "seq_len": length}
+    wanted = inspect.signature(module.forward).parameters
+    with torch.no_grad():
+        out = module(**{key: answer for key, answer in answers.items() if key in wanted})
+    turned = _as_complex(out)
+    row = turned[1] if turned.ndim == 2 else turned.flatten(0, -3)[0, 0]  # A table by position, or by row.
+    angles = row.angle()
+    return Rotation(name, layer_type, tuple(sorted(set(angles.tolist()))), float(row.abs().max()))
+
+
+def _as_complex(out: Any) -> "torch.Tensor":
+    import torch
+
+    return torch.complex(*(part.double() for part in out)) if isinstance(out, tuple) else out.to(torch.complex128)

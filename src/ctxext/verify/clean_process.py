@@ -1,10 +1,9 @@
 """Run by `clean_load.py`, never imported by ctxext: loads a converted checkpoint and checks its logits.
 
 The task has `folder`, the checkpoint; `stock`, the config.json of the same model without code; `steps`, for
-each method its settings and its reference (see references/README.md); and `positions`. Prints a line "loaded" once the
-checkpoint has answered, so that a failure after it is known to be this script's, and one JSON object at the end. What
-the logits must be is worked out the plain way, on the stock model of the family: one head, one row at a time. No code
-is shared with the checkpoint's.
+each method its settings and its reference (see references/README.md); and `positions`. The expected
+logits are computed on the stock model of the family, one head and one row at a time. No code is shared with the
+checkpoint's.
 
 Where a method changes which distance is read, logits alone say little: random weights attend almost evenly, and trained
 ones to a few tokens, while a rounding in a first layer may grow a hundredfold through thirty. So what each attention
@@ -43,11 +42,11 @@ def by_complex_numbers(states: Any, _: Any, cos: Any, sin: Any) -> Any:
 
 
 class CannotBeMovedError(ValueError):
-    """What a family does to queries and keys is none of what can be done to them before or after they are rotated."""
+    """A family changes queries and keys after it has rotated them, in a way that is no factor."""
 
 
 class Rotation:
-    """The stock model's rotary embedding of its full-attention layers, told which angles to use."""
+    """The rotary embedding of the stock model's full-attention layers, applied to given angles."""
 
     def __init__(self, model: Any, apply: Any, full_types: list[str]) -> None:
         import torch
@@ -69,7 +68,7 @@ class Rotation:
         self.columns = (sin.flatten()[:, None] / self.scaling - known.sin()).abs().argmin(-1)
 
     def table(self, angles: Any) -> Any:
-        """The family's own cos and sin at position 1 with these inverse frequencies, and those it holds afterwards."""
+        """The family's cos and sin at position 1 with these inverse frequencies, and those it holds afterwards."""
         setattr(self.module, self.buffer, angles.to(self.frequencies.dtype).clone())  # They are changed in place.
         try:
             one = self.torch.ones(1, 1)
@@ -80,7 +79,7 @@ class Rotation:
             setattr(self.module, self.buffer, self.frequencies.clone())
 
     def rows(self, states: Any, angles: Any, factor: float = 1.0) -> Any:
-        """Rotate one head's rows (l, d) each by its own angles (l, pairs), cos and sin times a factor.
+        """Rotate the rows (l, d) of one head by their angles (l, pairs), cos and sin times a factor.
 
         Angles are float32, a position times a frequency: at 10^6 that is up to 0.03 from the exact product, which is
         the family's own arithmetic and so what any position means to it.
@@ -91,7 +90,7 @@ class Rotation:
 
 
 class Samples:
-    """States of known spread in the place of a model's own, the same in every model that is asked in the same order.
+    """States of known spread that replace a model's, the same in every model that runs in the same order.
 
     What an attention is given becomes random numbers, and so do the queries and keys that it rotates, scaled so that
     scores spread by SPREAD. Its outputs then depend on no other layer, and show every distance that is read wrong,
@@ -104,7 +103,7 @@ class Samples:
         self.attentions = [module for module in model.modules() if _applies(module)]
 
     def like(self, tensor: Any, spread: float = 1.0) -> Any:
-        """Random numbers of the shape of a tensor, others each time."""
+        """Random numbers of the shape of a tensor, different ones for each call."""
         import torch
 
         self.count += 1
@@ -112,20 +111,20 @@ class Samples:
         return spread * torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.dtype)
 
     def states(self, tensors: Any) -> list[Any]:
-        """In the place of un-rotated queries and keys."""
+        """Samples that replace un-rotated queries and keys."""
         width = tensors[0].shape[-1]
         scaling = getattr(self.current, "scaling", None) or width**-0.5
         return [self.like(one, math.sqrt(SPREAD / (scaling * math.sqrt(width)))) for one in tensors]
 
     def enter(self, attention: Any, given: Any, named: dict[str, Any]) -> Any:
-        """Replace what an attention is given."""
+        """Replace the input of an attention."""
         self.current = attention
         if "hidden_states" in named:
             return given, {**named, "hidden_states": self.like(named["hidden_states"])}
         return ((self.like(given[0]), *given[1:]), named) if given else (given, named)
 
     def outputs(self, run: Any) -> list[Any]:
-        """What all attentions answer while a model runs."""
+        """The outputs of all attentions while a model runs."""
         import torch
 
         kept = []
@@ -145,7 +144,7 @@ class Samples:
 
 
 def answers(model: Any, run: Any, instead: list[Any] | None = None) -> tuple[Any, list[Any]]:
-    """What a model's run returns, and what each attention answers in it; the model goes on with others if given."""
+    """The result of a model's run and the outputs of its attentions; the model continues with others if given."""
     import torch
 
     outputs, others = list[Any](), iter(instead or [])
@@ -166,7 +165,7 @@ def answers(model: Any, run: Any, instead: list[Any] | None = None) -> tuple[Any
 
 
 def largest_difference(answered: list[Any], asked: list[Any]) -> float:
-    """The largest difference of an attention's answer from what is asked for, relative to the largest number there."""
+    """The largest difference of an attention's output from the expected one, relative to the largest number in that."""
     import torch
 
     differences = [(a - b).abs().max() / b.abs().max().clamp(min=1e-30) for a, b in zip(answered, asked, strict=True)]
@@ -175,9 +174,9 @@ def largest_difference(answered: list[Any], asked: list[Any]) -> float:
 
 @dataclass
 class States:
-    """What one attention rotates: by methods' choices for its heads, queries and keys (1, h, l, d) before and after.
+    """The choices of methods for the heads of one attention, and its queries and keys (1, h, l, d) before and after.
 
-    `key` is what its scores are made with, which some layers share (Gemma 4).
+    `key` is the tensor that its scores use, which some layers share (Gemma 4).
     """
 
     chosen: list[Any] = field(default_factory=list)
@@ -187,7 +186,7 @@ class States:
 
 
 class Expected:
-    """The logits that the methods' references ask for."""
+    """The logits that the methods' references imply."""
 
     def __init__(self, model: Any, task: dict[str, Any]) -> None:
         modeling: Any = sys.modules[type(model).__module__]
@@ -211,7 +210,7 @@ class Expected:
         self.numbers = {id(names[name]): numbers for name, numbers in task.get("numbers", {}).items()}
 
     def logits(self, input_ids: Any, positions: Any) -> Any:
-        """Run the stock model with its rotation, and where a method asks for it its attention, worked out here."""
+        """Run the stock model with its rotation, and if a method needs it its attention, computed here."""
         import torch
 
         self.positions = positions[0].tolist()
@@ -236,7 +235,7 @@ class Expected:
                 hook.remove()
 
     def outputs(self, input_ids: Any, positions: Any) -> list[Any]:
-        """What every attention answers to sampled states."""
+        """The output of every attention for sampled states."""
         self.samples = Samples(self.model)
         try:
             return self.samples.outputs(lambda: self.logits(input_ids, positions))
@@ -250,7 +249,7 @@ class Expected:
         self.states[id(attention)] = States()
 
     def apply(self, q: Any, k: Any, *args: Any, **kwargs: Any) -> Any:
-        """In the place of the family's function: un-rotated states are kept, rotated ones returned."""
+        """Replaces the family's function: keeps un-rotated states, returns rotated ones."""
         attention = self.current[0]
         if not self.takes_key:
             return self.apply_one(q, k, *args, **kwargs)
@@ -314,7 +313,7 @@ class Expected:
         return math.prod(factors)
 
     def attend(self, eager: Any, module: Any, query: Any, key: Any, value: Any, *masks: Any, **kwargs: Any) -> Any:
-        """In the place of the family's attention: scores pair by pair, one softmax."""
+        """Replaces the family's attention: scores pair by pair, one softmax."""
         import torch
 
         (settings, reference) = self.attention[0]
@@ -368,7 +367,7 @@ class Expected:
         return (weights @ value.repeat_interleave(group, 1)).transpose(1, 2).contiguous(), weights
 
     def pairs(self, settings: dict[str, Any], reference: Any, frequencies: tuple[float, ...]) -> Any:
-        """Which pairs of rows and keys are read in this layer, and the angles of the query and of the key for each."""
+        """The pairs of rows and keys that this layer reads, with the angles of query and key for each."""
         import torch
 
         if (self.layer, frequencies) not in self.angles:
@@ -399,18 +398,18 @@ def factor_between(before: Any, after: Any) -> Any:
 
 
 def code_of(module: Any) -> Any:
-    """The function that a module's own forward is."""
+    """The function behind a module's forward."""
     return inspect.unwrap(type(module).forward)
 
 
 def _applies(module: Any) -> bool:
-    """Whether a module's own forward applies the rotary embedding."""
+    """Whether a module's forward applies the rotary embedding."""
     code = getattr(code_of(module), "__code__", None)
     return code is not None and not {*APPLY}.isdisjoint(code.co_names)
 
 
 def learned_numbers(model: Any, info: dict[str, Any]) -> dict[str, Any]:
-    """Weights of the methods' own, by the attention that holds them; where they are zeros, others are put there.
+    """The weights that methods add, by the attention that holds them; zeros are replaced by random numbers.
 
     Raises:
         ValueError: the weights in the files have other names than the model's.
@@ -430,7 +429,7 @@ def learned_numbers(model: Any, info: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare(task: dict[str, Any]) -> dict[str, Any]:
-    """Load a checkpoint and hold its logits against the references; `refused` says why no reference can be."""
+    """Load a checkpoint and compare its logits with the references; `refused` says why that is impossible."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""A checkpoint in vLLM, through its offline API: greedy writing, and the log-probabilities of given tokens.
+"""A checkpoint in vLLM, through its offline API: greedy decoding, and log-probabilities of given tokens.
 
 vLLM is no dependency and is imported only when an engine is asked for. Prompts go in as token ids, so that its
 tokenizer has no say, and many at once: what they have in common is read once (prefix caching).
@@ -16,14 +16,14 @@ from ctxext.errors import CtxextError
 from ctxext.system.loading import DTYPES, choose_device, fast_cpu_dtype
 
 ENGINE_NAMES = ("transformers", "vllm")
-"""What models may be run by; transformers is no engine of its own but stands among them."""
+"""The programs that run models, transformers among them."""
 
 
 def vllm_version() -> str:
-    """The version of vLLM that is installed.
+    """The installed version of vLLM.
 
     Raises:
-        CtxextError: none is.
+        CtxextError: vLLM is not installed.
     """
     if importlib.util.find_spec("vllm") is None:
         raise CtxextError(
@@ -36,11 +36,11 @@ def vllm_version() -> str:
 
 
 def engine_dtype(config: Mapping[str, Any], name: str) -> str:
-    """The number format in which transformers would compute a checkpoint here, by torch's name.
+    """The dtype in which transformers computes a checkpoint on this machine.
 
     Args:
         config: The content of its config.json.
-        name: auto, bf16, fp16 or fp32. Engines mean other things by auto: vLLM rounds float32 weights to 16 bits.
+        name: auto, bf16, fp16 or fp32. auto differs between engines: vLLM rounds float32 weights to 16 bits.
     """
     if name != "auto":
         return DTYPES[name]
@@ -96,7 +96,7 @@ class Engine:
     def write(
         self, prompts: Sequence[Sequence[int]], rooms: Sequence[int], ends: Sequence[int] = ()
     ) -> list[list[int]]:
-        """What follows each prompt in greedy decoding, as token ids.
+        """Continue each prompt greedily; returns token ids.
 
         Args:
             prompts: Token ids.
@@ -123,7 +123,7 @@ class Engine:
         ]
 
     def close(self) -> None:
-        """End the engine's processes and give back its memory."""
+        """End the engine's processes and free its memory."""
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
 
@@ -145,7 +145,7 @@ def _check_finite(numbers: Iterator[float]) -> None:
 
 
 def _said(error: BaseException) -> str:
-    """The last line of an error that says something; pydantic's begin with headings and end with a link."""
+    """The last informative line of an error; those of pydantic begin with headings and end with a link."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     messages = [line for line in lines if not line.startswith(("For further information", "1 validation error"))]
     return messages[-1] if messages else type(error).__name__

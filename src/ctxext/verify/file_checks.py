@@ -18,7 +18,7 @@ _OF_THE_HUB = frozenset({MANIFEST, ".gitattributes", CARD})
 
 
 def check_record(subject: Subject) -> Finding:
-    """Whether ctxext.json is there and tells the same story as config.json."""
+    """Whether ctxext.json exists and agrees with config.json."""
     name, manifest, noted = "record", subject.manifest, provenance(subject.checkpoint.config)
     if not manifest:
         return Finding(name, FAILED, f"there is no {MANIFEST}: not made by ctxext, or not all of it is here")
@@ -36,7 +36,7 @@ def check_record(subject: Subject) -> Finding:
 
 
 def check_files(subject: Subject) -> Finding:
-    """Whether every small file is what was recorded, none is missing and none was added."""
+    """Whether every small file is as recorded, none is missing and none was added."""
     if not subject.manifest:
         return Finding("files", SKIPPED, "nothing was recorded")
     kept = [path.as_posix() for path in subject.checkpoint.files if path.parts[0] != subject.rewritten]
@@ -65,7 +65,7 @@ def _same(subject: Subject, name: str, digest: str | None) -> bool:
 
 
 def check_weights(subject: Subject) -> Finding:
-    """Whether the weight files are whole, and what was recorded where their digests were."""
+    """Whether the weight files are complete, and match their digests where those were recorded."""
     name = "weights"
     subject.checkpoint.check_weights()
     if not subject.manifest:
@@ -94,7 +94,7 @@ def check_weights(subject: Subject) -> Finding:
 
 
 def _is_touched(subject: Subject, name: str) -> bool:
-    """Whether a weight file has another size or time than was recorded; what --against reads in full may be newer."""
+    """Whether a weight file differs in size or time from the record; one that --against reads in full may be newer."""
     stamps, path = subject.manifest.get("stamps"), subject.checkpoint.folder / name
     stamp = stamps.get(name) if isinstance(stamps, dict) else None
     if not stamp or not path.is_file() or has_stamp(path, stamp):
@@ -104,7 +104,7 @@ def _is_touched(subject: Subject, name: str) -> bool:
 
 
 def check_configuration(subject: Subject) -> Finding:
-    """Whether the recipe, applied again, gives this very configuration, in both dialects."""
+    """Whether applying the recipe again gives the same configuration, in both dialects."""
     name = "configuration"
     if not subject.has_recipe:
         return Finding(name, SKIPPED, '"config.json" has no recipe')
@@ -123,7 +123,7 @@ def check_configuration(subject: Subject) -> Finding:
 
 
 def _same_but_heads(actual: Any, expected: Any) -> bool:
-    """Whether two `auto_map` name the same, but for heads that one version of transformers has and another has not."""
+    """Whether two `auto_map` agree, except in heads that not every version of transformers has."""
     heads = {f"AutoModelFor{head}" for head in HEADS}
     return {k: v for k, v in (actual or {}).items() if k not in heads} == {
         k: v for k, v in (expected or {}).items() if k not in heads
@@ -141,7 +141,7 @@ def _differences(config: Mapping[str, Any], expected: Mapping[str, Any], nested:
 
 def check_lengths(subject: Subject) -> Finding:
     """Whether the files agree on the context length."""
-    claimed = claimed_lengths(subject.checkpoint, subject.family, _own_length(subject))
+    claimed = claimed_lengths(subject.checkpoint, subject.family, _encoded_length(subject))
     config, tokenizer = claimed.get("config.json"), claimed.get("tokenizer_config.json")
     length = read(subject.checkpoint.config, subject.family, "max_position_embeddings")
     model_length = text_config(subject.checkpoint.config, subject.family).get(subject.family.length_key, length)
@@ -152,15 +152,15 @@ def check_lengths(subject: Subject) -> Finding:
     return Finding("lengths", PASSED, f"all files say {config} tokens")
 
 
-def _own_length(subject: Subject) -> int | None:
-    """What config.json says where no plain key does; None for rotary models, which have one."""
+def _encoded_length(subject: Subject) -> int | None:
+    """The context length of models without a plain key for it; None for rotary models, which have one."""
     if subject.family.positions == "rotary" or not is_readable(subject.family):
         return None
     return subject.model.encoding.context_length
 
 
 def check_code(subject: Subject) -> Finding:
-    """Whether the modeling code is byte for byte what this version of ctxext writes."""
+    """Whether the modeling code is byte for byte the code that this version writes."""
     expected = subject.own_code
     changed = [name for name in expected if Path(name) in subject.foreign_code]
     missing = [name for name in expected if Path(name) not in subject.checkpoint.files]

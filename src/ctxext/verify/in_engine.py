@@ -1,4 +1,4 @@
-"""A checkpoint in vLLM against itself in transformers: log-probabilities inside the window, past it, to its end."""
+"""Compare a checkpoint in vLLM with itself in transformers, by log-probabilities at every length."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ctxext.system.loading import choose_device, loading_told
 from ctxext.verify.engine import Engine
 
 TOLERANCE = 1e-3
-"""Largest difference of a log-probability in nats, in float32, at which two runs count as one."""
+"""Largest difference of a log-probability, in nats and float32, at which two runs count as equal."""
 
 _MOST_LOGITS = 2**28
 _PIECE = 1024
@@ -21,15 +21,15 @@ _PIECE = 1024
 
 @dataclass(frozen=True)
 class Compared:
-    """One prompt in the engine and in transformers.
+    """The comparison of one prompt.
 
     Attributes:
         served: What the engine ran.
-        place: Where its tokens stand: inside the original context length, beyond it, or "to the last position".
-        tokens: How many there are.
+        place: Which positions it fills: inside the original context length, beyond it, or "to the last position".
+        tokens: The number of tokens.
         difference: The largest difference of a log-probability, in nats.
         mean: The mean difference, in nats.
-        position: The position at which the largest stands.
+        position: The position of the largest difference.
     """
 
     served: str
@@ -41,7 +41,7 @@ class Compared:
 
     @property
     def is_alike(self) -> bool:
-        """Whether both say the same."""
+        """Whether both agree within the tolerance."""
         return self.difference <= TOLERANCE  # NaN is not.
 
 
@@ -60,7 +60,7 @@ def compare_in_engine(
     Args:
         checkpoint: What transformers loads.
         served: What the engine loads, by name: a folder, and more arguments of `vllm.LLM`.
-        trust_remote_code: Run the checkpoint's modeling code even where it is not this version's own.
+        trust_remote_code: Run the checkpoint's modeling code even if this version did not write it.
         arguments: Arguments of `vllm.LLM` for all of them; `max_model_len` shortens the longest prompt.
 
     Raises:

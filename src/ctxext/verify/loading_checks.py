@@ -1,9 +1,18 @@
-"""The checks that load the model, each in a process of its own that cannot import ctxext."""
+"""The checks that load the model, each in a separate process that cannot import ctxext."""
 
+from typing import Any
+
+from ctxext.checkpoint.auto_class import auto_class
+from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
+from ctxext.recipes.code.staging import staged
+from ctxext.recipes.encodings.biases import Buckets
+from ctxext.recipes.encodings.learned import LearnedTable
 from ctxext.verify.carried import expected_rotation, largest_difference
+from ctxext.verify.clean_load import ScriptFailedError, answer_of
 from ctxext.verify.logits import compare_logits
-from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed
+from ctxext.verify.reference import reference_file
+from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed, training_of
 
 _TOLERANCE = 2e-5
 _NOT_RUN = "it carries code that is not this version's own; --trust-remote-code runs it"
@@ -80,3 +89,108 @@ def check_logits(subject: Subject) -> Finding | None:
     if report.skipped:
         return Finding("logits", SKIPPED, report.skipped)
     return Finding("logits", PASSED, f"as the method says (largest relative difference {report.difference:.0e})")
+
+
+def check_buckets(subject: Subject) -> Finding | None:
+    """Whether each stack of the family's class looks its biases up where the reference says."""
+    name = "buckets"
+    if not subject.has_recipe or all(step.kind != name for step in subject.recipe.steps):
+        return None
+    (step,) = (step for step in subject.recipe.steps if step.kind == name)
+    plain = subject.plain.encoding
+    assert isinstance(plain, Buckets)
+    task: dict[str, Any] = {
+        "numbers": step.to_dict(),
+        "reference": str(reference_file(step)),
+        "source": {"distance": plain.distance, "num_buckets": plain.num_buckets},
+    }
+    try:
+        with staged(subject.checkpoint) as stage:
+            report = answer_of("buckets_process", {**task, "folder": str(stage.folder)}, {step.name: task["reference"]})
+    except ScriptFailedError as error:
+        return Finding(name, FAILED, f"the buckets cannot be compared: {error}")
+    if not report["stacks"]:
+        return Finding(name, FAILED, "nothing was seen to look a bias up")
+    if report["wrong"]:
+        return Finding(name, FAILED, f"a distance of {report['wrong'][0]} tokens lies in another bucket")
+    return Finding(name, PASSED, f"{report['distances']} distances in {report['stacks']} stacks as the recipe says")
+
+
+def check_tables(subject: Subject) -> Finding | None:
+    """Whether each row of the loaded tables is what its reference says, by the source's rows where they are given."""
+    name = "tables"
+    if not subject.has_recipe or not subject.recipe.rewrites_weights or not _endings(subject):
+        return None
+    if not subject.may_load:
+        return Finding(name, SKIPPED, "it carries code that is not this version's own")
+    if training_of(subject):
+        return Finding(name, SKIPPED, "it was trained, so its rows are no longer those of the recipe")
+    task = _task(subject)
+    try:
+        with staged(subject.checkpoint) as stage:
+            report = answer_of(
+                "table_process", {**task, "folder": str(stage.folder)}, {task["numbers"]["method"]: task["reference"]}
+            )
+    except ScriptFailedError as error:
+        return Finding(name, FAILED, f"the tables cannot be compared: {error}")
+    tables, epsilon = report["tables"], report["epsilon"]
+    for table in tables:
+        if problem := _table_problem(table, task, epsilon):
+            return problem
+    return Finding(name, PASSED, _summary(tables, task, by_source=subject.source is not None))
+
+
+def _task(subject: Subject) -> dict[str, Any]:
+    (step,) = (step for step in subject.recipe.steps if step.kind == "table")
+    table = subject.model.encoding
+    assert isinstance(table, LearnedTable)
+    stored = [one for one in subject.new_tensors if one.endswith(table.layout.tensors)]
+    named = stored or table.layout.tensors  # Computed tables need not lie among the weights.
+    return {
+        "auto": auto_class(subject.checkpoint.config),
+        "tables": {one: _file_of(subject.source, one) for one in named},
+        "endings": list(table.layout.tensors),
+        "special": table.num_special,
+        "length": table.trained_length,
+        "count": table.context_length,
+        "numbers": step.to_dict(),
+        "reference": str(reference_file(step)),
+    }
+
+
+def _endings(subject: Subject) -> tuple[str, ...]:
+    """How the names of the family's tables end; none where the model makes them for any length."""
+    table = subject.model.encoding
+    return table.layout.tensors if isinstance(table, LearnedTable) else ()
+
+
+def _file_of(source: Checkpoint | None, name: str) -> str | None:
+    """The file of the source that holds a tensor."""
+    for path in source.loaded_safetensors if source else ():
+        assert source is not None
+        if name in read_safetensors_header(source.folder / path):
+            return str((source.folder / path).resolve())
+    return None
+
+
+def _table_problem(table: dict[str, Any], task: dict[str, Any], epsilon: float) -> Finding | None:
+    """What is wrong with a table, or why it cannot be compared; None if it is right."""
+    check, name = "tables", table["name"]
+    if table["rows"] != task["count"]:
+        return Finding(check, FAILED, f'"{name}" has {table["rows"]} rows for positions, the recipe {task["count"]}')
+    if table.get("unknown"):
+        return Finding(check, SKIPPED, "the source's rows are not all among the new ones; --against SOURCE compares")
+    if not table["same"]:
+        return Finding(check, FAILED, f'"{name}": the rows before position 0 are not the source\'s')
+    if not table["difference"] <= epsilon * max(table["scale"], 1e-30):
+        return Finding(check, FAILED, f'"{name}" differs from the recipe by up to {table["difference"]:.1e}')
+    return None
+
+
+def _summary(tables: list[dict[str, Any]], task: dict[str, Any], *, by_source: bool) -> str:
+    """One line about tables that are right."""
+    rows = ", ".join(f"{table['name']}: {table['rows']} rows" for table in tables)
+    worst = max(table["difference"] for table in tables)
+    kept = by_source and all(table["kept"] for table in tables)
+    note = f", the first {task['length']} bit for bit the source's" if kept else ""
+    return f"{rows} as the recipe says (largest difference {worst:.0e}){note}"

@@ -1,4 +1,4 @@
-"""After converting with code: load the result where ctxext cannot be imported, and compare its logits."""
+"""Compare a checkpoint with code, loaded where ctxext cannot be imported, with the references of its methods."""
 
 import math
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ _BYTES_PER_PARAMETER = 4
 
 @dataclass(frozen=True)
 class Verification:
-    """What a check after converting found.
+    """The result of the check after converting.
 
     Attributes:
-        of: What was compared: "logits" in a clean process, or "frequencies" in the installed transformers.
-        skipped: Why nothing was checked; empty where it was.
+        of: The quantity compared: "logits" in a clean process, or "frequencies" in the installed transformers.
+        skipped: Why nothing was checked; empty if it was.
         difference: Largest difference from what the method asks for: of a logit or of an answer of attention, relative
             to the largest one, or of a frequency relative to itself.
         change: Largest change of a logit against the source.
@@ -58,10 +58,10 @@ def compare_logits(
         recipe: What was applied, resolved.
         model: Its configuration.
         stock: The configuration with those steps only that stock transformers carries, for the comparison.
-        foreign: The user allowed code that is not ctxext's own, which is loaded from the folder as it is.
+        foreign: The user allowed code that ctxext did not write: it is loaded from the folder as it is.
 
     Raises:
-        CtxextError: it does not load, or its logits are not what the methods say.
+        CtxextError: it does not load, or its logits differ from the references.
     """
     check_described(source, CAUSAL)
     # Without headers a parameter is taken to have the 16 bits of most checkpoints.

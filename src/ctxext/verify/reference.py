@@ -1,4 +1,4 @@
-"""Finds a method's reference, and works out what a recipe's loaded model must rotate by."""
+"""Load a method's reference, and compute the inverse frequencies that a recipe's loaded model must have."""
 
 import contextlib
 import importlib.util
@@ -45,7 +45,7 @@ def reference_of(method: Method | type[Method]) -> ModuleType:
 
 @contextlib.contextmanager
 def reference_faults(method: Method | type[Method]) -> Iterator[None]:
-    """Tell whatever a reference raises in one line, with its place.
+    """Report any error of a reference in one line, with the file and line.
 
     Raises:
         CtxextError: something was raised.
@@ -61,10 +61,10 @@ def reference_faults(method: Method | type[Method]) -> Iterator[None]:
 
 
 def reference_error(names: Sequence[str], detail: str) -> CtxextError:
-    """The error that a reference itself is at fault.
+    """The error for a fault in a reference.
 
     Args:
-        names: The methods that it is the reference of.
+        names: The methods that use the reference.
         detail: What it raised, and where.
     """
     return CtxextError(

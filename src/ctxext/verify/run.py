@@ -1,4 +1,4 @@
-"""Prove that a finished checkpoint is what it says: one finding per check."""
+"""Verify a finished checkpoint: one finding per check."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,13 +14,12 @@ from ctxext.verify.file_checks import (
     check_record,
     check_weights,
 )
-from ctxext.verify.loading_checks import check_frequencies, check_loading, check_logits
+from ctxext.verify.loading_checks import check_buckets, check_frequencies, check_loading, check_logits, check_tables
 from ctxext.verify.subject import FAILED, Finding, Subject
-from ctxext.verify.tables import check_buckets, check_tables
 from ctxext.verify.tensors import check_against
 
 Check = Callable[[Subject], Finding | None]
-"""A check gives None where it does not apply."""
+"""A check returns None if it does not apply."""
 
 READING: tuple[Check, ...] = (
     check_record,
@@ -30,10 +29,10 @@ READING: tuple[Check, ...] = (
     check_lengths,
     check_code,
 )
-"""The checks that read files only, in the order in which they are told."""
+"""The checks that read files only, in the order in which they are shown."""
 
 LOADING: tuple[Check, ...] = (check_loading, check_frequencies, check_tables, check_buckets, check_logits)
-"""Those that load the model."""
+"""The checks that load the model."""
 
 
 def verify(
@@ -51,8 +50,8 @@ def verify(
     Args:
         folder: A folder or a Hub id.
         against: The checkpoint whose weights it must have; None leaves that unchecked.
-        load: Also load the model in a process of its own.
-        trust_remote_code: Also run modeling code that is not this version's own.
+        load: Also load the model, in a separate process.
+        trust_remote_code: Also run modeling code that this version did not write.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read where it is None.
         progress: Called with what is being read, how much of it and how much in all.
@@ -69,7 +68,7 @@ def verify(
 
 
 def run_checks(checks: Sequence[Check], subject: Subject) -> list[Finding]:
-    """Run checks one after another; what one of them cannot read is a failure with the reason."""
+    """Run checks one after another; a check that cannot read something fails with the reason."""
     findings = [_run(check, subject) for check in checks]
     return [finding for finding in findings if finding is not None]
 
@@ -85,5 +84,5 @@ def _run(check: Check, subject: Subject) -> Finding | None:
 
 
 def failures(findings: Sequence[Finding]) -> list[Finding]:
-    """Those that make a checkpoint fail."""
+    """The findings that make a checkpoint fail."""
     return [finding for finding in findings if finding.status == FAILED]

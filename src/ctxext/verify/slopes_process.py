@@ -1,10 +1,9 @@
 """Run by `clean_load.py`, never imported by ctxext: loads a converted checkpoint with ALiBi and checks its logits.
 
 The task has `folder`, the checkpoint; `stock`, the config.json of the same model without code; `steps`, its
-one method with settings and reference (see references/README.md); and `count`, a number of tokens. Prints a line
-"loaded" once the checkpoint has answered, and one JSON object at the end. What the logits must be is worked out the
-plain way: the stock model reads token after token, and before each the slopes are set to those of its row. No code is
-shared with the checkpoint's.
+one method with settings and reference (see references/README.md); and `count`, a number of tokens. The expected
+logits come from the stock model reading token after token, with the slopes set to those of the row before each. No
+code is shared with the checkpoint's.
 
 Rows beyond the original context length need few tokens where that is small: it is set to a third of the tokens here,
 in the loaded model and for the reference. That config.json has the right one is for the check of the configuration.
@@ -46,7 +45,7 @@ def token_by_token(stock: Any, input_ids: Any, settings: dict[str, Any], referen
 
 
 def compare(task: dict[str, Any]) -> dict[str, float]:
-    """Load a checkpoint and hold its logits against the reference."""
+    """Load a checkpoint and compare its logits with the reference."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

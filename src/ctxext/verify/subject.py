@@ -1,4 +1,4 @@
-"""What is being verified: a checkpoint, what was recorded about it, and what its recipe says it must be."""
+"""The checkpoint that is verified, with its record and the configuration that its recipe implies."""
 
 import contextlib
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "not checked"
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """The result of one check.
 
     Attributes:
         check: Its name.
@@ -39,7 +39,7 @@ class Finding:
 
 @contextlib.contextmanager
 def _making_sense() -> Iterator[None]:
-    """Say of a configuration that someone broke that it is broken, whatever it is that breaks on it."""
+    """Report a configuration that was broken by hand as such, whichever error it causes."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -48,12 +48,12 @@ def _making_sense() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Subject:
-    """A checkpoint and everything that can be said about it without loading it.
+    """A checkpoint, and what is known about it without loading it.
 
     Attributes:
         checkpoint: Its files.
-        source: The checkpoint whose weights it must have; None where nobody asks.
-        trust_remote_code: Whether code that is not this version's own may be run.
+        source: The checkpoint whose weights it must have; None leaves that unchecked.
+        trust_remote_code: Whether code that this version did not write may run.
         rewritten: A folder whose files are about to be written again, so that they are not checked.
         progress: Called with a file's name, bytes read and bytes in all.
     """
@@ -87,36 +87,36 @@ class Subject:
 
     @property
     def has_recipe(self) -> bool:
-        """Whether config.json says what ctxext did."""
+        """Whether config.json has a recipe."""
         return isinstance(provenance(self.checkpoint.config).get("recipe"), dict)
 
     @cached_property
     def recipe(self) -> Recipe:
-        """What config.json says was applied."""
+        """The recipe in config.json."""
         with _making_sense():
             return recipe_from_dict(provenance(self.checkpoint.config).get("recipe"), "config.json")
 
     @cached_property
     def model(self) -> ModelConfig:
-        """The configuration, as this version would have written it."""
+        """The configuration in config.json, in the form that this version writes."""
         with _making_sense():
             return model_config(self.checkpoint.config)
 
     @cached_property
     def plain(self) -> ModelConfig:
-        """The configuration with the recipe taken back."""
+        """The configuration before the recipe was applied."""
         with _making_sense():
             return plain_config(self.model)
 
     @cached_property
     def expected(self) -> ModelConfig:
-        """The configuration as the recipe makes it again."""
+        """The configuration that results from applying the recipe again."""
         with _making_sense():
             return self.recipe.edit(self.plain)
 
     @cached_property
     def new_tensors(self) -> list[str]:
-        """The tensors that the recipe writes anew, by the names in the weights, sorted."""
+        """The names of the tensors that the recipe rewrites, sorted."""
         if not self.has_recipe or not self.recipe.rewrites_weights:
             return []
         # The same question that convert asked of the source: the result has the same names, and more rows.
@@ -135,7 +135,7 @@ class Subject:
 
     @cached_property
     def foreign_code(self) -> list[Path]:
-        """Python files that are not this version's own, byte for byte."""
+        """Python files that differ from those that this version writes."""
         python = [path for path in self.checkpoint.files if path.suffix == ".py"]
         return [
             path for path in python if sha256_of(self.checkpoint.folder / path) != self.own_code.get(path.as_posix())
@@ -143,18 +143,18 @@ class Subject:
 
     @cached_property
     def loaded(self) -> LoadReport:
-        """What the model uses once it is loaded, in a process that cannot import ctxext."""
+        """The model as loaded in a process that cannot import ctxext."""
         with staged(self.checkpoint, foreign=self.runs_foreign_code) as stage:
             return load_in_clean_process(stage.folder, trust=stage.trust, auto=auto_class(self.checkpoint.config))
 
     @property
     def runs_foreign_code(self) -> bool:
-        """Whether the user allowed code that is not ctxext's own, so that it is loaded from its own folder."""
+        """Whether the user allowed code that ctxext did not write, so that it loads from the folder as it is."""
         return self.trust_remote_code and not runs_only_own_code(self.checkpoint)
 
     @cached_property
     def may_load(self) -> bool:
-        """Whether it can be loaded without running code that is neither transformers' nor this version's own.
+        """Whether loading runs no code but that of transformers and of this version, or the user allowed other code.
 
         Raises:
             CtxextError: config.json describes far more than the files hold.
@@ -166,7 +166,7 @@ class Subject:
 
 
 def training_of(subject: Subject) -> dict[str, Any]:
-    """What ctxext.json or config.json notes of a fine-tuning; empty where they note none."""
+    """The record of a fine-tuning in ctxext.json or config.json; empty by default."""
     noted = provenance(subject.checkpoint.config).get("finetune")
     record = subject.manifest.get("finetune") or noted or {}
     return dict(record) if isinstance(record, dict) else {}

@@ -2,7 +2,7 @@
 
 The task has `folder`, `auto`, the Auto class that loads it, `tables`, for each its name in the weights and,
 where it is known, the file of the source that holds it; `endings`, `special`, `length` and `count`, the old and the new
-number of positions, `numbers`, the step, and `reference`, its file. Prints one JSON object.
+number of positions, `numbers`, the step, and `reference`, its file.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from .script import answer, reference_at
 
 
 def table_of(model: Any, name: str, endings: list[str]) -> Any:
-    """A loaded model's table; classes differ in what stands before the last parts of its name."""
+    """A table of a loaded model; classes differ in the prefix of its name."""
     ending = next(ending for ending in endings if name.endswith(ending))
     return next(
         weight
@@ -21,7 +21,7 @@ def table_of(model: Any, name: str, endings: list[str]) -> Any:
 
 
 def compared(task: dict[str, Any], model: Any, name: str, origin: str | None) -> dict[str, Any]:
-    """How far a table is from what the reference makes of the original rows."""
+    """The difference of a table from the one that the reference builds from the original rows."""
     import torch
     from safetensors import safe_open
 
@@ -47,7 +47,7 @@ def compared(task: dict[str, Any], model: Any, name: str, origin: str | None) ->
 
 
 def compare(task: dict[str, Any]) -> dict[str, Any]:
-    """Load a checkpoint and hold its tables against the reference."""
+    """Load a checkpoint and compare its tables with the reference."""
     import torch
     import transformers
 

@@ -1,4 +1,4 @@
-"""Comparing weights tensor by tensor, a chunk at a time: the files are never held in memory."""
+"""Compare weights tensor by tensor, a chunk at a time, without holding files in memory."""
 
 import hashlib
 import pickle
@@ -28,7 +28,7 @@ class Tensor:
 
 
 def check_against(subject: Subject) -> Finding | None:
-    """Whether the weights are the source's, or what training changed about them."""
+    """Whether the weights equal the source's, or only training changed them."""
     name, source = "against", subject.source
     if source is None:
         return None
@@ -93,7 +93,7 @@ _DTYPES |= {"int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
 
 
 def _pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """An older checkpoint's tensors; only tensors are unpickled, and from the file as they are needed."""
+    """The tensors of a pickled file: nothing else is unpickled, and they are read from disk as needed."""
     import torch
 
     try:

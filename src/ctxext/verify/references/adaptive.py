@@ -17,7 +17,7 @@ def factor_of(settings, m):
 
 
 def relation(settings, layer, m, n, frequencies):
-    """Query and key at their own positions, both with the frequencies of the row's factor."""
+    """Query and key at their positions, both with the frequencies of the row's factor."""
     number = factor_of(settings, m)
     if number is not None:
         # Families that fill up with frequencies of 0 have more of them than the schedule.

@@ -8,7 +8,7 @@ __all__ = ["places", "relation", "temperature"]
 
 
 def relation(settings, layer, m, n, frequencies):
-    """Keys within the window at their own distance, all others by groups; `border` says how the two meet."""
+    """Keys within the window at their true distance, all others by groups; `border` says how the two meet."""
     length, window, published = settings["original_length"], settings["window"], is_published(settings)
     if m < length or m - n < window or (published and m - n == window):
         return [m * w for w in frequencies], [n * w for w in frequencies]

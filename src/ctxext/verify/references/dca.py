@@ -6,7 +6,7 @@ __all__ = ["places", "relation", "temperature"]
 
 
 def relation(settings, layer, m, n, frequencies):
-    """Keys of the same chunk at their own distance, those of the chunk before it and of earlier ones by their rules."""
+    """Keys of the same chunk at their true distance; the chunk before and earlier ones have other rules."""
     size, chunk = settings["chunk_size"], settings["chunk_size"] - settings["local"]
     # Within a chunk the paper reads both at their place in it, which is the same distance.
     if m < size or m // chunk == n // chunk:
@@ -17,7 +17,7 @@ def relation(settings, layer, m, n, frequencies):
 
 
 def places(settings, reach):
-    """Around the borders of the row's own chunk and of the one before, and the rows at which chunks begin."""
+    """Around the borders of the row's chunk and of the one before, and the rows at which chunks begin."""
     size, chunk = settings["chunk_size"], settings["chunk_size"] - settings["local"]
 
     def borders(row):

@@ -4,12 +4,12 @@ import math
 
 
 def relation(settings, layer, m, n, frequencies):
-    """Query and key at their own positions."""
+    """Query and key at their positions."""
     return [m * w for w in frequencies], [n * w for w in frequencies]
 
 
 def temperature(settings, layer, m):
-    """None of its own."""
+    """The method has none."""
     return 1.0
 
 

@@ -4,7 +4,7 @@ import math
 
 
 def rows(numbers, old, count):
-    """Row p, a number of sines and cosines of p, each pair at its own pace."""
+    """Row p: sines and cosines of p, each pair at its frequency."""
     width = old.shape[1]
     angles = [[p / 10000 ** (2 * i / width) for i in range(width // 2)] for p in range(count)]
     return old.new_tensor([[math.sin(a) for a in row] + [math.cos(a) for a in row] for row in angles])

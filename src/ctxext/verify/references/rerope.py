@@ -6,7 +6,7 @@ __all__ = ["places", "relation", "temperature"]
 
 
 def relation(settings, layer, m, n, frequencies):
-    """Keys within the window at their own distance, all others at the window's."""
+    """Keys within the window at their true distance, all others at the window's."""
     if m < settings["original_length"] or m - n < settings["window"]:
         return [m * w for w in frequencies], [n * w for w in frequencies]
     return angles(settings["window"], frequencies), angles(0, frequencies)

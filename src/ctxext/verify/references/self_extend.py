@@ -6,7 +6,7 @@ __all__ = ["places", "relation", "temperature"]
 
 
 def relation(settings, layer, m, n, frequencies):
-    """Keys within the window at their own distance, all others by groups."""
+    """Keys within the window at their true distance, all others by groups."""
     length, window, group = settings["original_length"], settings["window"], settings.get("group")
     if m < length or m - n < window:
         return [m * w for w in frequencies], [n * w for w in frequencies]

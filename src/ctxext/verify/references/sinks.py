@@ -6,7 +6,7 @@ __all__ = ["places", "relation", "temperature"]
 
 
 def relation(settings, layer, m, n, frequencies):
-    """The first keys at their distance within the cache, recent ones at their own, and none between."""
+    """The first keys at their distance within the cache, recent ones at their true distance, and none between."""
     sinks = settings["sinks"]
     dropped = max(m - settings["window"] + 1 - sinks, 0)
     if sinks <= n < sinks + dropped:

@@ -11,7 +11,7 @@ def first_row(settings):
 
 
 def relation(settings, layer, m, n, frequencies):
-    """Keys up to the shift at their own distance, all others nearer by the shift less the window."""
+    """Keys up to the shift at their true distance, all others nearer by the shift less the window."""
     if m < first_row(settings) or m - n <= settings["shift"]:
         return [m * w for w in frequencies], [n * w for w in frequencies]
     return angles(m - settings["shift"] + settings["window"], frequencies), angles(n, frequencies)

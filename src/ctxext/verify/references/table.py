@@ -4,7 +4,7 @@ import math
 
 
 def rows(numbers, old, count):
-    """The rows of `count` positions, a tensor (count, width), made of those of the old ones, a tensor (L, width)."""
+    """The rows of `count` positions, a tensor (count, width), computed from the old ones, a tensor (L, width)."""
     return FILLS[numbers["fill"]](numbers, old, count)
 
 
@@ -50,7 +50,7 @@ def cubic(numbers, old, count):
 
 
 def original(numbers, new, length, count):
-    """Where the old rows stand in the new table, as indices; None where they are not all there."""
+    """Indices of the old rows in the new table; None if they are not all in it."""
     if numbers["fill"] in ("tile", "hierarchical"):
         return list(range(length))
     return [i * count // length for i in range(length)] if count % length == 0 else None

@@ -6,7 +6,7 @@ __all__ = ["places", "relation", "temperature"]
 
 
 def relation(settings, layer, m, n, frequencies):
-    """Keys within the window at their own distance, and no others."""
+    """Keys within the window at their true distance, and no others."""
     if n <= m - settings["window"]:
         return None
     return [m * w for w in frequencies], [n * w for w in frequencies]
