@@ -23,9 +23,9 @@ CASES = {
 def test_what_bounds_it(model_type, run, tmp_path):
     numbers, words = CASES[model_type]
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **numbers}))
-    told = run("inspect", tmp_path, "--json")
-    assert told.exit_code == 0
-    data = json.loads(told.stdout)
+    done = run("inspect", tmp_path, "--json")
+    assert done.exit_code == 0
+    data = json.loads(done.stdout)
     assert words in data["bound"]
     assert not any(entry["applies"] for entry in data["methods"].values())
     assert words.split()[0] in run("inspect", tmp_path).stdout

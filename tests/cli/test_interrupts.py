@@ -33,7 +33,7 @@ def test_ctrl_c_ends_it_and_says_how_to_go_on(work):
         assert process.stdout.readline() == "ready\n"
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        told = process.stdout.read()
+        output = process.stdout.read()
         assert process.wait() != 0
         assert time.monotonic() - began < 5
-    assert told == "go on\n"
+    assert output == "go on\n"

@@ -225,8 +225,8 @@ def test_a_search_that_was_stopped_goes_on_as_it_was(run, arrived, monkeypatch):
     line = [word for word in SEARCH if word not in ("--gradient", "--resume", "--overwrite", "--token", TOKEN)]
     first, named = arrived(line, "ctxext.cli.search.search")
     monkeypatch.setattr(importlib.import_module("ctxext.cli.search"), "search", stopped)
-    (told,) = [one for one in run(*line).stderr.splitlines() if one.startswith("Stopped; go on with: ctxext ")]
-    again, more = arrived(shlex.split(told)[5:], "ctxext.cli.search.search")
+    (shown,) = [one for one in run(*line).stderr.splitlines() if one.startswith("Stopped; go on with: ctxext ")]
+    again, more = arrived(shlex.split(shown)[5:], "ctxext.cli.search.search")
     assert again == first
     assert {**more, "watch": None} == {**named, "watch": None, "resume": True}
 
@@ -422,8 +422,8 @@ def test_a_result_is_asked_the_same_as_its_base(run, tmp_path, monkeypatch):
     trained = SimpleNamespace(options=TrainingOptions(seed=7))
     monkeypatch.setattr("ctxext.evaluate.checkpoint_info.open_infos", lambda *given, **more: [])
     monkeypatch.setattr("ctxext.finetune.run.finetune", lambda *given, **more: trained)
-    told = []
-    monkeypatch.setattr("ctxext.cli.finetune.tell_result", lambda *given, **more: told.append(more))
+    results = []
+    monkeypatch.setattr("ctxext.cli.finetune.tell_result", lambda *given, **more: results.append(more))
     asked = []
 
     def evaluate(models, settings, *, out, progress):
@@ -435,4 +435,4 @@ def test_a_result_is_asked_the_same_as_its_base(run, tmp_path, monkeypatch):
     run(*line)
     run(*line, "--no-merge")
     assert asked == [(["some", "out"], Settings(tasks=("short", "needle"), seed=7), Path("out/evaluation"))]
-    assert told == [{"merge": True, "report": {"models": []}}, {"merge": False, "report": None}]
+    assert results == [{"merge": True, "report": {"models": []}}, {"merge": False, "report": None}]

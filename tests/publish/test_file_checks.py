@@ -51,8 +51,8 @@ def test_either_record_may_tell_another_story(converted, name, key):
     else:
         noted["source"][{"source": "name"}.get(key, key)] = COMMIT
     change(folder, name, **content)
-    told = f'"ctxext.json" and "config.json" disagree about {key}'
-    assert file_checks.check_record(subject_of(folder)) == Finding("record", "failed", told)
+    problem = f'"ctxext.json" and "config.json" disagree about {key}'
+    assert file_checks.check_record(subject_of(folder)) == Finding("record", "failed", problem)
 
 
 FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "README.md", "model.safetensors")
@@ -68,12 +68,12 @@ def test_files_that_changed_or_are_missing(converted, what, name):
         (folder / name).unlink()
     else:
         (folder / name).write_bytes((folder / name).read_bytes() + b" ")
-    found = file_checks.check_files(subject)
+    finding = file_checks.check_files(subject)
     if name == "README.md" or (what, name) == ("changed", "model.safetensors"):
-        assert found.status == "passed"
-        assert ("was edited since" in found.detail) == ((what, name) == ("changed", "README.md"))
+        assert finding.status == "passed"
+        assert ("was edited since" in finding.detail) == ((what, name) == ("changed", "README.md"))
     else:
-        assert (found.status, found.detail) == ("failed", f'{what}: "{name}"')
+        assert (finding.status, finding.detail) == ("failed", f'{what}: "{name}"')
 
 
 def test_files_that_nobody_recorded(converted):
@@ -83,8 +83,8 @@ def test_files_that_nobody_recorded(converted):
     (folder / "deep").mkdir()
     for name in ("model-2.safetensors", "deep/config.json"):
         (folder / name).write_text("")
-    found = file_checks.check_files(subject_of(folder))
-    assert found.detail == 'not recorded: "deep/config.json", "model-2.safetensors"'
+    finding = file_checks.check_files(subject_of(folder))
+    assert finding.detail == 'not recorded: "deep/config.json", "model-2.safetensors"'
 
 
 @pytest.mark.parametrize(("name", "status"), [("evaluation/report.json", "passed"), ("evaluations/x.json", "failed")])
@@ -124,20 +124,20 @@ def test_weights_by_digest_or_by_stamp(sharded, known, touched):
         stamps[names[number]][1] -= 5_000_000_000
     weights = {name: digest(folder / name) if number in known else None for number, name in enumerate(names)}
     change(folder, "ctxext.json", weights=weights, stamps=stamps)
-    found = file_checks.check_weights(subject_of(folder))
+    finding = file_checks.check_weights(subject_of(folder))
     if {*touched} - {*known}:
-        assert found.status == "failed"
-        assert found.detail.startswith("written to since they were recorded")
-        assert [name in found.detail for name in names] == [number in touched for number in range(3)]
+        assert finding.status == "failed"
+        assert finding.detail.startswith("written to since they were recorded")
+        assert [name in finding.detail for name in names] == [number in touched for number in range(3)]
     elif len(known) < 3:
-        assert found.status == "not checked"
-        assert f"recorded for {3 - len(known)} of 3 file(s)" in found.detail
+        assert finding.status == "not checked"
+        assert f"recorded for {3 - len(known)} of 3 file(s)" in finding.detail
     else:
-        assert (found.status, found.detail) == ("passed", "3 file(s) as recorded")
+        assert (finding.status, finding.detail) == ("passed", "3 file(s) as recorded")
     for number in known:
         change(folder, "ctxext.json", weights={**weights, names[number]: "0" * 64})
-        found = file_checks.check_weights(subject_of(folder))
-        assert (found.status, found.detail) == ("failed", f'changed: "{names[number]}"')
+        finding = file_checks.check_weights(subject_of(folder))
+        assert (finding.status, finding.detail) == ("failed", f'changed: "{names[number]}"')
 
 
 @pytest.mark.parametrize("size", [0, 1])
@@ -152,8 +152,8 @@ def test_what_is_compared_in_full_may_be_newer_but_not_larger(converted, llama_s
         places[against] = make_llama(tmp_path / "other")
         (places[against] / name).rename(places[against] / "pytorch_model.safetensors")
     source = open_checkpoint(str(places[against])) if against in places else None
-    found = file_checks.check_weights(subject_of(folder, source=source))
-    assert found.status == ("not checked" if against == "a copy" and not size else "failed")
+    finding = file_checks.check_weights(subject_of(folder, source=source))
+    assert finding.status == ("not checked" if against == "a copy" and not size else "failed")
 
 
 def planned(source, recipe) -> dict:
@@ -166,8 +166,8 @@ def test_a_configuration_that_lacks_what_the_recipe_makes(originals, key):
     config = read_json(originals["mspoe"] / "config.json")
     assert file_checks.check_configuration(Subject(Checkpoint("out", originals["mspoe"], config))).status == "passed"
     subject = Subject(Checkpoint("out", originals["mspoe"], {k: v for k, v in config.items() if k != key}))
-    (found,) = run.run_checks([file_checks.check_configuration], subject)
-    assert found.status == "failed"
+    (finding,) = run.run_checks([file_checks.check_configuration], subject)
+    assert finding.status == "failed"
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_a_configuration_that_lacks_what_the_recipe_makes(originals, key):
 def test_classes_of_heads_may_differ_by_version_and_no_others(originals, changes, named):
     config = read_json(originals["mspoe"] / "config.json")
     config["auto_map"] = {**config["auto_map"], **changes}
-    found = file_checks.check_configuration(Subject(Checkpoint("out", originals["mspoe"], config)))
-    assert ("auto_map" in found.detail) == (found.status == "failed") == named
+    finding = file_checks.check_configuration(Subject(Checkpoint("out", originals["mspoe"], config)))
+    assert ("auto_map" in finding.detail) == (finding.status == "failed") == named
 
 
 @pytest.mark.parametrize("name", ["max_position_embeddings", "rope_parameters", "rope_scaling", "hidden_size"])
@@ -202,8 +202,8 @@ def test_nested_configurations_are_compared_key_by_key(llama_source, name):
 @pytest.mark.parametrize(("length", "status"), [(512, "passed"), (512.0, "failed"), (512.5, "failed")])
 def test_a_length_is_a_whole_number(originals, length, status):
     config = {**read_json(originals["yarn"] / "config.json"), "max_position_embeddings": length}
-    (found,) = run.run_checks([file_checks.check_lengths], Subject(Checkpoint("out", originals["yarn"], config)))
-    assert found.status == status
+    (finding,) = run.run_checks([file_checks.check_lengths], Subject(Checkpoint("out", originals["yarn"], config)))
+    assert finding.status == status
 
 
 @pytest.mark.parametrize("kind", ["yarn", "mspoe"])
@@ -219,15 +219,15 @@ def test_code_that_is_ours_and_code_that_is_not(converted, kind, name, is_record
     manifest = read_json(folder / "ctxext.json")
     files = {**manifest["files"], **({name: "0" * 64} if is_recorded else {})}
     change(folder, "ctxext.json", files=files)
-    found = file_checks.check_code(subject_of(folder))
+    finding = file_checks.check_code(subject_of(folder))
     if name in needed:
-        assert found.status == "failed"
-        assert f'not this version\'s: "{name}"' in found.detail
+        assert finding.status == "failed"
+        assert f'not this version\'s: "{name}"' in finding.detail
     elif name in ("mspoe.py", "modeling_ctxext.py") and name not in files:
-        assert (found.status, found.detail) == ("failed", f'the recipe needs no code, but there is "{name}"')
+        assert (finding.status, finding.detail) == ("failed", f'the recipe needs no code, but there is "{name}"')
     else:
-        assert found.status == "passed"
-        assert found.detail.endswith(f'; code of its source is there too: "{name}"')
+        assert finding.status == "passed"
+        assert finding.detail.endswith(f'; code of its source is there too: "{name}"')
 
 
 def test_each_file_of_code_must_be_there(converted):
@@ -235,9 +235,9 @@ def test_each_file_of_code_must_be_there(converted):
     for path in sorted(folder.glob("*.py")):
         content = path.read_bytes()
         path.unlink()
-        found = file_checks.check_code(subject_of(folder))
-        assert found.status == "failed"
-        assert f'missing: "{path.name}"' in found.detail
+        finding = file_checks.check_code(subject_of(folder))
+        assert finding.status == "failed"
+        assert f'missing: "{path.name}"' in finding.detail
         path.write_bytes(content)
 
 
@@ -312,7 +312,7 @@ def test_what_transformers_makes_of_a_schedule_is_held_against_the_recipe(origin
         assert lengths == [64, 512]
         if what.get("none"):
             return {length: [] for length in lengths}
-        is_source, found = config is plain.config, {}
+        is_source, by_length = config is plain.config, {}
         for length in lengths:
             wanted, factor = carried.expected_rotation(recipe, plain, stock, length)
             row, factor = sorted(wanted), factor * what.get("scaling", 1.0)
@@ -321,14 +321,14 @@ def test_what_transformers_makes_of_a_schedule_is_held_against_the_recipe(origin
             row[-1] *= what.get("frequency", 1.0)
             if is_source or what.get("as_before"):
                 row, factor = before, 1.0
-            made = [carried.Rotation("model.rotary_emb", "", tuple(row[: -1 if what.get("lacks") else None]), factor)]
+            rows = [carried.Rotation("model.rotary_emb", "", tuple(row[: -1 if what.get("lacks") else None]), factor)]
             names = {"sliding": ("model.rotary_emb", "sliding_attention"), "local": ("model.rotary_emb_local", "")}
             for kind, place in {**names, "other": ("model.second", "")}.items():
                 if kind in what:
                     rest = tuple(one * (1.0 if is_source else what[kind]) for one in before)
-                    made.append(carried.Rotation(*place, rest, 1.0))
-            found[length] = made
-        return found
+                    rows.append(carried.Rotation(*place, rest, 1.0))
+            by_length[length] = rows
+        return by_length
 
     monkeypatch.setattr(carried, "rotations", rotations)
     if told:
@@ -340,9 +340,9 @@ def test_what_transformers_makes_of_a_schedule_is_held_against_the_recipe(origin
     assert carried.check_carried(code_alone, plain.config, plain, plain) is None
 
 
-def compared(source, monkeypatch, found, *, free=2**40, code=0, errors="", output="loaded\n"):
+def compared(source, monkeypatch, answer, *, free=2**40, code=0, errors="", output="loaded\n"):
     """Compare a checkpoint with a recipe by what a process is made to answer."""
-    result = types.SimpleNamespace(returncode=code, stdout=output + json.dumps(found), stderr=errors)
+    result = types.SimpleNamespace(returncode=code, stdout=output + json.dumps(answer), stderr=errors)
     monkeypatch.setattr(clean_load, "run_isolated", lambda *_: result)
     monkeypatch.setattr(logits.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=free))
     checkpoint = open_checkpoint(str(source))
@@ -352,9 +352,9 @@ def compared(source, monkeypatch, found, *, free=2**40, code=0, errors="", outpu
 
 def test_memory_for_two_copies_in_float32(llama_source, monkeypatch):
     needed = 2 * 4 * open_checkpoint(str(llama_source)).num_parameters
-    found = {"difference": 0.0, "scale": 1.0, "change": 2.0, "attention": 0.0}
+    answer = {"difference": 0.0, "scale": 1.0, "change": 2.0, "attention": 0.0}
     for free, is_skipped in ((needed / 0.8 * 0.99, True), (needed / 0.8 * 1.01, False), (needed, True)):
-        assert bool(compared(llama_source, monkeypatch, found, free=free).skipped) == is_skipped
+        assert bool(compared(llama_source, monkeypatch, answer, free=free).skipped) == is_skipped
 
 
 @pytest.mark.parametrize(
@@ -374,12 +374,12 @@ def test_memory_for_two_copies_in_float32(llama_source, monkeypatch):
 def test_differences_are_relative_and_the_larger_counts(
     llama_source, monkeypatch, difference, scale, attention, refused
 ):
-    found = {"difference": difference, "scale": scale, "change": 0.5, "attention": attention}
+    answer = {"difference": difference, "scale": scale, "change": 0.5, "attention": attention}
     if refused:
         with pytest.raises(CtxextError, match=refused):
-            compared(llama_source, monkeypatch, found)
+            compared(llama_source, monkeypatch, answer)
     else:
-        verification = compared(llama_source, monkeypatch, found)
+        verification = compared(llama_source, monkeypatch, answer)
         assert verification.difference == max(difference / (scale or 1.0), attention)
         assert verification.change == 0.5
 
@@ -536,8 +536,8 @@ def test_which_tensors_count_and_which_may_differ(tmp_path, files, status, train
     out = weights(tmp_path / "out", files)
     if is_trained:
         out.config["ctxext"] = {"finetune": {"steps": 3}}
-    (found,) = run.run_checks([tensors.check_against], Subject(out, source))
-    assert (found.status, told in found.detail) == (trained if is_trained else status, True), found
+    (finding,) = run.run_checks([tensors.check_against], Subject(out, source))
+    assert (finding.status, told in finding.detail) == (trained if is_trained else status, True), finding
 
 
 @pytest.mark.parametrize("extra", ["nothing", "in the result", "in the source"])
@@ -550,11 +550,11 @@ def test_files_shared_on_disk_are_the_same_bytes_if_no_others_stand_beside_them(
     if extra == "in the result":
         other = weights(tmp_path / "other", {"model.safetensors": {"c": 3}})
         (other.folder / "model.safetensors").rename(out.folder / "model.safetensors")
-    found = tensors.check_against(Subject(open_checkpoint(str(out.folder)), source))
-    assert found.status == ("passed" if extra == "nothing" else "failed")
+    finding = tensors.check_against(Subject(open_checkpoint(str(out.folder)), source))
+    assert finding.status == ("passed" if extra == "nothing" else "failed")
     assert {"nothing": "the same bytes", "in the result": 'added: "c"', "in the source": 'missing: "b"'}[
         extra
-    ] in found.detail
+    ] in finding.detail
 
 
 # What a clean process says of a loaded model
@@ -588,13 +588,13 @@ def test_every_rotary_embedding_is_named_with_its_own_numbers():
     import torch
 
     def module(**values):
-        made = torch.nn.Module()
+        built = torch.nn.Module()
         for name, value in values.items():
             if isinstance(value, list):
-                made.register_buffer(name, torch.tensor(value))
+                built.register_buffer(name, torch.tensor(value))
             else:
-                setattr(made, name, value)
-        return made
+                setattr(built, name, value)
+        return built
 
     model = torch.nn.Module()
     model.plain = module(inv_freq=[1.0, 0.5], original_inv_freq=[2.0], attention_scaling=1.5)
@@ -608,8 +608,8 @@ def test_every_rotary_embedding_is_named_with_its_own_numbers():
         sliding_attention_attention_scaling=1.0,
         attention_scaling=9.0,
     )
-    found = [tuple(entry.values()) for entry in rotary_modules(model)]
-    assert found == [
+    entries = [tuple(entry.values()) for entry in rotary_modules(model)]
+    assert entries == [
         ("plain", "", [1.0, 0.5], 1.5),
         ("bare", "", [0.25], 1.0),
         ("none", "", [0.125], 1.0),

@@ -106,12 +106,12 @@ def test_a_broken_connection_then_the_same_command(commands, server, converted):
     assert "Run the same command again" in err
     assert held(server) == {}
     server.cut_times, sent = 0, len(asked(server, "PUT /objects/"))
-    [[code, _, err], [again, told, _]] = commands(line, line)
+    [[code, _, err], [again, output, _]] = commands(line, line)
     assert code == 0, err
     assert held(server) == local(folder)
     assert len(asked(server, "PUT /objects/")) == sent == 1  # What had arrived was not sent twice.
     assert again == 0
-    assert "all there already" in told
+    assert "all there already" in output
     assert len(server.commits) == 1
 
 

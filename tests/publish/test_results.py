@@ -52,8 +52,8 @@ def report(loading=None, **changes):
     return make_report(header, records)
 
 
-def mine(found):
-    return entry_of(found, ["b" * 64])
+def mine(content):
+    return entry_of(content, ["b" * 64])
 
 
 def rows(table):
@@ -61,8 +61,8 @@ def rows(table):
 
 
 def test_right_answers_by_length_over_all_depths_and_the_weakest():
-    found = report()
-    table = retrieval_table(found, mine(found), "needle", PICTURES)
+    content = report()
+    table = retrieval_table(content, mine(content), "needle", PICTURES)
     assert rows(table) == [
         ["demo (demo's)", "256", "100", "68–100", ""],
         ["demo (demo's)", "512", "0", "0–32", ""],
@@ -71,49 +71,49 @@ def test_right_answers_by_length_over_all_depths_and_the_weakest():
     ]
     assert table.startswith("### needle\n\n| model | tokens |")
     assert table.endswith("![needle](report/needle-out.png)")
-    assert "![" not in retrieval_table(found, mine(found), "needle", ["loss.png"])
+    assert "![" not in retrieval_table(content, mine(content), "needle", ["loss.png"])
 
 
 def test_a_depth_like_the_mean_hides_no_weaker_one():
-    found = report()
-    cells = found["models"][1]["cells"]
+    content = report()
+    cells = content["models"][1]["cells"]
     strong = {**cells[0], "depth": 1.0, "correct": 4, "share": 1.0}
     even = [{**cells[0], "correct": 2, "share": 0.5}, {**cells[0], "depth": 0.5, "correct": 0, "share": 0.0}, strong]
-    found["models"][1]["cells"] = even
-    (own,) = [row for row in rows(retrieval_table(found, mine(found), "needle", [])) if "mine" in row[0]]
-    assert (own[2], own[4]) == ("50", "0 at depth 50 %")
+    content["models"][1]["cells"] = even
+    (row,) = [row for row in rows(retrieval_table(content, mine(content), "needle", [])) if "mine" in row[0]]
+    assert (row[2], row[4]) == ("50", "0 at depth 50 %")
 
 
 def test_perplexity_by_length_and_the_cost_inside():
-    found = report()
-    table = perplexity_table(found, mine(found), PICTURES)
+    content = report()
+    table = perplexity_table(content, mine(content), PICTURES)
     assert rows(table) == [["demo (demo's)", "2.72", "7.39"], ["**mine (mine's)**", "7.39", "7.39"]]
     assert "| perplexity over the first | 256 tokens | 512 tokens |" in table
     assert table.endswith("![Loss by position](report/perplexity.png)")
-    own, other = rows(short_table(found, mine(found)))[::-1]
+    own, other = rows(short_table(content, mine(content)))[::-1]
     assert other == ["demo (demo's)", "2.718", "", ""]
     assert own[:3] == ["**mine (mine's)**", "3.669", "+0.3000"]  # exp(1.3); the mean of 0.5 and 0.1.
     assert own[3] == "-2.2412 to +2.8412"  # Of two documents: 12.706 × 0.2 each way.
-    for entry in found["models"]:
+    for entry in content["models"]:
         entry["perplexity"] = entry["short"] = None
-    assert perplexity_table(found, mine(found), PICTURES) == short_table(found, mine(found)) == ""
+    assert perplexity_table(content, mine(content), PICTURES) == short_table(content, mine(content)) == ""
 
 
 def test_effective_lengths_stand_beside_each_other():
-    found = report()
-    table = effective_table(found, mine(found))
+    content = report()
+    table = effective_table(content, mine(content))
     assert [row[0] for row in rows(table)] == ["demo (demo's)", "**mine (mine's)**"]
     assert "its own figure at 256 tokens" in table
-    for entry in found["models"]:
+    for entry in content["models"]:
         entry["effective"] = None
-    assert effective_table(found, mine(found)) == ""
+    assert effective_table(content, mine(content)) == ""
 
 
 def test_the_hub_s_model_index_has_every_figure_of_this_model_alone():
-    found = report()
-    results = measured(found, mine(found), PICTURES).results
-    told = [(one.dataset_type, one.dataset_config, one.metric_type, one.metric_value) for one in results]
-    assert told == [
+    content = report()
+    results = measured(content, mine(content), PICTURES).results
+    figures = [(one.dataset_type, one.dataset_config, one.metric_type, one.metric_value) for one in results]
+    assert figures == [
         ("ctxext-needle", "256", "exact_match", 0.75),
         ("ctxext-needle", "512", "exact_match", 0.75),
         ("ctxext-perplexity", "256", "perplexity", 7.389056),
@@ -122,24 +122,24 @@ def test_the_hub_s_model_index_has_every_figure_of_this_model_alone():
     ]
     assert results[0].dataset_args == {"samples": 4, "seed": 3, "depths": 2}
     assert {one.task_type for one in results} == {"text-generation"}
-    masked = measured(found, {**mine(found), "kind": "masked"}, PICTURES).results
+    masked = measured(content, {**mine(content), "kind": "masked"}, PICTURES).results
     assert {one.task_type for one in masked} == {"fill-mask"}
-    encoder = measured(found, {**mine(found), "kind": "encoder"}, PICTURES).results
+    encoder = measured(content, {**mine(content), "kind": "encoder"}, PICTURES).results
     assert {one.task_type for one in encoder} == {"feature-extraction"}
 
 
 def test_what_was_not_measured_is_said():
-    found = report()
-    missing = measured(found, mine(found), PICTURES).missing
+    content = report()
+    missing = measured(content, mine(content), PICTURES).missing
     assert missing[0] == "Beyond 512 tokens: the context length is 1024."
     assert "Finding a pass key in a text that repeats itself (`passkey`)." in missing
     assert not [line for line in missing if "(`needle`)" in line or "(`perplexity`)" in line or "(`short`)" in line]
     assert not [line for line in missing if "(`passages`)" in line], "that is for encoders"
     assert [line.split()[0] for line in missing[-3:]] == ["Free", "Needles", "Anything"]
-    within = {**mine(found), "context_length": 512}
-    assert not [line for line in measured(found, within, PICTURES).missing if line.startswith("Beyond")]
-    nothing = {**mine(found), "cells": [], "perplexity": None, "short": None}
-    lines = measured(found, nothing, PICTURES).missing
+    within = {**mine(content), "context_length": 512}
+    assert not [line for line in measured(content, within, PICTURES).missing if line.startswith("Beyond")]
+    nothing = {**mine(content), "cells": [], "perplexity": None, "short": None}
+    lines = measured(content, nothing, PICTURES).missing
     assert lines[0] == "Any length: the context length is 1024 tokens."
     assert lines[-1].startswith("Anything else")
     assert not [line for line in lines if line.startswith(("Free generation", "Needles in natural"))]
@@ -150,8 +150,8 @@ def test_what_was_not_measured_is_said():
     ]
 
 
-def command(found):
-    return shlex.split(measured(found, mine(found), PICTURES).command)
+def command(content):
+    return shlex.split(measured(content, mine(content), PICTURES).command)
 
 
 def test_the_command_asks_the_same_questions():
@@ -184,16 +184,16 @@ def test_the_command_asks_the_same_questions():
     ],
 )
 def test_what_is_not_as_by_default_stands_in_the_command(settings, words):
-    plain, found = command(report()), command(report(**settings))
-    assert found == [*plain[:-2], *words, *plain[-2:]]
+    plain, content = command(report()), command(report(**settings))
+    assert content == [*plain[:-2], *words, *plain[-2:]]
 
 
 def test_conditions():
-    found = report()
-    told = conditions(found, mine(found))
-    assert told.startswith("4 samples per cell, seed 3; answers scored in one forward pass")
-    assert "float32 on cpu with sdpa attention, transformers 5.23, torch 2.9." in told
-    assert f"Measured checkpoint: `{'b' * 12}`." in told
+    content = report()
+    text = conditions(content, mine(content))
+    assert text.startswith("4 samples per cell, seed 3; answers scored in one forward pass")
+    assert "float32 on cpu with sdpa attention, transformers 5.23, torch 2.9." in text
+    assert f"Measured checkpoint: `{'b' * 12}`." in text
     written = report(generate=True)
     written["versions"]["vllm"] = "0.32"
     assert "answers generated" in conditions(written, mine(written))
@@ -201,10 +201,10 @@ def test_conditions():
 
 
 def test_a_report_is_about_a_checkpoint_as_it_stands():
-    found = report()
-    assert entry_of(found, ["c" * 64, "a" * 64])["name"] == "demo"
+    content = report()
+    assert entry_of(content, ["c" * 64, "a" * 64])["name"] == "demo"
     with pytest.raises(CtxextError, match='measured "demo", "mine", but none of them'):
-        entry_of(found, ["c" * 64])
+        entry_of(content, ["c" * 64])
 
 
 def test_what_is_read_and_which_files_go_along(tmp_path):

@@ -52,9 +52,9 @@ def test_from_the_demo_to_the_hub(tmp_path):
             assert TOKEN not in result.stdout + result.stderr
             return result.stdout
 
-        told = [call(sys.executable, "-m", "ctxext", *line.split()) for line in STORY.strip().splitlines()]
+        outputs = [call(sys.executable, "-m", "ctxext", *line.split()) for line in STORY.strip().splitlines()]
         repository = server.repositories["me/tuned"]
-        assert "all there already" in told[7]
+        assert "all there already" in outputs[7]
         assert server.private == {"me/tuned"}
         assert {path.name for path in server.repositories["me/tuned-lora"].iterdir()} >= {"adapter_config.json"}
         card = (repository / "README.md").read_text()
@@ -64,5 +64,5 @@ def test_from_the_demo_to_the_hub(tmp_path):
         manifest = json.loads((repository / "ctxext.json").read_text())
         assert all(manifest["weights"].values())
         assert not [path for path in repository.rglob("*.json") if str(tmp_path) in path.read_text()]
-        downloaded, made = call(sys.executable, "-c", GENERATE, "me/tuned", "tuned").splitlines()
-        assert downloaded == made
+        downloaded, local = call(sys.executable, "-c", GENERATE, "me/tuned", "tuned").splitlines()
+        assert downloaded == local

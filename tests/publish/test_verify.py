@@ -32,9 +32,9 @@ FLIPS_PER_FILE = 40
 QUICK_FAMILIES = ("llama", "gemma3_text", "phi3", "gpt_neox", "granite")
 
 
-def told(folder, **options) -> dict[str, tuple[str, str]]:
+def results_of(folder, **options) -> dict[str, tuple[str, str]]:
     """Status and detail by check."""
-    return {found.check: (found.status, found.detail) for found in verify(str(folder), **options)}
+    return {finding.check: (finding.status, finding.detail) for finding in verify(str(folder), **options)}
 
 
 def rewrite(folder, name, change) -> None:
@@ -49,16 +49,16 @@ def rewrite(folder, name, change) -> None:
 
 @pytest.mark.parametrize("name", ["yarn", pytest.param("mspoe", marks=pytest.mark.slow)])
 def test_a_fresh_conversion_passes_every_check(originals, llama_source, name):
-    found = told(originals[name], against=str(llama_source))
+    results = results_of(originals[name], against=str(llama_source))
     expected = ["record", "files", "weights", "configuration", "lengths", "code", "loading", "frequencies"]
-    assert list(found) == [*expected, *(["logits"] if name == "mspoe" else []), "against"]
-    assert {status for status, _ in found.values()} == {"passed"}, found
-    assert "all 21 tensors" in found["against"][1]
+    assert list(results) == [*expected, *(["logits"] if name == "mspoe" else []), "against"]
+    assert {status for status, _ in results.values()} == {"passed"}, results
+    assert "all 21 tensors" in results["against"][1]
 
 
 def names_the_file(folder, name) -> bool:
     try:
-        return any(f'"{name}"' in found.detail for found in failures(verify(str(folder), load=False)))
+        return any(f'"{name}"' in finding.detail for finding in failures(verify(str(folder), load=False)))
     except CtxextError as error:  # A config.json that cannot be read at all.
         return name in error.message
 
@@ -84,7 +84,7 @@ def test_missing_and_added_files_are_named(converted):
     folder = converted("yarn")
     (folder / "special_tokens_map.json").unlink()
     (folder / "modeling_evil.py").write_text("raise SystemExit\n")
-    status, detail = told(folder, load=False)["files"]
+    status, detail = results_of(folder, load=False)["files"]
     assert status == "failed"
     assert '"special_tokens_map.json"' in detail
     assert '"modeling_evil.py"' in detail
@@ -93,22 +93,22 @@ def test_missing_and_added_files_are_named(converted):
 def test_an_edited_card_is_allowed(converted):
     folder = converted("yarn")
     (folder / "README.md").write_text("mine")
-    status, detail = told(folder, load=False)["files"]
+    status, detail = results_of(folder, load=False)["files"]
     assert status == "passed"
     assert "edited" in detail
 
 
 def test_weights_without_digests_are_said_to_be_unchecked(llama_source, tmp_path):
     convert(str(llama_source), tmp_path / "out", Recipe([Yarn(factor=4)]))
-    status, detail = told(tmp_path / "out", load=False)["weights"]
+    status, detail = results_of(tmp_path / "out", load=False)["weights"]
     assert status == "not checked"
     assert "convert --digest" in detail
 
 
 def test_a_checkpoint_that_ctxext_did_not_make(llama_source):
-    found = told(llama_source, load=False)
-    assert found["record"][0] == "failed"
-    assert found["files"][0] == "not checked"
+    results = results_of(llama_source, load=False)
+    assert results["record"][0] == "failed"
+    assert results["files"][0] == "not checked"
 
 
 @pytest.mark.parametrize(
@@ -127,20 +127,20 @@ def test_a_checkpoint_that_ctxext_did_not_make(llama_source):
 def test_configuration_that_contradicts_its_recipe_is_found_even_if_recorded(converted, check, change):
     folder = converted("yarn")
     rewrite(folder, "config.json", change)
-    found = told(folder, load=False)
-    assert found["files"][0] == "passed"
-    assert found[check][0] == "failed", found
+    results = results_of(folder, load=False)
+    assert results["files"][0] == "passed"
+    assert results[check][0] == "failed", results
 
 
 @pytest.mark.parametrize("length", [128, 511, 513, 4096])
 def test_a_tokenizer_of_another_length_is_found_even_if_recorded(converted, length):
     """Shorter or longer: one cuts what the model reads, the other hands it more than it can."""
     folder = converted("yarn")
-    assert told(folder, load=False)["lengths"] == ("passed", "all files say 512 tokens")
+    assert results_of(folder, load=False)["lengths"] == ("passed", "all files say 512 tokens")
     rewrite(folder, "tokenizer_config.json", lambda config: config.update(model_max_length=length))
-    found = told(folder, load=False)
-    assert found["files"][0] == "passed"
-    assert found["lengths"] == ("failed", f'"config.json" says 512, "tokenizer_config.json" {length}')
+    results = results_of(folder, load=False)
+    assert results["files"][0] == "passed"
+    assert results["lengths"] == ("failed", f'"config.json" says 512, "tokenizer_config.json" {length}')
 
 
 def test_code_of_another_version_is_found_even_if_recorded_and_not_run(converted):
@@ -150,10 +150,10 @@ def test_code_of_another_version_is_found_even_if_recorded_and_not_run(converted
     manifest = read_json(folder / "ctxext.json")
     manifest["files"][code.name] = hashlib.sha256(code.read_bytes()).hexdigest()
     (folder / "ctxext.json").write_text(json.dumps(manifest))
-    found = told(folder)
-    assert found["files"][0] == "passed"
-    assert found["code"] == ("failed", 'not this version\'s: "mspoe.py" (it was made by ctxext 0.2.0)')
-    assert {found[name][0] for name in ("loading", "frequencies", "logits")} == {"not checked"}
+    results = results_of(folder)
+    assert results["files"][0] == "passed"
+    assert results["code"] == ("failed", 'not this version\'s: "mspoe.py" (it was made by ctxext 0.2.0)')
+    assert {results[name][0] for name in ("loading", "frequencies", "logits")} == {"not checked"}
     assert not (folder / "ran").exists()
 
 
@@ -170,7 +170,7 @@ def test_code_from_elsewhere_is_not_run(converted, file, change):
     folder = converted("mspoe")
     rewrite(folder, file, change)
     (folder / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
-    assert told(folder)["loading"][0] == "not checked"
+    assert results_of(folder)["loading"][0] == "not checked"
     assert not runs_only_own_code(open_checkpoint(str(folder)))
     assert not (folder / "ran").exists()
 
@@ -238,20 +238,20 @@ def test_a_model_that_rotates_otherwise_is_found(converted, monkeypatch, frequen
     module = {"module": "model.rotary_emb", "layer_type": "", "frequencies": wanted, "scaling": factor}
     right = LoadReport(name="LlamaForCausalLM", rotary=[module])
     monkeypatch.setattr(subject, "load_in_clean_process", lambda *_args, **_options: right)
-    assert told(folder)["frequencies"][0] == "passed"
+    assert results_of(folder)["frequencies"][0] == "passed"
     changed = {**module, "frequencies": [*wanted[:-1], wanted[-1] * frequency], "scaling": factor * scaling}
     wrong = dataclasses.replace(right, rotary=[changed])
     monkeypatch.setattr(subject, "load_in_clean_process", lambda *_args, **_options: wrong)
-    assert told(folder)["frequencies"][0] == "failed"
+    assert results_of(folder)["frequencies"][0] == "failed"
 
 
 @pytest.mark.parametrize("wrong", [{"missing": ["model.norm.weight"]}, {"error": "it does not load: why"}])
 def test_a_model_that_lacks_weights_or_does_not_load_is_found(wrong, converted, monkeypatch):
     folder, right = converted("yarn"), LoadReport(name="LlamaForCausalLM")
     monkeypatch.setattr(subject, "load_in_clean_process", lambda *_args, **_options: right)
-    assert told(folder)["loading"][0] == "passed"
+    assert results_of(folder)["loading"][0] == "passed"
     monkeypatch.setattr(subject, "load_in_clean_process", lambda *_args, **_options: LoadReport(**wrong))
-    status, detail = told(folder)["loading"]
+    status, detail = results_of(folder)["loading"]
     assert status == "failed"
     assert (wrong.get("error") or '"model.norm.weight"') in detail
 
@@ -259,7 +259,7 @@ def test_a_model_that_lacks_weights_or_does_not_load_is_found(wrong, converted, 
 def test_against_compares_tensor_by_tensor(converted, llama_source, tmp_path):
     folder = converted("yarn")
     other = make_llama(tmp_path / "other", seed=1)
-    status, detail = told(folder, load=False, against=str(other))["against"]
+    status, detail = results_of(folder, load=False, against=str(other))["against"]
     assert status == "failed"
     assert "model.layers.*.mlp.down_proj.weight × 2" in detail
     # The same tensors in two files and in another order are the same weights.
@@ -272,11 +272,11 @@ def test_against_compares_tensor_by_tensor(converted, llama_source, tmp_path):
         save_file({name: tensors[name] for name in own}, split / part)
     index = {"weight_map": {name: part for part, own in parts.items() for name in own}}
     (split / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert told(folder, load=False, against=str(split))["against"][0] == "passed"
+    assert results_of(folder, load=False, against=str(split))["against"][0] == "passed"
     pickled = shutil.copytree(llama_source, tmp_path / "pickled")
     (pickled / "model.safetensors").unlink()
     torch.save(tensors, pickled / "pytorch_model.bin")
-    assert told(folder, load=False, against=str(pickled))["against"][0] == "passed"
+    assert results_of(folder, load=False, against=str(pickled))["against"][0] == "passed"
 
 
 def test_after_training_what_changed_is_listed_and_passes(converted, llama_source):
@@ -284,9 +284,9 @@ def test_after_training_what_changed_is_listed_and_passes(converted, llama_sourc
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.1.self_attn.q_proj.weight"] += 1
     save_file(tensors, folder / "model.safetensors")
-    assert told(folder, load=False, against=str(llama_source))["against"][0] == "failed"
+    assert results_of(folder, load=False, against=str(llama_source))["against"][0] == "failed"
     rewrite(folder, "ctxext.json", lambda manifest: manifest.update(finetune={"steps": 3}))
-    status, detail = told(folder, load=False, against=str(llama_source))["against"]
+    status, detail = results_of(folder, load=False, against=str(llama_source))["against"]
     assert (status, detail) == (
         "passed",
         "trained; 1 of 21 tensors differ: model.layers.*.self_attn.q_proj.weight",

@@ -135,20 +135,20 @@ def test_the_card_is_told_all_that_the_record_says(is_adapter, converted, monkey
     (folder / "ctxext.json").write_text(json.dumps(manifest))
     (folder / "loss.png").write_bytes(b"picture")
     adapter(folder / "adapter")
-    monkeypatch.setattr(upload_plan, "render", lambda found: facts.append(found) or "card")
+    monkeypatch.setattr(upload_plan, "render", lambda fact: facts.append(fact) or "card")
     monkeypatch.setattr(upload_plan, "cautions_of", lambda checkpoint, recipe, model: ("Mind the gap.",))
     monkeypatch.setattr(upload_plan, "training_of", lambda subject: {"steps": 3})
     monkeypatch.setattr(upload_plan, "unconverted_lines", lambda source, model, serving: {"vLLM": source})
     plan = prepare(folder, "me/x", PushOptions(check=False, adapter=is_adapter, base="me/b" if is_adapter else None))
     assert plan.card == "card"
-    (found,) = facts
+    (fact,) = facts
     expected = {
         **{"source": "me/llama", "revision": "abc", "rewritten": ["wpe.weight"], "cautions": ("Mind the gap.",)},
         **{"training": {"steps": 3}, "unconverted": {"vLLM": "me/llama"}, "curve": "" if is_adapter else "loss.png"},
         **{"model_id": "me/x", "is_adapter": is_adapter, "measured": None, "config": read_json(folder / "config.json")},
     }
-    assert {name: getattr(found, name) for name in expected} == expected
-    assert found.recipe.summary() == "yarn ×4"
+    assert {name: getattr(fact, name) for name in expected} == expected
+    assert fact.recipe.summary() == "yarn ×4"
 
 
 @pytest.mark.parametrize("name", ["report.json", "report.html", "needle-mine.png"])
@@ -415,12 +415,12 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("error", "message", "hint"), ANSWERS)
 def test_each_answer_of_the_hub_in_one_line(error, message, hint):
-    with pytest.raises(CtxextError) as told, told_in_one_line("me/x"):
+    with pytest.raises(CtxextError) as raised, told_in_one_line("me/x"):
         raise error
-    assert message in told.value.message
-    assert told.value.message.count("\n") == 0
-    assert told.value.hint.startswith(hint) or hint in told.value.hint
-    assert bool(told.value.hint) == bool(hint)
+    assert message in raised.value.message
+    assert raised.value.message.count("\n") == 0
+    assert raised.value.hint.startswith(hint) or hint in raised.value.hint
+    assert bool(raised.value.hint) == bool(hint)
 
 
 @pytest.mark.parametrize("error", [caused(KeyError("x")), RuntimeError("ours"), ValueError("ours")])
@@ -431,7 +431,7 @@ def test_what_is_no_answer_of_the_hub_stays_a_fault(error):
 
 @pytest.mark.parametrize("failures", [0, 1, 2, 3])
 def test_what_may_pass_is_tried_three_times_with_longer_pauses(failures, monkeypatch):
-    told, pauses, tried = [], [], []
+    messages, pauses, tried = [], [], []
     monkeypatch.setattr(push_module.time, "sleep", pauses.append)
 
     def action():
@@ -443,12 +443,12 @@ def test_what_may_pass_is_tried_three_times_with_longer_pauses(failures, monkeyp
 
     if failures == 3:
         with pytest.raises(CtxextError, match="status 503"):
-            push_module._patiently(action, told.append)
+            push_module._patiently(action, messages.append)
     else:
-        assert push_module._patiently(action, told.append) == "done"
+        assert push_module._patiently(action, messages.append) == "done"
     assert len(tried) == min(3, failures + 1)
     assert pauses == [2.0, 4.0][:failures]
-    assert [line[-22:] for line in told] == ["Trying again (1 of 2).", "Trying again (2 of 2)."][:failures]
+    assert [line[-22:] for line in messages] == ["Trying again (1 of 2).", "Trying again (2 of 2)."][:failures]
 
 
 @pytest.mark.parametrize(("name", "is_allowed"), [("me/x", True), ("x", False), ("a/b/c", False), ("me/x y", False)])

@@ -100,8 +100,8 @@ def test_sums_of_answers():
     assert gain == pytest.approx(0.4)
 
 
-def trial(number, found, published="", seconds=1.0, step=None):
-    return Trial(number, published, Recipe([step or Ntk(factor=2 + number)]), found, "", seconds)
+def trial(number, measurement, published="", seconds=1.0, step=None):
+    return Trial(number, published, Recipe([step or Ntk(factor=2 + number)]), measurement, "", seconds)
 
 
 def point(number, loss, rise, sure=None, published="", **more):
@@ -113,12 +113,12 @@ def test_who_dominates_whom():
     expected = {(0.5, 0.1): False, (0.6, 0.1): True, (0.5, 0.2): True, (0.4, 0.2): False, (0.6, 0.0): False}
     assert {at: one.dominates(*at) for at in expected} == expected
     points = [one, point(1, 0.4, 0.2), point(2, 0.6, 0.0), point(3, 0.5, 0.15), point(4, 0.5, 0.1)]
-    assert [found.trial.number for found in pareto_front(points)] == [1, 0, 4, 2]
+    assert [kept.trial.number for kept in pareto_front(points)] == [1, 0, 4, 2]
     assert best_of(points, 0.1).trial.number == 0, "the earlier one of equals"
     assert best_of([point(5, 0.1, 0.1, sure=0.2)], 0.1) is None, "it does not keep the bound surely"
     assert best_of([point(5, 0.1, 0.1, sure=0.2)], 0.2).trial.number == 5
     trials = [trial(0, measured()), trial(1, measured((0.5,))), trial(2, None)]
-    assert [found.trial.number for found in points_of(trials, measured())] == [0]
+    assert [kept.trial.number for kept in points_of(trials, measured())] == [0]
     (sure,) = points_of([trial(0, measured(shorts=(1.1, 1.3)))], measured())
     assert (sure.rise, sure.sure_rise) == (pytest.approx(0.2), pytest.approx(0.2 + 12.706205 * 0.1))
 
@@ -140,9 +140,9 @@ def test_who_is_asked_no_further(loss, short, is_given_up):
     assert is_hopeless(measured((loss, loss), (short, short)), stock, others, 0.1 + 1e-9) is is_given_up
 
 
-def checked(found, stock, **more):
-    winner = Point(trial(0, found), found.loss, 0.0, 0.0) if found else None
-    answers = {0: found} if found else {}
+def checked(measurement, stock, **more):
+    winner = Point(trial(0, measurement), measurement.loss, 0.0, 0.0) if measurement else None
+    answers = {0: measurement} if measurement else {}
     return Check(winner, None, stock, {0: winner} if winner else {}, answers, 0.01, **more)
 
 
@@ -163,8 +163,8 @@ def test_nothing_less_is_a_reason_to_change_a_model(found, is_better):
 def test_a_gain_within_chance_is_none():
     """Two prompts better and one much worse: the mean gain is above 0, its interval is not."""
     stock = Measurement([1.0, 1.0], {64: [1.0, 1.0, 1.0]}, {64: [False] * 3}, (64,), 3)
-    found = Measurement([1.0, 1.0], {64: [0.1, 0.1, 1.5]}, {64: [True, True, False]}, (64,), 3)
-    result = checked(found, stock)
+    measurement = Measurement([1.0, 1.0], {64: [0.1, 0.1, 1.5]}, {64: [True, True, False]}, (64,), 3)
+    result = checked(measurement, stock)
     assert result.gain[0] > 0
     assert not result.is_better
 
@@ -219,8 +219,8 @@ def test_whoever_surely_lost_is_asked_no_further(monkeypatch):
 
     monkeypatch.setattr(final_evaluation, "measure", measure)
     eval_set = SimpleNamespace(parts=lambda: iter(["first", "second", "third"]))
-    found = final_evaluation.run_off(Bench, eval_set, points, 0.01, math.inf)
-    assert [one.trial.number for one in found] == [0, 3]
+    finalists = final_evaluation.run_off(Bench, eval_set, points, 0.01, math.inf)
+    assert [one.trial.number for one in finalists] == [0, 3]
     models = {part: [model for model, own in asked if own == part] for part in ("first", "second", "third")}
     assert set(models["first"]) == {"stock", *names}
     assert set(models["second"]) == {"stock", names[0], names[3]}
@@ -335,8 +335,8 @@ def test_a_mutation_stays_near_and_inside():
 
 
 def parent(number, known, finished):
-    found = SimpleNamespace(get_trials=lambda **given: finished)
-    one = sampler.SteadySampler(0, known)._parent(found, number)
+    study = SimpleNamespace(get_trials=lambda **given: finished)
+    one = sampler.SteadySampler(0, known)._parent(study, number)
     return one and one.number
 
 
@@ -391,9 +391,9 @@ def test_a_recipe_that_was_tried_is_not_asked_again(monkeypatch):
     monkeypatch.setattr("ctxext.search.loop.measure", lambda model, eval_set, stop: asked.append(model) or measured())
     known = trial(0, measured((0.1, 0.1)))
     standing = Standing("", trials=[known])
-    recipe, found, refusal = loop_of()._tried({"factor": 2}, standing, False, lambda: None)
-    assert (found, refusal, asked) == (known.measurement, "", [])
-    recipe, found, refusal = loop_of()._tried({"factor": 3}, standing, False, lambda: None)
+    recipe, measurement, refusal = loop_of()._tried({"factor": 2}, standing, False, lambda: None)
+    assert (measurement, refusal, asked) == (known.measurement, "", [])
+    recipe, measurement, refusal = loop_of()._tried({"factor": 3}, standing, False, lambda: None)
     assert (recipe.steps[0].factor, asked) == (3, ["ntk ×3"])
     assert loop_of("no heads")._tried({"factor": 3}, standing, False, lambda: None) == (None, None, "no heads")
 
@@ -435,8 +435,8 @@ def test_a_recipe_is_written_where_it_is_better_alone(better, tmp_path, monkeypa
     monkeypatch.setattr("ctxext.search.picture.pareto_picture", lambda *given: repr(given[1:]).encode())
     out = tmp_path / "best.yaml"
     out.write_text("old")
-    found = measured((0.2, 0.2), share=1.0 if better else 0.0)
-    result = checked(found, measured((0.5, 0.5), share=0.5))
+    measurement = measured((0.2, 0.2), share=1.0 if better else 0.0)
+    result = checked(measurement, measured((0.5, 0.5), share=0.5))
     source = SimpleNamespace(public_name="me/x")
     standing = Standing("", trials=[1, 2, 3], points=[])
     written = run._written(standing, result, out, source, options(seed=4))
@@ -467,8 +467,8 @@ def test_figures_best_first_with_what_they_are():
 
 def test_what_is_said_where_nothing_is_better():
     result = checked(measured((0.6, 0.6), share=0.25), measured((0.5, 0.5), share=0.5))
-    found = run.Found(None, Standing(""), result, ())
-    said = verdict(found, options())
+    result_of_search = run.Found(None, Standing(""), result, ())
+    said = verdict(result_of_search, options())
     assert "changes the loss of an answer by +0.1000 ± 0.0000 and finds 25% of the needles" in said
     assert "where the model finds 50% as it is" in said
 

@@ -86,11 +86,11 @@ def test_models_that_are_asked_in_turn_answer_as_if_alone(bench, eval_set):
     ]
     checked = check(bench, eval_set, points, points, 5.0, math.inf)
     assert list(checked.answers) == [0, 1, 2]
-    for number, own in checked.answers.items():
+    for number, answered in checked.answers.items():
         alone = points[number].trial.measurement
-        for length in own.answers:
-            assert sorted(own.answers[length]) == pytest.approx(sorted(alone.answers[length]), abs=1e-4)
-    assert len({own.loss for own in checked.answers.values()}) == 3
+        for length in answered.answers:
+            assert sorted(answered.answers[length]) == pytest.approx(sorted(alone.answers[length]), abs=1e-4)
+    assert len({answered.loss for answered in checked.answers.values()}) == 3
     kept = run_off(bench, eval_set, points, 5.0, math.inf)
     assert kept[0].trial.number == min(checked.answers, key=lambda number: checked.answers[number].loss)
 
@@ -109,19 +109,19 @@ def test_minutes_are_kept_with_everything_included(source, monkeypatch, minutes)
     now = [0.0]
 
     def slow(loaded, questions, *more):
-        found = measure(loaded, questions, *more)
-        now[0] += 0.5 * sum(map(len, found.answers.values()))
-        return found
+        result = measure(loaded, questions, *more)
+        now[0] += 0.5 * sum(map(len, result.answers.values()))
+        return result
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     for module in (measurement, loop, final_evaluation):
         monkeypatch.setattr(module, "measure", slow)
     options = SearchOptions(target_length=640, minutes=minutes, samples=4, checked=40, num_depths=1, keep_short=5.0)
-    found = search(str(source), options)
+    result = search(str(source), options)
     assert 0.7 * 60 * minutes < now[0] < 1.15 * 60 * minutes
-    assert found.check.answers
-    assert found.check.stock.num_prompts < 40, "as many as there was time for"
-    assert found.standing.points
+    assert result.check.answers
+    assert result.check.stock.num_prompts < 40, "as many as there was time for"
+    assert result.standing.points
 
 
 def test_too_little_time_is_said(source):

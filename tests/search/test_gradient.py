@@ -81,11 +81,11 @@ def test_the_divergence_is_that_of_the_positions_asked(bench):
     """Against whole logits and torch's own divergence."""
     model = bench.apply(Recipe([learned()])).model
     ids, at = torch.arange(5, 65)[None].repeat(2, 1), torch.tensor([40, 3, 17])
-    found, loss = gradient._divergence(model, bench.stock.model, ids, at)
+    divergence, loss = gradient._divergence(model, bench.stock.model, ids, at)
     with torch.no_grad():
         own, said = (one(ids).logits[:, at].log_softmax(-1) for one in (model, bench.stock.model))
     expected = torch.nn.functional.kl_div(own, said, reduction="sum", log_target=True) / 6
-    assert float(found) == pytest.approx(float(expected), rel=1e-4)
+    assert float(divergence) == pytest.approx(float(expected), rel=1e-4)
     assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(said.flatten(0, 1), ids[:, at + 1].flatten())))
 
 

@@ -37,7 +37,7 @@ def eval_sets(loaded):
     return make_eval_sets(loaded.encoder, OPTIONS, 320)
 
 
-def found(answers: dict[int, float], short: float = 1.0, lengths=(160, 320)) -> Measurement:
+def measured(answers: dict[int, float], short: float = 1.0, lengths=(160, 320)) -> Measurement:
     losses = {length: 2 * [-math.log1p(-loss)] for length, loss in answers.items()}
     return Measurement([short, short], losses, {length: [True, False] for length in answers}, lengths, 2)
 
@@ -54,10 +54,10 @@ def test_the_loss_is_that_of_the_answer_tokens(loaded, eval_sets):
                 ids = torch.tensor([prompt.ids])
                 with torch.no_grad():
                     scores = loaded.model(ids).logits[0].log_softmax(-1)
-                own = [
+                expected = [
                     -scores[place - 1, prompt.ids[place]].item() for place in range(length - prompt.num_answer, length)
                 ]
-                assert math.isclose(loss, sum(own) / len(own), rel_tol=1e-4)
+                assert math.isclose(loss, sum(expected) / len(expected), rel_tol=1e-4)
                 assert right == all(scores[place - 1].argmax() == prompt.ids[place]
                                     for place in range(length - prompt.num_answer, length))  # fmt: skip
 
@@ -68,9 +68,9 @@ def test_answers_of_different_lengths_in_one_batch(loaded):
     ((_, (short, long), _),) = answer_losses(loaded, questions)
     with torch.no_grad():
         scores = loaded.model(torch.tensor([ids])).logits[0].log_softmax(-1)
-    own = [-scores[place - 1, ids[place]].item() for place in range(35, 40)]
-    assert math.isclose(short, sum(own[-2:]) / 2, rel_tol=1e-4)
-    assert math.isclose(long, sum(own) / 5, rel_tol=1e-4)
+    losses = [-scores[place - 1, ids[place]].item() for place in range(35, 40)]
+    assert math.isclose(short, sum(losses[-2:]) / 2, rel_tol=1e-4)
+    assert math.isclose(long, sum(losses) / 5, rel_tol=1e-4)
 
 
 def test_documents_first_then_the_shortest_prompts(loaded, eval_sets):
@@ -157,33 +157,33 @@ def test_one_missed_answer_does_not_outweigh_many():
 
 
 def test_a_length_that_was_not_reached_counts_like_the_last_one():
-    part = found({160: 0.5})
+    part = measured({160: 0.5})
     assert part.loss == pytest.approx(0.5)
     assert part.least_loss == pytest.approx(0.25)
-    assert found({160: 0.5, 320: 0.7}).loss == pytest.approx(0.6)
-    assert found({}).loss == math.inf
+    assert measured({160: 0.5, 320: 0.7}).loss == pytest.approx(0.6)
+    assert measured({}).loss == math.inf
 
 
 def test_given_up_where_it_cannot_be_on_the_front_any_more():
-    stock = found({160: 0.1, 320: 0.9})
-    good = points_of([tried(0, found({160: 0.2, 320: 0.4}, short=1.005))], stock)
-    assert is_hopeless(found({}, short=1.02), stock, [], 0.01), "it loses more than it may"
-    assert not is_hopeless(found({}, short=1.005), stock, [], 0.01)
-    assert is_hopeless(found({160: 0.7}, short=1.006), stock, good, 0.01), "0.7 / 2 is above 0.3 already"
-    assert not is_hopeless(found({160: 0.7}, short=1.004), stock, good, 0.006), "it keeps the short text better"
-    assert is_hopeless(found({160: 0.7}, short=1.004), stock, good, 0.01), "both lose no more than half of it"
-    assert not is_hopeless(found({160: 0.5}, short=1.006), stock, good, 0.01), "it may still come out below 0.3"
+    stock = measured({160: 0.1, 320: 0.9})
+    good = points_of([tried(0, measured({160: 0.2, 320: 0.4}, short=1.005))], stock)
+    assert is_hopeless(measured({}, short=1.02), stock, [], 0.01), "it loses more than it may"
+    assert not is_hopeless(measured({}, short=1.005), stock, [], 0.01)
+    assert is_hopeless(measured({160: 0.7}, short=1.006), stock, good, 0.01), "0.7 / 2 is above 0.3 already"
+    assert not is_hopeless(measured({160: 0.7}, short=1.004), stock, good, 0.006), "it keeps the short text better"
+    assert is_hopeless(measured({160: 0.7}, short=1.004), stock, good, 0.01), "both lose no more than half of it"
+    assert not is_hopeless(measured({160: 0.5}, short=1.006), stock, good, 0.01), "it may still come out below 0.3"
 
 
 def test_the_front_and_the_best():
-    stock = found({160: 0.1, 320: 0.9})
+    stock = measured({160: 0.1, 320: 0.9})
     shapes = [(0.3, 1.005), (0.2, 1.02), (0.3, 1.006), (0.4, 1.0), (0.3, 1.005)]
-    points = points_of([tried(n, found({160: a, 320: a}, short)) for n, (a, short) in enumerate(shapes)], stock)
+    points = points_of([tried(n, measured({160: a, 320: a}, short)) for n, (a, short) in enumerate(shapes)], stock)
     assert [point.trial.number for point in pareto_front(points)] == [1, 0, 4, 3]
     assert best_of(points, 0.01).trial.number == 0
     assert best_of(points, 0.05).trial.number == 1
     assert best_of(points[1:3], 0.001) is None
-    assert points_of([tried(0, found({160: 0.1}))], stock) == []
+    assert points_of([tried(0, measured({160: 0.1}))], stock) == []
     assert isinstance(points[0], Point)
 
 
@@ -207,7 +207,7 @@ def test_recipes_in_prompt_order_are_scored_as_they_write(tmp_path):
     recipe = Recipe([MsPoE(head_order="prompt", first_layer=0, ratio_max=4)])
     loaded = bench.apply(bench.prepared(recipe))
     eval_set = make_eval_sets(stock.encoder, SearchOptions(target_length=640, samples=2, num_depths=2), 320)[0]
-    found = measure(loaded, eval_set).answers[640]
+    answers = measure(loaded, eval_set).answers[640]
     wanted, apart = [], []
     for depth in range(2):
         for question in eval_set.questions[640]:
@@ -223,5 +223,5 @@ def test_recipes_in_prompt_order_are_scored_as_they_write(tmp_path):
             losses = torch.nn.functional.cross_entropy(torch.stack(scores), ids[0, -size:])
             wanted.append(float(losses))
             apart.append(abs(wanted[-1] - float(torch.nn.functional.cross_entropy(together, ids[0, -size:]))))
-    assert found == pytest.approx(wanted, abs=1e-4)
+    assert answers == pytest.approx(wanted, abs=1e-4)
     assert max(apart) > 1e-3, "one forward of prompt and answer would have passed too"

@@ -33,8 +33,10 @@ def soon_not_random():
         yield
 
 
-def told(found):
-    return [(one.published, one.recipe.to_dict() if one.recipe else None, one.refusal) for one in found.standing.trials]
+def trials_of(result):
+    return [
+        (one.published, one.recipe.to_dict() if one.recipe else None, one.refusal) for one in result.standing.trials
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +47,12 @@ def whole(source, tmp_path_factory):
 
 def test_the_same_seed_and_trials_give_the_same_recipe(source, tmp_path, whole):
     again = search(str(source), QUICK)
-    assert told(again) == told(whole)
+    assert trials_of(again) == trials_of(whole)
     assert again.check.stock == whole.check.stock
     assert again.check.answers == whole.check.answers
     assert again.check.winner.trial.recipe == whole.check.winner.trial.recipe
     other = search(str(source), dataclasses.replace(QUICK, seed=4))
-    assert told(other)[-3:] != told(whole)[-3:]
+    assert trials_of(other)[-3:] != trials_of(whole)[-3:]
 
 
 @pytest.mark.parametrize("dead_at", [pytest.param(2, marks=pytest.mark.slow), 5])
@@ -68,11 +70,11 @@ def test_a_killed_search_goes_on_as_if_nothing_had_happened(source, tmp_path, wh
     with pytest.raises(Killed):
         search(str(source), QUICK, out=out)
     assert not out.exists()
-    found = search(str(source), QUICK, out=out, resume=True)
-    assert told(found) == told(whole), "a trial was lost, repeated or changed"
-    assert found.check.winner.trial.recipe == whole.check.winner.trial.recipe
+    result = search(str(source), QUICK, out=out, resume=True)
+    assert trials_of(result) == trials_of(whole), "a trial was lost, repeated or changed"
+    assert result.check.winner.trial.recipe == whole.check.winner.trial.recipe
     more = search(str(source), dataclasses.replace(QUICK, trials=9), out=out, resume=True)
-    assert told(more)[:-1] == told(found)
+    assert trials_of(more)[:-1] == trials_of(result)
 
 
 def is_beaten(measurement, search):
@@ -96,8 +98,8 @@ def test_a_recipe_is_measured_once(source, monkeypatch):
     monkeypatch.setattr(loop, "measure", lambda *given: asked.append(given[0].name) or original(*given))
     monkeypatch.setattr(sampler, "_mutated", lambda rng, value, space: value)
     options = dataclasses.replace(QUICK, methods=("pi",), trials=6)
-    found = search(str(source), options)
-    recipes = [one.recipe.to_dict() for one in found.standing.trials if one.recipe]
+    result = search(str(source), options)
+    recipes = [one.recipe.to_dict() for one in result.standing.trials if one.recipe]
     assert len(recipes) > len({str(recipe) for recipe in recipes}) == len(asked), "one was drawn twice, as it is here"
 
 

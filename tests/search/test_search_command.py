@@ -235,12 +235,12 @@ def test_stopped_and_resumed(run, source, tmp_path, how):
         except sqlite3.OperationalError:
             continue
     process.send_signal(how)
-    _, told = process.communicate()
+    _, errors = process.communicate()
     assert process.returncode != 0
     before = finished(study)
     assert 10 < len(before) < 24
     if how == signal.SIGINT:
-        (line,) = (line for line in told.splitlines() if line.startswith("Stopped; go on with: "))
+        (line,) = (line for line in errors.splitlines() if line.startswith("Stopped; go on with: "))
         words = shlex.split(line.removeprefix("Stopped; go on with: ctxext "))
         assert words[-1] == "--resume"
     else:

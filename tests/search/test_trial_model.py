@@ -45,7 +45,7 @@ def recipes(folder: Path) -> dict[str, Recipe]:
     config = open_checkpoint(str(folder)).config
     family = family_of(config)
     rotary = model_config(config).rotary
-    made = {}
+    named = {}
     for method in METHODS:
         native = getattr(method, "rope_type", "default")
         if method.name == "distance-aware":  # A search leaves it out.
@@ -56,11 +56,11 @@ def recipes(folder: Path) -> dict[str, Recipe]:
         numbers = {name: tried.start for name, tried in ranges.items() if tried.start is not None}
         numbers |= {"first_layer": 0, "schedule": "linear", "head_order": "prompt"} if method is MsPoE else {}
         numbers |= {"theta": 3e5} if method is AdjustedBase else {}
-        made[method.name] = Recipe([method.from_search(numbers, rotary, 4.0)])
-    if "mspoe" in made and "yarn" in made:
+        named[method.name] = Recipe([method.from_search(numbers, rotary, 4.0)])
+    if "mspoe" in named and "yarn" in named:
         heads = MsPoE(schedule="by-parts", ratio_min=1.0, ratio_max=3.0, head_order="fixed", first_layer=1)
-        made["yarn+mspoe"] = Recipe([AdjustedBase(theta=2e4, factor=4), Yarn(factor=4, attention_factor=1.3), heads])
-    return made
+        named["yarn+mspoe"] = Recipe([AdjustedBase(theta=2e4, factor=4), Yarn(factor=4, attention_factor=1.3), heads])
+    return named
 
 
 def converted(source: Path, out: Path, recipe: Recipe) -> list[torch.Tensor] | None:
@@ -89,18 +89,18 @@ def test_applied_is_converted_and_loaded(model_type, tmp_path):
         pytest.skip(family_of(config).reason)
     bench = workbench(source, tmp_path)
     before = logits(bench.stock.model)
-    made = recipes(source)
+    by_name = recipes(source)
     changed = num_carried = 0
-    for name, recipe in made.items():
+    for name, recipe in by_name.items():
         wanted = converted(source, tmp_path / name, recipe)
         if wanted is None:
             with pytest.raises(CtxextError):
                 bench.apply(bench.prepared(recipe))
             continue
-        found = logits(bench.apply(bench.prepared(recipe)).model)
-        assert same(found, wanted), name
+        applied = logits(bench.apply(bench.prepared(recipe)).model)
+        assert same(applied, wanted), name
         num_carried += 1
-        changed += not same(found, before)
+        changed += not same(applied, before)
     assert same(logits(bench.stock.model), before)
     assert changed == num_carried > 0 or model_type not in QUICK
 
