@@ -52,7 +52,7 @@ class _Log:
     def show(self, standing: "Standing") -> None:
         best = standing.best.trial.number if standing.best else -1
         is_late = time.monotonic() - self.shown_at > _QUIET_SECONDS
-        # What stands behind a colon changes all the time.
+        # The part after a colon changes all the time.
         stage = standing.stage.split(":")[0]
         if stage == self.stage and best == self.best and not is_late:
             return

@@ -23,11 +23,11 @@ class Check:
     """The last check: answers to prompts that were used for nothing else.
 
     Attributes:
-        winner: The best recipe; None where none keeps the bound at the original context length.
+        winner: The best recipe; None if none keeps the bound at the original context length.
         published: The best of the published ones, whatever it loses at the original context length.
         stock: The plain model's answers.
-        points: Every recipe that was asked, by its trial's number.
-        answers: What they answered.
+        points: Every recipe that was measured, by its trial's number.
+        answers: Their measurements.
         keep_short: The bound.
     """
 
@@ -96,10 +96,10 @@ def run_off(bench: Workbench, eval_set: EvalSet, points: Sequence[Point], keep_s
 
     Args:
         bench: The model.
-        eval_set: What to ask.
-        points: What the search measured.
+        eval_set: The prompts and documents.
+        points: The recipes that the search measured.
         keep_short: The bound.
-        end: When to have asked, on the monotonic clock in seconds.
+        end: The deadline, on the monotonic clock in seconds.
 
     Returns:
         Those with the lowest loss first.
@@ -138,11 +138,11 @@ def check(
 
     Args:
         bench: The model.
-        eval_set: What to ask.
-        points: What the search measured.
+        eval_set: The prompts and documents.
+        points: The recipes that the search measured.
         kept: The run-off's, best first.
         keep_short: The bound.
-        end: When to have asked, on the monotonic clock in seconds.
+        end: The deadline, on the monotonic clock in seconds.
     """
     published = min((point for point in points if point.trial.published), key=lambda point: point.loss, default=None)
     most = max(points, key=lambda point: (_share(point.trial), -point.loss), default=None)

@@ -247,7 +247,7 @@ def learned_standing(
     Args:
         bench: The model.
         options: How far to reach, what may be lost, how long to learn.
-        eval_set: What both are asked.
+        eval_set: The eval set of both.
         stock: The plain model's answers to that.
         stock_seconds: How long they took.
         watch: Called after each step.

@@ -31,13 +31,13 @@ class Standing:
     """The state of a search, for display.
 
     Attributes:
-        stage: What is being done.
+        stage: The current stage.
         stock: The plain model's answers; None before they are known.
         trials: Every recipe so far, in order.
         points: Those that were measured to the end.
         best: The best so far of those that keep the bound at the original context length.
-        end: When the time is up, on the monotonic clock in seconds; infinite where only trials are counted.
-        max_trials: How many will be tried; None where only time counts.
+        end: The deadline on the monotonic clock in seconds; infinite if only trials are limited.
+        max_trials: The limit of trials; None if only time is limited.
     """
 
     stage: str
@@ -62,9 +62,9 @@ class SearchLoop:
 
     Attributes:
         bench: The model.
-        space: What can be tried.
+        space: The search space.
         options: How long to try, and what may be lost.
-        eval_set: What every recipe is asked.
+        eval_set: The eval set of every trial.
         stock: The plain model's answers to that.
         stock_seconds: How long they took.
         watch: Called before each recipe.
@@ -131,7 +131,7 @@ class SearchLoop:
         def stop(measurement: Measurement) -> bool:
             look()
             if is_start:
-                # What others are compared with is asked everything, if it is near and no other is better in both.
+                # Recipes that others are compared with are measured to the end, if near and not dominated.
                 rise = measurement.rise(self.stock)[0]
                 return rise > _FAR * self.options.keep_short or any(
                     point.dominates(measurement.least_loss, rise) for point in standing.points

@@ -50,7 +50,7 @@ class Measurement:
     def loss(self) -> float:
         """The mean bounded loss over all lengths; one that was not reached counts like the last one that was.
 
-        A model that was asked for no needle at all has an infinite one.
+        It is infinite for a model that was asked for no needle.
         """
         losses = list(self.losses.values())
         if not losses:
@@ -137,8 +137,8 @@ def measure(
 
     Args:
         loaded: The model.
-        eval_set: What to ask.
-        is_hopeless: Asked before each length of each round; the rest is left out where it says so.
+        eval_set: The prompts and documents.
+        is_hopeless: Called before each length of each round; if it returns true, the rest is left out.
 
     Raises:
         CtxextError: the model returns numbers that are not finite.

@@ -20,7 +20,7 @@ def pareto_picture(points: Sequence[Point], best: Point | None, keep_short: floa
         points: Recipes that were measured to the end.
         best: The one that was taken.
         keep_short: The share that may be lost.
-        title: What was searched.
+        title: The title of the picture.
     """
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()

@@ -14,8 +14,8 @@ def recipe_text(recipe: Recipe, lines: Sequence[str]) -> str:
     """The file's text.
 
     Args:
-        recipe: What it says.
-        lines: What stands above it as comments.
+        recipe: The recipe.
+        lines: The comment lines above it.
     """
     comments = "".join(f"# {line}\n" for line in lines)
     return comments + yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, width=120)

@@ -36,10 +36,10 @@ class Found:
     """The result of a search.
 
     Attributes:
-        recipe: The best recipe; None where no recipe surely makes the model better.
-        standing: Everything that was tried.
-        check: What the best one and others answered to prompts that the search never saw.
-        files: What was written.
+        recipe: The best recipe; None if no recipe surely improves the model.
+        standing: All trials.
+        check: The measurements of the best one and others on prompts that the search never used.
+        files: The files written.
     """
 
     recipe: Recipe | None
@@ -75,7 +75,7 @@ def search(
         source: A folder, a Hub id, or `demo`.
         options: How far to reach, what may be lost, how long to try.
         out: The recipe file to write; beside it a picture of the Pareto front. None writes neither.
-        study: Where the study is kept; beside `out` where None, and nowhere without that.
+        study: The storage of the study; None keeps it beside `out`, or nowhere without that.
         resume: Go on with the study; several processes may share one.
         overwrite: Replace a study and a recipe file that are there.
         loading: How to load the model.

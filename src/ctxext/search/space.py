@@ -133,7 +133,7 @@ def space_of(source: Checkpoint, target_length: int, names: Sequence[str] = ()) 
     Args:
         source: The checkpoint, plain.
         target_length: The wanted context in tokens.
-        names: The methods to try; all that apply and are not experimental where empty.
+        names: The methods to try; by default all that apply and are not experimental.
 
     Raises:
         CtxextError: the model is not rotary, a method is unknown or does not apply, or none does.

@@ -24,7 +24,7 @@ class StudyPlace:
     """A study's place.
 
     Attributes:
-        name: What the study is called there.
+        name: The name of the study there.
         path: The SQLite file; None in a shared storage.
         storage: The URL of a database (postgresql, mysql), or the path of a journal file on a disk that is shared.
     """

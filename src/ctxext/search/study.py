@@ -43,10 +43,10 @@ class Trial:
 
     Attributes:
         number: Its trial's.
-        published: The method whose published numbers it has; empty where the search chose them.
-        recipe: With everything measured that a conversion would measure; None where it was refused.
-        measurement: What came of it; None where it was refused.
-        refusal: Why it could not be measured; empty where it could.
+        published: The method whose published numbers it has; empty if the search chose them.
+        recipe: The recipe, with all that a conversion measures filled in; None if it was refused.
+        measurement: Its measurement; None if it was refused.
+        refusal: Why it could not be measured; empty if it could.
         seconds: How long it took.
     """
 
@@ -79,7 +79,7 @@ class Study:
 
     Args:
         place: Where it is kept.
-        space: What can be tried.
+        space: The search space.
         seed: Decides what is drawn.
         keep_short: The share by which the loss at the original context length may rise.
     """

@@ -26,7 +26,7 @@ class Workbench:
 
     For each recipe the family's model is built again from the configuration that a conversion would write, without
     weights, and every parameter and buffer of the loaded model is put into it; only what the configuration decides,
-    the inverse frequencies and the code around them, is its own. The loaded model itself is never changed.
+    the inverse frequencies and the code around them, differs. The loaded model itself is never changed.
 
     Args:
         stock: The loaded model, plain.
@@ -116,7 +116,7 @@ class Workbench:
 
 def _no_init_weights() -> Any:
     """Skip the initialization of parameters: they hold nothing, and that of some families needs numbers."""
-    # Transformers 5 has it in a module of its own.
+    # In transformers 5 it is in a separate module.
     place = "initialization" if importlib.util.find_spec("transformers.initialization") else "modeling_utils"
     return importlib.import_module(f"transformers.{place}").no_init_weights()
 

@@ -52,13 +52,13 @@ def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig,
     """Compare how the installed transformers rotates with what the recipe says.
 
     Args:
-        recipe: What is applied, resolved.
+        recipe: The recipe to apply, resolved.
         source: The content of the source's config.json, without code: what the sliding layers keep.
         plain: The configuration that the recipe starts from.
         stock: The configuration with the recipe's steps that stock transformers carries.
 
     Returns:
-        The largest relative difference from the recipe's inverse frequencies; None where it changes none.
+        The largest relative difference from the recipe's inverse frequencies; None if it changes none.
 
     Raises:
         CtxextError: transformers does not know the family, or rotates by something else.
@@ -96,7 +96,7 @@ def expected_rotation(
     They come from the methods' references, or from the formulas of the stock types if the source's schedule was kept.
 
     Args:
-        recipe: What was applied, resolved.
+        recipe: The recipe, resolved.
         plain: The configuration that it started from.
         result: The resulting configuration.
         length: The length of the sequence in tokens.

@@ -17,7 +17,7 @@ class ScriptFailedError(Exception):
     """A script ended with an error that no reference raised; its message is the last line of that.
 
     Attributes:
-        signal: The signal that stopped it; 0 where none did.
+        signal: The signal that stopped it; 0 if none did.
         has_loaded: Whether the checkpoint had loaded and answered by then.
     """
 
@@ -31,7 +31,7 @@ def answer_of(script: str, task: Mapping[str, Any], references: Mapping[str, str
 
     Args:
         script: Its name, without .py.
-        task: What it is given, as JSON.
+        task: Its input, as JSON.
         references: The references that the task names, by method.
 
     Raises:
@@ -62,9 +62,9 @@ class LoadReport:
     """What a loaded model is.
 
     Attributes:
-        error: Why it does not load; empty where it does.
+        error: Why it does not load; empty if it does.
         name: Its class.
-        parameters: How many there are.
+        parameters: The number of parameters.
         missing: Weights that the files do not have.
         rotary: For each rotary embedding `module`, `layer_type`, `frequencies` and `scaling`.
     """

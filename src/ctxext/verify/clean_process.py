@@ -92,7 +92,7 @@ class Rotation:
 class Samples:
     """States of known spread that replace a model's, the same in every model that runs in the same order.
 
-    What an attention is given becomes random numbers, and so do the queries and keys that it rotates, scaled so that
+    The input of an attention becomes random numbers, and so do the queries and keys that it rotates, scaled so that
     scores spread by SPREAD. Its outputs then depend on no other layer, and show every distance that is read wrong,
     whatever the weights are. Its own vectors, which norms multiply by, are drawn too: fresh ones are all ones, and
     would hide what a family does after it rotates.
@@ -389,7 +389,7 @@ def factor_between(before: Any, after: Any) -> Any:
     Norms without weights are one (Llama 4, nanochat), and temperatures by the row (Ministral 3).
 
     Raises:
-        CannotBeMovedError: what it does is no factor, so a state rotated otherwise is another than this one turned.
+        CannotBeMovedError: the change is no factor, so a state rotated differently cannot be derived from this one.
     """
     factor = (before * after).sum(-1, keepdim=True) / (before * before).sum(-1, keepdim=True).clamp(min=1e-30)
     if ((after - before * factor).norm(dim=-1) > SCALAR * after.norm(dim=-1)).any():

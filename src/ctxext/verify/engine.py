@@ -70,7 +70,7 @@ class Engine:
         self, folder: Path, *, length: int, dtype: str, trust: bool = False, arguments: Mapping[str, Any] | None = None
     ) -> None:
         self.version = vllm_version()
-        # It would write to stdout, where results stand.
+        # It would write to stdout, which is for results.
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         import vllm

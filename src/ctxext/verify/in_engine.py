@@ -24,7 +24,7 @@ class Compared:
     """The comparison of one prompt.
 
     Attributes:
-        served: What the engine ran.
+        served: The name of the checkpoint in the engine.
         place: Which positions it fills: inside the original context length, beyond it, or "to the last position".
         tokens: The number of tokens.
         difference: The largest difference of a log-probability, in nats.
@@ -54,12 +54,12 @@ def compare_in_engine(
 ) -> list[Compared]:
     """Read some prompts in vLLM and in transformers, both in float32.
 
-    The second half of each prompt repeats its first, so that what stands far away counts. The longest fills all
+    The second half of each prompt repeats its first, so that distant tokens matter. The longest fills all
     positions that a server of this length computes: tables that are too short fail there.
 
     Args:
-        checkpoint: What transformers loads.
-        served: What the engine loads, by name: a folder, and more arguments of `vllm.LLM`.
+        checkpoint: The checkpoint that transformers loads.
+        served: The checkpoints that the engine loads, by name: a folder, and more arguments of `vllm.LLM`.
         trust_remote_code: Run the checkpoint's modeling code even if this version did not write it.
         arguments: Arguments of `vllm.LLM` for all of them; `max_model_len` shortens the longest prompt.
 

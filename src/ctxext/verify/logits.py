@@ -55,7 +55,7 @@ def compare_logits(
     Args:
         folder: The converted checkpoint.
         source: Where its weights come from.
-        recipe: What was applied, resolved.
+        recipe: The recipe, resolved.
         model: Its configuration.
         stock: The configuration with those steps only that stock transformers carries, for the comparison.
         foreign: The user allowed code that ctxext did not write: it is loaded from the folder as it is.
@@ -117,7 +117,7 @@ def compare_logits(
 def _positions(recipe: Recipe, rotary: Rotary, steps: list[dict[str, Any]]) -> list[int]:
     """The positions of the check's tokens: side by side, or over the whole reach where regions matter.
 
-    Most of them are where the methods' rules change, as their references say; the others are spread evenly, in pairs
+    Most of them are where rules change, by the methods' references; the others are spread evenly, in pairs
     of neighbours.
     """
     attention = [step for step in recipe.steps if step.kind == "attention"]

@@ -65,7 +65,7 @@ def reference_error(names: Sequence[str], detail: str) -> CtxextError:
 
     Args:
         names: The methods that use the reference.
-        detail: What it raised, and where.
+        detail: The exception and its place.
     """
     return CtxextError(
         f"The reference of {' and '.join(names)} fails: {' '.join(detail.split())}",

@@ -53,7 +53,7 @@ def verify(
         load: Also load the model, in a separate process.
         trust_remote_code: Also run modeling code that this version did not write.
         revision: A branch, tag or commit on the Hub.
-        token: A Hub token; the usual places are read where it is None.
+        token: A Hub token; None reads the usual places.
         progress: Called with what is being read, how much of it and how much in all.
 
     Raises:

@@ -29,7 +29,7 @@ class Finding:
     Attributes:
         check: Its name.
         status: "passed", "failed" or "not checked".
-        detail: One line; names the files where something is wrong with them.
+        detail: One line, with the names of the files concerned.
     """
 
     check: str
@@ -119,7 +119,7 @@ class Subject:
         """The names of the tensors that the recipe rewrites, sorted."""
         if not self.has_recipe or not self.recipe.rewrites_weights:
             return []
-        # The same question that convert asked of the source: the result has the same names, and more rows.
+        # As convert computed them for the source: the result has the same names, and more rows.
         at_its_length = ModelConfig(self.model.config, self.family, self.model.encoding)
         return sorted(tensor.name for tensor in self.recipe.new_tensors(self.checkpoint, at_its_length))
 

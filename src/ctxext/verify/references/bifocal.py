@@ -12,7 +12,7 @@ def relation(settings, layer, m, n, frequencies):
     length, window, published = settings["original_length"], settings["window"], is_published(settings)
     if m < length or m - n < window or (published and m - n == window):
         return [m * w for w in frequencies], [n * w for w in frequencies]
-    # What is exact takes none of the far distances; a continuous border adds them up, and all must stay below L.
+    # As published, far distances start from 0; a continuous border adds the window, and all must stay below L.
     exact = 0 if published else window
     groups = settings.get("groups") or [math.ceil((m + 1 - exact) / (length - exact))] * len(frequencies)
     shifts = [0.0 if published else window - window / group for group in groups]

@@ -4,9 +4,9 @@ import math
 
 
 def bucket(numbers, source, relative):
-    """Where the bucket of a key lies that stands `relative` tokens after the query, before it is rounded down.
+    """The bucket of a key `relative` tokens after the query, before it is rounded down.
 
-    `source` has the source's `distance`, and of the stack that asks `num_buckets` and whether it is `bidirectional`.
+    `source` has the source's `distance`, and of its stack `num_buckets` and whether it is `bidirectional`.
     """
     distance, count, first = source["distance"] * numbers["factor"], source["num_buckets"], 0
     if source["bidirectional"]:

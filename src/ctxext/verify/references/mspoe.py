@@ -1,4 +1,4 @@
-"""Ms-PoE: Zhang et al. 2024, section 3, and per-head schedules in the place of its linear ratios."""
+"""Ms-PoE: Zhang et al. 2024, section 3, and per-head schedules that replace its linear ratios."""
 
 import math
 
@@ -40,7 +40,7 @@ def loudness(settings, chosen, head):
 def rotation(settings, chosen, head, positions, frequencies, theta):
     """A head's positions and its inverse frequencies, one by one from the formulas of the methods.
 
-    Where that is asked for, only the stretch between two positions is compressed.
+    With `rescale`, only the range between two positions is compressed.
     """
     if chosen is None:
         return positions, frequencies
