@@ -141,6 +141,7 @@ _PADDED = ("tests/portable/test_relation.py",)
 _PARTS = ("tests/portable/test_relation_parts.py",)
 _CHECKS = ("tests/publish/test_file_checks.py",)
 _ENGINE = ("tests/test_in_engine.py",)
+_EVALUATED = ("tests/evaluate/test_what_is_asked.py",)
 _ASKED = ("tests/evaluate/test_engine.py::test_what_the_engine_is_asked_for",)
 _TEXTS = ("tests/evaluate/test_texts.py",)
 _LOADING = ("tests/test_loading.py",)
@@ -379,6 +380,25 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "not any(row.is_alike",
         ("tests/test_in_engine.py::test_one_prompt_that_differs_fails_all",),
     ),
+    ("evaluate/plan.py", "usual = known if settings.allow_beyond else [", "usual = [", _EVALUATED),
+    ("evaluate/plan.py", "allow_beyond=settings.allow_beyond)", "allow_beyond=True)", _EVALUATED),
+    ("evaluate/plan.py", "check_served(info, lengths[info.name])", "check_served(info, usual)", _EVALUATED),
+    ("evaluate/plan.py", "max(settings.lengths, default=longest)", "max(settings.lengths)", _EVALUATED),
+    ("evaluate/served.py", '("default", "linear")', '("default",)', _EVALUATED),
+    ("evaluate/served.py", "{key: more} if nested else more", "more", _EVALUATED),
+    (
+        "evaluate/served.py",
+        "row is not None and row.status != EXACT",
+        "row is not None",
+        ("tests/evaluate/test_engine.py::test_a_remark_on_a_checkpoint_that_is_served_exactly_need_not_be_minded",),
+    ),
+    (
+        "data/prose.py",
+        "for noun in rng.sample(OBJECTS, count)]",
+        "for noun in rng.choices(OBJECTS, k=count)]",
+        _EVALUATED,
+    ),
+    ("evaluate/tasks/needle_lists.py", "        if name not in used:", "        if name:", _EVALUATED),
     (
         "evaluate/served.py",
         "    _overrides(info, max(lengths))\n\n",
@@ -883,8 +903,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("data/texts.py", "documents.append(ids[:most])", "documents.append(ids[:length])", _TEXTS),
     ("data/texts.py", "size = length - len(start)", "size = length", _TEXTS),
     ("data/texts.py", 'f"{seed} prose {number}"', 'f"{seed} prose"', _TEXTS),
-    ("data/haystack.py", "        start = 0\n", "        pass\n", _TEXTS),
-    ("data/haystack.py", "rng.randrange(len(text))", "0", _TEXTS),
+    ("data/prose.py", "        start = 0\n", "        pass\n", _TEXTS),
+    ("data/prose.py", "rng.randrange(len(text))", "0", _TEXTS),
     ("data/prose.py", '_ARTICLE.sub(r"\\1n ", filled)', "filled", _TEXTS),
     ("system/loading.py", "% torch.cuda.device_count()", "% 1", _LOADING),
     ("system/loading.py", 'device.type != "cpu" or model', 'device.type == "cuda" or model', _LOADING),

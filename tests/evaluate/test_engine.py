@@ -16,9 +16,9 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.model import Loading
-from ctxext.evaluate.served import check_served, load_served
+from ctxext.evaluate.served import check_served, load_served, serving_by_vllm
 from ctxext.publish.results import measured
-from ctxext.recipes import DynamicNtk, LongRope, MsPoE, Recipe, Yarn
+from ctxext.recipes import DynamicNtk, LongRope, MsPoE, PositionInterpolation, Recipe, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify.engine import Engine, engine_dtype
 
@@ -178,6 +178,19 @@ def test_what_must_be_minded_is_said(tmp_path):
     convert("demo", tmp_path / "out", Recipe([LongRope(factor=4, short_factor=(1.0,) * 16, long_factor=factors)]))
     report = evaluate([str(tmp_path / "out")], Settings(**SMALL), loading=ENGINE)
     assert "long list is chosen once" in report["models"][0]["mind"]
+
+
+def test_a_remark_on_a_checkpoint_that_is_served_exactly_need_not_be_minded():
+    demo = open_checkpoint("demo")
+    linear = (
+        Recipe([PositionInterpolation(factor=2)]).resolved(model_config(demo.config)).edit(model_config(demo.config))
+    )
+    info = CheckpointInfo("out", Checkpoint("out", demo.folder, linear.config), 512, 1024)
+    assert serving_by_vllm(info.checkpoint).remark
+    model = load_served(info, ENGINE, (256,))
+    assert model.mind == ""
+    assert "mind" not in model.facts()
+    model.close()
 
 
 def test_numbers_that_are_not_finite_are_refused(monkeypatch):

@@ -11,8 +11,8 @@ import pytest
 
 from ctxext.converters import calibration
 from ctxext.data import prose, records
-from ctxext.data.haystack import read_haystack
 from ctxext.data.prompt import Pieces
+from ctxext.data.prose import read_haystack
 from ctxext.data.records import read_records
 from ctxext.errors import CtxextError
 from ctxext.evaluate.scoring.subspan_match import best_subspan_match

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from ctxext.data import encoding, haystack, prose, records, texts
+from ctxext.data import encoding, prose, records, texts
 from ctxext.data.encoding import Encoder, split_question
 from ctxext.data.prompt import _hide
 from ctxext.data.records import read_records
@@ -125,7 +125,7 @@ def test_a_haystack_begins_anywhere_and_goes_round():
     units = ["a", "b", "c", "d"]
     begun = set()
     for seed in range(40):
-        sentences = list(islice(haystack.endless(units, random.Random(seed)), 11))
+        sentences = list(islice(prose.endless(units, random.Random(seed)), 11))
         start = units.index(sentences[0].strip())
         assert sentences == [" " + units[(start + at) % 4] for at in range(11)]
         begun.add(start)

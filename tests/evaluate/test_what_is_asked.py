@@ -758,6 +758,12 @@ def test_positions_that_an_engine_is_given(tmp_path):
             served.check_served(other, (64, 129))
         served.check_served(other, (64, 128))
     assert served._overrides(SimpleNamespace(**{**vars(one), "context_length": None}), 999) == {}
+    linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+    stretched = rotary(tmp_path, rope_parameters=linear, rope_scaling=linear)
+    assert served._overrides(stretched, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
+    text = {"max_position_embeddings": 128, "hidden_size": 32, "num_attention_heads": 4, "rope_theta": 1e4}
+    nested = rotary(tmp_path, model_type="gemma3", text_config=text)
+    assert served._overrides(nested, 129) == {"hf_overrides": {"text_config": {"max_position_embeddings": 129}}}
 
 
 @pytest.mark.parametrize(
@@ -854,6 +860,12 @@ def test_what_several_values_belong_to_is_told_apart_from_the_other():
         *wanted, other = NeedleValues().pieces(random.Random(seed)).needles
         nouns = [re.search(r"of the \w+ (\w+) is", needle)[1] for needle in (wanted[0], other)]
         assert nouns[0] != nouns[1]
+
+
+def test_numbers_of_a_list_never_double():
+    for seed in range(5):
+        values = [needle.split()[-1] for needle in NeedleLines(num_needles=900).pieces(random.Random(seed)).needles]
+        assert len(set(values)) == len(values) == 900
 
 
 def test_names_and_values_of_variables_never_double(monkeypatch):

@@ -1,13 +1,17 @@
-"""Endless prose from a small grammar: the haystack that ships with the package.
+"""The text that needles are hidden in: endless prose from a small grammar, or a user's text.
 
-Every sentence is drawn from the patterns and word lists of prose.txt, so the text is free to use, needs no download,
-is the same for the same seed, and contains no digits: a number in a haystack is always a needle.
+Every sentence of the prose is drawn from the patterns and word lists of prose.txt, so the text is free to use, needs no
+download, is the same for the same seed, and contains no digits: a number in a haystack is always a needle.
 """
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
+from pathlib import Path
+
+from ctxext.errors import CtxextError
+from ctxext.reading.strict import read_text
 
 
 def _read_lists() -> dict[str, list[str]]:
@@ -27,6 +31,7 @@ FIRST_NAMES, LAST_NAMES, PLACES = WORDS["first"], WORDS["last"], WORDS["place"]
 ADJECTIVES, OBJECTS, TRADES, GOODS, SITES = (WORDS[name] for name in ("adjective", "object", "trade", "goods", "site"))
 _ARTICLE = re.compile(r"\b([Aa]) (?=[aeiou])")
 _SLOT = re.compile(r"\{(\w+)\}")
+_SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|\n\s*\n")
 
 
 def sentence(rng: random.Random) -> str:
@@ -71,3 +76,35 @@ def person_name(rng: random.Random) -> str:
 def random_number(rng: random.Random, num_digits: int) -> str:
     """A number of `num_digits` digits that does not begin with zero."""
     return str(rng.randrange(10 ** (num_digits - 1), 10**num_digits))
+
+
+def sentences_of(text: str) -> tuple[str, ...]:
+    """Split a text at the ends of sentences and paragraphs, and normalize white space."""
+    return tuple(" ".join(unit.split()) for unit in _SENTENCE_END.split(text) if unit.strip())
+
+
+def read_haystack(path: Path) -> tuple[str, ...]:
+    """Read a text file as sentences, to be joined by spaces.
+
+    Raises:
+        CtxextError: The file cannot be read or holds no text.
+    """
+    units = sentences_of(read_text(path))
+    if not units:
+        raise CtxextError(f'The haystack "{path}" is empty.', hint="Give a text file with some pages of prose.")
+    return units
+
+
+def endless(text: Sequence[str], rng: random.Random) -> Iterator[str]:
+    """An endless stream of sentences with a leading space: of a text, from a random place on, or of the package.
+
+    Args:
+        text: Sentences; empty for the prose of the package.
+        rng: Draws the prose, or the place to begin.
+    """
+    if not text:
+        yield from (" " + sentence for sentence in sentences(rng))
+    start = rng.randrange(len(text))
+    while True:
+        yield from (" " + unit for unit in text[start:])
+        start = 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.data.haystack import read_haystack
+from ctxext.data.prose import read_haystack
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
 from ctxext.evaluate.tasks.documents import read_questions

@@ -7,8 +7,8 @@ from itertools import islice
 import torch
 
 from ctxext.data.encoding import Encoder
-from ctxext.data.haystack import sentences_of
 from ctxext.data.prompt import Prompt
+from ctxext.data.prose import sentences_of
 from ctxext.data.texts import read_corpus, read_texts
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ctxext.data import prose
-from ctxext.data.haystack import endless
 from ctxext.data.prompt import Pieces
+from ctxext.data.prose import endless
 from ctxext.evaluate.tasks.base import RetrievalTask
 
 OPENING = "The following text mentions some people in passing. Remember who they are; you will be asked about one.\n"

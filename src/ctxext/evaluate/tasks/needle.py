@@ -7,9 +7,8 @@ from typing import ClassVar
 from typing_extensions import Self
 
 from ctxext.data import prose
-from ctxext.data.haystack import endless
 from ctxext.data.prompt import Pieces
-from ctxext.data.prose import random_number
+from ctxext.data.prose import endless, random_number
 from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
 
 OPENING = (

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ctxext.data import prose
-from ctxext.data.haystack import endless
 from ctxext.data.prompt import Pieces
+from ctxext.data.prose import endless
 from ctxext.evaluate.tasks.base import RetrievalTask
 
 OPENING = (

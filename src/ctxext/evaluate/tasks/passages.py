@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
-from ctxext.data.haystack import endless
 from ctxext.data.prompt import Ask, Parts, Pieces, Prompt, lay_out
-from ctxext.data.prose import random_number
+from ctxext.data.prose import endless, random_number
 from ctxext.evaluate.tasks.base import RetrievalTask, Scores
 from ctxext.evaluate.tasks.needle import PHRASINGS
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from ctxext.data.haystack import endless
 from ctxext.data.prompt import Pieces
-from ctxext.data.prose import random_number
+from ctxext.data.prose import endless, random_number
 from ctxext.evaluate.tasks.base import RetrievalTask
 
 OPENING = "Some values are set and copied in the following text. Keep track of which name stands for which value.\n"
