@@ -55,7 +55,7 @@ def test_transformers_is_as_loud_afterwards_as_it_was_before(level, shows_bars, 
         logging.set_verbosity(level)
         (logging.enable_progress_bar if shows_bars else logging.disable_progress_bar)()
         outcome = pytest.raises(CtxextError, match=r"^It fails: why$") if fails else nullcontext()
-        with outcome, loading.loading_told("It fails", "hint"):
+        with outcome, loading.explain_loading_errors("It fails", "hint"):
             assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.ERROR, False)
             if fails:
                 raise ValueError("why\nand more")

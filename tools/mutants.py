@@ -340,8 +340,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "system/files.py",
-        "return [found.st_dev, found.st_ino, str(link.readlink())]",
-        "return [found.st_dev, found.st_ino]",
+        "return [status.st_dev, status.st_ino, str(link.readlink())]",
+        "return [status.st_dev, status.st_ino]",
         ("tests/test_checkpoint.py::test_a_link_to_elsewhere_is_not_the_noted_one_whatever_its_number",),
     ),
     (
@@ -370,7 +370,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "system/tokens.py",
-        "    remember(*found.split())\n",
+        "    remember(*stripped.split())\n",
         "",
         ("tests/test_tokens.py::test_a_token_that_is_refused_is_hidden_from_then_on",),
     ),
@@ -1043,7 +1043,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "finetune/merge.py",
-        "inherited=card_metadata(base),",
+        "inherited=card_metadata(base.folder),",
         "inherited={},",
         ("tests/finetune/test_choices.py::test_cards_of_a_training_say_what_it_was_made_of",),
     ),

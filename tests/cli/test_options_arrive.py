@@ -23,7 +23,7 @@ from ctxext.evaluate.settings import Settings
 from ctxext.finetune.options import RunOptions, TrainingOptions
 from ctxext.publish.push import PushOptions
 from ctxext.publish.upload_plan import UploadPlan
-from ctxext.recipes import Recipe, Yarn
+from ctxext.recipes import MsPoE, Recipe, Yarn
 from ctxext.search.options import SearchOptions
 from ctxext.search.storage import StudyPlace
 from ctxext.system.output_directory import OverwriteOptions
@@ -333,7 +333,8 @@ def test_convert(arrived):
 
 def test_each_option_of_a_conversion_does_its_part(monkeypatch):
     """What `convert` makes of its options: one object, or its fields as keywords."""
-    calls, checkpoint, recipe = {}, SimpleNamespace(folder=Path("folder")), Recipe([Yarn(factor=4)])
+    calls, checkpoint = {}, SimpleNamespace(folder=Path("folder"))
+    waiting, recipe = Recipe([MsPoE(head_order="calibrated")]), Recipe([Yarn(factor=4)])
 
     def record(name, result):
         def recorder(*given, **named):
@@ -350,11 +351,11 @@ def test_each_option_of_a_conversion_does_its_part(monkeypatch):
     options = ConvertOptions(**fields)
     for given in ({"options": options}, fields, {"options": ConvertOptions(overwrite=True), **fields}):
         with pytest.raises(Arrived) as planned:
-            convert("some", "out", recipe, **given, **GIVEN)
+            convert("some", "out", waiting, **given, **GIVEN)
         assert planned.value.args == ((checkpoint, recipe), {"replace_scaling": True, "allow_shorter": True})
         assert calls["open_checkpoint"] == (("some",), {**GIVEN, "original_length": 4096})
         assert calls["check_out"] == ((Path("out"), Path("folder"), options), {})
-        assert calls["calibrated"] == ((checkpoint, recipe, options, None), {})
+        assert calls["calibrated"] == ((checkpoint, waiting, options, None), {})
     with pytest.raises(Arrived) as planned:
         plan_conversion("some", "out", recipe, options=options, **GIVEN)
     assert planned.value.args == ((checkpoint, recipe), {"replace_scaling": True, "allow_shorter": True})

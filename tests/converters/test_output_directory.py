@@ -18,7 +18,7 @@ from ctxext.system.output_directory import (
     OverwriteOptions,
     beside,
     check_out,
-    full_disk_told,
+    explain_disk_errors,
     give_name,
     recover,
     staging_directory,
@@ -145,7 +145,7 @@ def test_what_the_system_refuses_is_one_line(number, tmp_path, monkeypatch):
 
 
 def test_other_errors_of_the_system_stay_ours(tmp_path):
-    with pytest.raises(OSError, match="bad"), full_disk_told(tmp_path):
+    with pytest.raises(OSError, match="bad"), explain_disk_errors(tmp_path):
         raise OSError(errno.EBADF, "bad")
 
 

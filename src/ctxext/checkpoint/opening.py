@@ -51,7 +51,7 @@ class Checkpoint:
     remote_sizes: dict[str, int] = field(default_factory=dict, repr=False)
     original_length: int | None = None
 
-    @property
+    @cached_property
     def public_name(self) -> str:
         """The name that may be published: a Hub id as it is, a folder by its last part, as its path helps nobody."""
         if self.revision or self.name == "demo":

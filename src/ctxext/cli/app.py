@@ -31,7 +31,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
 from ctxext.finetune.options import TrainingOptions
 from ctxext.search.options import SearchOptions
-from ctxext.system.output_directory import OverwriteOptions, full_disk_told
+from ctxext.system.output_directory import OverwriteOptions, explain_disk_errors
 from ctxext.system.tokens import RedactedStream, remember_arguments
 from ctxext.version import __version__
 
@@ -116,7 +116,7 @@ def main() -> None:
     _make_streams_take_everything()
     tell_everywhere()
     try:
-        with full_disk_told(Path("OUT")):  # For commands that do not report it with the path themselves.
+        with explain_disk_errors(Path("OUT")):  # For commands that do not report it with the path themselves.
             app()
     except CtxextError as error:
         print_error(error)

@@ -129,13 +129,15 @@ def _tell(output: Output, done: Conversion, source: str, seconds: float) -> None
 
 
 def _verification_lines(done: Conversion) -> list[Text]:
-    found = done.verification
-    if found is None:
+    verification = done.verification
+    if verification is None:
         return []
-    if found.skipped:
-        return [marked("-", "yellow", f"not verified: {found.skipped}")]
-    how = "the installed transformers rotates" if found.of == "frequencies" else "in a clean process: logits"
-    return [marked("✓", "green", f"verified, {how} as the method says (largest difference {found.difference:.0e})")]
+    if verification.skipped:
+        return [marked("-", "yellow", f"not verified: {verification.skipped}")]
+    how = "the installed transformers rotates" if verification.of == "frequencies" else "in a clean process: logits"
+    return [
+        marked("✓", "green", f"verified, {how} as the method says (largest difference {verification.difference:.0e})")
+    ]
 
 
 def _lengths(plan: Plan) -> str:
@@ -172,10 +174,10 @@ def serving_line(serving: tuple[Serving, ...]) -> str:
 
 def unconverted_text(lines: Mapping[str, str]) -> list[str]:
     """The commands that serve the source itself, each on a line that can be copied."""
-    told = [f"  {line}" for line in lines.values()]
+    commands = [f"  {line}" for line in lines.values()]
     if "vLLM" in lines:
-        told.append("  (a draft model does not inherit --hf-overrides: give it its own, or convert)")
-    return ["the source itself can be served so, without converting it:", *told] if told else []
+        commands.append("  (a draft model does not inherit --hf-overrides: give it its own, or convert)")
+    return ["the source itself can be served so, without converting it:", *commands] if commands else []
 
 
 def _plan_lines(plan: Plan) -> list[Any]:
@@ -198,10 +200,10 @@ def _plan_lines(plan: Plan) -> list[Any]:
 def _what_changes(plan: Plan) -> str:
     """Which tensors the weights will have otherwise."""
     added = [tensor.name for tensor in plan.rewritten if tensor.old_shape is None]
-    told = [str(tensor) for tensor in plan.rewritten if tensor.old_shape is not None]
-    told += [f"{grouped(added)}, which are new"] if added else []
+    tensors = [str(tensor) for tensor in plan.rewritten if tensor.old_shape is not None]
+    tensors += [f"{grouped(added)}, which are new"] if added else []
     if plan.recipe.rewrites_weights:
-        return f"unchanged but for {', '.join(told) or 'what the method writes, once they are fetched'}"
+        return f"unchanged but for {', '.join(tensors) or 'what the method writes, once they are fetched'}"
     return "unchanged"
 
 

@@ -20,7 +20,7 @@ from ctxext.cli.options import (
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
-from ctxext.system.output_directory import full_disk_told
+from ctxext.system.output_directory import explain_disk_errors
 
 if TYPE_CHECKING:
     from ctxext.evaluate.report.report import Report
@@ -115,7 +115,7 @@ def eval_(
     tasks = names_in(options["tasks"]) or usual or default_tasks(models, loading)
     settings = built(Settings, options, tasks=tasks)
     out = out or _free_folder(resume=resume)
-    with full_disk_told(out), output.progress("evaluating") as progress:
+    with explain_disk_errors(out), output.progress("evaluating") as progress:
         report = evaluate(
             models, settings, loading=loading, out=out, resume=resume, overwrite=overwrite, progress=progress
         )

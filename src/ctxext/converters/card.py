@@ -4,23 +4,21 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from pathlib import Path
 from string import Template
 from typing import Any
 
 import yaml
 
 from ctxext.checkpoint.auto_class import auto_class, pipeline_tag
-from ctxext.checkpoint.new_tensor import NewTensor, grouped
-from ctxext.checkpoint.opening import Checkpoint
+from ctxext.checkpoint.new_tensor import grouped
 from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file, recipe_yaml, wrapped
 from ctxext.converters.engines import EXACT, MARKS, Serving
-from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.reading.markdown import in_markdown
 from ctxext.reading.strict import parse_yaml, read_text
 from ctxext.recipes.base import Method
 from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.encodings.rotary import ModelConfig
 from ctxext.recipes.param import limits_of
 from ctxext.recipes.recipe import Recipe
 from ctxext.version import __version__
@@ -113,40 +111,6 @@ class CardFacts:
         return self.revision is not None
 
 
-def render_card(
-    source: Checkpoint,
-    recipe: Recipe,
-    model: ModelConfig,
-    serving: Sequence[Serving],
-    cautions: Sequence[str],
-    rewritten: Sequence[NewTensor] = (),
-) -> str:
-    """The README.md of a checkpoint that was just converted.
-
-    Args:
-        source: Where it came from.
-        recipe: What was applied, resolved.
-        model: The configuration of the result.
-        serving: Which engines can run it.
-        cautions: What a user must know.
-        rewritten: The tensors that are not the source's.
-    """
-    return render(
-        CardFacts(
-            source=source.public_name,
-            revision=source.revision,
-            inherited=card_metadata(source),
-            recipe=recipe,
-            encoding=model.encoding,
-            config=model.config,
-            serving=serving,
-            unconverted=unconverted_lines(source.public_name, model, serving),
-            cautions=cautions,
-            rewritten=[tensor.name for tensor in rewritten],
-        )
-    )
-
-
 def render(facts: CardFacts) -> str:
     """The whole README.md."""
     facts = dataclasses.replace(
@@ -158,8 +122,8 @@ def render(facts: CardFacts) -> str:
     template = resources.files("ctxext.converters").joinpath("card.md").read_text(encoding="utf-8")
     front = yaml.safe_dump(front_matter(facts), sort_keys=False, allow_unicode=True, width=1000)
     measured = facts.measured
-    made = EXTENDED if facts.training or facts.is_adapter else "OUT"
-    converted = [convert_command(facts.source, facts.revision, facts.recipe, made)] if facts.recipe else []
+    name = EXTENDED if facts.training or facts.is_adapter else "OUT"
+    converted = [convert_command(facts.source, facts.revision, facts.recipe, name)] if facts.recipe else []
     commands = [*converted, facts.training_command]
     commands += [measured.command] if measured else []
     return Template(template).substitute(
@@ -192,16 +156,16 @@ def _list(title: str, sentences: Sequence[str]) -> str:
     return f"\n## {title}\n\n{points}" if points else ""
 
 
-def card_metadata(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The front matter of a checkpoint's own card; empty where it has none that can be read."""
-    card = checkpoint.folder / "README.md"
+def card_metadata(folder: Path) -> dict[str, Any]:
+    """The front matter of the card in a folder; empty if there is none that can be read."""
+    card = folder / "README.md"
     if not card.is_file():
         return {}
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     try:
-        found = REGEX_YAML_BLOCK.search(read_text(card).removeprefix("\ufeff"))
-        front = parse_yaml(found[2], "README.md") if found else {}
+        block = REGEX_YAML_BLOCK.search(read_text(card).removeprefix("\ufeff"))
+        front = parse_yaml(block[2], "README.md") if block else {}
     except CtxextError:
         return {}
     return front if isinstance(front, dict) else {}
@@ -212,22 +176,22 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
     inherited = facts.inherited
     listed = inherited.get("tags") or []
     tags = [str(tag) for tag in (listed if isinstance(listed, list) else [listed]) if tag != "config-only"]
-    own = ["ctxext", "long-context", *(step.name for step in facts.steps)]
+    ours = ["ctxext", "long-context", *(step.name for step in facts.steps)]
     if facts.needs_code:
-        own.append("custom_code")
+        ours.append("custom_code")
     elif not facts.training and not facts.rewritten:
-        own.append("config-only")
+        ours.append("config-only")
     if facts.training:
-        own.append("finetuned")
+        ours.append("finetuned")
     if facts.is_adapter:
-        own.append("lora")
+        ours.append("lora")
     relation = "adapter" if facts.is_adapter else "finetune"
     front = {
         **{key: inherited[key] for key in _INHERITED if key in inherited},
         **({"base_model": facts.source, "base_model_relation": relation} if facts.has_public_source else {}),
         "library_name": "peft" if facts.is_adapter else "transformers",
         "pipeline_tag": pipeline_tag(facts.config),
-        "tags": list(dict.fromkeys([*tags, *own])),
+        "tags": list(dict.fromkeys([*tags, *ours])),
     }
     return _with_results(front, facts) if facts.measured and facts.measured.results else front
 

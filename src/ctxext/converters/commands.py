@@ -50,14 +50,14 @@ def wrapped(command: str, width: int = 88) -> str:
 
 def needs_file(recipe: Recipe) -> bool:
     """Whether a recipe holds lists, or one number with two values: options cannot say that."""
-    said: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for step in recipe.steps:
         for name, value in _given(step).items():
-            if isinstance(value, tuple) or said.setdefault(name, value) != value:
+            if isinstance(value, tuple) or options.setdefault(name, value) != value:
                 return True
     # An option reaches every step that takes it, so a step that kept its default must not share its name.
     numbers = [(field.name, getattr(step, field.name)) for step in recipe.steps for field in dataclasses.fields(step)]
-    return any(name in said and said[name] != value for name, value in numbers)
+    return any(name in options and options[name] != value for name, value in numbers)
 
 
 def recipe_yaml(recipe: Recipe) -> str:

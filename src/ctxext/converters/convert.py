@@ -125,9 +125,10 @@ def convert(
     checkpoint = open_checkpoint(source, revision=revision, token=token, original_length=options.original_length)
     if out is not None:
         check_out(Path(out), checkpoint.folder, options)
-    if tell is not None and by_index(recipe) is not recipe:
-        tell("Loading the model once to order its heads; where it does not fit, --head-order fixed.")
-    recipe = calibrated(checkpoint, recipe, options, progress)
+    if by_index(recipe) is not recipe:
+        if tell is not None:
+            tell("Loading the model once to order its heads; where it does not fit, --head-order fixed.")
+        recipe = calibrated(checkpoint, recipe, options, progress)
     plan = make_plan(checkpoint, recipe, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
     if out is None:
         out = default_out(plan)
@@ -214,8 +215,8 @@ def _write_small(plan: Plan, work: Path, ways: Mapping[str, str]) -> dict[str, s
     digests = {}
     notes = [note for how, note in SHARED_NOTES.items() if how in ways.values()]
     for name, text in plan.texts.items():
-        said = [f"\n> On the disk where this was made, {note}\n" for note in notes if name == "README.md"]
-        content = "".join((text, *said)).encode()
+        remarks = [f"\n> On the disk where this was made, {note}\n" for note in notes if name == "README.md"]
+        content = "".join((text, *remarks)).encode()
         (work / name).write_bytes(content)
         digests[name] = hashlib.sha256(content).hexdigest()
     for path in plan.others:
@@ -236,7 +237,7 @@ def _bring_weights(plan: Plan, work: Path, link: str, progress: Progress | None)
         check_room(work, needed)
     is_over = threading.Event()
 
-    def told(name: str, done: int, total: int) -> None:
+    def report(name: str, done: int, total: int) -> None:
         if is_over.is_set():
             raise InterruptedError
         if progress is not None:
@@ -247,7 +248,7 @@ def _bring_weights(plan: Plan, work: Path, link: str, progress: Progress | None)
         for path, origin in origins.items():
             tensors = [tensor for tensor in plan.rewritten if tensor.path == path]
             way = partial(rewrite, tensors=tensors) if tensors else partial(bring, link=link)
-            brought[path] = pool.submit(way, origin, work / path, progress=told)
+            brought[path] = pool.submit(way, origin, work / path, progress=report)
         try:
             return {path.as_posix(): future.result() for path, future in brought.items()}
         finally:  # Nobody waits for the rest of a large file where one has failed, or Ctrl-C was pressed.

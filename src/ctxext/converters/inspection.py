@@ -57,8 +57,8 @@ class _Numbers(dict[str, Any]):
 
 def bound_of(config: Mapping[str, Any], family: Family) -> str:
     """One sentence, with the numbers of this very configuration."""
-    said = _BY_TYPE.get(family.model_type, _BY_ENCODING.get(family.positions, ""))
-    return said.format_map(_Numbers(text_config(config, family)))
+    sentence = _BY_TYPE.get(family.model_type, _BY_ENCODING.get(family.positions, ""))
+    return sentence.format_map(_Numbers(text_config(config, family)))
 
 
 _CACHE_LENGTHS = (8192, 32768, 131072)

@@ -4,10 +4,11 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ctxext.checkpoint.new_tensor import SIZES, NewTensor
-from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
+from ctxext.reading.schemas import read_json_object
 from ctxext.reading.strict import read_text
 from ctxext.recipes.encodings.base import Encoding
 from ctxext.system.files import as_json
@@ -87,32 +88,36 @@ _FOLLOWING = (
 """Numbers that follow the context length where they are the old one; people may have chosen others on purpose."""
 
 
-def length_files(source: Checkpoint, before: Encoding, after: Encoding) -> dict[str, str]:
+def length_files(folder: Path, before: Encoding, after: Encoding) -> dict[str, str]:
     """The texts of the files that state the context length, with the new one; only those that change."""
     texts: dict[str, str] = {}
-    tokenizer = source.read_json("tokenizer_config.json")
+    tokenizer = _read(folder, "tokenizer_config.json")
     if tokenizer is not None and 0 < (tokenizer.get("model_max_length") or 0) < _UNLIMITED:
-        _set(source, texts, "tokenizer_config.json", "model_max_length", after.claimed_length)
+        _set(folder, texts, "tokenizer_config.json", "model_max_length", after.claimed_length)
     for name, key in _FOLLOWING:
-        content = source.read_json(name)
+        content = _read(folder, name)
         if content is not None and content.get(key) == before.claimed_length:
-            _set(source, texts, name, key, after.claimed_length)
-    texts.update(_truncation(source, before.claimed_length, after.claimed_length))
+            _set(folder, texts, name, key, after.claimed_length)
+    texts.update(_truncation(folder, before.claimed_length, after.claimed_length))
     return texts
 
 
-def _truncation(source: Checkpoint, old: int, new: int) -> dict[str, str]:
+def _read(folder: Path, name: str) -> dict[str, Any] | None:
+    return read_json_object(folder / name) if (folder / name).is_file() else None
+
+
+def _truncation(folder: Path, old: int, new: int) -> dict[str, str]:
     """tokenizer.json, where it cuts texts at the old length. What it pads to is left: that changes no token."""
-    path = source.folder / "tokenizer.json"
+    path = folder / "tokenizer.json"
     if not path.is_file():
         return {}
     text = with_number(read_text(path), str(path), ("truncation", "max_length"), new, old=old)
     return {} if text is None else {path.name: text}
 
 
-def index_files(source: Checkpoint, rewritten: Sequence[NewTensor]) -> dict[str, str]:
+def index_files(folder: Path, rewritten: Sequence[NewTensor]) -> dict[str, str]:
     """The index of sharded weights with the sizes and names that new tensors leave; nothing where there is none."""
-    index = source.read_json(_INDEX)
+    index = _read(folder, _INDEX)
     if not rewritten or not isinstance(index, dict):
         return {}
     texts: dict[str, str] = {}
@@ -124,7 +129,7 @@ def index_files(source: Checkpoint, rewritten: Sequence[NewTensor]) -> dict[str,
     metadata = index.get("metadata")
     for key, count in (("total_size", size), ("total_parameters", sum(more.values()))):
         if isinstance(metadata, dict) and isinstance(metadata.get(key), int | float):
-            _set(source, texts, _INDEX, key, int(metadata[key]) + count, inside="metadata")
+            _set(folder, texts, _INDEX, key, int(metadata[key]) + count, inside="metadata")
     return texts
 
 
@@ -132,9 +137,9 @@ def _old_count(tensor: NewTensor) -> int:
     return 0 if tensor.old_shape is None else math.prod(tensor.old_shape)
 
 
-def _set(source: Checkpoint, texts: dict[str, str], name: str, key: str, value: int, *, inside: str = "") -> None:
+def _set(folder: Path, texts: dict[str, str], name: str, key: str, value: int, *, inside: str = "") -> None:
     """Put a number into the text of a JSON file, and leave every other byte as it was."""
-    path: Path = source.folder / name
+    path = folder / name
     before = texts[name] if name in texts else read_text(path)
     keys = (inside, key) if inside else (key,)
     texts[name] = with_number(before, str(path), keys, value) or before

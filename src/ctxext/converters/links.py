@@ -50,12 +50,12 @@ def _clone(origin: Path, target: Path, _progress: Progress | None) -> str | None
 
 def _hard(origin: Path, target: Path, _progress: Progress | None) -> str | None:
     """One file under two names, of the user's own only; it loses its write bit, under both."""
-    found = origin.stat()
-    if is_guarded(origin) or found.st_uid != os.geteuid():
+    status = origin.stat()
+    if is_guarded(origin) or status.st_uid != os.geteuid():
         return None
     try:
         os.link(origin, target)
-        target.chmod(stat.S_IMODE(found.st_mode) & ~0o222)
+        target.chmod(stat.S_IMODE(status.st_mode) & ~0o222)
     except OSError as error:
         if error.errno in _CANNOT:
             target.unlink(missing_ok=True)
@@ -78,13 +78,13 @@ def _symbolic(origin: Path, target: Path, _progress: Progress | None) -> str | N
 
 def _copy(origin: Path, target: Path, progress: Progress | None) -> str:
     """A copy made by the kernel where it can, with the origin's time."""
-    found, done = origin.stat(), 0
-    check_room(target.parent, found.st_size)
+    status, done = origin.stat(), 0
+    check_room(target.parent, status.st_size)
     with origin.open("rb") as reading, target.open("wb") as writing:
-        while done < found.st_size:
-            done += _piece(reading.fileno(), writing.fileno(), min(_PIECE, found.st_size - done), target)
+        while done < status.st_size:
+            done += _piece(reading.fileno(), writing.fileno(), min(_PIECE, status.st_size - done), target)
             if progress is not None:
-                progress(target.name, done, found.st_size)
+                progress(target.name, done, status.st_size)
     return COPIED
 
 
@@ -150,8 +150,8 @@ def bring(origin: Path, target: Path, link: str, progress: Progress | None = Non
         how = way(origin, target, progress)
         if how is not None:
             if how not in SHARED:
-                found = origin.stat()
-                os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+                status = origin.stat()
+                os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
             return how
         with contextlib.suppress(FileNotFoundError):
             target.unlink()

@@ -12,7 +12,7 @@ from ctxext.checkpoint.families import Family, text_config
 from ctxext.checkpoint.geometry import default_length
 from ctxext.checkpoint.new_tensor import NewTensor
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.converters.card import render_card
+from ctxext.converters.card import CardFacts, card_metadata, render
 from ctxext.converters.engines import Serving, serving_of
 from ctxext.converters.lengths import index_files, length_files
 from ctxext.converters.unconverted import unconverted_lines
@@ -105,13 +105,13 @@ def make_plan(
         CtxextError: the checkpoint is broken, cannot carry the recipe, is already extended, or would read less.
     """
     before = model_config(source.config, source.original_length)
-    own, model, kept, is_replaced = before, before, dict[str, Any](), False
+    undone, model, kept, is_replaced = before, before, dict[str, Any](), False
     if before.code or (before.encoding.is_scaled and recipe.replaces_encoding):
         if not replace_scaling:
             raise already_extended(source, before.encoding)
         _check_undoable(source)
         is_replaced = True
-        own = model = plain_config(before)
+        undone = model = plain_config(before)
         if model.encoding.is_scaled and recipe.replaces_encoding:
             model = plain_config(model)  # Below our own code the source had a schedule of its own.
         _check_original(source, before.encoding, model.encoding)
@@ -124,13 +124,13 @@ def make_plan(
     rewritten = recipe.new_tensors(source, model)
     left_out = _stale(source) if recipe.rewrites_weights else ()
     # What ctxext put there may be taken back; what the model came with may not be lost in silence.
-    came_with = own if provenance(source.config).get("recipe") else before
+    came_with = undone if provenance(source.config).get("recipe") else before
     if not allow_shorter:
         _check_reach(source, came_with.encoding, edited.encoding)
     config = {**edited.config, "ctxext": _provenance(source, recipe, model.encoding, edited.encoding)}
-    texts = {"config.json": as_json(config), **length_files(source, before.encoding, edited.encoding)}
+    texts = {"config.json": as_json(config), **length_files(source.folder, before.encoding, edited.encoding)}
     texts.update(recipe.code_files(model.config))
-    texts.update(index_files(source, rewritten))
+    texts.update(index_files(source.folder, rewritten))
     gone = {*texts, *_REPLACED, *(CODE_FILES if before.code else ()), *left_out}
     others = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
     kept_files = [path for path in others if not runs_by_itself(path)]
@@ -142,7 +142,19 @@ def make_plan(
         cautions += (f"left out, as they hold the old table: {', '.join(left_out)}.",)
     if unasked := [path.as_posix() for path in others if runs_by_itself(path)]:
         cautions += (f"left out, as loading the result would run them: {', '.join(unasked)}.",)
-    texts["README.md"] = render_card(source, recipe, edited, serving, cautions, rewritten)
+    card = CardFacts(
+        source=source.public_name,
+        revision=source.revision,
+        inherited=card_metadata(source.folder),
+        recipe=recipe,
+        encoding=edited.encoding,
+        config=edited.config,
+        serving=serving,
+        unconverted=unconverted_lines(source.public_name, edited, serving),
+        cautions=cautions,
+        rewritten=[tensor.name for tensor in rewritten],
+    )
+    texts["README.md"] = render(card)
     return Plan(
         source=source,
         recipe=recipe,
@@ -331,15 +343,15 @@ def is_new_only(model: ModelConfig) -> bool:
 
 
 def _changes(source: Checkpoint, family: Family, texts: Mapping[str, str]) -> list[Change]:
-    found = []
+    changes = []
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
         if name not in texts:
             continue
         old, new = source.read_json(name) or {}, parse_json(texts[name], name)
-        found += _differences(name, "", old, new)
+        changes += _differences(name, "", old, new)
         if name == "config.json" and family.text_config:
-            found += _differences(name, f"{family.text_config}.", text_config(old, family), text_config(new, family))
-    return found
+            changes += _differences(name, f"{family.text_config}.", text_config(old, family), text_config(new, family))
+    return changes
 
 
 def _differences(file: str, prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:

@@ -20,8 +20,8 @@ from ctxext.system.loading import (
     DTYPES,
     choose_device,
     choose_dtype,
+    explain_loading_errors,
     guard_vocabulary,
-    loading_told,
     no_hub_kernels,
     settle_dtype,
 )
@@ -117,7 +117,10 @@ def load_tokenizer(info: CheckpointInfo, loading: Loading) -> Any:
     """
     hint = "Copy the tokenizer files of its source into its folder."
     message = f'The tokenizer of "{info.name}" cannot be loaded'
-    with staged(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage, loading_told(message, hint):
+    with (
+        staged(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage,
+        explain_loading_errors(message, hint),
+    ):
         return rename(open_tokenizer(stage.folder, trust_remote_code=stage.trust_tokenizer), info.checkpoint)
 
 
@@ -136,7 +139,7 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
     kernels = nullcontext() if loading.attention else no_hub_kernels()  # Only a kernel that the user names is loaded.
     with (
         staged(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage,
-        loading_told(f'"{info.name}" cannot be loaded'),
+        explain_loading_errors(f'"{info.name}" cannot be loaded'),
         kernels,
     ):
         model, report = getattr(transformers, auto_class(info.checkpoint.config)).from_pretrained(

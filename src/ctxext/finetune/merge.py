@@ -43,7 +43,7 @@ def render_card(base: Checkpoint, notes: Mapping[str, Any]) -> str:
         CardFacts(
             source=str(noted.get("source") or base.public_name),
             revision=noted.get("revision") if recipe else base.revision,
-            inherited=card_metadata(base),
+            inherited=card_metadata(base.folder),
             recipe=recipe,
             encoding=model.encoding,
             config=model.config,

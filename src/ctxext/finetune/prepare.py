@@ -14,7 +14,7 @@ from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.rewrite import stored_shapes
 from ctxext.finetune.tensors import stored_name
-from ctxext.system.output_directory import full_disk_told
+from ctxext.system.output_directory import explain_disk_errors
 
 if TYPE_CHECKING:
     from ctxext.finetune.batches import Reading
@@ -304,7 +304,7 @@ def torch_seed(seed: int) -> None:
 def _read(
     folder: Path, read_documents: DocumentReader, wanted: Mapping[int, int], options: TrainingOptions, tokenizer: Any
 ) -> DataReport:
-    with full_disk_told(folder):
+    with explain_disk_errors(folder):
         documents = read_documents(tokenizer, wanted)
         return write_sequences(documents, folder, wanted=wanted, pack=options.pack, end=tokenizer.eos_token_id)
 

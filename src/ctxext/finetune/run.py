@@ -28,9 +28,9 @@ from ctxext.system.locks import locked, short_name
 from ctxext.system.output_directory import (
     beside,
     check_out,
+    deletable_files,
     discard,
-    doomed_files,
-    full_disk_told,
+    explain_disk_errors,
     give_name,
     recover,
     staging_directory,
@@ -118,11 +118,11 @@ def finetune(
     out = out.resolve()
     folder = training_folder(out)
     with _only_run_in(out):
-        doomed = doomed_files(out, run)
+        deletable = deletable_files(out, run)
         if is_first():
             _begin(folder, _settings(base, options, data), resume=run.resume, overwrite=run.replaces)
         try:
-            with warnings.catch_warnings(), full_disk_told(folder):
+            with warnings.catch_warnings(), explain_disk_errors(folder):
                 # Trainer and peft call models in ways that transformers deprecates.
                 warnings.filterwarnings("ignore", category=FutureWarning)
                 result = _train(base, folder, (read_documents, read_held_out), options, run, reporter)
@@ -133,11 +133,11 @@ def finetune(
         if not is_first():
             return None
         result = dataclasses.replace(result, folder=out)
-        with full_disk_told(out), staging_directory(out) as work:
+        with explain_disk_errors(out), staging_directory(out) as work:
             _write(base, folder, result, work, data)
             if run.merge:
                 _merge(base, folder, result, work, _notes(base, result, data), reporter.progress)
-            give_name(work, out, overwrite=run.replaces, doomed=doomed)
+            give_name(work, out, overwrite=run.replaces, deletable=deletable)
         discard(folder)
     return result
 
@@ -148,10 +148,10 @@ def _only_run_in(out: Path) -> Iterator[None]:
     if not is_first():
         yield
         return
-    with full_disk_told(out):
+    with explain_disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     with locked(out):
-        with full_disk_told(out):
+        with explain_disk_errors(out):
             recover(out)
             recover(training_folder(out))
         yield
@@ -197,7 +197,7 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
         discard(folder)
     # Written under another name and renamed, so that a training folder always has its settings.
     new = beside(folder, "new")
-    with full_disk_told(folder):
+    with explain_disk_errors(folder):
         new.mkdir()
         try:
             (new / SETTINGS).write_text(as_json(settings), encoding="utf-8")

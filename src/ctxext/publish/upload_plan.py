@@ -19,7 +19,7 @@ from ctxext.finetune.options import TrainingOptions
 from ctxext.publish.results import FOLDER, entry_of, files_of, measured, read_report
 from ctxext.reading.schemas import read_json_object
 from ctxext.system.files import MANIFEST, Progress, as_json, sha256_of
-from ctxext.system.output_directory import full_disk_told, write_whole
+from ctxext.system.output_directory import explain_disk_errors, write_whole
 from ctxext.verify.file_checks import CARD, check_weights
 from ctxext.verify.run import READING, failures, run_checks
 from ctxext.verify.subject import Subject, training_of
@@ -257,7 +257,7 @@ def _facts(subject: Subject, repository: str, results: Measured | None, *, is_ad
     return CardFacts(
         source=str(source.get("name")),
         revision=source.get("revision"),
-        inherited=card_metadata(checkpoint),
+        inherited=card_metadata(checkpoint.folder),
         recipe=subject.recipe,
         encoding=subject.model.encoding,
         config=subject.model.config,
@@ -321,7 +321,7 @@ def _write(path: Path, content: bytes) -> None:
     """Write a file atomically, unless it has this content already."""
     if path.is_file() and hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(content).digest():
         return
-    with full_disk_told(path):
+    with explain_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
 

@@ -75,15 +75,15 @@ def as_json(content: Mapping[str, Any]) -> str:
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "replace").decode()
 
 
-def same_value(one: Any, other: Any) -> bool:
+def same_value(value: Any, other: Any) -> bool:
     """Whether two values of JSON files are the same; NaN is NaN, as which number it is does not matter here."""
-    return bool(one == other or (one != one and other != other))
+    return bool(value == other or (value != value and other != other))
 
 
 def stamp_of(path: Path) -> list[int]:
     """A file's size and the time of its last change in nanoseconds, by which an edit shows without reading it."""
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns]
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
 
 
 def has_stamp(path: Path, stamp: Sequence[int]) -> bool:
@@ -122,5 +122,5 @@ def is_noted_link(link: Path) -> bool:
 
 def _identity(link: Path) -> list[object]:
     """What a symbolic link keeps when its folder is renamed, and no other link has."""
-    found = link.lstat()
-    return [found.st_dev, found.st_ino, str(link.readlink())]
+    status = link.lstat()
+    return [status.st_dev, status.st_ino, str(link.readlink())]

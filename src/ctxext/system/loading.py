@@ -156,7 +156,7 @@ def no_hub_kernels() -> Iterator[None]:
 
 
 @contextmanager
-def loading_told(what: str, hint: str = "") -> Iterator[None]:
+def explain_loading_errors(what: str, hint: str = "") -> Iterator[None]:
     """Load in silence, and say in one line why it failed: strangers' files break transformers in every way there is.
 
     Args:
@@ -173,8 +173,8 @@ def loading_told(what: str, hint: str = "") -> Iterator[None]:
         raise
     except Exception as error:  # The one place where any will do: none of them is of our making.
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        told = first if isinstance(error, (OSError, ValueError, ImportError)) else f"{type(error).__name__}: {first}"
-        raise CtxextError(f"{what}: {told}", hint=hint) from error
+        reason = first if isinstance(error, (OSError, ValueError, ImportError)) else f"{type(error).__name__}: {first}"
+        raise CtxextError(f"{what}: {reason}", hint=hint) from error
 
 
 def guard_vocabulary(model: Any, tokenizer: Any) -> None:

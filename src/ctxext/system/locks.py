@@ -53,10 +53,10 @@ def locked(out: Path) -> Iterator[None]:
 def _holder(path: Path) -> str:
     """Who holds a lock, as its file says; nothing where it says nothing of the kind."""
     try:
-        said = path.read_bytes()[:99].decode("ascii", "replace")
+        content = path.read_bytes()[:99].decode("ascii", "replace")
     except OSError:
         return ""
-    return f" ({said})" if re.fullmatch(r"process [0-9]+ on \w+", said) else ""
+    return f" ({content})" if re.fullmatch(r"process [0-9]+ on \w+", content) else ""
 
 
 def host_name() -> str:

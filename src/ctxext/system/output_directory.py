@@ -55,13 +55,13 @@ _NOBODYS = (MANIFEST, ".gitattributes", ".cache/*", "__pycache__/*")
 def foreign_files(folder: Path) -> list[str]:
     """The files of a folder that no record of this package names, sorted; all of them where there is no record."""
     known = _recorded(folder)
-    found = []
+    foreign = []
     for root, folders, names in os.walk(folder):
         inside = Path(root).relative_to(folder)
         paths = [inside / name for name in names]
         paths += [inside / name for name in folders if (Path(root) / name).is_symlink()]
-        found += [name for path in paths if not _covers(known, name := path.as_posix())]
-    return sorted(found)
+        foreign += [name for path in paths if not _covers(known, name := path.as_posix())]
+    return sorted(foreign)
 
 
 def _covers(known: tuple[set[str], set[str]], name: str) -> bool:
@@ -88,7 +88,7 @@ def _recorded(folder: Path) -> tuple[set[str], set[str]]:
     return names, patterns
 
 
-_TOLD: Mapping[int, tuple[str, str]] = {
+_EXPLANATIONS: Mapping[int, tuple[str, str]] = {
     errno.ENOSPC: (
         'There is no space left for "{place}".',
         "Free some; --link hard takes none on the source's own disk.",
@@ -116,7 +116,7 @@ def check_out(out: Path, source: Path, options: OverwriteOptions) -> None:
     Raises:
         CtxextError: OUT is a file, not empty, inside SOURCE or around it, somebody else's, or cannot be created.
     """
-    with full_disk_told(out):
+    with explain_disk_errors(out):
         place, origin = out.resolve(), source.resolve()
         if place == origin or origin in place.parents:
             raise CtxextError(f'OUT "{out}" lies inside SOURCE "{source}".', hint="Choose a folder beside it.")
@@ -128,19 +128,19 @@ def check_out(out: Path, source: Path, options: OverwriteOptions) -> None:
             place.stat()
         if (out.exists() or out.is_symlink()) and not out.is_dir():
             raise CtxextError(f'OUT "{out}" is a file.', hint="Choose another name.")
-        check_contents(out, overwrite=options.replaces, doomed=doomed_files(out, options))
+        check_contents(out, overwrite=options.replaces, deletable=deletable_files(out, options))
         nearest = next(folder for folder in place.parents if folder.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             raise CtxextError(f'"{nearest}" cannot be written to.', hint="Choose another place for OUT.")
 
 
-def check_contents(out: Path, *, overwrite: bool, doomed: Collection[str] = (), named: Path | None = None) -> None:
+def check_contents(out: Path, *, overwrite: bool, deletable: Collection[str] = (), named: Path | None = None) -> None:
     """Refuse a folder whose files must not be lost.
 
     Args:
         out: Where the files are.
         overwrite: Whether what this package made may go.
-        doomed: Other files that may go too.
+        deletable: Other files that may go too.
         named: What errors call the folder.
 
     Raises:
@@ -151,7 +151,7 @@ def check_contents(out: Path, *, overwrite: bool, doomed: Collection[str] = (), 
         return
     if not overwrite:
         raise CtxextError(f'OUT "{named}" is not empty.', hint="Choose another folder, or replace it with --overwrite.")
-    foreign = [name for name in foreign_files(out) if name not in doomed]
+    foreign = [name for name in foreign_files(out) if name not in deletable]
     if foreign:
         shown = ", ".join(f'"{name}"' for name in foreign[:5]) + (f" and {len(foreign) - 5} more" * (len(foreign) > 5))
         raise CtxextError(
@@ -161,13 +161,13 @@ def check_contents(out: Path, *, overwrite: bool, doomed: Collection[str] = (), 
 
 
 @contextlib.contextmanager
-def full_disk_told(out: Path) -> Iterator[None]:
+def explain_disk_errors(out: Path) -> Iterator[None]:
     """Tell a full disk, a limit or a missing permission as the user's problem that it is."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
         number, file = _what_failed(error)
-        message, hint = _TOLD.get(number, ("", ""))
+        message, hint = _EXPLANATIONS.get(number, ("", ""))
         if not message:
             raise
         raise CtxextError(message.format(place=out, file=file or out), hint=hint) from error
@@ -178,8 +178,8 @@ def _what_failed(error: Exception) -> tuple[int, str]:
     if isinstance(error, OSError):
         return error.errno or 0, str(error.filename or "")
     if isinstance(error, SafetensorError):
-        found = re.search(r"os error ([0-9]+)", str(error))
-        return int(found[1]) if found else 0, ""
+        code = re.search(r"os error ([0-9]+)", str(error))
+        return int(code[1]) if code else 0, ""
     if str(error).startswith("Symlink loop"):  # Path.resolve before Python 3.13.
         return errno.ELOOP, ""
     # torch.save notices that less was written than it gave, and not why.
@@ -198,12 +198,12 @@ def output_directory(out: Path, sources: Iterable[Path], options: OverwriteOptio
     Raises:
         CtxextError: OUT is refused, is filled meanwhile, or the disk is full.
     """
-    with full_disk_told(out), staging_directory(out) as work:
+    with explain_disk_errors(out), staging_directory(out) as work:
         for source in sources:  # Another run may have finished between the caller's look and the lock.
             check_out(out, source, options)
-        doomed = doomed_files(out, options)
+        deletable = deletable_files(out, options)
         yield work
-        give_name(work, out, overwrite=options.replaces, doomed=doomed)
+        give_name(work, out, overwrite=options.replaces, deletable=deletable)
 
 
 @contextlib.contextmanager
@@ -231,14 +231,14 @@ def beside(out: Path, kind: str) -> Path:
     return out.parent / f".{short_name(out.name)}.ctxext-{kind}-{host_name()}-{os.getpid()}"
 
 
-def give_name(work: Path, out: Path, *, overwrite: bool = True, doomed: Collection[str] = ()) -> None:
+def give_name(work: Path, out: Path, *, overwrite: bool = True, deletable: Collection[str] = ()) -> None:
     """Give the finished folder its name; an old one steps aside first and is deleted last.
 
     Args:
         work: The finished folder.
         out: Its name to be.
         overwrite: Whether what this package made may go.
-        doomed: Other files that may go too: what `doomed_files` found when the run began.
+        deletable: Other files that may go too: what `deletable_files` found when the run began.
 
     Raises:
         CtxextError: OUT was filled meanwhile with what must stay. The finished folder is beside it, and named.
@@ -248,7 +248,7 @@ def give_name(work: Path, out: Path, *, overwrite: bool = True, doomed: Collecti
         if out.is_dir() and any(out.iterdir()):
             # Looked through again once it has moved, so that nothing can be added behind the look.
             out.rename(aside)
-            check_contents(aside, overwrite=overwrite, doomed=doomed, named=out)
+            check_contents(aside, overwrite=overwrite, deletable=deletable, named=out)
         work.rename(out)
     except (OSError, CtxextError) as error:
         if aside.exists():
@@ -272,7 +272,7 @@ def _numbered(out: Path) -> Iterator[Path]:
         number += 1
 
 
-def doomed_files(out: Path, options: OverwriteOptions) -> Collection[str]:
+def deletable_files(out: Path, options: OverwriteOptions) -> Collection[str]:
     """Files of others that may be deleted: with --overwrite-anything those in OUT now, but none that arrive later."""
     return foreign_files(out) if options.overwrite_anything else ()
 
@@ -322,7 +322,7 @@ def write_whole(path: Path, content: bytes) -> None:
         CtxextError: the disk is full, or the place may not be written.
     """
     beside_it = beside(path, "new")
-    with full_disk_told(path):
+    with explain_disk_errors(path):
         recover(path)
         try:
             beside_it.write_bytes(content)

@@ -36,13 +36,13 @@ def hub_token(token: str | None = None) -> str | None:
     from huggingface_hub import constants, get_token
 
     stored = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
-    found = (token or "").strip() or (stored or "").strip()
-    if not found:
+    stripped = (token or "").strip() or (stored or "").strip()
+    if not stripped:
         return None
-    remember(*found.split())
-    if not re.fullmatch(r"[\x21-\x7e]+", found):
+    remember(*stripped.split())
+    if not re.fullmatch(r"[\x21-\x7e]+", stripped):
         raise CtxextError("The token holds characters that no token has.", hint=LOG_IN)
-    return found
+    return stripped
 
 
 def remember(*secrets: str | None) -> None:

@@ -9,7 +9,7 @@ from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import model_config
-from ctxext.system.loading import choose_device, loading_told
+from ctxext.system.loading import choose_device, explain_loading_errors
 from ctxext.verify.engine import Engine
 
 TOLERANCE = 1e-3
@@ -108,7 +108,7 @@ def _in_transformers(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], *
     from transformers import AutoModelForCausalLM
 
     device = choose_device("auto")
-    with staged(checkpoint, foreign=foreign) as stage, loading_told(f'"{checkpoint.name}" cannot be loaded'):
+    with staged(checkpoint, foreign=foreign) as stage, explain_loading_errors(f'"{checkpoint.name}" cannot be loaded'):
         model = AutoModelForCausalLM.from_pretrained(stage.folder, dtype=torch.float32, trust_remote_code=stage.trust)
     model = model.eval().to(device)
     with torch.inference_mode():
