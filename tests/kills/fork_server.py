@@ -5,6 +5,8 @@ own processes too. Events are what the run does to the file system, to processes
 they happen, so that a kill falls between any two of them whatever the machine is busy with. It may also be given a
 folder to be `in`, limits by their names in `resource`, and `nobody`: without root's rights.
 
+With `terminated` it gets SIGTERM after so many seconds and goes on.
+
 Answers one on stdout: `code` (-9 where it was killed), `events`, `seconds` and processor's seconds (`busy`) that it
 came to, by how many bytes its memory grew beyond what is loaded (`grown`), and what it `said`. With the word `light` on
 its own command line the server has loaded no torch.
@@ -90,12 +92,16 @@ def answer(asked: dict) -> dict:
         run(asked, says, count)
     os.close(says)
     said, until = b"", started + asked.get("seconds", 300)
+    terminated = started + asked["terminated"] if "terminated" in asked else None
     # Its own processes may hold the pipe for longer, so that both are waited for.
     ended = os.pidfd_open(child)
     while True:
-        ready = select.select([hears, ended], [], [], max(until - time.monotonic(), 0))[0]
+        ready = select.select([hears, ended], [], [], max((terminated or until) - time.monotonic(), 0))[0]
         if hears in ready and (piece := os.read(hears, 1 << 16)):
             said += piece
+        elif not ready and terminated:
+            os.kill(child, signal.SIGTERM)
+            terminated = None
         elif ended in ready or not ready:
             break
     with contextlib.suppress(ProcessLookupError):

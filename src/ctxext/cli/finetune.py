@@ -1,11 +1,15 @@
 """`ctxext finetune`: a short training that makes a longer context work."""
 
 import dataclasses
+import difflib
+import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import yaml
 
 from ctxext.cli.finetune_data import DataChoice
 from ctxext.cli.options import (
@@ -20,28 +24,17 @@ from ctxext.cli.options import (
     names_in,
 )
 from ctxext.cli.output import Output
+from ctxext.cli.terminal import done_line
+from ctxext.errors import CtxextError
 from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions
+from ctxext.finetune.stopping import Terminated, raised_when_terminated
+from ctxext.reading.strict import parse_yaml, read_text
+from ctxext.system.files import Progress
 from ctxext.system.locks import short_name
 
 if TYPE_CHECKING:
     from ctxext.finetune.dry_run import Plan
     from ctxext.finetune.run import Finetuned
-import sys
-from typing import TYPE_CHECKING
-
-from ctxext.cli.terminal import done_line
-from ctxext.system.files import Progress
-
-if TYPE_CHECKING:
-    from ctxext.finetune.dry_run import Plan
-    from ctxext.finetune.run import Finetuned
-import difflib
-from collections.abc import Mapping
-
-import yaml
-
-from ctxext.errors import CtxextError
-from ctxext.reading.strict import parse_yaml, read_text
 
 _NEVER_KEPT = ("config", "resume", "overwrite", "overwrite_anything", "dry_run", "token", "as_json", "quiet", "verbose")
 """What belongs to a single call: how it goes on, what it may replace, what it prints, and secrets."""
@@ -280,7 +273,7 @@ def finetune(
     if dry_run:
         tell_plan(output, _plan(model, chosen, training, merge=merge, revision=revision, token=token, output=output))
         return
-    with output.progress("") as progress:
+    with raised_when_terminated(), output.progress("") as progress:
         try:
             done = run_module.finetune(
                 model,
@@ -299,8 +292,9 @@ def finetune(
                 ),
                 reporter=Reporter(progress=with_step_lines(output, progress), tell=output.note),
             )
-        except KeyboardInterrupt:
-            output.next_step(*same_command("--resume"), why="Stopped; go on with")
+        except (KeyboardInterrupt, Terminated):
+            if run_module.training_folder(out.resolve()).exists():
+                output.next_step(*same_command("--resume"), why="Stopped; go on with")
             raise
     if done is None:
         return

@@ -256,8 +256,7 @@ def train(
         _take_over(last_save / STATE, arguments)
     with stop:
         trainer.train(resume_from_checkpoint=str(last_save) if last_save else None)
-    if stop.is_asked and trainer.state.global_step < trainer.state.max_steps:
-        raise KeyboardInterrupt
+    stop.check(is_complete=trainer.state.global_step >= trainer.state.max_steps)
     best = trainer.state.best_model_checkpoint
     if options.keeps_best and best and reporter.tell is not None:
         reporter.tell(f"kept step {Path(best).name.rsplit('-', 1)[1]}, the best: {trainer.state.best_metric:.3f}")

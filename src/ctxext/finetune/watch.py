@@ -4,6 +4,7 @@ import json
 import math
 import resource
 import signal
+import threading
 import time
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -13,6 +14,7 @@ import torch
 from transformers import TrainerCallback
 
 from ctxext.errors import CtxextError
+from ctxext.finetune.stopping import Terminated, raise_terminated
 from ctxext.system.files import Progress
 
 STEPS = "steps.jsonl"
@@ -74,34 +76,71 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
 
 
 class StopAfterStep(TrainerCallback):  # type: ignore[misc]
-    """While it is entered, Ctrl-C ends the training after the step that runs, with a save; a second one ends it now."""
+    """While this context is entered, Ctrl-C and SIGTERM end the training after the current step, with a save.
+
+    A second Ctrl-C ends it at once. A second SIGTERM changes nothing: launchers forward the signal that the scheduler
+    sends to every process anyway, and SIGKILL follows when the grace period is over.
+
+    Attributes:
+        asked: The signal that asked for the end; 0 if there was none.
+    """
 
     def __init__(self) -> None:
-        self.is_asked = False
-        self._before: Any = None
+        self.asked = 0
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> None:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._before = signal.signal(signal.SIGINT, self._ask)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, replaceable in _REPLACEABLE.items():
+            if signal.getsignal(number) in replaceable:
+                self._before[number] = signal.signal(number, self._ask)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._restore()
+        for number in list(self._before):
+            self._restore(number)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.is_asked = True
-        self._restore()
+        self.asked = max(self.asked, number)
+        self._restore(signal.SIGINT)
 
-    def _restore(self) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-            self._before = None
+    def _restore(self, number: int) -> None:
+        if number in self._before:
+            signal.signal(number, self._before.pop(number))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save and stop where that was asked for."""
-        if self.is_asked:
+        """Save and stop if that was asked for."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            # A signal reaches the processes at different moments, and all must stop after the same step.
+            asked = torch.tensor(self.asked, device=args.device)
+            torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
+            self.asked = int(asked)
+        if self.asked:
             control.should_save = control.should_training_stop = True
+
+    def check(self, *, is_complete: bool) -> None:
+        """End the run if it was stopped.
+
+        Args:
+            is_complete: Whether the last step was done. After SIGTERM there is no time for what follows it.
+
+        Raises:
+            KeyboardInterrupt: it was stopped by Ctrl-C.
+            Terminated: it was stopped by SIGTERM.
+        """
+        if self.asked == signal.SIGTERM:
+            raise Terminated
+        if self.asked and not is_complete:
+            raise KeyboardInterrupt
+
+
+_REPLACEABLE: dict[int, tuple[Any, ...]] = {
+    signal.SIGINT: (signal.default_int_handler,),
+    signal.SIGTERM: (signal.SIG_DFL, raise_terminated),
+}
+"""Signals with the handlers that are replaced during training; others belong to the program around it."""
 
 
 def memory_in_use() -> int:
