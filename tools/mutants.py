@@ -189,6 +189,56 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/finetune/test_places.py::test_a_run_that_fails_keeps_its_saves",),
     ),
     (
+        "finetune/data.py",
+        "documents.share if isinstance(documents, Documents) else lambda length: 1.0",
+        "lambda length: 1.0",
+        ("tests/finetune/test_mixture.py::test_a_short_run_sees_many_documents",),
+    ),
+    (
+        "finetune/data.py",
+        "            kind.fill()\n",
+        "",
+        ("tests/finetune/test_mixture.py::test_pieces_are_distinct_and_all_are_there_when_needed",),
+    ),
+    (
+        "finetune/documents.py",
+        "piece_size=_CHARACTERS * max(self.wanted, default=0)",
+        "piece_size=0",
+        ("tests/finetune/test_mixture.py::test_documents_are_sampled_by_their_length",),
+    ),
+    (
+        "finetune/documents.py",
+        "num_wanted=sum(self.wanted.values()) + _MORE if self.wanted else None",
+        "num_wanted=None",
+        ("tests/finetune/test_mixture.py::test_what_the_run_does_not_need_is_not_copied",),
+    ),
+    (
+        "finetune/documents.py",
+        "min(1.0, length * self._num_read / max(1, self._num_tokens_read))",
+        "1.0",
+        ("tests/finetune/test_mixture.py::test_a_stream_is_sampled_too",),
+    ),
+    (
+        "finetune/watch.py",
+        "    signal.SIGTERM: (signal.SIG_DFL, raise_terminated),\n",
+        "",
+        ("tests/finetune/test_stopping.py::test_sigterm_saves_the_step_that_runs",),
+    ),
+    (
+        "finetune/watch.py",
+        "        self._restore(signal.SIGINT)\n",
+        "        self._restore(number)\n",
+        ("tests/finetune/test_stopping.py::test_sigterm_is_repeated_by_launchers_and_the_save_goes_on",),
+    ),
+    (
+        "finetune/merge.py",
+        "+ _added_bytes(checkpoint.folder / path, changes)",
+        "",
+        (
+            "tests/finetune/test_merge_files.py::test_a_tie_that_training_cut_is_cut_in_the_configuration_and_in_the_index",
+        ),
+    ),
+    (
         "finetune/loop.py",
         "math.ceil(options.warmup",
         "math.floor(options.warmup",

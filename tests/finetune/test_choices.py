@@ -241,7 +241,11 @@ LINES = [
     (
         {"num_in_all": 1000, "num_tokens_in_all": 9999},
         {"steps": 1},
-        ["data: 10 of 1,000 documents, 2,000 of about 9,999 tokens → 100 sequences of 1,024; 7 tokens dropped"],
+        [
+            "data: 10 of 1,000 documents (1.0 %), 2,000 of about 9,999 tokens → 100 sequences of 1,024; "
+            "7 tokens dropped",
+            "      the run sees less than a tenth of the documents; more --steps or a larger --batch-size see more",
+        ],
     ),
     (
         {"num_shorter": {"128": 50, "256": 0}, "num_learned": 54400, "num_padding": 10880},

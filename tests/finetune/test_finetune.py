@@ -16,6 +16,8 @@ from ctxext.finetune.documents import Document
 from ctxext.finetune.loop import MuonAndAdamW, newest_save, warmup_steps
 from ctxext.finetune.run import training_folder
 from ctxext.recipes import MsPoE, PositionInterpolation
+from ctxext.recipes.encodings.rotary import model_config
+from ctxext.verify import verify
 from tiny_base import QUICK, documents, load, logits, make_base, save_llama, tune
 
 
@@ -158,7 +160,7 @@ def test_what_cannot_be_trained_is_refused(base, tmp_path):
     prompt = make_base(tmp_path / "prompt", MsPoE(first_layer=0, head_order="prompt"))
     out = tmp_path / "out"
     for model, options, message in (
-        (source, QUICK, "never extended"),
+        (source, change(length=64), "--length 64 is above the context length"),
         (base, change(length=256), "--length 256 is above the context length"),
         (prompt, change(length=32), "again for each prompt"),
         (base, change(targets=("q_prj",)), "q_prj"),
@@ -171,6 +173,24 @@ def test_what_cannot_be_trained_is_refused(base, tmp_path):
     assert 'Did you mean "q_proj"?' in caught.value.hint
     assert not out.exists()
     assert not training_folder(out).exists()
+
+
+def test_a_source_is_trained_within_its_window(tmp_path):
+    """Its result says so: on its card, in its files, and by how it loads."""
+    source, lines, out = save_llama(tmp_path / "stock"), [], tmp_path / "out"
+    tune(source, out, change(length=None, learning_rate=1e-2), tell=lines.append)
+    assert lines[0] == "stock was not extended: its context length stays 32 tokens"
+    config = json.loads((out / "config.json").read_text())
+    assert config["max_position_embeddings"] == 32
+    assert model_config(config).is_extended is False
+    card = (out / "README.md").read_text()
+    assert "# stock, fine-tuned\n" in card
+    assert "What fine-tuning changed in `stock`; its context length stays at 32 tokens." in card
+    assert "extended" not in card.partition("## Load it")[0]
+    assert "trained within its context length" in (out / "adapter" / "README.md").read_text()
+    assert (logits(load(out), length=32) - logits(load(source), length=32)).abs().max() > 1e-3
+    assert [finding for finding in verify(str(out)) if finding.status == "failed"] == []
+    tune(out, tmp_path / "again", change(length=None, steps=1))
 
 
 def test_what_this_machine_lacks_is_said(base, tmp_path, monkeypatch):

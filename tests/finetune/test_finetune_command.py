@@ -41,7 +41,7 @@ def test_one_json_object_and_the_rest_on_stderr(base, data, tmp_path):
     assert content["data"]["num_sequences"] == 6
     assert content["options"]["rank"] == 4
     assert len(content["losses"]) == 3
-    assert "data: 3 of 24 documents, 390 of about 3," in result.stderr
+    assert "data: 6 of 24 documents (25.0 %), 780 of about 3," in result.stderr
     assert "tokens/s" in result.stderr
     assert f"Not measured yet: ctxext eval {base} {tmp_path / 'out'}" in result.stderr
     settings = json.loads((tmp_path / "out" / "finetune.json").read_text())

@@ -151,7 +151,11 @@ def test_a_tie_that_training_cut_is_cut_in_the_configuration_and_in_the_index(tm
     model = make(tmp_path / "model", tensors=tensors, **{"model.safetensors.index.json": index})
     adapter = make_adapter(tmp_path / "adapter", **{HEAD: torch.full((6, 4), 2.0)})
     out = tmp_path / "out"
-    merge(str(model), adapter, out)
+    shown = []
+    merge(str(model), adapter, out, progress=lambda *given: shown.append(given))
+    assert all(done <= total for _, done, total in shown)
+    size = (model / "model.safetensors").stat().st_size + (0 if stored else tensors[EMBEDDING].nbytes)
+    assert shown[-1] == ("merging", size, size)
     new = load_file(out / "model.safetensors")
     assert (new[HEAD].mean(), new[EMBEDDING].mean()) == (2, 1)
     assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is False

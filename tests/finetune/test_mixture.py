@@ -2,16 +2,19 @@
 
 import gzip
 import json
+import random
 from collections import Counter
 
+import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
 from ctxext.data.records import read_records
 from ctxext.errors import CtxextError
-from ctxext.finetune.data import write_sequences
+from ctxext.finetune.batches import Sequences
+from ctxext.finetune.data import START, write_sequences
 from ctxext.finetune.documents import Documents, check_sources
-from ctxext.finetune.mixture import Source, parse_source
+from ctxext.finetune.mixture import Mixture, Source, parse_source
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.prepare import data_lines
 
@@ -33,16 +36,117 @@ def sources(*words):
 
 
 def test_every_part_is_seen_and_counted(tmp_path, tokenizer):
-    """40 documents in two parts, of which 16 are needed: neither part is passed over."""
+    """40 documents in two parts, of which the run needs 32 sequences: neither part is passed over."""
     first, second = write(tmp_path / "a.jsonl", 5, 20), write(tmp_path / "b.jsonl", 6, 20)
     options = TrainingOptions(length=50, steps=8, batch_size=4, short_share=0.0).settled(window=50, trained_length=50)
-    documents = Documents(sources(first, second), tokenizer)
-    report = write_sequences(documents, tmp_path, wanted=options.sequences_wanted(), pack="off", end=1)
-    assert (report.num_documents, report.num_in_all) == (16, 40)
-    assert (report.num_tokens, report.num_tokens_in_all, report.num_sequences) == (1600, 4000, 32)
-    assert data_lines(report, options)[0].startswith("data: 16 of 40 documents, 1,600 of about 4,000 tokens →")
-    seen = Counter(document.ids[0] for document, _ in zip(documents, range(16), strict=False))
-    assert min(seen[5], seen[6]) >= 4
+    wanted = options.sequences_wanted()
+    documents = Documents(sources(first, second), tokenizer, wanted=wanted)
+    report = write_sequences(documents, tmp_path, wanted=wanted, pack="off", end=1)
+    assert (report.num_documents, report.num_used, report.num_in_all) == (32, 32, 40)
+    assert (report.num_tokens, report.num_tokens_in_all, report.num_sequences) == (3200, 4000, 32)
+    line = "data: 32 of 40 documents (80.0 %), 3,200 of about 4,000 tokens → 32 sequences of 50; 0 tokens dropped"
+    assert data_lines(report, options) == [line]
+    seen = Counter(document.ids[0] for document, _ in zip(documents, range(32), strict=False))
+    assert min(seen[5], seen[6]) >= 8
+
+
+def books(path, lengths, seed=0):
+    """Documents that say in each token which they are."""
+    rng = random.Random(seed)
+    texts = [" ".join([f"w{2 + number % 62}", f"w{2 + number // 62}"] * (length // 2)) for number, length in lengths]
+    rng.shuffle(texts)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def written(folder, tokenizer, path, **chosen):
+    given = {"length": 16, "batch_size": 1, "short_share": 0.0, **chosen}
+    options = TrainingOptions(**given).settled(window=16, trained_length=16)
+    wanted = options.sequences_wanted()
+    documents = Documents(sources(path), tokenizer, seed=options.seed, wanted=wanted)
+    folder.mkdir(exist_ok=True)
+    report = write_sequences(documents, folder, wanted=wanted, pack=options.pack, end=1)
+    return report, options, np.fromfile(folder / "sequences-16.bin", dtype=np.int32).reshape(-1, 16) & (START - 1)
+
+
+def names_of(rows):
+    return [tuple(row[2:4].tolist()) for row in rows]
+
+
+@pytest.mark.parametrize("pack", ["off", "run-on", "restart"])
+def test_a_short_run_sees_many_documents(tmp_path, tokenizer, pack):
+    """3,813 documents and 100 steps of one sequence: consecutive pieces came from very few of them."""
+    rng = random.Random(1)
+    lengths = [(number, 2 * int(rng.lognormvariate(4, 1)) + 32) for number in range(3813)]
+    path = books(tmp_path / "books.jsonl", lengths)
+    report, options, rows = written(tmp_path / "one", tokenizer, path, steps=100, pack=pack)
+    assert len(rows) == 100
+    assert len(set(names_of(rows))) >= 90
+    assert report.num_used >= 90
+    lines = data_lines(report, options)
+    assert f"of 3,813 documents ({100 * report.num_documents / 3813:.1f} %)" in lines[0]
+    assert "      the run sees less than a tenth of the documents" in "\n".join(lines)
+    _, _, again = written(tmp_path / "two", tokenizer, path, steps=100, pack=pack)
+    assert (rows == again).all()
+    # What each of two processes takes is the other's never: a batch is divided by its place.
+    data = Sequences(tmp_path / "one", options)
+    seen = [names_of(data[step]["input_ids"].numpy())[0] for step in range(100)]
+    assert Counter(seen) == Counter(names_of(rows))
+
+
+def test_documents_are_sampled_by_their_length(tmp_path, tokenizer):
+    """A tenth of the documents has ten times the tokens, and so about half of the sequences."""
+    lengths = [(number, 1600 if number % 10 == 0 else 160) for number in range(600)]
+    path = books(tmp_path / "books.jsonl", lengths)
+    shares = []
+    for seed in range(5):
+        _, _, rows = written(tmp_path / f"{seed}", tokenizer, path, steps=60, seed=seed)
+        numbers = [first - 2 + 62 * (second - 2) for first, second in (row[2:4].tolist() for row in rows)]
+        shares.append(sum(number % 10 == 0 for number in numbers) / len(numbers))
+    expected = 60 * 1600 / (60 * 1600 + 540 * 160)
+    assert abs(sum(shares) / 5 - expected) < 0.12
+
+
+def test_pieces_are_distinct_and_all_are_there_when_needed(tmp_path, tokenizer):
+    """Where the share was too small, as short documents give nothing, the rest of the long ones is used."""
+    long = [" ".join(f"w{2 + (start + token) % 60}" for token in range(160)) for start in range(4)]
+    short = [" ".join(["w7"] * 8)] * 200
+    path = tmp_path / "mixed.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in [*long, *short]))
+    report, _, rows = written(tmp_path / "out", tokenizer, path, steps=30)
+    assert report.num_sequences == 30
+    assert report.num_dropped <= 200 * 8
+    assert not list((tmp_path / "out").glob("*.spare"))
+    assert len({tuple(row) for row in rows}) == 30
+
+
+def test_a_stream_is_sampled_too(tmp_path, tokenizer, monkeypatch):
+    """Its size is not known: a document of average length gives one sequence, a longer one more."""
+    records = [{"text": " ".join([f"w{2 + number % 62}", f"w{2 + number // 62}"] * 160)} for number in range(400)]
+    monkeypatch.setattr(
+        "ctxext.finetune.mixture.read_records",
+        lambda *_, **__: ((f"record {number}", record) for number, record in enumerate(records)),
+    )
+    _, _, rows = written(tmp_path / "out", tokenizer, "user/stream", steps=100)
+    assert len(set(names_of(rows))) >= 90
+
+
+def test_what_the_run_does_not_need_is_not_copied(tmp_path, tokenizer, monkeypatch):
+    path = books(tmp_path / "books.jsonl", [(number, 64) for number in range(2000)])
+    stored = []
+    real = Mixture._store
+
+    def store(self, group, numbers, name):
+        stored.append(len(numbers))
+        return real(self, group, numbers, name)
+
+    monkeypatch.setattr(Mixture, "_store", store)
+    written(tmp_path / "out", tokenizer, path, steps=20)
+    assert stored == [20 + 64]
+    seen = sorted(tuple(document.ids) for document in Documents(sources(path), tokenizer, wanted={16: 20}))
+    everything = sorted(tuple(document.ids) for document in Documents(sources(path), tokenizer))
+    assert seen == everything
+    assert stored[1:] == [84, 1916, 2000]
 
 
 def test_the_order_is_the_seed_s(tmp_path, tokenizer):

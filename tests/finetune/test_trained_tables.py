@@ -1,5 +1,7 @@
 """Models with a table of positions: it is trained whole, saved, taken up again and merged like everything else."""
 
+import json
+
 import pytest
 import torch
 from peft import PeftModel
@@ -120,11 +122,11 @@ def test_what_does_not_go_with_such_a_model_is_refused(model_type, options, mess
         dry_run(str(base), lambda *_: (), change(**options))
 
 
-def test_what_was_never_lengthened_is_refused_with_the_method_for_it(tmp_path):
-    source = save_tokenizer(save("bert", tmp_path / "source"))
-    with pytest.raises(CtxextError, match="never extended") as caught:
-        tune(source, tmp_path / "out")
-    assert "--method table" in caught.value.hint
+def test_what_was_never_lengthened_is_trained_within_its_length(tmp_path):
+    source, lines = save_tokenizer(save("bert", tmp_path / "source", more={"max_position_embeddings": 24})), []
+    tune(source, tmp_path / "out", change(steps=1, length=None), tell=lines.append)
+    assert lines[0] == "source was not extended: its context length stays 24 tokens"
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["max_position_embeddings"] == 24
 
 
 @pytest.mark.filterwarnings("ignore")

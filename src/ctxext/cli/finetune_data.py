@@ -81,6 +81,7 @@ class DataChoice:
             options.seed,
             max(wanted) // 2,
             self.long_share,
+            wanted,
         )
 
     def described(self) -> dict[str, Any]:

@@ -101,6 +101,11 @@ class CardFacts:
         return self.recipe.summary() if self.recipe else self.encoding.carrier
 
     @property
+    def is_extended(self) -> bool:
+        """Whether its context was extended; a model may be trained within its window too."""
+        return bool(self.steps) or self.encoding.is_scaled
+
+    @property
     def needs_code(self) -> bool:
         """Whether it carries modeling code."""
         return any(step.needs_code() for step in self.steps)
@@ -208,6 +213,8 @@ def _with_results(front: dict[str, Any], facts: CardFacts) -> dict[str, Any]:
 
 def _title(facts: CardFacts) -> str:
     name, how = facts.source.rpartition("/")[2], facts.how
+    if not facts.is_extended:
+        return f"LoRA adapter for {name}" if facts.is_adapter else f"{name}, fine-tuned"
     if facts.is_adapter:
         return f"LoRA adapter for {name}, extended: {how}"
     return f"{name}, extended{' and fine-tuned' if facts.training else ''}: {how}"
@@ -221,7 +228,9 @@ def _summary(facts: CardFacts) -> str:
     length = f"trained on {trained} tokens, the model now accepts {reach}"
     if reach == trained:
         length = f"its context length stays at {trained} tokens"
-    if facts.is_adapter:
+    if not facts.is_extended:
+        begun = f"What fine-tuning changed in {link}; its context length stays at {trained} tokens."
+    elif facts.is_adapter:
         begun = f"What fine-tuning changed in {link} after its positions were extended: {length}."
     elif facts.training:
         grown = f"extended from {trained} to {reach} tokens" if reach != trained else f"kept at {trained} tokens"

@@ -22,7 +22,7 @@ from ctxext.system.loading import choose_dtype, explain_loading_errors, guard_vo
 
 @dataclass(frozen=True)
 class Base:
-    """A checkpoint that was extended, and what its files say of it.
+    """A checkpoint to train, and what its files say about it.
 
     Attributes:
         checkpoint: Its files.
@@ -68,7 +68,7 @@ def open_base(
         original_length: What it was trained on before it was extended, in tokens, where its files do not say it.
 
     Raises:
-        CtxextError: it is not there, was never extended, or its context length is shorter.
+        CtxextError: it is not there, cannot be trained, or its context length is shorter.
     """
     checkpoint = open_checkpoint(source, revision=revision, token=token, original_length=original_length)
     base = Base(checkpoint, model_config(checkpoint.config, original_length))
@@ -84,13 +84,6 @@ def _check(base: Base, source: str, length: int | None) -> None:
             f'"{source}" is a {(config.get("architectures") or ["model"])[0]}; what is trained here guesses the next '
             "token, or masked ones.",
             hint="Save it once as its ...ForCausalLM or ...ForMaskedLM class, if it has one.",
-        )
-    if not base.model.is_extended:
-        method = "table" if encoding.learned_tensors else "yarn"
-        raise CtxextError(
-            f'"{source}" was never extended: its context length is the {encoding.context_length} tokens of its '
-            "training.",
-            hint=f"ctxext convert {shlex.quote(source)} OUT --method {method} --factor 4, then fine-tune OUT.",
         )
     if length is not None and length > encoding.context_length:
         factor = -(-length // encoding.trained_length)

@@ -1,6 +1,8 @@
 """Documents to training sequences: tokenized once, cut to the lengths of the run, and kept in files that are mapped."""
 
 import json
+import math
+import random
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -29,12 +31,14 @@ class DataReport:
         num_learned: Tokens in all sequences that the loss counts.
         num_short: Documents too short for one sequence, which were left out.
         num_long: Documents with marked answers that are too long to stay whole, which were left out.
-        num_dropped: Tokens that are in no sequence of the full length, nor in a shorter one that holds their document.
+        num_dropped: Tokens that are in no sequence of the full length, nor in a shorter one that holds their document,
+            because they do not fill one.
         num_padding: Tokens that only fill up sequences.
         num_in_all: Documents that the data has; None where that is not known.
         num_tokens_in_all: About how many tokens they have.
         num_bad: Records that were skipped.
         first_bad: What was wrong with the first of them.
+        num_used: Documents that sequences were cut from.
         unused_fields: Fields that were not read, with the number of records that have them.
     """
 
@@ -51,6 +55,7 @@ class DataReport:
     num_tokens_in_all: int | None = None
     num_bad: int = 0
     first_bad: str = ""
+    num_used: int = 0
     unused_fields: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -64,8 +69,10 @@ def write_sequences(
 ) -> DataReport:
     """Make sequences of documents and write them, until there are enough; no more is in memory than one document.
 
-    A document whose tokens are all learned is cut to sequences of every length. One with marked answers stays whole:
-    it goes where it fits with the least room left over, and the rest is filled up with tokens that the loss leaves out.
+    A document whose tokens are all learned is cut to sequences of every length. If the data has more than the run
+    needs, each document gives only its share of them, chosen at random (`Documents.share`). One with marked answers
+    stays whole: it goes where it fits with the least room left over, and the rest is filled up with tokens that the
+    loss leaves out.
 
     Args:
         documents: The documents.
@@ -79,8 +86,9 @@ def write_sequences(
     """
     full = max(wanted)
     rows = {length: _Rows(folder, length, pack != "off", wanted[length], end) for length in sorted(wanted)}
+    share = documents.share if isinstance(documents, Documents) else lambda length: 1.0
     counts = dict.fromkeys(("documents", "tokens", "used", "short", "long"), 0)
-    longest = 0
+    longest = num_used = 0
     try:
         for document in documents:
             size = len(document.ids)
@@ -88,20 +96,22 @@ def write_sequences(
             counts["tokens"] += size
             longest = max(longest, size)
             if document.is_learned is None:
-                for kind in rows.values():
-                    kind.cut(document.ids)
+                for length, kind in rows.items():
+                    kind.cut(document.ids, share(length))
                 counts["short"] += pack == "off" and size < full
             else:
                 home = next((kind for length, kind in rows.items() if size <= length), None)
                 counts["long"] += home is None
                 counts["used"] += home.keep(document.ids, document.is_learned) if home else 0
+            num_used += sum(kind.takes_new() for kind in rows.values()) > 0
             if all(kind.is_enough for kind in rows.values()):
                 break
         for kind in rows.values():
             kind.finish()
+            kind.fill()
     finally:
         for kind in rows.values():
-            kind.file.close()
+            kind.close()
     num_sequences = {length: kind.count for length, kind in rows.items()}
     _check(counts, num_sequences[full], longest, full, pack)
     report = DataReport(
@@ -112,8 +122,9 @@ def write_sequences(
         num_learned=sum(kind.num_learned for kind in rows.values()),
         num_short=counts["short"],
         num_long=counts["long"],
-        num_dropped=max(0, counts["tokens"] - counts["used"] - rows[full].num_cut),
+        num_dropped=max(0, counts["tokens"] - counts["used"] - rows[full].num_cut - rows[full].num_left),
         num_padding=sum(kind.num_padding for kind in rows.values()),
+        num_used=num_used,
         **(_known_of(documents) if isinstance(documents, Documents) else {}),
     )
     (folder / COUNTS).write_text(json.dumps(asdict(report)), encoding="utf-8")
@@ -172,16 +183,35 @@ class _Rows:
         self.length, self.is_joined, self.wanted, self.end = length, is_joined, wanted, end
         self.count = self.num_cut = self.num_learned = self.num_padding = 0
         self.rest: list[int] = []
-        self.holds_whole = False
+        self.holds_whole = self.is_new = False
+        self.num_left = self.num_spares = 0
+        self.rng = random.Random(f"pieces {length}")
+        # Sequences of documents that gave only a share of theirs, for the case that the data ends too early.
+        self.spares = self.spare_file.open("w+b")
 
     @property
     def is_enough(self) -> bool:
         return self.count >= self.wanted
 
-    def cut(self, ids: Any) -> None:
-        """Cut a document to sequences, joined to the last one or by itself."""
+    @property
+    def spare_file(self) -> Path:
+        return Path(f"{self.file.name}.spare")
+
+    def takes_new(self) -> bool:
+        """Whether something of the last document was taken; asked once for each."""
+        is_new, self.is_new = self.is_new, False
+        return is_new
+
+    def cut(self, ids: Any, share: float = 1.0) -> None:
+        """Cut a document, or a share of it, to sequences, joined to the last one or by itself."""
         if self.is_enough or not ids:
             return
+        num_pieces = len(ids) // self.length
+        num_chosen = math.ceil(share * num_pieces)
+        if num_chosen < num_pieces:
+            self._sample(ids, num_pieces, num_chosen)
+            return
+        self.is_new = self.is_joined or num_pieces > 0
         closing = [] if not self.is_joined or self.end is None or ids[-1] == self.end else [self.end]
         tokens = [*self.rest, ids[0] | START, *ids[1:], *closing]
         before = self.count
@@ -191,6 +221,39 @@ class _Rows:
         self.num_cut += (self.count - before) * self.length
         self.rest = tokens if self.is_joined else []
 
+    def _sample(self, ids: Any, num_pieces: int, num_chosen: int) -> None:
+        """Write some of a document's sequences, and keep the others apart while they may still be needed."""
+        chosen = set(self.rng.sample(range(num_pieces), num_chosen))
+        before = self.count
+        for piece in range(num_pieces):
+            begin = piece * self.length
+            tokens = [ids[begin] | (0 if piece else START), *ids[begin + 1 : begin + self.length]]
+            if piece in chosen and not self.is_enough:
+                self._write(tokens)
+            elif self.num_spares < self.wanted - self.count:
+                array("i", tokens).tofile(self.spares)
+                self.num_spares += 1
+        num_cut = (self.count - before) * self.length
+        self.is_new = num_cut > 0
+        self.num_cut += num_cut
+        self.num_left += len(ids) - num_cut
+
+    def fill(self) -> None:
+        """Take what was kept apart, where the data ended too early."""
+        self.spares.seek(0)
+        for _ in range(min(self.num_spares, self.wanted - self.count)):
+            tokens = array("i")
+            tokens.fromfile(self.spares, self.length)
+            self._write(tokens.tolist())
+            self.num_cut += self.length
+            self.num_left -= self.length
+
+    def close(self) -> None:
+        """Close the files; what was kept apart is deleted."""
+        self.file.close()
+        self.spares.close()
+        self.spare_file.unlink(missing_ok=True)
+
     def keep(self, ids: Any, is_learned: Any) -> int:
         """Put a document into a sequence as a whole; the number of its tokens, or 0 where it is not needed."""
         if len(self.rest) + len(ids) > self.length:
@@ -199,7 +262,7 @@ class _Rows:
             return 0
         marked = [token if learned else token | IGNORE for token, learned in zip(ids, is_learned, strict=True)]
         self.rest += [marked[0] | START, *marked[1:]]
-        self.holds_whole = True
+        self.holds_whole = self.is_new = True
         if not self.is_joined:
             self.finish()
         return len(ids)

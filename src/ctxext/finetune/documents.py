@@ -1,5 +1,6 @@
 """What is learned from: texts, prompts with their answers, and conversations, as token ids."""
 
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,10 @@ from ctxext.finetune.formats import COMPLETION, MESSAGES, PROMPT, TEXT, TOOLS, B
 from ctxext.finetune.mixture import Mixture, Source
 
 LEARN = ("answers", "all")
+_CHARACTERS = 4
+"""About how many characters a token has, to tell long documents before they are tokenized."""
+_MORE = 64
+"""Records that are kept beyond the number of sequences, as some are too short for one."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class Documents:
         seed: Decides the order.
         long_length: Tokens from which a document is long.
         long_share: Share of the tokens that come from long documents; None to take them as they are.
+        wanted: For each length, in tokens, how many sequences the run needs. Each document then gives its share of
+            them, so that the run sees as many documents as it can. Empty to use documents whole.
 
     Attributes:
         num_in_all: Records that there are; None where they are streamed.
@@ -60,8 +67,31 @@ class Documents:
     seed: int = 0
     long_length: int = 0
     long_share: float | None = None
+    wanted: Mapping[int, int] = field(default_factory=dict)
     num_in_all: int | None = None
     num_tokens_in_all: int | None = None
+    _num_read: int = 0
+    _num_tokens_read: int = 0
+
+    def share(self, length: int) -> float:
+        """The share of a document's sequences of a length that is used: what the run needs of what the data has.
+
+        The size of streamed data is not known. There a document of average length gives one sequence.
+        """
+        if not self.wanted:
+            return 1.0
+        if self.num_tokens_in_all is None:
+            return min(1.0, length * self._num_read / max(1, self._num_tokens_read))
+        return min(1.0, length * self.wanted[length] / max(1, self.num_tokens_in_all))
+
+    def _num_used(self, document: Document) -> int:
+        """About how many tokens of a document are used."""
+        if not self.wanted or document.is_learned is not None:
+            return len(document.ids)
+        length = max(self.wanted)
+        num_pieces = len(document.ids) // length
+        num_chosen = math.ceil(self.share(length) * num_pieces)
+        return num_chosen * length if num_chosen < num_pieces else len(document.ids)
 
     def __iter__(self) -> Iterator[Document]:
         """The documents.
@@ -80,6 +110,8 @@ class Documents:
                 self.seed,
                 long_share=self.long_share,
                 is_long=lambda text: len(text) >= self.long_length and len(encoder.document(text)) >= self.long_length,
+                piece_size=_CHARACTERS * max(self.wanted, default=0),
+                num_wanted=sum(self.wanted.values()) + _MORE if self.wanted else None,
             )
             for place, record, size in mixture:
                 self.num_in_all = mixture.num_records
@@ -89,10 +121,11 @@ class Documents:
                     mixture.took(0)
                     self.reader.refuse(f"{place} {error}.", f'Give a "{PROMPT}" and a "{COMPLETION}", or "{TEXT}".')
                     continue
-                mixture.took(len(document.ids))
                 num_tokens, num_characters = num_tokens + len(document.ids), num_characters + size
+                self._num_read, self._num_tokens_read = self._num_read + 1, num_tokens
                 if self.num_in_all is not None:
                     self.num_tokens_in_all = round(num_tokens * mixture.num_characters / max(1, num_characters))
+                mixture.took(self._num_used(document))
                 yield document
 
 

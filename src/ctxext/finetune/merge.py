@@ -12,7 +12,7 @@ import yaml
 
 from ctxext.checkpoint.auto_class import MASKED, auto_class
 from ctxext.checkpoint.families import family_of, text_config
-from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint
+from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint, read_safetensors_header
 from ctxext.converters.card import CardFacts, card_metadata, render
 from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file, wrapped
 from ctxext.converters.engines import serving_of
@@ -62,8 +62,11 @@ def adapter_card(base: Checkpoint) -> str:
     """
     name, noted = base.public_name, provenance(base.config)
     lines = ["---", "library_name: peft", "tags: [lora, ctxext]", f'base_model: "{name}"', "---", ""]
-    lines += [f"A LoRA adapter of `{name}`. It does not carry what was changed to extend it: load it on that very"]
-    lines += ["checkpoint, or merge the two with `ctxext merge`."]
+    if model_config(base.config).is_extended:
+        lines += [f"A LoRA adapter of `{name}`. It does not carry what was changed to extend it: load it on that very"]
+        lines += ["checkpoint, or merge the two with `ctxext merge`."]
+    else:
+        lines += [f"A LoRA adapter of `{name}`, trained within its context length. Merge the two with `ctxext merge`."]
     if noted.get("recipe") and noted.get("source"):
         recipe = recipe_from_dict(noted["recipe"], "config.json")
         command = wrapped(convert_command(str(noted["source"]), noted.get("revision"), recipe, name.split("/")[-1]))
@@ -187,13 +190,14 @@ def write_merged(
         progress: Called with a text, bytes done and bytes in all.
     """
     headers = {path for path in checkpoint.weight_files if path.suffix == ".safetensors" and len(path.parts) == 1}
-    total, done = sum(checkpoint.size_of(path) for path in headers), 0
+    total = sum(checkpoint.size_of(path) + _added_bytes(checkpoint.folder / path, changes) for path in headers)
+    done = 0
 
     def advance(size: int) -> None:
         nonlocal done
         done += size
         if progress is not None:
-            progress("merging", done, total)
+            progress("merging", min(done, total), total)  # A longer header is not counted.
 
     weights = {
         path.name: rewrite(checkpoint.folder / path, work / path.name, changes, advance) for path in sorted(headers)
@@ -209,6 +213,15 @@ def write_merged(
     _write_index(work, changes)
     (work / "README.md").write_text(render_card(checkpoint, notes), encoding="utf-8")
     (work / MANIFEST).write_text(as_json(_manifest(checkpoint, work, weights, notes)), encoding="utf-8")
+
+
+def _added_bytes(path: Path, changes: Changes) -> int:
+    """Bytes of the output embeddings that a file gets beside its tensors."""
+    header = read_safetensors_header(path) if changes.untied else {}
+    offsets = (
+        header[name]["data_offsets"] for head, name in changes.untied.items() if head not in header and name in header
+    )
+    return sum(end - begin for begin, end in offsets)
 
 
 def _untied(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -1,7 +1,10 @@
 """Which record comes next: several sources by their weights, each shuffled, long records more often where asked for."""
 
+import dataclasses
 import json
 import random
+from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -85,6 +88,9 @@ class Mixture:
         seed: Decides the order.
         long_share: Share of the tokens that come from long records; None to take them as they are.
         is_long: Whether a record, as JSON text, is long.
+        piece_size: Characters of a training sequence. Records that have more come earlier, in proportion to their
+            size, so that every part of the data is as likely to be read; 0 if all are equally likely.
+        num_wanted: Records of each source that are enough; None for all of them.
 
     Attributes:
         num_records: Records in all; None where some are streamed.
@@ -98,6 +104,8 @@ class Mixture:
     seed: int
     long_share: float | None = None
     is_long: Callable[[str], bool] = bool
+    piece_size: int = 0
+    num_wanted: int | None = None
     num_records: int | None = 0
     num_characters: int = 0
     _last: Pool | None = None
@@ -129,18 +137,15 @@ class Mixture:
         if not group[0].is_local:
             self.num_records = None
             return [Pool(weight, self._read(group[0]))]
-        stored = self._store(group, number)
+        sizes, kinds = self._measure(group)
         if self.num_records is not None:
-            self.num_records += len(stored)
-        self.num_characters += sum(stored["size"])
+            self.num_records += len(sizes)
+        self.num_characters += int(sizes.sum())
         if self.long_share is None:
-            return [Pool(weight, self._shuffled(stored, range(len(stored)), f"{number}"))]
-        kinds: dict[bool, list[int]] = {True: [], False: []}
-        for place, is_long in enumerate(stored["is_long"]):
-            kinds[is_long].append(place)
+            return [Pool(weight, self._shuffled(group, sizes, range(len(sizes)), f"{number}"))]
         shares = {True: self.long_share, False: 1 - self.long_share}
         return [
-            Pool(weight * share, self._shuffled(stored, kinds[is_long], f"{number} {is_long}"))
+            Pool(weight * share, self._shuffled(group, sizes, kinds[is_long], f"{number} {is_long}"))
             for is_long, share in shares.items()
             if kinds[is_long] and share > 0
         ]
@@ -150,27 +155,71 @@ class Mixture:
             if (read := self.reader.read(record, place)) is not None:
                 yield place, read, len(json.dumps(read, ensure_ascii=False, default=str))
 
-    def _store(self, group: Sequence[Source], number: int) -> Any:
-        """All records of some sources as a file that is mapped, so that any can be taken."""
+    def _measure(self, group: Sequence[Source]) -> tuple[Any, dict[bool, list[int]]]:
+        """The characters of each record of some sources, and which records are long and which are not."""
+        import numpy as np
+
+        sizes = array("q")
+        kinds: dict[bool, list[int]] = {True: [], False: []}
+        for number, (_, record, size) in enumerate(entry for source in group for entry in self._read(source)):
+            sizes.append(size)
+            if self.long_share is not None:
+                kinds[self.is_long(json.dumps(record, ensure_ascii=False, default=str))].append(number)
+        return np.array(sizes, dtype=np.int64), kinds
+
+    def _store(self, group: Sequence[Source], numbers: Sequence[int], name: str) -> Any:
+        """Some records of some sources as a file that is mapped, in the order in which the sources have them."""
         from datasets import Dataset, Features, Value
         from datasets.arrow_writer import ArrowWriter
 
-        path = self.folder / f"records-{number}.arrow"
-        kinds = {"place": "string", "record": "large_string", "size": "int64", "is_long": "bool"}
-        features = Features({name: Value(kind) for name, kind in kinds.items()})
+        path = self.folder / f"records-{name.replace(' ', '-')}.arrow"
+        features = Features({name: Value(kind) for name, kind in _COLUMNS.items()})
+        wanted = set(numbers)
+        # Bad records were counted when the sources were measured.
+        again = dataclasses.replace(self, reader=dataclasses.replace(self.reader, unused=Counter()))
+        entries = enumerate(entry for source in group for entry in again._read(source))
         with ArrowWriter(features=features, path=str(path), writer_batch_size=100) as writer:
-            for place, record, size in (entry for source in group for entry in self._read(source)):
-                text = json.dumps(record, ensure_ascii=False, default=str)
-                is_long = self.long_share is not None and self.is_long(text)
-                writer.write({"place": place, "record": text, "size": size, "is_long": is_long})
+            for number, (place, record, size) in entries:
+                if number in wanted:
+                    text = json.dumps(record, ensure_ascii=False, default=str)
+                    writer.write({"place": place, "record": text, "size": size})
             writer.finalize()
         return Dataset.from_file(str(path))
 
-    def _shuffled(self, stored: Any, chosen: Sequence[int], name: str) -> Iterator[Numbered | None]:
+    def _shuffled(
+        self, group: Sequence[Source], sizes: Any, chosen: Sequence[int], name: str
+    ) -> Iterator[Numbered | None]:
+        """Records in random order, pass after pass; those that are not needed are not copied."""
+        num_first = len(chosen) if self.num_wanted is None else min(len(chosen), self.num_wanted)
+        stored: list[tuple[dict[int, int], Any]] = []
         for epoch in count():
-            for place in random.Random(f"{self.seed} {name} {epoch}").sample(chosen, len(chosen)):
-                entry = stored[place]
+            order = self._order(sizes, chosen, f"{self.seed} {name} {epoch}")
+            for done, number in enumerate(order):
+                entry = next((rows[places[number]] for places, rows in stored if number in places), None)
+                if entry is None:
+                    # First as many as the run needs, and once those are used up all that are left.
+                    left = order[:num_first] if not done and not stored else order[done:]
+                    numbers = sorted(other for other in left if not any(other in places for places, _ in stored))
+                    rows = self._store(group, numbers, f"{name} {len(stored)}")
+                    stored.append(({other: row for row, other in enumerate(numbers)}, rows))
+                    entry = rows[stored[-1][0][number]]
                 yield entry["place"], json.loads(entry["record"]), entry["size"]
             if not chosen:
                 return
             yield None
+
+    def _order(self, sizes: Any, chosen: Sequence[int], seed: str) -> list[int]:
+        """The records of one pass."""
+        import numpy as np
+
+        rng = random.Random(seed)
+        if not self.piece_size:
+            return rng.sample(chosen, len(chosen))
+        places = np.array(chosen, dtype=np.int64)
+        # Weighted sampling without replacement: the waiting times of events with these rates (Efraimidis and Spirakis).
+        rates = np.maximum(1.0, sizes[places] / self.piece_size)
+        times = np.random.default_rng(rng.getrandbits(64)).exponential(size=len(places)) / rates
+        return [int(place) for place in places[np.argsort(times, kind="stable")]]
+
+
+_COLUMNS = {"place": "string", "record": "large_string", "size": "int64"}

@@ -113,24 +113,34 @@ def count_parameters(model: Any) -> tuple[int, int]:
     return sum(count for count, is_trained in counts if is_trained), sum(count for count, _ in counts)
 
 
+_FEW = 0.1
+"""Share of the documents below which that is said."""
 _WASTE = 0.1
 """Share of padding, or of dropped tokens, from which packing is suggested."""
 
 
 def data_lines(report: DataReport, options: TrainingOptions) -> list[str]:
     """The lines."""
-    in_all = "" if report.num_in_all in (None, report.num_documents) else f" of {report.num_in_all:,}"
-    about = ""
-    if in_all and report.num_tokens_in_all is not None:
-        about = f" of about {report.num_tokens_in_all:,}"
+    in_all = about = ""
+    share = None
+    if report.num_in_all is not None and report.num_in_all > report.num_documents:
+        share = report.num_documents / report.num_in_all
+        in_all = f" of {report.num_in_all:,}"
+        if report.num_tokens_in_all is not None:
+            about = f" of about {report.num_tokens_in_all:,}"
+    percent = "" if share is None else f" ({100 * share:.1f} %)"
     lines = [
-        f"data: {report.num_documents:,}{in_all} documents, {report.num_tokens:,}{about} tokens → "
+        f"data: {report.num_documents:,}{in_all} documents{percent}, {report.num_tokens:,}{about} tokens → "
         f"{report.num_sequences:,} sequences of {options.sequence_length:,}; {report.num_dropped:,} tokens dropped"
     ]
     shorter = [f"{count:,} of {int(length):,}" for length, count in report.num_shorter.items()]
     if shorter:
         lines.append(f"      and {', '.join(shorter)} tokens")
     lines += [f"      {line}" for line in _left_out(report, options)]
+    if share is not None and share < _FEW:
+        lines.append(
+            "      the run sees less than a tenth of the documents; more --steps or a larger --batch-size see more"
+        )
     times = options.sequences_wanted()[options.sequence_length] / report.num_sequences
     if times > 1:
         lines.append(f"      each sequence is seen {times:.1f} times")
@@ -232,6 +242,9 @@ def prepare(
     from ctxext.finetune.loss import use_chunked_loss
     from ctxext.finetune.source_model import load_source
 
+    if tell is not None and not base.model.is_extended:
+        length = base.model.encoding.context_length
+        tell(f"{base.checkpoint.public_name} was not extended: its context length stays {length:,} tokens")
     num_processes = int(os.environ.get("WORLD_SIZE", "1"))
     arguments = training_arguments(options, folder, num_processes)
     attention = register_shifted(options.group) if options.group else None

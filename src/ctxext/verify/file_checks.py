@@ -31,6 +31,9 @@ def check_record(subject: Subject) -> Finding:
     different = [key for key, (one, other) in stories.items() if one != other]
     if different:
         return Finding(name, FAILED, f'"{MANIFEST}" and "config.json" disagree about {", ".join(different)}')
+    base = manifest.get("base") or {}
+    if manifest.get("finetune") and not subject.has_recipe and not subject.model.is_extended:
+        return Finding(name, PASSED, f"{base.get('name')}, fine-tuned within its context length")
     origin = source.get("name")
     return Finding(name, PASSED, f"{subject.recipe.summary()}, made from {origin} by ctxext {manifest.get('ctxext')}")
 
