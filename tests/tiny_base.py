@@ -1,9 +1,11 @@
 """A tiny extended checkpoint with a tokenizer of numbered words, and data for it."""
 
+import contextlib
 import dataclasses
 import json
 import random
 from pathlib import Path
+from unittest import mock
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -78,9 +80,17 @@ def grouped(flat: dict) -> dict:
     return {**rest, **{name: kind(**taken[name]) for name, kind in groups.items()}}
 
 
-def tune(base: Path, out: Path, options: TrainingOptions = QUICK, **others):
+def tune(base: Path, out: Path, options: TrainingOptions = QUICK, *, is_drawn: bool = False, **others):
+    """Train; the curve of losses is drawn where asked, as that takes longer than a short training."""
     given = {"data": {"name": "random"}, **grouped(others)}
-    return finetune(str(base), out, lambda *_: map(Document, documents()), options, **given)
+    drawn = contextlib.nullcontext() if is_drawn else mock.patch("ctxext.finetune.curve.draw_losses", leave_file)
+    with drawn:
+        return finetune(str(base), out, lambda *_: map(Document, documents()), options, **given)
+
+
+def leave_file(losses, lengths, path: Path) -> None:
+    """In the place of a drawing."""
+    path.write_bytes(b"not drawn")
 
 
 def logits(model, seed: int = 1, length: int = 48) -> torch.Tensor:

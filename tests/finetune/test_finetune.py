@@ -38,7 +38,7 @@ def test_it_learns_and_reports(base, tmp_path):
     lines, steps = [], []
     out = tmp_path / "out"
     options = change(steps=30, learning_rate=1e-2, batch_size=4, micro_batch=2)
-    done = tune(base, out, options, tell=lines.append, progress=lambda *told: steps.append(told))
+    done = tune(base, out, options, is_drawn=True, tell=lines.append, progress=lambda *told: steps.append(told))
     long = [loss for step, loss in done.losses if step % 5]
     assert sum(long[-5:]) / 5 < sum(long[:5]) / 5 - 0.2
     assert lines[0] == "data: 24 documents, 3,120 tokens → 48 sequences of 64; 48 tokens dropped"
