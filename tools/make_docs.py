@@ -154,9 +154,16 @@ Llama 3.1, gpt-oss, Gemma 3, Phi-3-128k, DeepSeek and others read their long con
   and with it what the weights learned; it says which, and from how many tokens to how many. A schedule of the same
   type keeps the numbers that the step does not name: `mscale`, `mscale_all_dim`, `truncate`, `beta_fast`,
   `beta_slow`, `attention_factor`, `short_factor`.
+  An `attention_factor` that follows from the old factor (Olmo 3's 1.2079 is 0.1 · ln 8 + 1) is worked out anew.
 - A result that reads less than its source is refused. `--allow-shorter` is for those who mean it.
 - A `linear` schedule does not say from which length it stretches: where the table does not know it either,
-  `--original-length` must.
+  `--original-length` must. Vicuna 16k says it otherwise: its `max_sequence_length` is the factor times its
+  `max_position_embeddings`, which then is where it starts from.
+- YaRN as model cards give it (Qwen3, GLM-4) names factor and original length and leaves `max_position_embeddings` as it
+  was: such a model reads the factor times the original length.
+- Hunyuan's `dynamic` with an `alpha` is a base, `rope_theta` · alpha^(d / (d - 2)) at every length.
+  A conversion writes that base out.
+- A key inside a schedule that is not known in its family (`attn_factor` in Qwen3) stops every change of that schedule.
 
 A recipe file may give a step both `factor` and `target_length`, as Llama 3.1 has a factor of 8 over 8192 tokens and
 reads 131072.

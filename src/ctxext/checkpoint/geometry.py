@@ -65,6 +65,27 @@ def claimed_length(config: Mapping[str, Any], family: Family) -> Any:
 
 
 LENGTH_ABOVE = "model_max_length"
+LENGTH_REACHED = "max_sequence_length"
+"""Where Vicuna and LongChat say what a linear schedule makes of `max_position_embeddings`."""
+
+
+def reached_length(config: Mapping[str, Any], family: Family, schedule: Mapping[str, Any]) -> int:
+    """What a model reads by a schedule that it came with, in tokens; what config.json claims where nothing says more.
+
+    YaRN as model cards give it names its factor and where it starts from, and leaves `max_position_embeddings` as it
+    was (Qwen3, GLM-4). A linear schedule may start from that key, if `max_sequence_length` says where it ends.
+
+    Args:
+        config: The content of config.json.
+        family: Its family.
+        schedule: The full-attention layers' schedule, with `rope_type`.
+    """
+    claimed, factor = int(claimed_length(config, family)), float(schedule.get("factor") or 1)
+    if schedule.get("rope_type") == "yarn":
+        return max(claimed, round(factor * (schedule.get("original_max_position_embeddings") or 0)))
+    starts_there = schedule.get("rope_type") == "linear" and factor > 1
+    end = text_config(config, family).get(LENGTH_REACHED)
+    return int(end) if starts_there and end == round(factor * claimed) else claimed
 
 
 def default_length(config: Mapping[str, Any], family: Family) -> int | None:

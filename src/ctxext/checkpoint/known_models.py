@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.families import Family, read, text_config
-from ctxext.checkpoint.geometry import LENGTH_ABOVE, claimed_length
+from ctxext.checkpoint.geometry import LENGTH_ABOVE, LENGTH_REACHED, claimed_length, reached_length
 
 MAXIMUM = "max_position_embeddings"
 """Where the original length was read when nothing says more."""
@@ -98,4 +98,6 @@ def original_length_of(
     if known := known_model(config, family, schedule):
         return known.original_length, f"known of {known.names[0]}: {known.source}"
     claimed = int(claimed_length(config, family))
+    if (reached := reached_length(config, family, schedule)) > claimed:
+        return claimed, f"{MAXIMUM}, from which {LENGTH_REACHED} {reached} follows"
     return claimed, MAXIMUM if claimed == read(config, family, MAXIMUM) else LENGTH_ABOVE

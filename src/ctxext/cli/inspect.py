@@ -83,7 +83,7 @@ def inspection_data(source: str, inspection: Inspection) -> dict[str, Any]:
             "pairs_that_never_complete_a_turn": inspection.unfinished_pairs,
             "trained_length": rotary.trained_length,
             "trained_length_from": rotary.length_origin,
-            "context_length": rotary.context_length,
+            "context_length": rotary.usable_length,
             "declared_length": rotary.claimed_length,
             "is_extended": inspection.model is not None and inspection.model.is_extended,
         },
@@ -92,7 +92,7 @@ def inspection_data(source: str, inspection: Inspection) -> dict[str, Any]:
         else {
             "description": inspection.model.encoding.describe(),
             "trained_length": inspection.model.encoding.trained_length,
-            "context_length": inspection.model.encoding.context_length,
+            "context_length": inspection.model.encoding.usable_length,
             "is_extended": inspection.model.is_extended,
         },
         "bound": inspection.bound,
@@ -160,7 +160,7 @@ def _context_length(inspection: Inspection) -> str:
     agree = "files agree" if len(claims) == 1 else ", ".join(f"{k} says {v}" for k, v in inspection.windows.items())
     encoding = inspection.model.encoding
     if inspection.recipe and inspection.model.is_extended:
-        is_longer = encoding.context_length > encoding.trained_length
+        is_longer = encoding.usable_length > encoding.trained_length
         state = "extended by ctxext" if is_longer else "not extended, heads scaled by its own code"
     elif encoding.is_scaled:
         state = f"by a schedule of its own, {encoding.schedule_summary}"
@@ -170,7 +170,7 @@ def _context_length(inspection: Inspection) -> str:
         state = "not extended"
     if inspection.default_length:
         agree = "config.json names none: this is the default of its configuration class"
-    return f"{encoding.context_length} tokens, {state} ({agree})"
+    return f"{encoding.usable_length} tokens, {state} ({agree})"
 
 
 def _origin(rotary: Rotary) -> str:

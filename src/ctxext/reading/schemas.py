@@ -45,6 +45,7 @@ class Scaling(Schema):
     type: Word | None = None
     rope_theta: Base | None = None
     factor: Positive | None = None
+    alpha: Positive | None = None
     original_max_position_embeddings: Length | None = None
     partial_rotary_factor: Share | None = None
     attention_factor: Number | None = None

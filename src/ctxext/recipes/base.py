@@ -246,6 +246,7 @@ class Scaling(Reaching):
             dataclasses.replace(
                 rotary,
                 theta=step.theta_after(rotary),
+                theta_origin="",
                 context_length=step.reach(rotary),
                 declared_length=None,
                 parameters={"rope_type": self.rope_type, **step.schedule(rotary)},

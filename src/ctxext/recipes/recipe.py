@@ -16,7 +16,7 @@ from ctxext.reading.strict import parse_yaml, read_text
 from ctxext.recipes.base import Method, Scaling
 from ctxext.recipes.code.layout import without_code
 from ctxext.recipes.code.method import code_files
-from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, provenance
+from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, provenance, without_derived
 from ctxext.recipes.length import check_length, parse_length
 from ctxext.recipes.param import value_type
 from ctxext.recipes.registry import method_named
@@ -93,8 +93,9 @@ class Recipe:
         ours = [name for name in (str(step.get("method")) for step in noted) if not method_named(name).needs_code()]
         made_by = ours[-1] if ours else None
         steps, kept = [], dict[str, Any]()
+        numbers = without_derived(model.rotary) if isinstance(model.encoding, Rotary) else {}
         for step in self.steps:
-            found = step.taken_over(model.rotary.parameters, made_by) if isinstance(step, Scaling) else {}
+            found = step.taken_over(numbers, made_by) if isinstance(step, Scaling) else {}
             steps.append(dataclasses.replace(step, **found))
             kept |= found
         return Recipe(steps, self.description, self.source), kept

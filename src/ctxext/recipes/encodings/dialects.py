@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ctxext.checkpoint.families import Family, read, text_config
-from ctxext.checkpoint.geometry import LENGTH_ABOVE
+from ctxext.checkpoint.geometry import LENGTH_ABOVE, LENGTH_REACHED
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.base import Config
 
@@ -16,6 +16,27 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "longrope": ("short_factor", "long_factor"),
 }
 """Numbers without which transformers builds no such schedule."""
+
+KEPT = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
+"""Keys of a schedule that say something else, and stay whatever becomes of it."""
+_STOCK = frozenset(
+    {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"}
+    | {"attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"}
+    | {"low_freq_factor", "high_freq_factor", "short_factor", "long_factor"}
+    | {"short_mscale", "long_mscale"}  # What vLLM reads for longrope, and `longrope` and its kin write.
+)
+"""What transformers' rope types read of a schedule, in any family, and engines beside them."""
+_OF_FAMILY: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), frozenset({"alpha"})),
+    "ministral3": frozenset({"max_position_embeddings"}),  # Nothing reads it, and the class lets it pass.
+}
+"""What a family's code reads beside that; `Family.required_keys` are some of it too."""
+
+
+def known_keys(text: Mapping[str, Any], family: Family) -> frozenset[str]:
+    """The keys of a schedule whose meaning is known in a family."""
+    names = (family.model_type, str(text.get("model_type")))
+    return _STOCK.union(KEPT, family.required_keys, *(_OF_FAMILY.get(name, ()) for name in names))
 
 
 def check_numbers(parameters: Mapping[str, Any]) -> None:
@@ -67,8 +88,9 @@ def write_explicit(config: Config, edited: Config, text: Config, family: Family)
 def write_length(text: Config, family: Family, length: int) -> None:
     """State a context length in tokens wherever the family reads it."""
     text[family.length_key] = length
-    if LENGTH_ABOVE in text:
-        text[LENGTH_ABOVE] = length
+    for key in (LENGTH_ABOVE, LENGTH_REACHED):
+        if text.get(key):
+            text[key] = length
 
 
 def native_type(family: Family, rope_type: str) -> str:

@@ -21,7 +21,7 @@ from ctxext.checkpoint.families import (
     sliding_layers,
     text_config,
 )
-from ctxext.checkpoint.geometry import claimed_length
+from ctxext.checkpoint.geometry import claimed_length, reached_length
 from ctxext.checkpoint.known_models import MAXIMUM, original_length_of
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.guards import CODE_KEY as CODE_KEY
@@ -31,7 +31,15 @@ from ctxext.recipes.encodings.base import POSITIONS, Encoding
 from ctxext.recipes.encodings.base import Config as Config
 from ctxext.recipes.encodings.base import provenance as provenance
 from ctxext.recipes.encodings.biases import read_alibi, read_buckets
-from ctxext.recipes.encodings.dialects import check_numbers, nested_by_type, rope_scaling, write_explicit, write_length
+from ctxext.recipes.encodings.dialects import (
+    KEPT,
+    check_numbers,
+    known_keys,
+    nested_by_type,
+    rope_scaling,
+    write_explicit,
+    write_length,
+)
 from ctxext.recipes.encodings.dialects import native_type as native_type
 from ctxext.recipes.encodings.dialects import unsupported as unsupported
 from ctxext.recipes.encodings.learned import COMPUTED, LAYOUTS, read_computed, read_learned
@@ -56,7 +64,6 @@ _ORIGINAL = "original_max_position_embeddings"
 _FROM_ORIGINAL = ("llama3", "longrope", "yarn")
 """Rope types whose formula asks for the original length, which some files keep one level up (Phi-3)."""
 _LENGTH_KEYS_4X = ("longrope",)
-_KEPT = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +80,7 @@ class Rotary(Encoding):
         parameters: The schedule as transformers writes it, `rope_type` and numbers, without theta.
         declared_length: What config.json claims where nothing makes the model read so much, in tokens; None elsewhere.
         length_origin: Where the original context length was read, for people.
+        theta_origin: What the base was worked out from, for people; empty where config.json says it.
     """
 
     theta: float
@@ -81,6 +89,7 @@ class Rotary(Encoding):
     parameters: Mapping[str, Any]
     declared_length: int | None = None
     length_origin: str = ""
+    theta_origin: str = ""
 
     @property
     def rope_type(self) -> str:
@@ -132,7 +141,8 @@ class Rotary(Encoding):
 
     def describe(self) -> str:
         """The schedule, its base, and how much of a head rotates."""
-        return f"rotary, {self.rope_type} schedule, theta {self.theta:g} · {self.dim} dimensions"
+        origin = f" ({self.theta_origin})" if self.theta_origin else ""
+        return f"rotary, {self.rope_type} schedule, theta {self.theta:g}{origin} · {self.dim} dimensions"
 
     def noted(self) -> dict[str, Any]:
         """The base too."""
@@ -286,6 +296,11 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
     if parameters["rope_type"] == family.plain_type and parameters.get("factor") in (None, 1):
         parameters["rope_type"] = "default"
     check_numbers(parameters)
+    theta, theta_origin = float(theta), ""
+    if parameters["rope_type"] == "dynamic" and parameters.get("alpha") and "alpha" in known_keys(text, family):
+        theta, theta_origin = _base_of_alpha(theta, float(parameters["alpha"]), rotary_dim(config, family))
+        parameters = {key: value for key, value in parameters.items() if key not in known_keys(text, family)}
+        parameters["rope_type"] = "default"
     context_length = claimed_length(config, family)
     if not isinstance(context_length, int | float) or context_length <= 0:
         raise CtxextError(
@@ -301,8 +316,10 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
     is_stretched = parameters["rope_type"] != "default" or (
         bool(noted.get("trained_length")) and noted.get("declared_length") != claimed
     )
+    if is_stretched and not noted.get("trained_length"):
+        claimed = reached_length(config, family, parameters)
     return Rotary(
-        theta=float(theta),
+        theta=theta,
         dim=rotary_dim(config, family),
         span=rotary_dim(config, family) if family.plain_type == "default" else read(config, family, "head_dim"),
         trained_length=trained,
@@ -310,7 +327,18 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
         parameters=parameters,
         declared_length=None if is_stretched or trained == claimed else claimed,
         length_origin=origin,
+        theta_origin=theta_origin,
     )
+
+
+def _base_of_alpha(theta: float, alpha: float, dim: int) -> tuple[float, str]:
+    """Hunyuan's `dynamic` with an alpha: one base at every length, whatever the other numbers of the schedule say.
+
+    Returns:
+        The base that the model was trained with, and what it was worked out from.
+    """
+    # The modeling code's own expression, so that what is written gives the same frequencies to the last bit.
+    return theta * alpha ** (dim / (dim - 2)), f"{theta:g} · {alpha:g}^({dim}/{dim - 2}), by alpha"
 
 
 def attention_scaling(rotary: Rotary) -> float:
@@ -374,6 +402,7 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
         raise CtxextError(
             f'"{family.model_type}": {reason}.', hint="ctxext inspect MODEL lists the methods that apply."
         )
+    check_known(config, family, rotary)
     edited = copy.deepcopy(config)
     # The nested part is a dict of the copy, so that writing into it writes into `edited`.
     text: Config = edited[family.text_config] if text_config(edited, family) is not edited else edited  # type: ignore[index]
@@ -401,10 +430,52 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     return edited
 
 
+def check_known(config: Config, family: Family, after: Rotary | None = None) -> None:
+    """Refuse to change a schedule with a key that is not known, which the change would drop.
+
+    Args:
+        config: The content of config.json.
+        family: Its family.
+        after: What its schedule shall be; keys that are still in it are not dropped.
+
+    Raises:
+        CtxextError: it has one.
+    """
+    text = text_config(config, family)
+    beside = [
+        key
+        for name in schedule_keys(text, family)
+        for key, value in (text.get(name) or {}).items()
+        if not isinstance(value, dict)
+    ]
+    kept = known_keys(text, family).union(after.parameters if after else ())
+    keys = (*_full_attention_parameters(text, family), *(beside if family.nested_rope else ()))
+    if unknown := next((key for key in keys if key not in kept), None):
+        raise CtxextError(
+            f'The schedule of config.json has "{unknown}", which "{family.model_type}" does not read in any known '
+            "version of transformers: another schedule would drop it.",
+            hint="Take it out of rope_scaling and rope_parameters if nothing that runs the model reads it.",
+        )
+
+
+def without_derived(rotary: Rotary) -> dict[str, Any]:
+    """A schedule's numbers without those that follow from its factor, which another factor must have anew.
+
+    Olmo 3 writes out attention_factor 1.2079441541679836, which is 0.1 · ln 8 + 1. A number is its rule's where it
+    agrees in all the digits that it has, at least two behind the point; a factor of 1 says that there is none.
+    """
+    numbers = dict(rotary.parameters)
+    said = numbers.pop("attention_factor", None)
+    by_rule = attention_scaling(rotary.with_parameters(numbers))
+    digits = len(repr(float(said)).partition(".")[2]) if said is not None else 0
+    is_derived = by_rule != 1 and digits >= 2 and abs(said - by_rule) < max(10.0**-digits, 1e-12)
+    return numbers if is_derived else dict(rotary.parameters)
+
+
 def _schedule(config: Config, family: Family, rotary: Rotary) -> dict[str, Any]:
     """The numbers of the schedule with what the family's own code wants beside them."""
     old = _full_attention_parameters(text_config(config, family), family)
-    kept = {key: old[key] for key in _KEPT if key in old}
+    kept = {key: old[key] for key in KEPT if key in old}
     schedule = {**kept, **rotary.parameters, "rope_type": native_type(family, rotary.rope_type)}
     for key in family.required_keys:
         needed = rotary.schedule_length if key.startswith("original") else attention_scaling(rotary)

@@ -9,7 +9,7 @@ from typing import Any
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scaling
+from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scaling, check_known
 from ctxext.recipes.methods.llama3 import Llama3
 from ctxext.recipes.methods.longrope import LongRope
 from ctxext.recipes.methods.ntk import Ntk
@@ -63,6 +63,7 @@ class Adaptive(Relation):
         Raises:
             CtxextError: the frequencies of the schedule that is there are not known.
         """
+        check_known(model.config, model.family)
         found = super().settings(model)
         step, own = self.resolved(model.rotary), model.rotary
         plain = dataclasses.replace(own, trained_length=own.context_length, parameters={"rope_type": "default"})
