@@ -113,7 +113,7 @@ def test_one_position_that_is_wrong_is_seen_and_nothing_right_refused(name, leng
         kind = {"rows_and_keys": FAULTS[fault]} if fault in FAULTS else {"setting": fault}
         found = compare({**check[0], "folder": str(spoiled(out, changed, **kind))})
         signals[fault] = found["attention"]
-    assert min(signals.values()) > 10 * logits._TOLERANCE, signals
+    assert min(signals.values()) > 10 * logits.TOLERANCE, signals
 
 
 @pytest.mark.parametrize("setting", ["window", "group"])
@@ -122,7 +122,7 @@ def test_a_fixed_group_and_border(setting, check, tmp_path):
     out = tmp_path / f"fixed-{setting}"
     convert(str(source_of(tmp_path / "source", 8192)), out, Recipe([step]))
     changed = spoiled(out, tmp_path / f"changed-{setting}", setting=setting)
-    assert compare({**check[0], "folder": str(changed)})["attention"] > 10 * logits._TOLERANCE
+    assert compare({**check[0], "folder": str(changed)})["attention"] > 10 * logits.TOLERANCE
 
 
 @pytest.mark.parametrize("name", [*MAPS, "adaptive"])

@@ -5,16 +5,20 @@ from typing import Any
 from ctxext.checkpoint.auto_class import auto_class
 from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
+from ctxext.recipes.code.own_code import is_of_earlier_release
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.biases import Buckets
 from ctxext.recipes.encodings.learned import LearnedTable
 from ctxext.verify.carried import expected_rotation, largest_difference
 from ctxext.verify.clean_load import ScriptFailedError, answer_of
-from ctxext.verify.logits import compare_logits
+from ctxext.verify.logits import TOLERANCE, compare_logits
 from ctxext.verify.reference import reference_file
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed, training_of
 
 _TOLERANCE = 2e-5
+_EARLIER_ROUNDING = 2.0**-21
+"""Of a checkpoint by 0.2.0, per token of its context length: its relation maps turned by float32 angles, which are
+multiples of 2^-23 of the largest; queries, keys and the scores' own scale each add to that."""
 _NOT_RUN = "it carries code that is not this version's own; --trust-remote-code runs it"
 _OTHER_TOWERS = ("vision", "visual", "audio", "local")
 
@@ -78,6 +82,10 @@ def check_logits(subject: Subject) -> Finding | None:
     if reason := _unasked(subject):
         return Finding("logits", SKIPPED, reason)
     stock = subject.recipe.edit(subject.plain, with_code=False)
+    tolerance = TOLERANCE
+    moves_keys = any(step.kind == "attention" for step in subject.recipe.steps)
+    if moves_keys and is_of_earlier_release(subject.checkpoint):
+        tolerance = max(TOLERANCE, _EARLIER_ROUNDING * subject.expected.encoding.context_length)
     report = compare_logits(
         subject.checkpoint.folder,
         subject.checkpoint,
@@ -85,9 +93,15 @@ def check_logits(subject: Subject) -> Finding | None:
         subject.expected,
         stock,
         foreign=subject.runs_foreign_code,
+        tolerance=tolerance,
     )
     if report.skipped:
         return Finding("logits", SKIPPED, report.skipped)
+    if report.difference > TOLERANCE:
+        detail = (
+            f"{report.difference:.0e} from what the method says: its release rounded angles; convert again to be exact"
+        )
+        return Finding("logits", PASSED, detail)
     return Finding("logits", PASSED, f"as the method says (largest relative difference {report.difference:.0e})")
 
 

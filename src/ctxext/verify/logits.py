@@ -18,7 +18,8 @@ from ctxext.system.loading import without_hub
 from ctxext.verify.clean_load import ScriptFailedError, answer_of
 from ctxext.verify.reference import reference_faults, reference_file, reference_of
 
-_TOLERANCE = 1e-4
+TOLERANCE = 1e-4
+"""Largest relative difference of logits, and of attention, from the references."""
 _NUM_TOKENS = 64
 _BYTES_PER_PARAMETER = 4
 
@@ -49,6 +50,7 @@ def compare_logits(
     stock: ModelConfig,
     *,
     foreign: bool = False,
+    tolerance: float = TOLERANCE,
 ) -> Verification:
     """Load a converted checkpoint in a process that cannot import ctxext and compare its logits.
 
@@ -59,6 +61,7 @@ def compare_logits(
         model: Its configuration.
         stock: The configuration with those steps only that stock transformers carries, for the comparison.
         foreign: The user allowed code that ctxext did not write: it is loaded from the folder as it is.
+        tolerance: Largest relative difference allowed.
 
     Raises:
         CtxextError: it does not load, or its logits differ from the references.
@@ -106,7 +109,7 @@ def compare_logits(
         "attention differs": report.get("attention", 0.0),
     }
     for what, relative in differences.items():
-        if not math.isfinite(relative) or relative > _TOLERANCE:
+        if not math.isfinite(relative) or relative > tolerance:
             raise CtxextError(
                 f"The converted model's {what} by {relative:.1e} from what the method says.",
                 hint="Please report this with the output of ctxext env; --no-verify writes it all the same.",

@@ -99,6 +99,15 @@ def runs_only_own_code(checkpoint: Checkpoint) -> bool:
         return False
 
 
+def is_of_earlier_release(checkpoint: Checkpoint) -> bool:
+    """Whether the modeling code is one that an earlier release wrote and this version writes otherwise."""
+    try:
+        current, *earlier = code_of_versions(checkpoint.config) or [{}]
+    except CtxextError:
+        return False
+    return not _is_there(checkpoint, current) and any(_is_there(checkpoint, code) for code in earlier)
+
+
 def own_code_content(checkpoint: Checkpoint) -> dict[str, bytes]:
     """The modeling code by name, where all of it is ctxext's own, as it was when it was compared; empty otherwise."""
     if not runs_only_own_code(checkpoint):
