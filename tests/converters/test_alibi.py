@@ -246,7 +246,7 @@ def test_verify_and_inspect(name, sources, row_wise):
     seen = inspect_checkpoint(open_checkpoint(str(folder)))
     assert (seen.model.encoding.trained_length, seen.model.encoding.context_length) == (LENGTH, FACTOR * LENGTH)
     assert {row.engine: row.status for row in seen.serving} == {
-        "transformers": "exact", "vLLM": "not", "SGLang": "not", "llama.cpp": "not",
+        "transformers": "exact", "vLLM": "not", "SGLang": "not", "llama.cpp": "not", "MLX": "not",
     }  # fmt: skip
     plain = inspect_checkpoint(open_checkpoint(str(sources[name])))
     assert [method for method, reason in plain.methods.items() if not reason] == ["ntk-alibi", "alibi-interpolation"]
