@@ -743,7 +743,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "publish/upload_plan.py",
-        "cautions=cautions_of(checkpoint, subject.recipe, subject.model),",
+        "cautions=cautions_of(checkpoint, recipe, subject.model) if recipe else (),",
         "cautions=[],",
         ("tests/publish/test_what_is_shared.py::test_the_card_is_told_all_that_the_record_says",),
     ),

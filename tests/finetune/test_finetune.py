@@ -15,6 +15,7 @@ from ctxext.finetune import TrainingOptions, finetune
 from ctxext.finetune.documents import Document
 from ctxext.finetune.loop import MuonAndAdamW, newest_save, warmup_steps
 from ctxext.finetune.run import training_folder
+from ctxext.publish.upload_plan import pack
 from ctxext.recipes import MsPoE, PositionInterpolation
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import verify
@@ -190,6 +191,9 @@ def test_a_source_is_trained_within_its_window(tmp_path):
     assert "trained within its context length" in (out / "adapter" / "README.md").read_text()
     assert (logits(load(out), length=32) - logits(load(source), length=32)).abs().max() > 1e-3
     assert [finding for finding in verify(str(out)) if finding.status == "failed"] == []
+    page = pack(out, "me/stock-tuned").texts["README.md"].decode()
+    assert "ctxext finetune stock OUT" in page
+    assert not any(word in page for word in ("`None`", "extended", "long-context", "## Papers", "means |"))
     tune(out, tmp_path / "again", change(length=None, steps=1))
 
 

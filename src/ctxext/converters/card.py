@@ -28,6 +28,8 @@ EXTENDED = "EXTENDED"
 """What commands call the extended checkpoint that was trained further."""
 
 _INHERITED = ("license", "license_name", "license_link", "language", "datasets", "extra_gated_prompt", "inference")
+_NOT_EVALUATED = """Nothing yet: this checkpoint **was not evaluated**.
+`ctxext eval` shows whether it finds things anywhere in its context."""
 _NOTHING_MEASURED = """Nothing yet: this checkpoint **was not evaluated**. A longer context in config.json is not
 a model that uses it.
 `ctxext eval` shows whether it finds things anywhere in the new context and what it lost inside the old one."""
@@ -58,7 +60,7 @@ class CardFacts:
         source: The public name of the checkpoint it was made from.
         revision: The source's commit on the Hub; None where it was a folder.
         inherited: Front matter of the source's card, or of the card that stands there now.
-        recipe: What was applied, resolved; None where somebody else extended the model.
+        recipe: What was applied, resolved; None where somebody else extended the model, or nobody.
         encoding: The encoding of the result.
         serving: Which engines run it.
         cautions: What a user must know.
@@ -135,17 +137,15 @@ def render(facts: CardFacts) -> str:
         front_matter=front,
         title=_title(facts),
         summary=_summary(facts),
-        recipe_rows="\n".join(row for step in facts.steps for row in _step_rows(step)),
-        commands="\n".join(f"$ {wrapped(command)}" for command in commands if command),
-        recipe_file=_recipe_file(facts.recipe) if facts.recipe else "",
+        recipe=_recipe(facts, [command for command in commands if command]),
         training=_training(facts),
         load_code=_load_code(facts),
         reason=_reason(facts),
         engines=_engines(facts),
-        measured=measured.body if measured else _NOTHING_MEASURED,
+        measured=measured.body if measured else _NOTHING_MEASURED if facts.is_extended else _NOT_EVALUATED,
         not_measured=_list("Not measured", measured.missing if measured else ()),
         cautions=_list("Mind", facts.cautions),
-        papers="\n".join(dict.fromkeys(f"- {step.title}: <{step.paper}>" for step in facts.steps)),
+        papers=_papers(facts),
     )
 
 
@@ -181,7 +181,7 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
     inherited = facts.inherited
     listed = inherited.get("tags") or []
     tags = [str(tag) for tag in (listed if isinstance(listed, list) else [listed]) if tag != "config-only"]
-    ours = ["ctxext", "long-context", *(step.name for step in facts.steps)]
+    ours = ["ctxext", *(["long-context"] if facts.is_extended else []), *(step.name for step in facts.steps)]
     if facts.needs_code:
         ours.append("custom_code")
     elif not facts.training and not facts.rewritten:
@@ -300,6 +300,21 @@ def _reason(facts: CardFacts) -> str:
             "Nothing but transformers is needed to run it."
         )
     return "No custom code: plain transformers reads it."
+
+
+def _recipe(facts: CardFacts, commands: Sequence[str]) -> str:
+    """The steps, one row per number, and the commands that repeat them; nothing where there is neither."""
+    rows = "".join(f"{row}\n" for step in facts.steps for row in _step_rows(step))
+    table = f"| step | number | value | what it means |\n|---|---|---|---|\n{rows}\n" if rows else ""
+    lines = "".join(f"$ {wrapped(command)}\n" for command in commands)
+    console = f"```console\n{lines}```\n" if lines else ""
+    file = _recipe_file(facts.recipe) if facts.recipe else ""
+    return f"\n## Recipe\n\n{table}{console}{file}" if table or console else ""
+
+
+def _papers(facts: CardFacts) -> str:
+    listed = "\n".join(dict.fromkeys(f"- {step.title}: <{step.paper}>" for step in facts.steps))
+    return f"\n## Papers\n\n{listed}" if listed else ""
 
 
 def _step_rows(step: Method) -> list[str]:

@@ -37,8 +37,12 @@ def curve_of(folder: Path) -> str:
     return CURVE if (folder / CURVE).is_file() else ""
 
 
-def training_command(folder: Path) -> str:
+def training_command(folder: Path, trained: str = EXTENDED) -> str:
     """The `ctxext finetune` line; empty where the folder does not say how it was trained.
+
+    Args:
+        folder: The result of the training.
+        trained: The name of the checkpoint that was trained.
 
     Raises:
         CtxextError: finetune.json cannot be read.
@@ -47,7 +51,7 @@ def training_command(folder: Path) -> str:
         return ""
     report = read_json_object(folder / REPORT)
     options, data = report.get("options") or {}, report.get("data") or {}
-    words = ["ctxext", "finetune", EXTENDED, "OUT", "--data", str(data.get("name") or "DATA")]
+    words = ["ctxext", "finetune", trained, "OUT", "--data", str(data.get("name") or "DATA")]
     for each in dataclasses.fields(TrainingOptions):
         value, option = options.get(each.name), "--" + each.name.replace("_", "-")
         if each.name in _OF_THE_MACHINE or value in (None, False, each.default, []):
@@ -237,7 +241,7 @@ def _subject(folder: Path, rewritten: str | None = None, progress: Progress | No
     if not folder.is_dir():
         raise CtxextError(f'There is no folder "{folder}".', hint="ctxext push takes what ctxext convert has made.")
     subject = Subject(open_checkpoint(str(folder)), rewritten=rewritten, progress=progress)
-    if not subject.manifest or not subject.has_recipe:
+    if not subject.manifest or not (subject.has_recipe or subject.manifest.get("finetune")):
         raise CtxextError(f'"{folder}" was not made by ctxext: it has no {MANIFEST}.', hint="ctxext convert --help")
     return subject
 
@@ -252,21 +256,24 @@ def _edited_card(subject: Subject) -> str | None:
 
 def _facts(subject: Subject, repository: str, results: Measured | None, *, is_adapter: bool = False) -> CardFacts:
     """The facts about a checkpoint for its card."""
-    checkpoint, source = subject.checkpoint, subject.manifest.get("source") or {}
+    checkpoint, manifest = subject.checkpoint, subject.manifest
+    source = manifest.get("source") or manifest.get("base") or {}
     serving = serving_of(subject.model)
+    recipe = subject.recipe if subject.has_recipe else None
+    trained = EXTENDED if recipe else str(source.get("name"))
     return CardFacts(
         source=str(source.get("name")),
         revision=source.get("revision"),
         inherited=card_metadata(checkpoint.folder),
-        recipe=subject.recipe,
+        recipe=recipe,
         encoding=subject.model.encoding,
         config=subject.model.config,
         rewritten=[*(subject.manifest.get("rewritten") or {})],
         serving=serving,
         unconverted=unconverted_lines(str(source.get("name")), subject.model, serving),
-        cautions=cautions_of(checkpoint, subject.recipe, subject.model),
+        cautions=cautions_of(checkpoint, recipe, subject.model) if recipe else (),
         training=training_of(subject),
-        training_command=training_command(checkpoint.folder),
+        training_command=training_command(checkpoint.folder, trained),
         curve="" if is_adapter else curve_of(checkpoint.folder),
         model_id=repository,
         is_adapter=is_adapter,
