@@ -3,7 +3,7 @@
 import pytest
 
 from ctxext.checkpoint.families import family_of
-from ctxext.checkpoint.geometry import check_sizes, claimed_length
+from ctxext.checkpoint.geometry import check_sizes, claimed_length, default_length
 from ctxext.errors import CtxextError
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
@@ -71,3 +71,9 @@ def test_sizes_that_cannot_be(changes, told):
 def test_command_r_says_its_length_elsewhere(model_type, above, length):
     config = {"model_type": model_type, "max_position_embeddings": 8192, "model_max_length": above}
     assert claimed_length(config, family_of(config)) == length
+
+
+@pytest.mark.parametrize(("model_type", "above", "length"), [("cohere", 131072, None), ("cohere", None, 8192)])
+def test_a_length_that_stands_elsewhere_is_no_default(model_type, above, length):
+    config = {"model_type": model_type, "model_max_length": above}
+    assert default_length(config, family_of(config)) == length

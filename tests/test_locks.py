@@ -113,6 +113,27 @@ def test_a_lock_that_was_removed_meanwhile_is_made_anew(tmp_path, monkeypatch):
     os.close(descriptor)
 
 
+def test_a_lock_whose_file_another_run_replaced_is_not_held(tmp_path, monkeypatch):
+    """Between opening and locking, the holder ends and removes the file, and another run makes a new one."""
+    path, opened = tmp_path / "lock", []
+    real = os.open
+
+    def opening(place, *given, **named):
+        descriptor = real(place, *given, **named)
+        if str(place) == str(path):
+            opened.append(place)
+            if len(opened) == 1:
+                (tmp_path / "theirs").touch()
+                (tmp_path / "theirs").replace(path)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", opening)
+    descriptor = locks._taken(path)
+    assert path.stat().st_ino == os.fstat(descriptor).st_ino
+    os.close(descriptor)
+    assert len(opened) == 2
+
+
 def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
     (tmp_path / "precious").write_text("precious")
     (tmp_path / ".out.ctxext-lock").symlink_to(tmp_path / "precious")

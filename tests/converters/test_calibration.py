@@ -1,6 +1,8 @@
 """A calibrated order is the statistic averaged over text, and nothing else."""
 
 import json
+import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.llama import modeling_llama as llama
 
 from ctxext.converters import convert
-from ctxext.converters.calibration import read_text, with_order
+from ctxext.converters.calibration import head_scores, read_text, with_order
 from ctxext.converters.options import Calibration
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Recipe, Yarn
@@ -87,6 +89,24 @@ def test_the_recipe_carries_the_order(source, tmp_path):
     again = convert(str(source), tmp_path / "again", first.plan.recipe, check=False)
     assert (tmp_path / "first" / "config.json").read_bytes() == (tmp_path / "again" / "config.json").read_bytes()
     assert len(again.plan.recipe.steps[-1].ranks) == 2
+
+
+@pytest.mark.parametrize(("num_tokens", "length"), [(16 * 100, 32), (16 * 20, 20)])
+def test_no_chunk_is_longer_than_the_model_was_trained_on(num_tokens, length, monkeypatch):
+    module = ModuleType("ctxext_test_model.mspoe")
+    module.MsPoE = type("MsPoE", (), {"order": None})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    lengths = []
+
+    class Model:
+        __module__ = "ctxext_test_model.modeling"
+        device, dtype = torch.device("cpu"), torch.float32
+
+        def base_model(self, ids, use_cache):
+            lengths.append(ids.shape[1])
+
+    head_scores(Model(), letters_of(256), "a" * num_tokens, trained_length=32)
+    assert lengths == [length] * 16
 
 
 def test_calibration_text(tmp_path):

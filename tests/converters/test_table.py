@@ -7,13 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe, Yarn
 from ctxext.recipes.encodings.learned import LAYOUTS
 from ctxext.recipes.methods.fills import FILLS, KEEPS_ROWS
 from ctxext.recipes.methods.table import Table
+from ctxext.system.files import sha256_of
 from ctxext.verify import verify
 from ctxext.verify.loading_checks import check_tables
 from ctxext.verify.reference import reference_of
@@ -190,6 +191,15 @@ def test_other_forms_of_the_weights_are_left_out_and_named(tmp_path):
     assert "2_Dense/model.safetensors" in names
     assert any("pytorch_model.bin" in caution for caution in done.plan.cautions)
     assert findings(tmp_path / "out", load=False)["files"].status == "passed"
+
+
+@pytest.mark.parametrize("digest", [False, True])
+def test_a_rewritten_file_does_not_take_the_digest_that_the_cache_knows(digest, tmp_path, monkeypatch):
+    source = save("gpt2", tmp_path / "source")
+    monkeypatch.setattr(Checkpoint, "known_digest", lambda checkpoint, path: "0f" * 32)
+    convert(str(source), tmp_path / "out", Recipe([Table(factor=2)]), digest=digest, check=False)
+    wanted = sha256_of(tmp_path / "out" / "model.safetensors") if digest else None
+    assert json.loads((tmp_path / "out" / "ctxext.json").read_text())["weights"] == {"model.safetensors": wanted}
 
 
 def refused(source, step, out, **options) -> CtxextError:

@@ -107,6 +107,31 @@ def test_documents_are_sampled_by_their_length(tmp_path, tokenizer):
     assert abs(sum(shares) / 5 - expected) < 0.12
 
 
+def test_each_document_gives_its_share_of_the_sequences(tmp_path, tokenizer):
+    """A quarter of what the data has is needed: a quarter of every document is taken, not the whole of the first."""
+    path = tmp_path / "data.jsonl"
+    texts = [" ".join([f"w{10 + number}"] * 640) for number in range(10)]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    report, _, rows = written(tmp_path / "out", tokenizer, path, steps=100)
+    assert (report.num_sequences, report.num_used) == (100, 10)
+    assert sorted(Counter(int(row[-1]) for row in rows).values()) == [10] * 10
+
+
+def test_only_the_first_piece_of_a_document_begins_it(tmp_path, tokenizer):
+    """A piece from its middle goes on where the one before it ended: its positions and its attention do not restart."""
+    texts = [" ".join(f"w{2 + number}" for number in range(48))] * 20
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    wanted = {16: 30}
+    write_sequences(Documents(sources(path), tokenizer, wanted=wanted), tmp_path, wanted=wanted, pack="off", end=1)
+    rows = np.fromfile(tmp_path / "sequences-16.bin", dtype=np.int32).reshape(-1, 16)
+    first = int(tokenizer("w2", add_special_tokens=False)["input_ids"][0])
+    is_first = (rows[:, 0] & (START - 1)) == first
+    assert 0 < is_first.sum() < len(rows) == 30
+    assert (((rows[:, 0] & START) != 0) == is_first).all()
+    assert not (rows[:, 1:] & START).any()
+
+
 def test_pieces_are_distinct_and_all_are_there_when_needed(tmp_path, tokenizer):
     """Where the share was too small, as short documents give nothing, the rest of the long ones is used."""
     long = [" ".join(f"w{2 + (start + token) % 60}" for token in range(160)) for start in range(4)]

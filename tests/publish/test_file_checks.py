@@ -540,6 +540,23 @@ def test_which_tensors_count_and_which_may_differ(tmp_path, files, status, train
     assert (finding.status, told in finding.detail) == (trained if is_trained else status, True), finding
 
 
+@pytest.mark.parametrize(
+    ("files", "status", "told"),
+    [
+        ({"a": 3, "b": 2}, "passed", "written anew, as the recipe says: a"),
+        ({"a": 3}, "failed", 'missing: "b"'),
+        ({"a": 3, "b": 3}, "failed", "2 of 2 tensors differ"),
+        ({"a": 3, "b": 2, "c": 1}, "failed", 'added: "c"'),
+    ],
+)
+def test_a_recipe_that_writes_a_tensor_excuses_no_other(tmp_path, monkeypatch, files, status, told):
+    source = weights(tmp_path / "source", {"model.safetensors": {"a": 1, "b": 2}})
+    out = weights(tmp_path / "out", {"model.safetensors": files})
+    monkeypatch.setattr(Subject, "new_tensors", ["a"])
+    finding = tensors.check_against(Subject(out, source))
+    assert (finding.status, told in finding.detail) == (status, True), finding
+
+
 @pytest.mark.parametrize("extra", ["nothing", "in the result", "in the source"])
 def test_files_shared_on_disk_are_the_same_bytes_if_no_others_stand_beside_them(tmp_path, extra):
     source = weights(tmp_path / "source", {ONE: {"a": 1}, TWO: {"b": 2}})

@@ -17,6 +17,8 @@ from ctxext.search import study as study_module
 from ctxext.search.space import space_of
 from ctxext.search.storage import StudyPlace, shown_storage
 from ctxext.search.study import Study
+from ctxext.system import tokens
+from ctxext.system.tokens import redacted
 
 WORDS = ("--target-length", 640, "--samples", 1, "--checked", 2, "--lengths", 640, "--keep-short", 5, "--seed", 3)
 WORDS = (*WORDS, "--methods", "ntk,yarn,longrope")
@@ -41,6 +43,12 @@ def test_a_password_is_not_shown():
     assert shown_storage("postgresql://host/db?password=secret&x=1") == "postgresql://host/db?password=…&x=1"
     assert shown_storage("postgresql://me:secret@host:PORT/db") == "postgresql://..."
     assert "secret" not in str(StudyPlace(name="x", storage="postgresql://me:secret@host/db"))
+
+
+def test_a_password_that_was_shown_is_taken_out_of_what_the_driver_says(monkeypatch):
+    monkeypatch.setattr(tokens, "_given", set())
+    shown_storage("postgresql://me:correct-horse@host/db")
+    assert redacted('FATAL: no user "me" with correct-horse') == 'FATAL: no user "me" with …'
 
 
 @pytest.mark.parametrize(
