@@ -14,7 +14,7 @@ from ctxext.recipes.code.method import PORTABLE, CodeMethod
 from ctxext.recipes.registry import METHODS
 from ctxext.version import __version__
 
-FILE = Path(__file__).parents[1] / "src" / "ctxext" / "recipes" / "released.json"
+FILE = Path(__file__).parents[1] / "src" / "ctxext" / "recipes" / "code" / "released.json"
 
 
 def entry() -> dict:
