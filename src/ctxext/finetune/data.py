@@ -1,7 +1,6 @@
 """Documents to training sequences: tokenized once, cut to the lengths of the run, and kept in files that are mapped."""
 
 import json
-import math
 import random
 from array import array
 from collections.abc import Iterable, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.documents import Document, Documents
+from ctxext.finetune.documents import Document, Documents, count_pieces
 
 COUNTS = "sequences.json"
 START, IGNORE = 1 << 30, 1 << 29
@@ -206,8 +205,7 @@ class _Rows:
         """Cut a document, or a share of it, to sequences, joined to the last one or by itself."""
         if self.is_enough or not ids:
             return
-        num_pieces = len(ids) // self.length
-        num_chosen = math.ceil(share * num_pieces)
+        num_pieces, num_chosen = count_pieces(len(ids), self.length, share)
         if num_chosen < num_pieces:
             self._sample(ids, num_pieces, num_chosen)
             return

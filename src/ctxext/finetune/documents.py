@@ -89,8 +89,7 @@ class Documents:
         if not self.wanted or document.is_learned is not None:
             return len(document.ids)
         length = max(self.wanted)
-        num_pieces = len(document.ids) // length
-        num_chosen = math.ceil(self.share(length) * num_pieces)
+        num_pieces, num_chosen = count_pieces(len(document.ids), length, self.share(length))
         return num_chosen * length if num_chosen < num_pieces else len(document.ids)
 
     def __iter__(self) -> Iterator[Document]:
@@ -127,6 +126,12 @@ class Documents:
                     self.num_tokens_in_all = round(num_tokens * mixture.num_characters / max(1, num_characters))
                 mixture.took(self._num_used(document))
                 yield document
+
+
+def count_pieces(num_tokens: int, length: int, share: float) -> tuple[int, int]:
+    """How many whole sequences a document of so many tokens has, and how many of them are used."""
+    num_pieces = num_tokens // length
+    return num_pieces, math.ceil(share * num_pieces)
 
 
 def as_document(record: Mapping[str, Any], encoder: Encoder, learn: str) -> Document:
