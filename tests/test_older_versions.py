@@ -14,7 +14,7 @@ import ctxext.portable
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.finetune.base import open_base
-from ctxext.recipes.code.own_code import carries_code, is_of_earlier_release, own_code, runs_only_own_code
+from ctxext.recipes.code.own_code import carries_code, own_code, release_of, runs_only_own_code
 from ctxext.recipes.code.released import releases
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import verify
@@ -72,12 +72,12 @@ def test_one_byte_more_is_nobody_s_and_no_release_s_files_are_mixed(version, nam
     checkpoint = open_checkpoint(str(folder))
     files = own_code(checkpoint)
     assert set(files) == {path.name for path in folder.glob("*.py")}
-    assert is_of_earlier_release(checkpoint)
+    assert f"v{release_of(checkpoint)}" == version
     for file in files:
         content = (folder / file).read_bytes()
         (folder / file).write_bytes(content + b"\n")
         assert not runs_only_own_code(checkpoint), file
-        assert not is_of_earlier_release(checkpoint), file
+        assert release_of(checkpoint) is None, file
         # What this version would write there belongs to another set, unless nothing changed.
         today = Path(ctxext.portable.__file__).parent / file
         if today.exists() and today.read_bytes() != content:

@@ -5,7 +5,7 @@ from typing import Any
 from ctxext.checkpoint.auto_class import auto_class
 from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
-from ctxext.recipes.code.own_code import is_of_earlier_release
+from ctxext.recipes.code.own_code import release_of
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.biases import Buckets
 from ctxext.recipes.encodings.learned import LearnedTable
@@ -16,9 +16,11 @@ from ctxext.verify.reference import reference_file
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed, training_of
 
 _TOLERANCE = 2e-5
-_EARLIER_ROUNDING = 2.0**-21
-"""Of a checkpoint by 0.2.0, per token of its context length: its relation maps turned by float32 angles, which are
-multiples of 2^-23 of the largest; queries, keys and the scores' own scale each add to that."""
+_ROUNDING_RELEASES = ("0.2.0",)
+"""Releases whose relation maps turn keys by float32 angles."""
+_ROUNDING = 2.0**-21
+"""What that costs, per token of the context length: such angles are multiples of 2^-23 of the largest; queries, keys
+and the scale of the scores each add to that."""
 _NOT_RUN = "it carries code that is not this version's own; --trust-remote-code runs it"
 _OTHER_TOWERS = ("vision", "visual", "audio", "local")
 
@@ -84,8 +86,8 @@ def check_logits(subject: Subject) -> Finding | None:
     stock = subject.recipe.edit(subject.plain, with_code=False)
     tolerance = TOLERANCE
     moves_keys = any(step.kind == "attention" for step in subject.recipe.steps)
-    if moves_keys and is_of_earlier_release(subject.checkpoint):
-        tolerance = max(TOLERANCE, _EARLIER_ROUNDING * subject.expected.encoding.context_length)
+    if moves_keys and release_of(subject.checkpoint) in _ROUNDING_RELEASES:
+        tolerance = max(TOLERANCE, _ROUNDING * subject.expected.encoding.context_length)
     report = compare_logits(
         subject.checkpoint.folder,
         subject.checkpoint,

@@ -13,7 +13,7 @@ from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.layout import CONFIGURATION, SHARED_FILES, STUB_FILE, family_classes
 from ctxext.recipes.code.method import CodeMethod
-from ctxext.recipes.code.released import code_of_releases, released_files
+from ctxext.recipes.code.released import code_of_releases, released_files, releases
 from ctxext.recipes.encodings import legacy
 from ctxext.recipes.encodings.rotary import CODE_KEY, provenance
 from ctxext.recipes.recipe import recipe_from_dict
@@ -99,13 +99,18 @@ def runs_only_own_code(checkpoint: Checkpoint) -> bool:
         return False
 
 
-def is_of_earlier_release(checkpoint: Checkpoint) -> bool:
-    """Whether the modeling code is one that an earlier release wrote and this version writes otherwise."""
-    try:
-        current, *earlier = code_of_versions(checkpoint.config) or [{}]
-    except CtxextError:
-        return False
-    return not _is_there(checkpoint, current) and any(_is_there(checkpoint, code) for code in earlier)
+def release_of(checkpoint: Checkpoint) -> str | None:
+    """The recorded release whose modeling code a checkpoint carries; None if it is no recorded one's.
+
+    Raises:
+        CtxextError: the configuration was broken by someone.
+    """
+    code = own_code(checkpoint)
+    if not _is_there(checkpoint, code):
+        return None
+    # The stub differs by family, and belongs to the same set of files as the others.
+    shared = {name: digest for name, digest in code.items() if name != STUB_FILE}
+    return next((name for name, release in releases().items() if shared.items() <= release["digests"].items()), None)
 
 
 def own_code_content(checkpoint: Checkpoint) -> dict[str, bytes]:
