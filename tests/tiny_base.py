@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ctxext.converters import convert
-from ctxext.finetune import Reporter, RunOptions, TrainingOptions, finetune
+from ctxext.finetune import TrainingOptions, finetune
 from ctxext.finetune.documents import Document
 from ctxext.recipes import Recipe, Yarn
 
@@ -71,18 +71,9 @@ QUICK = TrainingOptions(length=64, steps=6, batch_size=2, rank=4, learning_rate=
 PARALLEL = dataclasses.replace(QUICK, batch_size=4, pack="run-on", steps=5)
 
 
-def grouped(flat: dict) -> dict:
-    """Arguments of `finetune`, with those of `run` and `reporter` given by themselves."""
-    groups = {"run": RunOptions, "reporter": Reporter}
-    names = {name: {field.name for field in dataclasses.fields(kind)} for name, kind in groups.items()}
-    taken = {name: {key: value for key, value in flat.items() if key in names[name]} for name in groups}
-    rest = {key: value for key, value in flat.items() if not any(key in fields for fields in names.values())}
-    return {**rest, **{name: kind(**taken[name]) for name, kind in groups.items()}}
-
-
 def tune(base: Path, out: Path, options: TrainingOptions = QUICK, *, is_drawn: bool = False, **others):
     """Train; the curve of losses is drawn where asked, as that takes longer than a short training."""
-    given = {"data": {"name": "random"}, **grouped(others)}
+    given = {"data": {"name": "random"}, **others}
     drawn = contextlib.nullcontext() if is_drawn else mock.patch("ctxext.finetune.curve.draw_losses", leave_file)
     with drawn:
         return finetune(str(base), out, lambda *_: map(Document, documents()), options, **given)

@@ -67,27 +67,29 @@ def with_documented_options(owner: _Class) -> _Class:
     return owner
 
 
-def accepts_options(owner: type) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
-    """Let callers pass a function's `options` as an object, as keywords, or both; a keyword then replaces the field.
+def accepts_options(owner: type, name: str = "options") -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
+    """Let callers pass a function's options as an object, as keywords, or both; a keyword then replaces the field.
 
     `f(x, overwrite=True)` calls `f(x, options=Options(overwrite=True))`. The signature lists every field.
 
     Args:
-        owner: The dataclass of the function's keyword parameter `options`.
+        owner: The dataclass of the options.
+        name: The function's keyword parameter for them.
     """
 
     def decorate(function: Callable[..., _Result]) -> Callable[..., _Result]:
         fields = dataclasses.fields(owner)
 
         @functools.wraps(function)
-        def accepting(*args: Any, options: Any = None, **keywords: Any) -> _Result:
+        def accepting(*args: Any, **keywords: Any) -> _Result:
             given = {field.name: keywords.pop(field.name) for field in fields if field.name in keywords}
+            options = keywords.pop(name, None)
             settled = owner(**given) if options is None else dataclasses.replace(options, **given)
-            return function(*args, options=settled, **keywords)
+            return function(*args, **{name: settled}, **keywords)
 
         signature = inspect.signature(function)
         parameters = {**signature.parameters}
-        parameters["options"] = parameters["options"].replace(default=None, annotation=owner | None)
+        parameters[name] = parameters[name].replace(default=None, annotation=owner | None)
         for field in fields:
             default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
             parameters[field.name] = inspect.Parameter(

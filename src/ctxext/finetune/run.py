@@ -22,6 +22,7 @@ from ctxext.finetune.options import CHANGEABLE, Reporter, RunOptions, TrainingOp
 from ctxext.finetune.prepare import HELD_OUT, is_first, prepare
 from ctxext.finetune.rewrite import stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, WholeChanges
+from ctxext.options import accepts_options
 from ctxext.reading.schemas import read_json_object
 from ctxext.system.files import Progress, as_json
 from ctxext.system.locks import locked, short_name
@@ -74,6 +75,8 @@ def training_folder(out: Path) -> Path:
     return out.parent / f"{short_name(out.name)}.training"
 
 
+@accepts_options(RunOptions, "run")
+@accepts_options(Reporter, "reporter")
 def finetune(
     model: str,
     out: Path,
@@ -82,8 +85,8 @@ def finetune(
     *,
     data: Mapping[str, Any],
     read_held_out: DocumentReader | None = None,
-    run: RunOptions | None = None,
-    reporter: Reporter | None = None,
+    run: RunOptions,
+    reporter: Reporter,
 ) -> Finetuned | None:
     """Train an extended checkpoint on long sequences.
 
@@ -94,8 +97,9 @@ def finetune(
         options: How to train.
         data: A description of the documents, for reports and for `resume`: at least a `name`.
         read_held_out: Returns documents on which the loss is measured during training.
-        run: Where the model comes from, what is written, and whether a stopped run continues.
-        reporter: Called during the run.
+        run: Where the model comes from, what is written, and whether a stopped run continues. Each field is a
+            keyword of this function too, as merge=False.
+        reporter: Called during the run; its fields are keywords too.
 
     Returns:
         The result; None in all processes but the first.
@@ -103,7 +107,6 @@ def finetune(
     Raises:
         CtxextError: the model, the data, an option or the place is refused; nothing is written then.
     """
-    run, reporter = run or RunOptions(), reporter or Reporter()
     base = open_base(
         model, options.length, revision=run.revision, token=run.token, original_length=options.original_length
     )
