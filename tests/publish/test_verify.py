@@ -25,6 +25,7 @@ from ctxext.verify.clean_load import LoadReport
 from ctxext.verify.file_checks import check_configuration
 from ctxext.verify.run import failures, verify
 from ctxext.verify.subject import Subject
+from ctxext.version import __version__
 from small_llama import make_llama, read_json
 
 FLIPS_PER_FILE = 40
@@ -152,7 +153,7 @@ def test_code_of_another_version_is_found_even_if_recorded_and_not_run(converted
     (folder / "ctxext.json").write_text(json.dumps(manifest))
     results = results_of(folder)
     assert results["files"][0] == "passed"
-    assert results["code"] == ("failed", 'not this version\'s: "mspoe.py" (it was made by ctxext 0.2.0)')
+    assert results["code"] == ("failed", f'not this version\'s: "mspoe.py" (it was made by ctxext {__version__})')
     assert {results[name][0] for name in ("loading", "frequencies", "logits")} == {"not checked"}
     assert not (folder / "ran").exists()
 
