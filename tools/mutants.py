@@ -288,7 +288,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("serving/vllm_models.py", "rank * model.text_config.num_key_value_heads // ranks", "rank", _SERVING),
     (
         "portable/method.py",
-        "found * (torch.distributed.get_rank() % ranks)",
+        "count * (torch.distributed.get_rank() % ranks)",
         "torch.distributed.get_rank() % ranks",
         ("tests/portable/test_tensor_parallel.py::test_the_first_head_of_a_rank",),
     ),
@@ -330,8 +330,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "portable/mspoe.py",
-        "factor = frame.scaling * own[2][:, None, None]",
-        "factor = own[2][:, None, None]",
+        "factor = frame.scaling * curves[2][:, None, None]",
+        "factor = curves[2][:, None, None]",
         ("tests/portable/test_schedules.py::test_heads_of_their_own_keep_the_factor_of_any_base",),
     ),
     (

@@ -1,4 +1,4 @@
-"""Every row by its own frequencies: the map of a relation method. This file travels inside checkpoints."""
+"""Frequencies per row: the map of a relation method. This file travels inside checkpoints."""
 
 import torch
 
@@ -8,7 +8,7 @@ from .relation_maps import Map
 
 
 class AdaptiveMap(Map):
-    """Every row by the frequencies of its own length: those of the smallest factor >= (m + 1) / L.
+    """Each row uses the frequencies for its length: those of the smallest factor >= (m + 1) / L.
 
     `inverse_frequencies` and `attention_factors` have one for each of the ascending `factors`; `base`: the model's.
     """
@@ -31,7 +31,7 @@ class AdaptiveMap(Map):
         return len(self.ends)
 
     def beyond(self, m):
-        """All keys are far, where they are."""
+        """All keys are far, at their own positions."""
         return self.rung(m), m + 1, m + 1, m + 1, None, m
 
     def slowed(self, rung):
@@ -40,7 +40,7 @@ class AdaptiveMap(Map):
         return torch.tensor(self.shares, device=rung.device, dtype=kind)[rung]
 
     def loudness(self, m):
-        """The attention factor of the row's rung squared: as YaRN has it, of what rotates alone."""
+        """The attention factor of the row's rung squared: as in YaRN, on the rotary part alone."""
         if len(self.scales) == 1:
             return None
         return torch.tensor(self.scales, device=m.device)[torch.where(m >= self.start, self.rung(m), 0)]

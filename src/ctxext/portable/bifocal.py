@@ -8,7 +8,7 @@ from .relation_maps import Map, floored
 
 
 class BifocalMap(Map):
-    """Near keys exact, far ones grouped, as Jet-Long has it (2607.07740). With `groups`, per pair: DPE (2504.18857).
+    """Near keys exact, far ones grouped, as in Jet-Long (2607.07740). With `groups`, per pair: DPE (2504.18857).
 
     `border`: "published" reads d <= w as near, with a jump behind it; "continuous" shifts and groups as Self-Extend.
     """
@@ -16,7 +16,7 @@ class BifocalMap(Map):
     def __init__(self, settings):
         self.window, self.groups = settings["window"], settings.get("groups")
         self.is_continuous = settings.get("border", "published") == "continuous"
-        self.exact = self.window * self.is_continuous  # What far distances begin behind.
+        self.exact = self.window * self.is_continuous  # Distances up to this are exact.
         super().__init__(settings, max(settings["original_length"], self.window + 1))
 
     def last_rung(self, length):

@@ -1,7 +1,7 @@
-"""How config.json of this checkpoint is read: by the family's own class, which is told first of a rope type it lacks.
+"""Reads config.json of this checkpoint with the family's class, after registering a rope type that the class lacks.
 
-This file travels inside checkpoints. `auto_map` names it, so that transformers runs it, where code may run at all,
-before it reads the configuration, whose rope type is hidden and would be warned of.
+This file travels inside checkpoints. `auto_map` names it, so that transformers runs it, where remote code is trusted,
+before it reads the configuration, whose hidden rope type would raise a warning.
 """
 
 from transformers import AutoConfig, PretrainedConfig, modeling_rope_utils
@@ -10,7 +10,7 @@ SENTINEL = "ctxext_needs_trust_remote_code"  # The rope type in config.json; its
 
 
 def accept(*args, **kwargs):
-    """Leave the numbers to the modeling code."""
+    """Accept any value: the modeling code checks them."""
 
 
 if hasattr(modeling_rope_utils, "ROPE_VALIDATION_FUNCTIONS"):  # transformers 4
@@ -20,11 +20,11 @@ else:
 
 
 class CtxextConfig:
-    """The configuration as the family's own class reads it."""
+    """The configuration as the family's class reads it."""
 
     @classmethod
     def register_for_auto_class(cls, auto_class="AutoConfig"):
-        """Nothing to note: the configuration is the family's own, and is saved as such."""
+        """Nothing to register: the configuration is the family's, and is saved as such."""
 
     @classmethod
     def from_pretrained(cls, name, **kwargs):

@@ -16,26 +16,26 @@ from .method import Method
 from .relation_parts import first_base, places_of, product, scaling, softmaxed, taken
 
 BLOCK = 128  # Rows whose scores are in memory at once.
-PLACE = "distance"  # Under this name an attention holds the weights.
+PLACE = "distance"  # The attribute of an attention that holds the weights.
 
 
-Rows = namedtuple("Rows", "span base places mask kwargs")  # A block of rows, and what the call gives for all of them.
+Rows = namedtuple("Rows", "span base places mask kwargs")  # A block of rows, and the arguments of the call.
 
 
 class DistanceWeights(torch.nn.Module):
-    """The numbers of one attention, (2, h): w, then v. A module, so that what trains whole modules finds it."""
+    """The numbers of one attention, (2, h): w, then v. A module, so that PEFT's `modules_to_save` can train it."""
 
     def __init__(self, heads):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(2, heads))
 
     def forward(self, like):
-        """The numbers in float32, where a tensor is."""
+        """The numbers in float32, on the device of `like`."""
         return self.weight.to(like.device, torch.float32)
 
 
 class DistanceAware(Method):
-    """Multiplies positive scores by what each head has learned of the distance."""
+    """Multiplies positive scores by each head's learned function of the distance."""
 
     name = "distance-aware"
 
@@ -56,16 +56,16 @@ class DistanceAware(Method):
         length, total = query.shape[2], key.shape[2]
         base = first_base(call, length, total, mask)
         places = places_of(call, key, length, mask, base)
-        made = []
+        blocks = []
         for start in range(0, length, BLOCK):
             span = start, min(start + BLOCK, length)
             rows = Rows(span, base, places, mask, kwargs)
             inputs = call, rows, numbers, query[:, :, start : span[1]], key, value
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                made.append(checkpoint(self.block, *inputs, use_reentrant=False))  # Scores are not kept.
+                blocks.append(checkpoint(self.block, *inputs, use_reentrant=False))  # Scores are not kept.
             else:
-                made.append(self.block(*inputs))
-        outputs, weights = zip(*made, strict=True)
+                blocks.append(self.block(*inputs))
+        outputs, weights = zip(*blocks, strict=True)
         return torch.cat(outputs, 1), torch.cat(weights, 2) if call.backend == "eager" else None
 
     def block(self, call, rows, numbers, query, key, value):

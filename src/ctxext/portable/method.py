@@ -1,8 +1,8 @@
-"""What a method of a checkpoint may change, and what it sees: five hooks, one call per layer, one state per sequence.
+"""The base class of methods with five hooks, the arguments of a hook, and the state that a method keeps per sequence.
 
-This file travels inside checkpoints, beside one file for each of their methods. Every method wraps what stands inside
-it, in the order of the recipe, so any number of them compose. config.json holds their numbers, one entry of `steps`
-each. Shapes: b batch, h query heads, g KV heads, l length, d head, p rotated pairs, c columns of cos and sin.
+This file travels inside checkpoints, beside one file for each of their methods. Methods wrap each other in the order of
+the recipe, so any number of them compose. config.json holds their settings, one entry of `steps` each. Shapes: b batch,
+h query heads, g KV heads, l length, d head, p rotated pairs, c columns of cos and sin.
 """
 
 import functools
@@ -15,22 +15,22 @@ import torch
 # From where to where tensors rotate: positions (b or 1, l) or (b or 1, l, c), `since` None for no rotation at all. At
 # `to` the frequencies are multiplied by `slowed` (b or 1, l or 1, c), float64, or None for 1.
 Turn = namedtuple("Turn", ["to", "since", "slowed"], defaults=[None])
-# What angles are made of: the inverse frequencies (p) in use, the number of the frequency of each column (c), the
+# The inputs of angles: the inverse frequencies (p) in use, the number of the frequency of each column (c), the
 # factor on cos and sin, and their type.
 Frame = namedtuple("Frame", ["inverse", "columns", "scaling", "dtype"])
-# What a rotary embedding returns in the place of cos: the family's own cos; for every set of positions the methods'
+# What a rotary embedding returns instead of cos: the family's cos; for every set of positions the methods'
 # tables for queries and for keys; the positions (b or 1, l) it rotates by; and a dict for one forward, whose "given" is
 # a `Given`. Device maps move all of it.
 Tables = namedtuple("Tables", ["cos", "sets", "positions", "frame", "memory"])
-# What the model's forward was called with: the mask of tokens (b, n) or None; how many tokens its cache held before, a
-# number or a tensor; and the positions of the rows (b, l) by that mask where none were given and it hides tokens.
+# Arguments of the model's forward: the mask of tokens (b, n) or None; how many tokens its cache held before, a number
+# or a tensor; and the positions of the rows (b, l) by that mask if none were passed and it hides tokens.
 Given = namedtuple("Given", ["mask", "seen", "rows"])
 
 
 class Method:
-    """What a method may change. Every default hands on to what stands inside it."""
+    """The hooks of a method. By default each calls `inner`."""
 
-    name = ""  # That of its entries in `steps`.
+    name = ""  # As in the entries of `steps`.
 
     def __init__(self, settings):
         self.settings = settings
@@ -40,7 +40,7 @@ class Method:
         return layer in self.settings["layers"]
 
     def equip(self, attention):
-        """Give the attention of a layer that takes part weights of the method's own, while the model is built."""
+        """Add the method's weights to the attention of a layer that takes part, while the model is built."""
 
     def positions(self, inner, sets):
         """Pairs of (query positions, key positions), each (b or 1, l), at which this model rotates."""
@@ -53,7 +53,7 @@ class Method:
     def rotate(self, inner, tensors, tables, axis, call):
         """Rotate un-rotated queries (b, h, l, d) and keys (b, g, l, d), or one of them; `axis` counts their heads.
 
-        Tables are made once for all layers, so this is asked in layers that take no part too.
+        Tables are shared by all layers, so this is called in layers that take no part too.
         """
         return inner(tensors, tables, axis, call)
 
@@ -71,36 +71,36 @@ HOOKS = {name: getattr(Method, name) for name in ("positions", "tables", "rotate
 
 def chained(methods, hook, innermost):
     """Put the innermost function inside the hook of each method that has one, one after the other."""
-    own = [getattr(method, hook) for method in methods if getattr(type(method), hook) is not HOOKS[hook]]
-    return functools.reduce(lambda inner, outer: functools.partial(outer, inner), own, innermost)
+    hooks = [getattr(method, hook) for method in methods if getattr(type(method), hook) is not HOOKS[hook]]
+    return functools.reduce(lambda inner, outer: functools.partial(outer, inner), hooks, innermost)
 
 
 class Part:
-    """What a decoder layer of a private copy knows of itself."""
+    """The methods, attention and rotation of a decoder layer of a private copy."""
 
     def __init__(self, methods, attention, original, rotary=None):
         self.methods, self.attention, self.original = methods, attention, original
         self.layer = getattr(attention, "layer_idx", getattr(attention, "block_idx", None))
         self.scaling = getattr(attention, "scaling", None)
-        self.rotary = rotary  # Where it is the attention's own.
-        self.is_left_to_engine = False  # Whether the attention function itself asks the methods, sequence by sequence.
+        self.rotary = rotary  # If it belongs to the attention.
+        self.is_left_to_engine = False  # Whether the attention function calls the methods, per sequence.
 
 
 class Call:
-    """One layer's part of one forward, in the place of cos: what its methods see, and what they may keep.
+    """One layer's call in one forward, passed instead of cos: what its methods see, and what they may keep.
 
     `positions` are the rows' (b or 1, l) within their text, `rotated` those by which they are rotated: the same, unless
-    a batch was padded and nobody gave positions. `seen` is how many tokens the cache held before, or None. `mask` is
+    a batch was padded and no positions were passed. `seen` is how many tokens the cache held before, or None. `mask` is
     what the layer was given, in any backend's form, `cache` its cache or None; `memory` is a dict that all layers of
-    this forward share, `own` one of this layer alone; `kv_heads` is the number of KV heads here, `first_head` that of
-    the first of them: above 0 on later ranks of tensor parallelism.
+    this forward share, `layer_memory` one of this layer alone; `kv_heads` is the number of KV heads here,
+    `first_head` that of the first of them: above 0 on later ranks of tensor parallelism.
     """
 
     def __init__(self, part, tables, inputs):
-        # Some families run one layer at several depths, and say so in these arguments.
+        # Some families run one layer at several depths, given by these arguments.
         self.layer = inputs.get("layer_idx", part.layer) + inputs.get("cycle_offset", 0)
         self.methods, self.attention, self.original = part.methods, part.attention, part.original
-        self.own = {}
+        self.layer_memory = {}
         if tables is not None:
             self.see_tables(tables)
         names = ("past_key_values", "past_key_value", "layer_past")
@@ -111,19 +111,19 @@ class Call:
         self.kv_heads, self.first_head = None, 0
 
     def see_tables(self, tables):
-        """Note what the rotary embedding made for this forward."""
+        """Take the tables of the rotary embedding for this forward."""
         self.tables, self.rotated, self.memory = tables, tables.positions, tables.memory
         given = tables.memory.get("given")
         self.seen = None if given is None else given.seen
         self.positions = self.rotated if given is None or given.rows is None else given.rows
 
     def to(self, *args, **kwargs):
-        """Itself: families that rotate by one complex tensor bring it to a device."""
+        """Itself: families that rotate by one complex tensor move it to a device."""
         return self
 
     @property
     def backend(self):
-        """The name of the attention implementation that this layer asks for."""
+        """The name of this layer's attention implementation."""
         return getattr(getattr(self.attention, "config", None), "_attn_implementation", None) or "sdpa"
 
     def needs_sequences(self, what):
@@ -141,20 +141,20 @@ class Call:
         """Whether no method takes part in this layer."""
         return not any(method.acts_on(self.layer) for method in self.methods)
 
-    def see_heads(self, found, total):
-        """Note which of the checkpoint's KV heads are here: all, or under tensor parallelism this rank's share."""
-        ranks, rest = divmod(total, found)
+    def see_heads(self, count, total):
+        """Set which of the checkpoint's KV heads are here: all, or under tensor parallelism this rank's share."""
+        ranks, rest = divmod(total, count)
         if rest or (ranks > 1 and not torch.distributed.is_initialized()):
-            raise ValueError(f"This checkpoint has numbers for {total} KV heads; layer {self.layer} has {found}.")
-        self.kv_heads = found
-        self.first_head = found * (torch.distributed.get_rank() % ranks) if ranks > 1 else 0
+            raise ValueError(f"This checkpoint has numbers for {total} KV heads; layer {self.layer} has {count}.")
+        self.kv_heads = count
+        self.first_head = count * (torch.distributed.get_rank() % ranks) if ranks > 1 else 0
 
     def rotate(self, tensors, tables, axis):
-        """Rotate tensors, whose heads `axis` counts, inside all methods; at the innermost as the family does."""
+        """Rotate tensors, whose heads are on `axis`, by all methods; the innermost is the family's rotation."""
         return chained(self.methods, "rotate", self.plainly_rotated)(tensors, tables, axis, self)
 
     def plainly_rotated(self, tensors, tables, axis, call):
-        """The family's own rotation, of two tensors or of one."""
+        """The family's rotation, of two tensors or of one."""
         apply, takes_key = self.original
         if not takes_key:
             return [apply(tensor, *tables, unsqueeze_dim=axis) for tensor in tensors]
@@ -169,7 +169,7 @@ class Call:
         applied again.
         """
         frame = self.tables.frame._replace(scaling=1.0, dtype=torch.float32)
-        if slowed is not None:  # Some families fill up with frequencies of 0, which no schedule knows (Gemma 4).
+        if slowed is not None:  # Some families pad with frequencies of 0, which schedules lack (Gemma 4).
             slowed = torch.nn.functional.pad(slowed, (0, len(frame.inverse) - slowed.shape[-1]), value=1.0)
         to, since, slowed = (x if x is None or x.ndim == 2 else x[..., frame.columns] for x in (to, since, slowed))
         tables = chained(self.methods, "tables", cos_and_sin)(frame, Turn(to, since, slowed))
@@ -192,8 +192,8 @@ def exact(numbers):
 def angles_of(turn, frequencies, per_column=per_column):
     """The angles (b, l, c), float32, of a `Turn` at frequencies (c), from the family's at `since` to those at `to`.
 
-    A family works its angles out in float32, where one of a million radians is known to 0.03. What it rounded to is
-    taken back as it is, in float64, so that a turn is exact to the last bits of a small angle, however far it goes.
+    A family computes its angles in float32, where a million radians have an error of 0.03. The rounded angle is
+    subtracted in float64, so that a turn is exact to the last bits of a small angle, whatever its length.
     """
     at = frequencies if turn.slowed is None else (exact(frequencies) * turn.slowed).float()
     to = per_column(turn.to) * at
@@ -204,12 +204,12 @@ def angles_of(turn, frequencies, per_column=per_column):
 
 
 def cos_and_sin(frame, turn):
-    """The innermost tables of a correction: cos and sin (b, l, c) in the family's own layout."""
+    """The innermost tables of a correction: cos and sin (b, l, c) in the family's layout."""
     return waves(frame, angles_of(turn, frame.inverse[frame.columns]))
 
 
 def waves(frame, angles):
-    """Cos and sin of angles as the family computes them: by polar coordinates the last bit is another."""
+    """Cos and sin of angles as the family computes them: polar coordinates differ in the last bit."""
     if frame.dtype.is_complex:
         turn = torch.polar(torch.ones_like(angles), angles) * frame.scaling
         return turn.real, turn.imag
@@ -226,13 +226,13 @@ MOVES = {
 
 
 def following(name):
-    """A cache's method of this name, after which what is remembered of its sequences is where they are."""
+    """A cache's method of this name, which also moves the state of its sequences."""
 
     def moved(cache, *args, **kwargs):
         getattr(type(cache), name)(cache, *args, **kwargs)
         state = cache.ctxext_state
         state.derived.clear()
-        kept = state.rows if cache.get_seq_length() else {}  # An empty cache has forgotten its prompt.
+        kept = state.rows if cache.get_seq_length() else {}  # An empty cache has no prompt.
         state.rows = {key: MOVES[name](rows, *args, *kwargs.values()) for key, rows in kept.items()}
 
     return moved
@@ -242,21 +242,21 @@ FOLLOWING = {name: following(name) for name in MOVES}
 
 
 class SequenceState:
-    """What methods remember of a cache's sequences: see `state_of`."""
+    """The state of methods for a cache's sequences: see `state_of`."""
 
     def __init__(self):
         self.rows, self.derived = {}, {}
 
 
 def state_of(cache):
-    """What methods remember of a cache's sequences.
+    """The state of methods for a cache's sequences.
 
     `rows`, tensors (b, ...) by any key, follow the sequences through reordering, selection and repetition; `derived` is
-    forgotten whenever they move or are cropped.
+    cleared whenever they move or are cropped.
     """
     if not hasattr(cache, "ctxext_state"):
         cache.ctxext_state = SequenceState()
         for name in FOLLOWING if not torch.compiler.is_compiling() else ():
-            if hasattr(cache, name):  # Bound to this cache alone; a deep copy of it binds its own.
+            if hasattr(cache, name):  # Bound to this cache alone; a deep copy binds its own.
                 setattr(cache, name, types.MethodType(FOLLOWING[name], cache))
     return cache.ctxext_state

@@ -1,9 +1,9 @@
 """A private copy of a family's modeling module in which the slopes of ALiBi are those of the row that reads.
 
-This file travels inside checkpoints and knows no slopes: a stub beside it names the family and the method, which says
-what is left of the slopes of each row; config.json holds its numbers in `ctxext_code`. A row's bias hangs on nothing
-but the row, so however a text arrives, in one call, in chunks, by a cache or padded, it is read alike. Attention and
-all else stay the family's own. Shapes: b batch, h heads, l rows, k keys.
+This file travels inside checkpoints and knows no slopes: a stub beside it names the family and the method, which gives
+the factors on the slopes of each row; config.json holds its numbers in `ctxext_code`. A row's bias depends on the row
+alone, so the result is the same in one call, in chunks, with a cache or padded. Attention and everything else are the
+family's. Shapes: b batch, h heads, l rows, k keys.
 """
 
 import functools
@@ -16,15 +16,15 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from .private_copy import classes_of, find_renamed_weights, is_model, private_copy, replace, true_values
 
 KEY = "ctxext_code"
-BUILDERS = ("build_alibi_tensor", "build_mpt_alibi_tensor")  # What families call the function that builds the bias.
-SHARES = ContextVar("shares", default=None)  # By what slopes are multiplied in the forward that runs (b or 1, h, l, 1).
+BUILDERS = ("build_alibi_tensor", "build_mpt_alibi_tensor")  # The function that builds the bias, by family.
+SHARES = ContextVar("shares", default=None)  # Factors on the slopes in this forward.
 
 
 class RowBias:
     """A family's bias (b or 1, h, 1, k) times the share of each row (b or 1, h, l, 1).
 
-    It stands in the place of the family's tensor, whose shape it tells, and becomes one with a row for each query only
-    within the operation that adds it to scores: nothing of that size is kept.
+    It replaces the family's tensor and has its shape. It is expanded to one row per query only within the operation
+    that adds it to the scores: nothing of that size is kept.
     """
 
     def __init__(self, bias, shares, shape):
@@ -55,7 +55,7 @@ class RowBias:
         return scores + self.full()
 
     def reshape(self, *shape):
-        """Falcon: with batch and heads told apart, which they are already."""
+        """Falcon: split batch and heads, which are separate already."""
         return self
 
     def __truediv__(self, number):
@@ -68,7 +68,7 @@ class RowBias:
 
 
 def built(original, *args, **kwargs):
-    """The family's bias times what the forward that runs leaves of it."""
+    """The family's bias times the factors of this forward."""
     bias, shares = original(*args, **kwargs), SHARES.get()
     if shares is None:
         return bias
@@ -89,7 +89,7 @@ def positions_of(mask, seen, length, device):
 
 
 def model_forward(names, needs_mask, original, model, *args, **kwargs):
-    """Run the family's model with what is left of the slopes of each row."""
+    """Run the family's model with the factors on the slopes of each row."""
     given, slopes = dict(zip(names, args, strict=False)) | kwargs, model.ctxext_slopes
     inputs = next((given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None), None)
     if slopes is None or inputs is None:
@@ -110,7 +110,7 @@ def model_forward(names, needs_mask, original, model, *args, **kwargs):
 
 
 def model_init(method, original, model, config, *args, **kwargs):
-    """Build the family's model with the values that config.json hides, and note its slopes."""
+    """Build the family's model with the values that config.json hides, and set its slopes."""
     settings = getattr(config, KEY, None)
     with true_values(config, settings):
         original(model, config, *args, **kwargs)

@@ -1,8 +1,8 @@
-"""Ms-PoE: every KV head gets its own position scale, ordered once for all or again by each prompt.
+"""Ms-PoE: one position scale per KV head, ordered once at conversion or by each prompt.
 
 Paper: "Found in the Middle", https://arxiv.org/abs/2403.04797. A step holds `ratios` (one per KV head, ascending),
 `layers` (those that take part), `ranks` (for each of these the number of each head's ratio; absent: each prompt
-chooses), `schedule`, `rescale` and `variant`; or, in the place of ratios and ranks, `heads`: the `ratios`, `ramps` and
+chooses), `schedule`, `rescale` and `variant`; or, instead of ratios and ranks, `heads`: the `ratios`, `ramps` and
 `temperatures` of every KV head of each of these layers. Shapes: b batch, g KV heads, n queries per KV head, l length, d
 rotary, r ratios, c columns of cos and sin.
 """
@@ -21,11 +21,11 @@ class MsPoE(Method):
     """Rotates each KV head, and all queries that read it, with that head's ratio."""
 
     name = "mspoe"
-    length = 0  # Of the last call without a cache, to see whether a text grows.
+    length = 0  # Of the last call without a cache, to detect a text that grows.
 
     def tables(self, inner, frame, turn):
-        """What stands inside, for layers that take no part, and cos and sin of every ratio (r, b, l, 2 c)."""
-        if "heads" in self.settings:  # Each layer has curves of its own, and makes its tables itself.
+        """The inner tables, for layers that take no part, and cos and sin of every ratio (r, b, l, 2 c)."""
+        if "heads" in self.settings:  # Each layer has its own curves, and computes its own tables.
             return inner(frame, turn), (turn, frame)
         frequencies = head_frequencies(self.settings, frame.inverse)[:, frame.columns]
         angles = angles_of(turn, frequencies[:, None, None], self.moved)
@@ -52,7 +52,7 @@ class MsPoE(Method):
         tensors = [tensor.view(*tensor.shape[:axis], heads, -1, *tensor.shape[axis + 1 :]) for tensor in tensors]
         here = slice(call.first_head, call.first_head + heads)  # Tensor parallelism: a rank holds a slice of them.
         if "heads" in self.settings:
-            cos, sin = self.made(call.layer, table, here)
+            cos, sin = self.layer_tables(call.layer, table, here)
         else:
             ranks = self.ranks(call, tensors, axis)
             cos, sin = pick(table, ranks if ranks.shape[1] == heads else ranks[:, here])
@@ -60,47 +60,47 @@ class MsPoE(Method):
             cos, sin = cos.transpose(1, 2), sin.transpose(1, 2)
         return [tensor.flatten(axis, axis + 1) for tensor in inner(tensors, (cos, sin), axis + 1, call)]
 
-    def made(self, layer, table, here):
-        """Cos and sin (b, g, l, c) of a layer whose heads have curves of their own: see `own_frequencies`."""
+    def layer_tables(self, layer, table, here):
+        """Cos and sin (b, g, l, c) of a layer whose heads have their own curves: see `curve_frequencies`."""
         turn, frame = table
         at, heads = self.settings["layers"].index(layer), self.settings["heads"]
-        own = [
+        curves = [
             torch.as_tensor(heads[name][at], dtype=torch.float32, device=turn.to.device)[here, None]
             for name in ("ratios", "ramps", "temperatures")
         ]
-        frequencies = own_frequencies(self.settings, frame.inverse, *own[:2])
+        frequencies = curve_frequencies(self.settings, frame.inverse, *curves[:2])
         angles = angles_of(turn, frequencies[:, frame.columns][:, None, None], self.moved)
-        factor = frame.scaling * own[2][:, None, None]
+        factor = frame.scaling * curves[2][:, None, None]
         return [(f(angles) * factor).to(frame.dtype).transpose(0, 1) for f in (torch.cos, torch.sin)]
 
     def ranks(self, call, tensors, axis):
-        """The number of each head's ratio, (1 or b, g): the recipe's, the prompt's own, or chosen now."""
+        """The number of each head's ratio, (1 or b, g): from the recipe, kept with the cache, or chosen now."""
         if "ranks" in self.settings:
-            own = self.settings["ranks"][self.settings["layers"].index(call.layer)]
-            return torch.tensor([own], device=tensors[0].device)
+            ranks = self.settings["ranks"][self.settings["layers"].index(call.layer)]
+            return torch.tensor([ranks], device=tensors[0].device)
         place = (self.name, call.layer)
-        if place not in call.own:
+        if place not in call.layer_memory:
             kept = state_of(call.cache).rows.get(place) if call.cache is not None else None
-            self.mind(call, tensors[0].shape[0], tensors[0].shape[3 if axis == 1 else 1], kept is not None)
-            call.own[place] = self.choose(call, tensors, axis) if kept is None else kept
+            self.warn(call, tensors[0].shape[0], tensors[0].shape[3 if axis == 1 else 1], kept is not None)
+            call.layer_memory[place] = self.choose(call, tensors, axis) if kept is None else kept
             if call.cache is not None:
-                state_of(call.cache).rows[place] = call.own[place]
-        return call.own[place]
+                state_of(call.cache).rows[place] = call.layer_memory[place]
+        return call.layer_memory[place]
 
-    def mind(self, call, batch, length, is_chosen):
-        """Warn once of ways to run it that order the heads by something other than the prompt."""
+    def warn(self, call, batch, length, is_chosen):
+        """Warn once if the heads are ordered by something other than the whole prompt."""
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or call.layer != self.settings["layers"][0]:
             return
         grows, self.length = call.cache is None and length == self.length + 1, 0 if call.cache is not None else length
         if is_chosen and length > 1:
-            told = "a cache goes on with several tokens, but its first part alone has ordered the heads"
+            reason = "a cache goes on with several tokens, but its first part alone has ordered the heads"
         elif grows:
-            told = "a text grows without a cache, so every new token orders the heads again"
+            reason = "a text grows without a cache, so every new token orders the heads again"
         elif batch > 1 and call.mask is None and not is_chosen:
-            told = "a batch has no mask; where its rows are padded, padding orders the heads"
+            reason = "a batch has no mask; where its rows are padded, padding orders the heads"
         else:
             return
-        logging.get_logger("transformers.ctxext").warning_once(f"Ms-PoE in prompt order: {told}. {CALIBRATED}")
+        logging.get_logger("transformers.ctxext").warning_once(f"Ms-PoE in prompt order: {reason}. {CALIBRATED}")
 
     def choose(self, call, tensors, axis):
         """The number of each head's ratio for this prompt, (b, g), by the awareness of its last query."""
@@ -116,7 +116,7 @@ class MsPoE(Method):
         return self.order(call, awareness(query, key[:, :, 0], call.mask, call.scaling))
 
     def sees_packed(self, call):
-        """Whether this forward is of packed sequences. Positions are read once for all layers; no trace reads them."""
+        """Whether this forward has packed sequences. Positions are read once per forward, never while tracing."""
         if torch.compiler.is_compiling():
             return False
         name = (self.name, "packed")
@@ -127,7 +127,7 @@ class MsPoE(Method):
     def order(self, call, scores):
         """Order a layer's heads by awareness (b, g), ties by number; the most aware gets the smallest ratio."""
         order = scores.argsort(dim=-1, descending=True, stable=True)
-        # The released code takes the order for the ratios' numbers; the paper's number is the head's place in it.
+        # The released code uses the order as the ratios' numbers; in the paper the number is the head's rank in it.
         return order if self.settings["variant"] == "released" else order.argsort(-1)
 
 
@@ -138,7 +138,7 @@ def visible_keys(mask, length):
         keys = torch.arange(length, device=mask.kv_num_blocks.device)
         rows = torch.arange(mask.shape[0], device=keys.device)[:, None]
         return mask.mask_mod(rows, keys[:1], keys[-1:], keys).expand(len(rows), length)
-    if mask is None or mask.ndim == 2:  # Flash attention has the tokenizer's.
+    if mask is None or mask.ndim == 2:  # Flash attention gets the tokenizer's mask.
         return None if mask is None else mask[:, :length] != 0
     row = mask[:, 0, length - 1, :length]
     return row if row.dtype == torch.bool else row > -1
@@ -147,7 +147,7 @@ def visible_keys(mask, length):
 def is_packed(positions, mask):
     """Whether rows hold several sequences: positions (b or 1, l) go back, or a token does not see the one before it.
 
-    Padding is no sequence, whatever its positions are, as it does not see itself.
+    Padding does not see itself, so its positions are ignored.
     """
     mask = mask["causal"] if isinstance(mask, dict) else mask
     back = positions.diff() < 0
@@ -157,14 +157,14 @@ def is_packed(positions, mask):
         keys = torch.arange(positions.shape[1], device=mask.kv_num_blocks.device)
         rows = torch.arange(mask.shape[0], device=keys.device)[:, None]
         spans = ((keys[at:], keys[: len(keys) - at]) for at in (0, 1))
-        own, before = (mask.mask_mod(rows, keys[:1], *span).expand(len(rows), -1) for span in spans)
-    elif mask.ndim == 2:  # Flash attention has the tokenizer's, which hides nothing between tokens.
-        own = mask[:, : positions.shape[1]] != 0
-        before = own[:, :-1]
+        shown, before = (mask.mask_mod(rows, keys[:1], *span).expand(len(rows), -1) for span in spans)
+    elif mask.ndim == 2:  # Flash attention gets the tokenizer's mask, which hides nothing between tokens.
+        shown = mask[:, : positions.shape[1]] != 0
+        before = shown[:, :-1]
     else:
-        own, before = (mask[:, 0].diagonal(-at, 1, 2)[:, : positions.shape[1] - at] for at in (0, 1))
-        own, before = (seen if seen.dtype == torch.bool else seen > -1 for seen in (own, before))
-    return bool((own[:, 1:] & own[:, :-1] & (back | ~before)).any())
+        shown, before = (mask[:, 0].diagonal(-at, 1, 2)[:, : positions.shape[1] - at] for at in (0, 1))
+        shown, before = (seen if seen.dtype == torch.bool else seen > -1 for seen in (shown, before))
+    return bool((shown[:, 1:] & shown[:, :-1] & (back | ~before)).any())
 
 
 @torch.no_grad()
@@ -203,7 +203,7 @@ def head_frequencies(settings, inverse):
     return inverse / ratios
 
 
-def own_frequencies(settings, inverse, ratios, ramps):
+def curve_frequencies(settings, inverse, ratios, ramps):
     """YaRN's ramp over inverse frequencies (d / 2) with a ratio and a place for each head, (g, 1): (g, d / 2).
 
     A frequency stays where it makes `beta_fast` * ramp rotations in the trained length, and is divided by the ratio
@@ -218,5 +218,5 @@ def pick(table, ranks):
     """Cos and sin (b, g, l, c) from tables (r, b, l, 2 c) and the numbers of the heads' ratios (1 or b, g)."""
     batch = table.shape[1]
     rows = ranks if batch == 1 else ranks * batch + torch.arange(batch, device=ranks.device)[:, None]
-    own = table.flatten(0, 1).index_select(0, rows.flatten())
-    return own.view(*rows.shape, *own.shape[1:]).chunk(2, -1)
+    picked = table.flatten(0, 1).index_select(0, rows.flatten())
+    return picked.view(*rows.shape, *picked.shape[1:]).chunk(2, -1)

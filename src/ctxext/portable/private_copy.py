@@ -33,10 +33,12 @@ def private_copy(stub, modeling):
     module.AutoModel = types.SimpleNamespace(from_config=from_config)
     for cls in classes_of(module):
         generic = next((base for base in cls.__mro__ if "__init__" in vars(base)), cls)
-        if generic.__module__ == "transformers.modeling_layers":  # Heads on whatever body AutoModel gives: on ours.
+        if (
+            generic.__module__ == "transformers.modeling_layers"
+        ):  # Heads that build their body with AutoModel: with ours.
             init, names = generic.__init__, {"AutoModel": module.AutoModel}
-            taken = (init.__name__, init.__defaults__, init.__closure__)
-            cls.__init__ = types.FunctionType(init.__code__, {**init.__globals__, **names}, *taken)
+            signature = (init.__name__, init.__defaults__, init.__closure__)
+            cls.__init__ = types.FunctionType(init.__code__, {**init.__globals__, **names}, *signature)
         if issubclass(cls, PreTrainedModel):
             cls.is_custom_code = classmethod(lambda cls: False)  # Its weights are stored as the family's are.
     return module
@@ -48,13 +50,13 @@ def classes_of(module):
 
 
 def is_model(cls):
-    """Whether a class is a whole model, with an `__init__` of its own."""
+    """Whether a class is a whole model that defines `__init__`."""
     return issubclass(cls, PreTrainedModel) and "__init__" in vars(cls) and not cls.__name__.endswith("PreTrainedModel")
 
 
 @contextlib.contextmanager
 def true_values(config, settings):
-    """Within it, a configuration has the values that config.json hides from stock classes; models save it as it was."""
+    """Give a configuration the values that config.json hides from stock classes; they are hidden again afterwards."""
     replaced = []
     for place, value in ((settings or {}).get("hidden") or {}).items():
         *path, name = place.split(".")
@@ -79,14 +81,14 @@ def put(holder, name, value):
 
 
 def find_renamed_weights(model):
-    """Let transformers 5, which finds some renamed weights by the name of the class, find those of ours."""
+    """Let transformers 5, which looks up some renamed weights by the class name, find those of our classes."""
     name = type(model).__name__
     if MODERN and (renamed := conversion_mapping.get_checkpoint_conversion_mapping(name.removeprefix(PREFIX))):
         conversion_mapping.register_checkpoint_conversion_mapping(name, renamed, overwrite=True)
 
 
 def replace(cls, name, new):
-    """Put `new(original, ...)` in the place of a method of a private class, once."""
+    """Replace a method of a private class by `new(original, ...)`, once."""
     original = getattr(cls, name)
     if not hasattr(original, "ctxext"):
         method = functools.wraps(original)(lambda *args, **kwargs: new(original, *args, **kwargs))

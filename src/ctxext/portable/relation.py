@@ -1,9 +1,9 @@
-"""Attention by relation maps: every row reads near and far keys by the rule of its own position, in one softmax.
+"""Attention by relation maps: every row reads near and far keys by a rule of its position, in one softmax.
 
-This file travels inside checkpoints. Queries and keys come rotated by their own positions, and the cache holds them so;
-what is far turns from there to where the map says. Rows that change nothing are the inner attention's, bit by bit. The
-others take one of three ways: one call of the inner attention for a single row; tiles merged by their log-sum-exp where
-causality is all that hides keys; blocks of rows with one softmax for everything else. Shapes: b batch, h heads, g key
+This file travels inside checkpoints. Queries and keys arrive rotated by their positions, and are cached so; far ones
+are turned to the positions that the map gives. Rows that the map does not change are bit-equal to the inner attention.
+The others take one of three forms: one call of the inner attention for a single row; tiles merged by their log-sum-exp
+if only causality hides keys; blocks of rows with one softmax for everything else. Shapes: b batch, h heads, g key
 heads, l rows, n keys, d head.
 """
 
@@ -40,12 +40,12 @@ from .relation_parts import (
 )
 
 BLOCK = 128  # Rows whose scores are in memory at once.
-# What all layers with one mask and one map share. `places`: where rows and keys are; `rows`, `scales`: what the map
-# says of rows; `base`: how many keys come before the first row; `first`: the first row that changes; `served`: how many
-# rows the inner attention serves; `pieces`: the work, in the form's own way.
+# Shared by all layers with one mask and one map. `places`: positions of rows and keys; `rows`, `scales`: the map's
+# values for rows; `base`: how many keys come before the first row; `first`: the first row that changes; `served`: how
+# many rows the inner attention serves; `pieces`: the work, which depends on the form.
 Plan = namedtuple("Plan", ["form", "map", "places", "rows", "scales", "base", "first", "served", "pieces"])
 # Rows `start` to `stop`: keys below `low` are far for all of them, from `high` on near, and from `end` on hidden. The
-# rungs that occur are tensors (b or 1, 1), so that every sequence of the batch has its own first, second and so on.
+# rungs that occur are tensors (b or 1, 1): one for each sequence of the batch.
 Block = namedtuple("Block", ["start", "stop", "low", "high", "end", "rungs"])
 # A single row: keys below `low` stay far for later rows while `rungs` and `origins` are the same; keys between the two
 # borders of `hole` are not read.
@@ -53,9 +53,9 @@ Single = namedtuple("Single", ["low", "rungs", "origins", "hole"])
 
 
 class Relation(Method):
-    """The attention of one method, which the subclass names; a map says which keys a row reads at which distance."""
+    """The attention of a method; its map says which keys a row reads at which distance. Subclasses set the name."""
 
-    map_class = None  # The map of all layers, unless `map_of` gives each its own.
+    map_class = None  # The map of all layers, unless `map_of` returns one per layer.
 
     def __init__(self, settings):
         super().__init__(settings)
@@ -63,7 +63,7 @@ class Relation(Method):
         self.maps = {layer: self.map_of(layer) for layer in settings.get("layers", ())}
 
     def map_of(self, layer):
-        """The map of a layer. Layers that are given the same object share their plans."""
+        """The map of a layer. Layers with the same object share their plans."""
         return self.map
 
     def attend(self, inner, call, query, key, value, mask, **kwargs):
@@ -80,21 +80,21 @@ class Relation(Method):
             stock = serve(inner, plan.served, plan.base, query, key, value, mask, kwargs)
         if plan.form == "tiles":
             return self.tiles(call, plan, stock[0], query, key, value, scaling(call, query, kwargs)), None
-        own = self.blocks(call, plan, query, key, value, mask, kwargs)
-        return joined(plan.places.rows >= plan.map.first, plan, stock, own)
+        mapped = self.blocks(call, plan, query, key, value, mask, kwargs)
+        return joined(plan.places.rows >= plan.map.first, plan, stock, mapped)
 
     def plan(self, call, rules, query, key, value, mask, kwargs):
-        """The Plan of this call by a map, made once per forward. Unless it is traced, it reads positions and masks."""
+        """The Plan of this call by a map, computed once per forward. Unless traced, it reads positions and masks."""
         if torch.compiler.is_compiling():
             return self.traced_plan(call, rules, query, key, mask)
         name = (self.name, id(rules), id(mask), query.shape[2], key.shape[2], query.device)
         if name not in call.memory:
-            made = self.made_plan(call, rules, query, key, value, mask, kwargs)
-            call.memory[name] = made, mask  # Its id stays taken.
+            plan = self.cheapest_plan(call, rules, query, key, value, mask, kwargs)
+            call.memory[name] = plan, mask  # Keeps the mask alive, whose id is in the name.
         return call.memory[name][0]
 
     def traced_plan(self, call, rules, query, key, mask):
-        """A plan without a look at positions: one row takes one call; more rows are made both ways, then chosen."""
+        """A plan that does not read positions: one row takes one call; more rows are computed both ways."""
         length, total = query.shape[2], key.shape[2]
         base = first_base(call, length, total, mask)
         places = places_of(call, key, length, mask, base)
@@ -108,11 +108,11 @@ class Relation(Method):
         pieces = [Block(start, min(start + BLOCK, length), 0, total, total, rungs) for start in starts]
         return Plan("blocks", rules, *read, length, pieces)
 
-    def made_plan(self, call, rules, query, key, value, mask, kwargs):
+    def cheapest_plan(self, call, rules, query, key, value, mask, kwargs):
         """The cheapest plan for these positions and this mask.
 
         Raises:
-            ValueError: positions begin again, and nothing hides the text before.
+            ValueError: positions begin again, and no mask hides the text before.
         """
         length, total = query.shape[2], key.shape[2]
         base = first_base(call, length, total, mask)
@@ -143,20 +143,20 @@ class Relation(Method):
         return Plan("blocks", rules, *read, served, block_pieces(read[1], places.keys, mask, base, first))
 
     def single(self, rules, rows, keys, plain, batch, trains):
-        """What a plan for one row holds beside positions."""
+        """The Single of a plan for one row."""
         rung, origins = rows.rung.expand(batch, 1), keys[:, :1].expand(batch, 1)
         if rules.drops_keys:
             hole = [int(border[0, 0] - origins[0, 0]) for border in (rows.far, rows.near)] if plain is not None else ()
             return Single(0, None, None, hole)
         is_kept = self.settings.get("side_cache", True) and not trains
-        is_far = keys < rows.far  # Up to the first that is not, whatever padding stands between.
+        is_far = keys < rows.far  # Up to the first that is not, as padding has any position.
         low = int(is_far.long().cumprod(-1).sum(-1).amin())
         return Single(low, rung[:, 0].tolist() if is_kept else None, origins[:, 0].tolist(), ())
 
     def one(self, call, plan, query, key, value, mask):
-        """Query, key, value and mask of the one call that reads every key right.
+        """Query, key, value and mask of one call that reads every key at the map's distance.
 
-        The query stands where it reads far keys, and near keys turn with it. If a method's far keys do not turn, its
+        The query turns to its position for far keys, and near keys turn with it. If a map's far keys do not turn, its
         query does not either, and they turn instead.
         """
         rows, single, total = plan.rows, plan.pieces, key.shape[2]
@@ -182,10 +182,10 @@ class Relation(Method):
         return turned(call, query, rows.at_far, rotated, slowed) if plan.map.turns_keys else query, key, value, mask
 
     def ends(self, plan, start):
-        """Where the keys from number `start` on turn to for the one call of a single row, and since where."""
+        """The positions to which keys from number `start` on turn for the one call of a row, and from which."""
         places, rows = plan.places, plan.rows
         n, rotated = places.keys[:, start:], places.rotated_keys[:, start:]
-        if plan.map.turns_keys:  # The query stands where it reads far keys; the others go the way that it went.
+        if plan.map.turns_keys:  # The query is at its position for far keys; other keys turn by as much as it did.
             far, other = (plan.map.keys(n, rotated, rows.rung), rotated), (rows.at_far, places.rotated)
         else:
             far, other = (places.rotated, rows.at_far), (rotated, rotated)
@@ -212,8 +212,8 @@ class Relation(Method):
             if rows.at_middle is not None:
                 parts["middle"] = turned(call, query, rows.at_middle, m, name="middle")
         parts = {name: part.unflatten(1, (groups, -1)) for name, part in parts.items()}
-        own = output[:, first:].transpose(1, 2)
-        total = own if own.dtype == torch.float32 else torch.empty_like(own, dtype=torch.float32)
+        changed = output[:, first:].transpose(1, 2)
+        total = changed if changed.dtype == torch.float32 else torch.empty_like(changed, dtype=torch.float32)
         total, sums = total.unflatten(1, (groups, -1)), total.new_empty(*total.shape[:3]).unflatten(1, (groups, -1))
         origin, written, bands = plan.base + first, set(), {}
         for rung, end, tiles in plan.pieces:
@@ -228,31 +228,31 @@ class Relation(Method):
                     more = attend_tile(*tile, form, bias, scale)
                     merge(total[i, :, :, span], sums[i, :, :, span], *more, start not in written)
                 written.add(start)
-        if own.dtype != torch.float32:
-            own.copy_(total.flatten(1, 2))
+        if changed.dtype != torch.float32:
+            changed.copy_(total.flatten(1, 2))
         return output
 
     def far_keys(self, call, plan, key, rung, end):
-        """Keys (b, g, at least `end`, d) as the far rows of a rung read them. With a cache the last rung's are kept."""
+        """Keys (b, g, at least `end`, d) turned for far rows of a rung. A cache keeps those of the last rung."""
         if not plan.map.turns_keys or rung == 0 or end == 0:
             return key
         is_kept = plan.base and rung == plan.pieces[-1][0] and self.settings.get("side_cache", True) and can_keep(call)
         side = side_of(call, key, [rung] * len(key), [0] * len(key)) if is_kept else None
         start = side.filled if side else 0
         if start < end:
-            end = key.shape[2] if side else end  # What is near now will be far, so that later rows find it.
+            end = key.shape[2] if side else end  # Keys that are near now are far for later rows.
             n, rungs = torch.arange(start, end, device=key.device)[None], torch.tensor([[rung]], device=key.device)
             slowed, name = plan.map.slowed(rungs), None if side else "keys"
-            made = turned(call, key[:, :, start:end], plan.map.keys(n, n, rungs), n, slowed, name)
+            far_key = turned(call, key[:, :, start:end], plan.map.keys(n, n, rungs), n, slowed, name)
             if not side:
-                return made
-            side.buffer[:, :, start:end] = made
+                return far_key
+            side.buffer[:, :, start:end] = far_key
             keep_side(call, side._replace(filled=end))
         return side.buffer
 
     def blocks(self, call, plan, query, key, value, mask, kwargs):
         """Output (b, l, h, d) and weights, or None, of all rows from the plan's first on, block by block."""
-        made, by_rung = [], {}
+        results, by_rung = [], {}
         n, rotated = plan.places.keys, plan.places.rotated_keys
         for block in plan.pieces:
             by_rung = {id(rung): by_rung.get(id(rung)) for rung in block.rungs}
@@ -263,10 +263,10 @@ class Relation(Method):
             far = [key if by_rung[id(rung)] is None else by_rung[id(rung)] for rung in block.rungs]
             inputs = call, plan, (block, mask, kwargs), query, key, value, *far
             if torch.is_grad_enabled() and query.requires_grad and not torch.compiler.is_compiling():
-                made.append(checkpoint(self.block, *inputs, use_reentrant=False))  # Scores are not kept.
+                results.append(checkpoint(self.block, *inputs, use_reentrant=False))  # Scores are not kept.
             else:
-                made.append(self.block(*inputs))
-        outputs, weights = zip(*made, strict=True)
+                results.append(self.block(*inputs))
+        outputs, weights = zip(*results, strict=True)
         return torch.cat(outputs, 1), None if weights[0] is None else torch.cat(weights, 2)
 
     def block(self, call, plan, masked_block, query, key, value, *far_keys):
@@ -297,28 +297,29 @@ class Relation(Method):
 
 
 def scales_of(rules, m):
-    """What queries of rows at m are multiplied by: all of each, and what of each rotates."""
+    """The factors on queries of rows at m: on all of each, and on its rotary part."""
     return rules.temperature(m), rules.loudness(m)
 
 
 def is_tiled(call, query, value, total, kwargs):
-    """Whether nothing about a call asks for more than tiles can do."""
+    """Whether tiles can compute this call."""
     special = any(kwargs.get(name) for name in ("dropout", "softcap", "output_attentions"))
     special = special or kwargs.get("s_aux") is not None or 0 < (kwargs.get("sliding_window") or 0) < total
-    own = (call.backend == "sdpa" or call.is_left_to_engine) and query.shape[3] == value.shape[3]
-    return own and not special and operator(query.device.type, query.dtype) is not None
+    has_shapes = (call.backend == "sdpa" or call.is_left_to_engine) and query.shape[3] == value.shape[3]
+    return has_shapes and not special and operator(query.device.type, query.dtype) is not None
 
 
 def block_pieces(rows, keys, mask, base, first):
-    """Blocks of the rows from `first` on, and what is the same for all rows of each."""
+    """Blocks of the rows from `first` on."""
     (length, total), shared, blocks = (rows.near.shape[1], keys.shape[1]), {}, []
     is_steady, rungs = bool((keys.diff() == 1).all()), rows.rung.cpu()
     low, high = ((border - keys[:, :1]).cpu() for border in (rows.far, rows.near))
     for start in range(first, length, BLOCK):
         stop = min(start + BLOCK, length)
-        found = [row[start:stop].unique().tolist() for row in rungs]
-        places = [tuple(own[min(i, len(own) - 1)] for own in found) for i in range(max(map(len, found)))]
-        tensors = [shared.setdefault(place, torch.tensor(place, device=keys.device)[:, None]) for place in places]
+        by_text = [row[start:stop].unique().tolist() for row in rungs]
+        count = max(map(len, by_text))
+        together = [tuple(values[min(i, len(values) - 1)] for values in by_text) for i in range(count)]
+        tensors = [shared.setdefault(values, torch.tensor(values, device=keys.device)[:, None]) for values in together]
         if isinstance(mask, torch.Tensor) and mask.ndim == 4:
             seen = mask[:, :, start:stop, :total]
             seen = seen if seen.dtype == torch.bool else seen > torch.finfo(seen.dtype).min / 2

@@ -1,9 +1,9 @@
-"""Which keys a row reads at which distance: what all maps share, and the work that a map makes.
+"""Which keys a row reads at which distance: the base class of maps, and the tiles of attention for a map.
 
 This file travels inside checkpoints. A row is a query at position m; a key is at n. A row reads keys n < far as far
 ones, middle <= n < near as middle ones and n >= near at their own distance; any between far and middle not at all.
-A map says at which positions the query and the key of such a pair stand, which need not be whole numbers. All depends
-on the row's own position, never on the call. Shapes: b batch, l rows, k keys, p rotated pairs.
+A map gives the positions of the query and the key of such a pair, which need not be whole numbers. Everything depends
+on the row's position, never on the call. Shapes: b batch, l rows, k keys, p rotated pairs.
 """
 
 import itertools
@@ -12,15 +12,15 @@ from collections import namedtuple
 
 import torch
 
-# Of rows (b, l): the number of the key table that a row reads (0: the row is as in the source model), the borders, and
-# where its query stands for middle and for far keys, (b, l) or (b, l, p). `at_middle` is None where there is no middle.
+# Per row (b, l): the number of the key table that it reads (0: the row is as in the source model), the borders, and
+# the positions of its query for middle and for far keys, (b, l) or (b, l, p). `at_middle` is None without a middle.
 Rows = namedtuple("Rows", ["rung", "far", "middle", "near", "at_middle", "at_far"])
-# Rows of equal rung whose borders stand still or move on by one with every row. Numbers of rows and keys, for plans.
+# Rows of equal rung whose borders are constant or move by one with every row: numbers of rows and keys, for plans.
 Run = namedtuple("Run", ["rung", "start", "stop", "far", "middle", "near", "far_moves", "near_moves"])
 
 
 class Map:
-    """What all maps share. `start` is the first row that reads keys otherwise, `first` the first that changes."""
+    """Base class of maps. `start` is the first row with other distances, `first` the first that changes."""
 
     turns_keys = True  # Whether far keys are turned, or only queries.
     drops_keys = False  # Whether some keys are not read.
@@ -35,13 +35,13 @@ class Map:
         changed, end = m >= self.start, m + 1
         rung, far, middle, near, at_middle, at_far = self.beyond(m)
         borders = (torch.where(changed, border.clamp(min=0), end) for border in (far, middle, near))
-        if at_middle is not None:  # Its keys stay where they are rotated, so that the query moves by the difference.
+        if at_middle is not None:  # Middle keys do not turn, so the query moves by the difference.
             at_middle = chosen(changed, rotated + at_middle - m, rotated)
         at_far = chosen(changed, at_far if self.turns_keys else rotated + at_far - m, rotated)
         return Rows(torch.where(changed, rung, 0), *borders, at_middle, at_far)
 
     def keys(self, n, rotated, rung):
-        """Where keys at n (b, k), rotated by `rotated`, stand for far rows of a rung (b, 1): (b, k) or (b, k, p)."""
+        """Positions of keys at n (b, k), rotated by `rotated`, for far rows of a rung (b, 1): (b, k) or (b, k, p)."""
         return chosen(rung > 0, self.far_keys(n, rung.clamp(min=1)), rotated)
 
     def far_keys(self, n, rung):
@@ -49,7 +49,7 @@ class Map:
         return n
 
     def slowed(self, rung):
-        """What frequencies are multiplied by where far pairs of a rung (b, l) stand, (b, l, p), or None for 1."""
+        """The factors on the frequencies of far pairs of a rung (b, l): (b, l, p), or None for 1."""
         return
 
     def last_rung(self, length):
@@ -57,7 +57,7 @@ class Map:
         return 1
 
     def temperature(self, m):
-        """What the query of each row m (b, l) is multiplied by, float32, or None for 1. Inside the window it is 1."""
+        """The factor on the query of each row m (b, l), float32, or None for 1. Inside the window it is 1."""
         ratio = (m + 1).clamp(min=self.length).float() / self.length
         if self.temperature_name == "yarn":
             return (0.1 * ratio.log() + 1) ** 2
@@ -68,12 +68,12 @@ class Map:
         return None
 
     def loudness(self, m):
-        """The same for what of the query rotates, or None."""
+        """The factor on the rotary part of the query, or None."""
         return
 
 
 def chosen(where, these, others):
-    """These positions where (b, l) says so, else others: each (b, l), or (b, l, p) with one for every pair."""
+    """`these` positions where `where` (b, l), else `others`: each (b, l), or (b, l, p) with one for every pair."""
     if 3 in (these.ndim, others.ndim):
         where, these, others = (x if x.ndim == 3 else x[..., None] for x in (where, these, others))
     return torch.where(where, these, others)
@@ -125,8 +125,8 @@ def tiles(run):
 
 def stages(rules, start, stop):
     """For each rung of the rows start to stop: its number, how many keys are far for some row, and all tiles."""
-    made = []
+    by_rung = []
     for rung, group in itertools.groupby(runs(rules, start, stop), lambda run: run.rung):
-        found = [tile for run in group for tile in tiles(run) if tile[3] < tile[4]]
-        made.append((rung, max((tile[4] for tile in found if tile[0] == "far"), default=0), found))
-    return made
+        shown = [tile for run in group for tile in tiles(run) if tile[3] < tile[4]]
+        by_rung.append((rung, max((tile[4] for tile in shown if tile[0] == "far"), default=0), shown))
+    return by_rung

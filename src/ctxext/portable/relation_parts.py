@@ -1,4 +1,4 @@
-"""What attention by relation maps is put together from: masks, positions of keys, tiles, and keys that stay turned.
+"""The parts of attention by relation maps: masks, positions of keys, tiles, and the cache of turned keys.
 
 This file travels inside checkpoints. Shapes: b batch, h heads, g key heads, l rows, n keys, d head.
 """
@@ -20,8 +20,8 @@ def first_base(call, length, total, mask):
 
 def causal(rows, total, base, mask=None, window=0):
     """Which keys each row sees without a mask of scores: rows (b or 1, l) by number, (b or 1, l, n)."""
-    keys, own = torch.arange(total, device=rows.device), (base + rows)[..., None]
-    seen = (keys <= own) & (keys > own - window) if window else keys <= own
+    keys, last = torch.arange(total, device=rows.device), (base + rows)[..., None]
+    seen = (keys <= last) & (keys > last - window) if window else keys <= last
     return seen if mask is None else seen & (mask[:, None, :total] != 0)
 
 
@@ -30,7 +30,7 @@ def visible(mask, rows, total, base, window=0):
     if hasattr(mask, "mask_mod"):  # Flex attention.
         batch = torch.arange(mask.shape[0], device=rows.device)[:, None, None]
         return mask.mask_mod(batch, torch.zeros_like(batch), rows[..., None], torch.arange(total, device=rows.device))
-    if mask is None or mask.ndim == 2:  # Flash attention has the tokenizer's.
+    if mask is None or mask.ndim == 2:  # Flash attention gets the tokenizer's mask.
         return causal(rows, total, base, mask, window)
     mask = mask[:, 0, :, :total]
     batch = max(len(mask), len(rows))
@@ -39,31 +39,31 @@ def visible(mask, rows, total, base, window=0):
 
 
 # Where the rows and the keys of a call are: the positions of rows (b or 1, l) and of keys (b or 1, n) within their
-# texts, and those by which they are rotated. Of keys that no row sees they are any.
+# texts, and those by which they are rotated. Positions of keys that no row sees are arbitrary.
 Places = namedtuple("Places", ["rows", "rotated", "keys", "rotated_keys"])
-NOWHERE = 1 << 40  # Where keys are that a cache has room for: behind every row.
+NOWHERE = 1 << 40  # The position of unused places in a cache: after every row.
 
 
 def places_of(call, key, length, mask, base):
-    """The Places of this call over keys (b, g, n, d), worked out once per forward. The cache keeps those of its keys.
+    """The Places of this call over keys (b, g, n, d), computed once per forward. The cache keeps those of its keys.
 
     Raises:
-        ValueError: nobody can know where the keys are.
+        ValueError: the positions of the keys are not known.
     """
     name = ("places", length, key.shape[2])
     if name not in call.memory:
-        call.memory[name] = made_places(call, key, length, mask, base)
+        call.memory[name] = find_places(call, key, length, mask, base)
     return call.memory[name]
 
 
-def made_places(call, key, length, mask, base):
-    """As `places_of`. What a cache kept is (b, n, 2): positions and those by which keys are rotated."""
+def find_places(call, key, length, mask, base):
+    """As `places_of`. The cache stores (b, n, 2): positions and those by which keys are rotated."""
     total, seen, traced = key.shape[2], call.seen, torch.compiler.is_compiling()
     has_cache = isinstance(call.cache, Cache) and seen is not None
     if torch.is_tensor(seen) and not traced:
         seen = int(seen)
     rows = torch.stack(torch.broadcast_tensors(call.positions, call.rotated), -1)
-    if total > length and not has_cache:  # An engine's cache, whose sequences are told by other means.
+    if total > length and not has_cache:  # An engine's cache, which does not keep positions.
         return guessed_places(call, rows, total, length, mask, base)
     if has_cache and not torch.is_tensor(seen) and seen + length > total:
         return guessed_places(call, rows, total, length, mask, base)
@@ -79,7 +79,7 @@ def made_places(call, key, length, mask, base):
         last = kept[:, seen - 1, None]
         rows = rows + torch.nn.functional.pad(last[..., :1] - last[..., 1:], (0, 1))
     rows = rows.expand(len(key), -1, -1)
-    if torch.is_tensor(seen) or seen + length < total:  # A cache with room: written to in place, as it is itself.
+    if torch.is_tensor(seen) or seen + length < total:  # A static cache: positions are written in place too.
         if kept.shape[1] != total:
             kept = torch.cat([kept, kept.new_full((len(key), total - kept.shape[1], 2), NOWHERE)], 1)
             if not traced:
@@ -97,7 +97,7 @@ def begins_again(m, mask, base):
     """Whether positions of rows (b or 1, l) fall within a text and no mask of scores hides what comes before."""
     if hasattr(mask, "mask_mod") or getattr(mask, "ndim", 2) == 4:
         return False
-    if mask is not None:  # Padding, wherever it stands, has any positions.
+    if mask is not None:  # The positions of padding are arbitrary.
         shown = mask[:, base : base + m.shape[1]] != 0
         highest = m.masked_fill(~shown, -1).cummax(-1).values
         return bool((shown[:, 1:] & (m[:, 1:] < highest[:, :-1])).any())
@@ -105,21 +105,21 @@ def begins_again(m, mask, base):
 
 
 def guessed_places(call, rows, total, length, mask, base):
-    """Places where nothing is kept of earlier keys: counted back from the rows, if no key before is hidden."""
+    """Places without positions of earlier keys: counted back from the rows, if no earlier key is hidden."""
     m, rotated = rows.unbind(-1)
     keys, last = torch.arange(total, device=m.device), base + length - 1
     if not torch.compiler.is_compiling() and mask is not None:
         row = torch.full((1, 1), length - 1, device=m.device)
         seen = visible(mask, row, total, base)[:, 0]
-        own = (seen * keys).amax(-1, keepdim=True)
-        if bool((seen.sum(-1, keepdim=True) != own - seen.long().argmax(-1, keepdim=True) + 1).any()):
+        last_seen = (seen * keys).amax(-1, keepdim=True)
+        if bool((seen.sum(-1, keepdim=True) != last_seen - seen.long().argmax(-1, keepdim=True) + 1).any()):
             raise ValueError(
                 "The cache holds padding between tokens, and this model did not see where: fill it with this model."
             )
-        last = own
+        last = last_seen
     elif mask is not None:
         last = (visible(mask, m.argmax(-1, keepdim=True), total, base) * keys).amax(-1)
-    return Places(m, rotated, *(one[:, -1:] - last + keys for one in (m, rotated)))
+    return Places(m, rotated, *(positions[:, -1:] - last + keys for positions in (m, rotated)))
 
 
 def plain_base(places, mask, total, base):
@@ -144,7 +144,7 @@ def plain_base(places, mask, total, base):
 
 
 def served_rows(backend, count, length, mask):
-    """At least `count` of the first rows, so many that each comes out as it would in a call of all rows, bit by bit.
+    """At least `count` of the first rows, so many that each is bit-equal to a call of all rows.
 
     On processors sdpa divides rows by 256 and keys by 512, and works otherwise below 768 rows.
     """
@@ -164,12 +164,12 @@ def serve(inner, count, base, query, key, value, mask, kwargs):
     return inner(query[:, :, :count], key, value, mask if mask is None else mask[:, :, :count], **kwargs)
 
 
-def joined(changed, plan, stock, own):
-    """Output (b, l, h, d) and weights (b, h, l, n) of all rows: where `changed` (b or 1, l) their own, else stock."""
-    made = []
-    for axis, whole, part in zip((1, 2), stock, own, strict=True):
+def joined(changed, plan, stock, mapped):
+    """Output (b, l, h, d) and weights (b, h, l, n) of all rows: `mapped` where `changed` (b or 1, l), else `stock`."""
+    results = []
+    for axis, whole, part in zip((1, 2), stock, mapped, strict=True):
         if part is None or (whole is None and plan.served):
-            made.append(None)
+            results.append(None)
             continue
         if plan.served:
             count = plan.served - plan.first
@@ -178,20 +178,20 @@ def joined(changed, plan, stock, own):
             both = torch.where(here, part.narrow(axis, 0, count), whole.narrow(axis, plan.first, count))
             rest = part.narrow(axis, count, part.shape[axis] - count)
             part = torch.cat([whole.narrow(axis, 0, plan.first), both, rest], axis)
-        made.append(part)
-    return tuple(made)
+        results.append(part)
+    return tuple(results)
 
 
 def scaling(call, query, kwargs):
-    """What scores are multiplied by."""
+    """The factor on the scores."""
     given = kwargs.get("scaling")
     given = getattr(call, "scaling", None) if given is None else given
     return query.shape[-1] ** -0.5 if given is None else given
 
 
 def scaled(call, query, scales):
-    """The query (b, h, l, d) by two factors of its rows (b or 1, l), None for 1: of all of it, and of what rotates."""
-    whole, rotating = (one if one is None else one[:, None, :, None] for one in scales)
+    """The query (b, h, l, d) times two factors per row (b or 1, l), None for 1: on all, and on its rotary part."""
+    whole, rotating = (scale if scale is None else scale[:, None, :, None] for scale in scales)
     if rotating is not None and (width := 2 * len(call.tables.frame.inverse)) < query.shape[-1]:
         rest = torch.ones_like(rotating).expand(*rotating.shape[:3], query.shape[-1] - width)
         rotating = torch.cat([rotating.expand(*rotating.shape[:3], width), rest], -1)
@@ -200,25 +200,25 @@ def scaled(call, query, scales):
 
 
 def turned(call, tensor, to, since, slowed=None, name=None):
-    """Turn a tensor (b, h, l, d) from positions to others (`call.turn`), in pieces that stay in the processor's cache.
+    """Rotate a tensor (b, h, l, d) from positions to others (`call.turn`), in pieces that fit the processor's cache.
 
-    With a name, into memory that the next tensor of this name is written to, in this layer or a later one.
+    With a name, the result is in a buffer that the next tensor of this name reuses, in this layer or a later one.
     """
     step = max(32, 65536 // (tensor.shape[0] * tensor.shape[1] * tensor.shape[3]))
     if torch.compiler.is_compiling() or tensor.requires_grad or tensor.shape[2] < 2 * step or tensor.is_cuda:
         return call.turn(tensor, to, since, slowed)
     name = name and (name, tensor.dtype, tensor.device)
-    made = call.memory.get(name)
-    if made is None or made.numel() < tensor.numel():
-        made = tensor.new_empty(tensor.numel())
+    buffer = call.memory.get(name)
+    if buffer is None or buffer.numel() < tensor.numel():
+        buffer = tensor.new_empty(tensor.numel())
     if name:
-        call.memory[name] = made
-    made = made[: tensor.numel()].view(tensor.shape)
+        call.memory[name] = buffer
+    result = buffer[: tensor.numel()].view(tensor.shape)
     for row in range(0, tensor.shape[2], step):
         piece = slice(row, row + step)
         ends = (x if x is None or x.shape[1] == 1 else x[:, piece] for x in (to, since, slowed))
-        made[:, :, piece] = call.turn(tensor[:, :, piece], *ends)
-    return made
+        result[:, :, piece] = call.turn(tensor[:, :, piece], *ends)
+    return result
 
 
 def without(tensor, hole, axis):
@@ -243,7 +243,7 @@ def taken(call, kwargs):
 def softmaxed(scores, value, mask, span, base, hidden, kwargs):
     """Output (b, l, h, d) and weights (b, h, l, n) of the scores of the rows span[0] to span[1], value (b, g, n, d).
 
-    `hidden` (b or 1, l, n) are keys which the map leaves out, or None; `kwargs` are the family's own of this attention.
+    `hidden` (b or 1, l, n) marks keys that the map does not read, or None; `kwargs` are the attention's arguments.
     """
     low, end = torch.finfo(scores.dtype).min, scores.shape[3]
     if kwargs.get("softcap"):
@@ -265,7 +265,7 @@ def softmaxed(scores, value, mask, span, base, hidden, kwargs):
     return product(weights, value).transpose(1, 2), weights
 
 
-# Attention that also returns the logarithm of the sum of exponents of each row. Private to torch, so tried before use.
+# Attention that also returns the log-sum-exp of each row. Private to torch, so checked before use.
 OPERATORS = {
     "cpu": lambda q, k, v, bias, causal, scale: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, attn_mask=bias, scale=scale
@@ -278,7 +278,7 @@ OPERATORS = {
 
 @functools.cache
 def operator(kind, dtype):
-    """The operator of a kind of device if it does what is expected of it with this dtype, else None."""
+    """The operator of a kind of device if it passes a check with this dtype, else None."""
     if kind not in OPERATORS:
         return None
     try:
@@ -327,8 +327,8 @@ def merge(total, sums, output, more, is_first):
         torch.logaddexp(sums, more, out=sums)
 
 
-# Keys of one layer that stay turned: the rungs and first positions of the sequences, for which they are; a buffer
-# (b, g, room, d); how many are final. They are kept with the cache, and made again when its sequences moved.
+# The turned keys of one layer: the rungs and first positions of the sequences they belong to; a buffer
+# (b, g, room, d); how many are final. They are kept with the cache, and turned again when its sequences move.
 Side = namedtuple("Side", ["rungs", "origins", "buffer", "filled"])
 
 
@@ -345,7 +345,7 @@ def side_of(call, key, rungs, origins):
 
 
 def keep_side(call, side):
-    """Keep turned keys with the cache."""
+    """Store turned keys with the cache."""
     state_of(call.cache).derived["turned keys", call.layer] = side
 
 

@@ -10,7 +10,7 @@ from .relation_maps import Map, floored
 class SelfExtendMap(Map):
     """Far keys at grouped positions that meet the near ones at the border. https://arxiv.org/abs/2401.01325.
 
-    Rung and group are one: the smallest that the row's own length needs. With a fixed `group` the rung is 1.
+    The rung is the group: the smallest that the row's length needs. With a fixed `group` the rung is 1.
     """
 
     def __init__(self, settings):
@@ -19,15 +19,15 @@ class SelfExtendMap(Map):
 
     def rung(self, m):
         """The row's group: w + (L - w) * group >= m + 1."""
-        own = torch.div(m - self.window, self.length - self.window, rounding_mode="floor") + 1
-        return own if self.group is None else torch.ones_like(m)
+        smallest = torch.div(m - self.window, self.length - self.window, rounding_mode="floor") + 1
+        return smallest if self.group is None else torch.ones_like(m)
 
     def last_rung(self, length):
         """As in `rung`."""
         return 1 if self.group is not None else (length - 1 - self.window) // (self.length - self.window) + 1
 
     def beyond(self, m):
-        """Rows of at least `start`; the query stands at `floor(m / group) + w - w / group`."""
+        """Rows of at least `start`; the query is at `floor(m / group) + w - w / group`."""
         rung, near = self.rung(m), m - self.window + 1
         group = rung.clamp(min=1) if self.group is None else torch.full_like(m, self.group)
         return rung, near, near, near, None, floored(m, group) + (self.window - self.window / exact(group))
