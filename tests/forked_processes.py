@@ -34,7 +34,10 @@ CLEAN = """
     transformers.models.llama.modeling_llama transformers.integrations.sdpa_attention safetensors.torch
 """.split()  # noqa: SIM905
 OURS = """
-    ctxext.cli.app ctxext.converters ctxext.verify ctxext.system.isolated ctxext.publish.push ctxext.evaluate
+    ctxext.cli.app ctxext.cli.convert ctxext.cli.inspect ctxext.cli.eval ctxext.cli.search ctxext.cli.finetune
+    ctxext.cli.merge ctxext.cli.verify ctxext.cli.push ctxext.converters.convert ctxext.verify.run ctxext.evaluate.run
+    ctxext.cli.demo ctxext.cli.methods ctxext.cli.env pydantic yaml
+    ctxext.verify ctxext.system.isolated ctxext.publish.push ctxext.evaluate
     ctxext.evaluate.model
 """.split()  # noqa: SIM905
 MAIN = "from ctxext.cli.app import main\nimport sys\nsys.argv[0] = 'ctxext'\nmain()"

@@ -12,7 +12,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A layer may import itself and those that stand before it; a room within a room is a layer too, named with a dot, and
 # what has no name of its own belongs to the room around it. The portable code stands outside: it imports none of them.
 LAYERS = (
-    *("serving", "version", "errors", "options", "system.files", "reading", "system", "data"),
+    *("serving", "version", "lazy", "errors", "options", "system.files", "reading", "system", "data"),
     *("checkpoint", "recipes", "verify", "converters"),
     "evaluate.checkpoint_info",
     *("evaluate.scoring.prefix_cache", "evaluate.model", "evaluate.served", "evaluate.scoring"),
@@ -106,3 +106,37 @@ def test_light_commands_import_nothing_heavy(words):
     script += f"sys.exit(','.join(sorted({set(HEAVY)!r} & sys.modules.keys())) or 0)"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+STARTS = {
+    ("--help",): ("rich.table", "ctxext.reading", "ctxext.recipes", "ctxext.checkpoint"),
+    ("methods",): ("ctxext.converters.engines", "ctxext.recipes.recipe"),
+    ("inspect", "demo"): ("ctxext.converters.convert", "ctxext.verify.run"),
+}
+"""What stays unloaded, beside what none of these commands needs."""
+UNNEEDED = (*HEAVY, "pydantic", "yaml", "huggingface_hub", "safetensors", "psutil", "rich.progress", "rich.markdown")
+UNNEEDED += (
+    "ctxext.search.run",
+    "ctxext.evaluate.run",
+    "ctxext.finetune.run",
+    "ctxext.publish.push",
+    "ctxext.cli.search",
+)
+
+
+@pytest.mark.parametrize("words", STARTS, ids=" ".join)
+def test_a_command_loads_what_it_needs(words):
+    script = f"import sys; sys.argv = ['ctxext', *{words!r}]\nfrom ctxext.cli.app import main\n"
+    script += "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
+    script += f"sys.exit(','.join(sorted({set(UNNEEDED + STARTS[words])!r} & sys.modules.keys())) or 0)"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_package_itself_loads_nothing():
+    script = "import sys; before = set(sys.modules); import ctxext; print(*sorted(set(sys.modules) - before))"
+    result = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=False)
+    if result.returncode:  # The package is installed where only `site` finds it.
+        result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    loaded = {name for name in result.stdout.split() if name.startswith("ctxext.")}
+    assert loaded <= {"ctxext.version", "ctxext.lazy"}

@@ -25,7 +25,9 @@ import time
 WARM = """
     encodings.idna torch transformers peft accelerate matplotlib.figure optuna sqlalchemy.dialects.sqlite pandas
     datasets psutil transformers.models.llama.modeling_llama transformers.trainer
-    transformers.integrations.tensor_parallel ctxext.cli.app ctxext.converters ctxext.evaluate ctxext.finetune
+    transformers.integrations.tensor_parallel ctxext.cli.app ctxext.cli.convert ctxext.cli.merge ctxext.cli.eval
+    ctxext.cli.finetune ctxext.cli.search ctxext.cli.push ctxext.converters.convert ctxext.evaluate.run
+    ctxext.finetune.run ctxext.finetune.merge ctxext.search.run pydantic yaml
     ctxext.finetune.loop ctxext.finetune.prepare ctxext.evaluate.model ctxext.evaluate.report.page ctxext.search
     ctxext.search.loop ctxext.search.picture ctxext.publish.push
 """.split()  # noqa: SIM905
@@ -123,7 +125,7 @@ if __name__ == "__main__":
     # Whatever is printed while loading is no answer.
     ANSWERS = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    for name in WARM if "light" not in sys.argv else ("ctxext.cli.app", "ctxext.converters"):
+    for name in WARM if "light" not in sys.argv else ("ctxext.cli.app", "ctxext.cli.convert"):
         __import__(name)
     LOADED = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for line in sys.stdin:

@@ -40,7 +40,7 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
     except CtxextError:  # Whoever needs the family says why there is none.
         return
     text = text_config(config, plain)
-    sizes = {key: plain_value(text, plain, key) for key in Sizes.model_fields}
+    sizes = {key: plain_value(text, plain, key) for key in Sizes.names()}
     indices = plain.layers.get("indices")
     checked({**sizes, "attention_layers": indices and plain_value(text, plain, indices)}, Sizes, name)
     if null := next((key for key in _NEEDED if key in plain.defaults and sizes[key] is None), None):

@@ -1,39 +1,44 @@
 """The `ctxext` command: its subcommands, and how errors are reported."""
 
 import contextlib
+import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ctxext.cli.convert import convert
-from ctxext.cli.demo import demo
-from ctxext.cli.env import env
-from ctxext.cli.eval import eval_
 from ctxext.cli.faults import print_fault, tell_everywhere
-from ctxext.cli.finetune import finetune
-from ctxext.cli.inspect import inspect
+from ctxext.cli.help import Command, print_help, read_plainly
 from ctxext.cli.interrupts import INTERRUPTED
-from ctxext.cli.merge import merge
-from ctxext.cli.method_options import method_parameters
-from ctxext.cli.methods import methods
-from ctxext.cli.options import parameters_of, with_parameters
 from ctxext.cli.output import print_error
-from ctxext.cli.push import push
-from ctxext.cli.search import search_
-from ctxext.cli.verify import verify
-from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.errors import CtxextError
-from ctxext.evaluate.settings import Settings
-from ctxext.finetune.options import TrainingOptions
-from ctxext.search.options import SearchOptions
-from ctxext.system.output_directory import OverwriteOptions, explain_disk_errors
 from ctxext.system.tokens import RedactedStream, remember_arguments
 from ctxext.version import __version__
+
+SUMMARIES = {
+    "convert": "Rewrite a checkpoint's encoding of positions and save it as a portable one. Only table and range write "
+    "weights.",
+    "inspect": "Show a checkpoint's position encoding, its context length, and which methods apply. Reads headers "
+    "only.",
+    "eval": "Measure whether models find things anywhere in their context, and what extending it cost.",
+    "search": "Try recipes on a model, without training, and write the best as an ordinary recipe file.",
+    "finetune": "Train an extended model on long sequences, with LoRA by default, and write it as a portable "
+    "checkpoint.",
+    "merge": "Merge a LoRA adapter into its base, tensor by tensor; recipe, tokenizer and modeling code stay.",
+    "verify": "Check that a converted checkpoint is what it says: files, configuration, code, frequencies, weights.",
+    "push": "Put a finished checkpoint on the Hub, with its model card and the digest of every file.",
+    "methods": "List the methods, what each needs and where it comes from.",
+    "demo": "Extend the checkpoint in the package five ways, ask each for needles, and show who finds them where.",
+    "env": "Print versions, devices and cache folders; paste this into a bug report.",
+}
+"""Each command and the first line of its help, so that a list of all commands loads none of them."""
+
+_FUNCTIONS = {"eval": "eval_", "search": "search_"}
+"""The functions that are not called as their commands are; a command is in the module of its name."""
 
 
 class _Commands(typer.core.TyperGroup):
@@ -73,25 +78,61 @@ def _tell_wrong_use(error: Any) -> None:
         print_error(CtxextError(message, hint=hint))
 
 
+class _Loaded(Mapping[str, typer.core.TyperCommand]):
+    """The commands by name; each is imported when it is asked for."""
+
+    def __init__(self) -> None:
+        self._commands: dict[str, typer.core.TyperCommand] = {}
+
+    def __getitem__(self, name: str) -> typer.core.TyperCommand:
+        if name not in SUMMARIES:
+            raise KeyError(name)
+        if name not in self._commands:
+            module = importlib.import_module(f"ctxext.cli.{name}")
+            single = typer.Typer(add_completion=False)
+            single.command(name, cls=Command)(getattr(module, _FUNCTIONS.get(name, name)))
+            command = typer.main.get_command(single)
+            assert isinstance(command, typer.core.TyperCommand)
+            self._commands[name] = command
+        return self._commands[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SUMMARIES)
+
+    def __len__(self) -> int:
+        return len(SUMMARIES)
+
+
+class _LazyCommands(_Commands):
+    """The subcommands of this package: help and completion of their names load none of them."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "commands": _Loaded()})
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, with those that typer adds."""
+        return read_plainly(super().get_params(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the commands with what each does."""
+        print_help(self, ctx, commands=SUMMARIES)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """The names of commands and options that begin so."""
+        item: Any = vars(typer.core)["CompletionItem"]
+        names = [item(name, help=SUMMARIES[name]) for name in SUMMARIES if name.startswith(incomplete)]
+        return [*names, *super(typer.core.TyperGroup, self).shell_complete(ctx, incomplete)]
+
+
 app = typer.Typer(
     name="ctxext",
-    cls=_Commands,
+    cls=_LazyCommands,
     no_args_is_help=True,
-    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Make a language model read more: convert a checkpoint to a longer context, and measure what that did.",
     epilog="Start with: ctxext demo",
 )
-_CONVERT = (*parameters_of(ConvertOptions), *method_parameters(), *parameters_of(Calibration))
-app.command()(with_parameters(convert, _CONVERT, after="dry_run"))
-app.command()(inspect)
-app.command("eval")(with_parameters(eval_, parameters_of(Settings), after="models"))
-app.command("search")(with_parameters(search_, parameters_of(SearchOptions), after="out"))
-app.command()(with_parameters(finetune, parameters_of(TrainingOptions), after="eval_data"))
-app.command()(with_parameters(merge, parameters_of(OverwriteOptions), after="out"))
-for command in (verify, push, methods, demo, env):
-    app.command()(command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -116,8 +157,13 @@ def main() -> None:
     _make_streams_take_everything()
     tell_everywhere()
     try:
-        with explain_disk_errors(Path("OUT")):  # For commands that do not report it with the path themselves.
+        try:
             app()
+        except Exception:  # A full disk is explained, for commands that do not name the path themselves.
+            from ctxext.system.output_directory import explain_disk_errors
+
+            with explain_disk_errors(Path("OUT")):
+                raise
     except CtxextError as error:
         print_error(error)
         sys.exit(1)

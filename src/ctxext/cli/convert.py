@@ -1,7 +1,6 @@
 """`ctxext convert`: rewrite a checkpoint's rotary encoding and save it as a portable checkpoint."""
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +13,7 @@ from ctxext.checkpoint.auto_class import auto_class
 from ctxext.checkpoint.new_tensor import grouped
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.auto import MinutesOption, TrialsOption, searched_recipe, wants_search
-from ctxext.cli.method_options import build_recipe, option_owners
+from ctxext.cli.method_options import build_recipe, method_parameters, option_owners
 from ctxext.cli.options import (
     JsonOption,
     QuietOption,
@@ -23,12 +22,14 @@ from ctxext.cli.options import (
     TokenOption,
     VerboseOption,
     built,
+    parameters_of,
+    with_parameters,
 )
 from ctxext.cli.output import Output
+from ctxext.cli.serving import serving_line, unconverted_text
 from ctxext.cli.terminal import bold, done_line, marked
 from ctxext.converters.convert import Conversion, plan_conversion
 from ctxext.converters.convert import convert as run
-from ctxext.converters.engines import MARKS, Serving
 from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.converters.plan import Change, Plan
 from ctxext.evaluate.checkpoint_info import KINDS
@@ -37,10 +38,11 @@ from ctxext.recipes.registry import METHODS
 from ctxext.system.output_directory import check_out
 
 
+@with_parameters([*parameters_of(ConvertOptions), *method_parameters(), *parameters_of(Calibration)], after="dry_run")
 def convert(
     source: SourceArgument,
     out: Annotated[
-        Path | None, typer.Argument(metavar="[OUT]", help="The folder to make; by default ./NAME-METHOD-LENGTH.")
+        Path | None, typer.Argument(metavar="OUT", help="The folder to make; by default ./NAME-METHOD-LENGTH.")
     ] = None,
     *,
     method: Annotated[
@@ -165,19 +167,6 @@ def plan_data(plan: Plan, out: str | None) -> dict[str, Any]:
         "unconverted": dict(plan.unconverted),
         "cautions": list(plan.cautions),
     }
-
-
-def serving_line(serving: tuple[Serving, ...]) -> str:
-    """Which engines run it, in one line."""
-    return "   ".join(f"{row.engine} {MARKS[row.status]}" + (f" ({row.note})" if row.note else "") for row in serving)
-
-
-def unconverted_text(lines: Mapping[str, str]) -> list[str]:
-    """The commands that serve the source itself, each on a line that can be copied."""
-    commands = [f"  {line}" for line in lines.values()]
-    if "vLLM" in lines:
-        commands.append("  (a draft model does not inherit --hf-overrides: give it its own, or convert)")
-    return ["the source itself can be served so, without converting it:", *commands] if commands else []
 
 
 def _plan_lines(plan: Plan) -> list[Any]:

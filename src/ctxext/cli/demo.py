@@ -37,7 +37,7 @@ _SHOWN = {"mspoe": "mspoe, linear (paper)", "mspoe-by-parts": "mspoe, by parts 2
 
 
 def demo(
-    out: Annotated[Path, typer.Argument(metavar="[OUT]", help="Where the checkpoints and the report go.")] = Path(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Where the checkpoints and the report go.")] = Path(
         "demo-out"
     ),
     samples: Annotated[int, typer.Option(help="Questions per depth and length.")] = 12,

@@ -16,6 +16,8 @@ from ctxext.cli.options import (
     VerboseOption,
     built,
     names_in,
+    parameters_of,
+    with_parameters,
 )
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
@@ -30,7 +32,7 @@ _RUN, _RESULTS = "How it is run", "Results"
 
 WRITTEN_TASKS = ("needle",)
 """The default tasks of engines, which only generate answers."""
-ModelsArgument = Annotated[list[str], typer.Argument(metavar="MODEL...", help="Folders, Hub ids, or demo.")]
+ModelsArgument = Annotated[list[str], typer.Argument(metavar="MODEL…", help="Folders, Hub ids, or demo.")]
 ChatTemplateOption = Annotated[
     bool, typer.Option("--chat-template/--no-chat-template", help="Use it where there is one.", rich_help_panel=_RUN)
 ]
@@ -72,6 +74,7 @@ ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with what is
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is in OUT.", rich_help_panel=_RESULTS)]
 
 
+@with_parameters(parameters_of(Settings), after="models")
 def eval_(
     models: ModelsArgument,
     *,

@@ -22,6 +22,8 @@ from ctxext.cli.options import (
     VerboseOption,
     built,
     names_in,
+    parameters_of,
+    with_parameters,
 )
 from ctxext.cli.output import Output
 from ctxext.cli.terminal import done_line
@@ -229,6 +231,7 @@ DryRunOption = Annotated[
 ]
 
 
+@with_parameters(parameters_of(TrainingOptions), after="eval_data")
 def finetune(
     context: typer.Context,
     model: SourceArgument,

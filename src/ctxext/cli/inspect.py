@@ -6,7 +6,6 @@ from rich.table import Table
 
 from ctxext.checkpoint.known_models import MAXIMUM
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.cli.convert import serving_line, unconverted_text
 from ctxext.cli.methods import experimental_names
 from ctxext.cli.options import (
     JsonOption,
@@ -18,6 +17,7 @@ from ctxext.cli.options import (
     length_in,
 )
 from ctxext.cli.output import Output
+from ctxext.cli.serving import serving_line, unconverted_text
 from ctxext.cli.terminal import bold
 from ctxext.converters.inspection import Inspection, inspect_checkpoint
 from ctxext.recipes.encodings.rotary import Rotary

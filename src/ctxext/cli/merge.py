@@ -13,12 +13,15 @@ from ctxext.cli.options import (
     TokenOption,
     VerboseOption,
     built,
+    parameters_of,
+    with_parameters,
 )
 from ctxext.cli.output import Output
 from ctxext.cli.terminal import done_line
 from ctxext.system.output_directory import OverwriteOptions
 
 
+@with_parameters(parameters_of(OverwriteOptions), after="out")
 def merge(
     model: SourceArgument,
     adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="The folder of a LoRA adapter.")],

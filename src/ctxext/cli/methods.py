@@ -4,11 +4,10 @@ import inspect
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
+from ctxext.cli.help import section
 from ctxext.cli.options import JsonOption
 from ctxext.cli.output import Output
-from ctxext.cli.terminal import bold
 from ctxext.recipes.base import Method
 from ctxext.recipes.param import limits_of, options_of
 from ctxext.recipes.registry import METHODS
@@ -27,16 +26,15 @@ def methods(
 
     ctxext methods --experimental
     """
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("method", "what it does", "carried by"):
-        table.add_column(column, overflow="fold")
+    output = Output(as_json=as_json)
+    groups: dict[str, list[tuple[str, str]]] = {}
     for method in METHODS:
         if experimental or not method.is_experimental:
             names = ", ".join((method.name, *method.aliases))
-            table.add_row(bold(names), summary_of(method), carried_by(method))
-    output = Output(as_json=as_json)
-    left_out = [] if experimental else [f"experimental, by name alike: {' '.join(experimental_names())}"]
-    output.result({"methods": [method_data(method) for method in METHODS]}, table, *left_out)
+            groups.setdefault(f"Carried by {carried_by(method)}", []).append((names, summary_of(method)))
+    lines = [line for title, rows in groups.items() for line in section(title, rows, output.stdout)]
+    left_out = [] if experimental else [f"\nexperimental, by name alike: {' '.join(experimental_names())}"]
+    output.result({"methods": [method_data(method) for method in METHODS]}, *lines, *left_out)
     output.next_step("ctxext", "convert", "--help", why="Their options")
 
 

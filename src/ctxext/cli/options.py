@@ -3,12 +3,11 @@
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from ctxext.evaluate.settings import parse_depths
 from ctxext.options import Option, options_of
 from ctxext.recipes.length import parse_length
 from ctxext.recipes.param import value_type
@@ -70,11 +69,17 @@ def lengths_in(word: str | None) -> tuple[int, ...]:
     return tuple(sorted({parse_length(length) for length in names_in([word or ""])}))
 
 
+def _depths_in(word: str) -> tuple[float, ...]:
+    from ctxext.evaluate.settings import parse_depths
+
+    return parse_depths(word)
+
+
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "length": parse_length,
     "lengths": lengths_in,
     "names": lambda words: names_in([words] if isinstance(words, str) else words),
-    "depths": parse_depths,
+    "depths": _depths_in,
 }
 """Parsers of the text of an option, by the kind of option."""
 
@@ -122,15 +127,26 @@ def built(owner: Callable[..., _Instance], given: Mapping[str, Any], **others: A
 
 
 def with_parameters(
-    function: Callable[..., None], parameters: Sequence[inspect.Parameter], after: str
-) -> Callable[..., None]:
+    parameters: Sequence[inspect.Parameter], after: str, advanced: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace the **options of a command with the parameters that it stands for.
 
     Args:
-        function: The command.
         parameters: What **options takes.
         after: The name of the command's parameter after which help shows them.
+        advanced: Parameters that only `--help-all` shows.
     """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        _declare(function, parameters, after)
+        function.advanced = frozenset(advanced)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def _declare(function: Callable[..., None], parameters: Sequence[inspect.Parameter], after: str) -> None:
+    """Give a function the signature that typer reads."""
     signature = inspect.signature(function)
     declared = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     first = 1 + next(i for i, parameter in enumerate(declared) if parameter.name == after)
@@ -140,4 +156,3 @@ def with_parameters(
         **{key: hint for key, hint in function.__annotations__.items() if key != "options"},
         **{parameter.name: parameter.annotation for parameter in parameters},
     }
-    return function

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import RenderableType
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from ctxext.cli.terminal import SafeConsole, in_one_line
 from ctxext.errors import CtxextError
@@ -71,6 +69,9 @@ class Output:
         if self.quiet:
             yield lambda label, done, total: None
         elif self.stderr.is_terminal:
+            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
             with Bar(
                 *columns, TimeRemainingColumn(), console=self.stderr, transient=True, speed_estimate_period=_DAY

@@ -17,6 +17,8 @@ from ctxext.cli.options import (
     TokenOption,
     VerboseOption,
     built,
+    parameters_of,
+    with_parameters,
 )
 from ctxext.cli.output import Output
 from ctxext.cli.search_view import points_table, watching
@@ -37,7 +39,7 @@ _CAP = 12
 _RUN, _STUDY = "How it is run", "Study"
 
 OutArgument = Annotated[
-    Path, typer.Argument(metavar="[RECIPE]", help="The recipe file to write; NAME.png and NAME.db go beside it.")
+    Path, typer.Argument(metavar="RECIPE", help="The recipe file to write; NAME.png and NAME.db go beside it.")
 ]
 ChatTemplateOption = Annotated[
     bool, typer.Option("--chat-template/--no-chat-template", help="Use it where there is one.", rich_help_panel=_RUN)
@@ -69,6 +71,7 @@ OverwriteOption = Annotated[
 ]
 
 
+@with_parameters(parameters_of(SearchOptions), after="out")
 def search_(
     source: SourceArgument,
     out: OutArgument = Path("best.yaml"),

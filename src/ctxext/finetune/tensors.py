@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import torch
 import re
 
-from ctxext.reading.schemas import Number, Schema, Word, checked, read_json_object
+from ctxext.reading.schema import Schema
+from ctxext.reading.schemas import Number, Word, checked, read_json_object
 
 _CANNOT = {
     "target_parameters": "it changes parameters of fused experts",

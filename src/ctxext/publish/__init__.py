@@ -1,5 +1,17 @@
 """Publish finished checkpoints on the Hub."""
 
-from ctxext.publish.push import Push, PushOptions, push
+from typing import TYPE_CHECKING
+
+from ctxext.lazy import hand_on
+
+if TYPE_CHECKING:
+    from ctxext.publish.push import Push, PushOptions, push
 
 __all__ = ["Push", "PushOptions", "push"]
+
+_NAMES = {
+    "Push": "ctxext.publish.push",
+    "PushOptions": "ctxext.publish.push",
+    "push": "ctxext.publish.push",
+}
+hand_on(__name__, _NAMES)

@@ -1,14 +1,13 @@
 """What this package uses of the files by which a stopped run goes on: an evaluation's lines, a Trainer's state."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeGuard
 
-from pydantic import Field, model_validator
-
-from ctxext.errors import CtxextError
 from ctxext.reading.report import Figure, Fraction, Name
-from ctxext.reading.schemas import Length, Number, Offset, Schema, checked
+from ctxext.reading.schema import Limits, Schema, fault_of
+from ctxext.reading.schemas import Length, Number, Offset
 
-Pair = Annotated[list[Number], Field(min_length=2, max_length=2)]
+Pair = Annotated[list[Number], Limits(min_length=2, max_length=2)]
 """A sum of losses, and of how many tokens."""
 
 
@@ -41,6 +40,9 @@ class FactsLine(Schema):
     harness: dict[Name, dict[Name, Number]] | None = None
 
 
+_LONG = ("perplexity", "pseudo-perplexity")
+
+
 class CellLine(Schema):
     """What one model was measured at."""
 
@@ -48,27 +50,25 @@ class CellLine(Schema):
     task: Name
     length: Length
     depth: Fraction | None
-    samples: Annotated[list[Offset], Field(min_length=1)]
+    samples: Annotated[list[Offset], Limits(min_length=1)]
     seconds: Figure
     correct: list[Fraction] | None = None
-    loss: Annotated[list[Number], Field(min_length=1)] | None = None
-    tokens: Annotated[list[Length], Field(min_length=1)] | None = None
+    loss: Annotated[list[Number], Limits(min_length=1)] | None = None
+    tokens: Annotated[list[Length], Limits(min_length=1)] | None = None
     width: Length | None = None
     buckets: list[Pair] | None = None
-    lengths: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Pair] | None = None
-    sliding: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Pair] | None = None
+    lengths: dict[Annotated[str, Limits(pattern=r"^\d{1,10}$")], Pair] | None = None
+    sliding: dict[Annotated[str, Limits(pattern=r"^\d{1,10}$")], Pair] | None = None
 
-    @model_validator(mode="after")
-    def _is_whole(self) -> "CellLine":
-        if self.task == "short":
-            whole = self.loss is not None and self.tokens is not None
-        elif self.task in ("perplexity", "pseudo-perplexity"):
-            whole = None not in (self.width, self.buckets, self.lengths)
-        else:
-            whole = self.correct is not None and len(self.correct) == len(self.samples)
-        if not whole:
-            raise ValueError("a task with its figures")
-        return self
+    @classmethod
+    def missing(cls, content: Mapping[str, Any]) -> str:
+        """A task has its figures."""
+        figures = {"short": ("loss", "tokens"), **dict.fromkeys(_LONG, ("width", "buckets", "lengths"))}
+        needed = figures.get(content["task"], ("correct",))
+        is_whole = all(content.get(key) is not None for key in needed)
+        if is_whole and needed == ("correct",):
+            is_whole = len(content["correct"]) == len(content["samples"])
+        return "" if is_whole else "a task with its figures"
 
 
 class Logged(Schema):
@@ -88,12 +88,12 @@ class SavedState(Schema):
     log_history: list[Logged]
     stateful_callbacks: dict[str, dict[str, Any]]
 
-    @model_validator(mode="after")
-    def _is_whole(self) -> "SavedState":
-        learned = [entry.step for entry in self.log_history if entry.loss is not None]
-        if not learned or not 1 <= min(learned) <= max(learned) <= self.global_step <= self.max_steps:
-            raise ValueError("losses of the steps until then")
-        return self
+    @classmethod
+    def missing(cls, content: Mapping[str, Any]) -> str:
+        """The losses are those of the steps until then."""
+        learned = [entry["step"] for entry in content["log_history"] if entry.get("loss") is not None]
+        reached = learned and 1 <= min(learned) <= max(learned) <= content["global_step"] <= content["max_steps"]
+        return "" if reached else "losses of the steps until then"
 
 
 def is_line(record: Any) -> TypeGuard[dict[str, Any]]:
@@ -106,8 +106,4 @@ def is_line(record: Any) -> TypeGuard[dict[str, Any]]:
 
 def is_as(record: dict[str, Any], schema: type[Schema]) -> bool:
     """Whether a record is as a schema says."""
-    try:
-        checked(record, schema, "")
-    except CtxextError:
-        return False
-    return True
+    return fault_of(record, schema) is None

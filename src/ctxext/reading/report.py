@@ -1,16 +1,16 @@
 """What this package uses of a report.json."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from ctxext.reading.schema import Limits, Schema
+from ctxext.reading.schemas import Length, Number, Offset, Word
 
-from ctxext.reading.schemas import Length, Number, Offset, Schema, Word
-
-Name = Annotated[str, Field(max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f<>|]*$")]
+Name = Annotated[str, Limits(max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f<>|]*$")]
 """A name that is shown on a page."""
 
-Figure = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
+Figure = Annotated[float, Limits(ge=0)]
+Fraction = Annotated[float, Limits(ge=0, le=1)]
 
 
 class Cell(Schema):
@@ -19,7 +19,7 @@ class Cell(Schema):
     task: Name
     length: Length
     depth: Fraction | None = None
-    correct: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    correct: Annotated[float, Limits(ge=0, finite=True)]
     samples: Offset
     share: Fraction
 
@@ -45,7 +45,7 @@ class Perplexity(Schema):
     task: Name = "perplexity"
     length: Length
     curve: list[Point]
-    lengths: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], AtLength]
+    lengths: dict[Annotated[str, Limits(pattern=r"^\d{1,10}$")], AtLength]
 
 
 class Against(Schema):
@@ -73,11 +73,11 @@ class Reach(Schema):
     low: Length | None
     high: Length | None
 
-    @model_validator(mode="after")
-    def _is_whole(self) -> "Reach":
-        if self.length is not None and (self.low is None or self.high is None):
-            raise ValueError("a length with its interval")
-        return self
+    @classmethod
+    def missing(cls, content: Mapping[str, Any]) -> str:
+        """A length has its interval."""
+        is_whole = content["length"] is None or None not in (content["low"], content["high"])
+        return "" if is_whole else "a length with its interval"
 
 
 class Effective(Schema):
@@ -105,10 +105,10 @@ class Entry(Schema):
 class GivenFile(Schema):
     """A file that was given, as its reader knows it."""
 
-    name: Annotated[str, Field(min_length=1, max_length=500)]
+    name: Annotated[str, Limits(min_length=1, max_length=500)]
 
 
-Given = GivenFile | Annotated[str, Field(min_length=1, max_length=10_000)] | None
+Given = GivenFile | Annotated[str, Limits(min_length=1, max_length=10_000)] | None
 """A file, or where a data set is."""
 
 

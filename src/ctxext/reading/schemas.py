@@ -7,35 +7,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
 from ctxext.errors import CtxextError
+from ctxext.reading.schema import MAY_BE_MISSING, Limits, Schema, fault_of
 from ctxext.reading.strict import parse_json, read_text
 
 LONGEST = 10**10
 """Tokens that no context is longer than."""
 
-Count = Annotated[int, Field(ge=1, le=10_000_000)]
-Layers = Annotated[int, Field(ge=1, le=10_000)]
-Index = Annotated[int, Field(ge=0, le=10_000)]
-Length = Annotated[int, Field(ge=1, le=LONGEST)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, le=1e30)]
-Base = Annotated[float, Field(gt=1, le=1e30)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Size = Annotated[int, Field(ge=0, le=10_000_000)]
-Window = Annotated[int, Field(ge=0, le=LONGEST)]
-Offset = Annotated[int, Field(ge=0, le=2**63 - 1)]
-Word = Annotated[str, Field(max_length=10_000)]
-Place = Annotated[str, Field(pattern=r"^[a-z][A-Za-z0-9_]{0,99}(\.[a-z][A-Za-z0-9_]{0,99}){0,5}$")]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Limits(ge=1, le=10_000_000)]
+Layers = Annotated[int, Limits(ge=1, le=10_000)]
+Index = Annotated[int, Limits(ge=0, le=10_000)]
+Length = Annotated[int, Limits(ge=1, le=LONGEST)]
+Number = Annotated[float, Limits(finite=True)]
+Positive = Annotated[float, Limits(gt=0, le=1e30)]
+Base = Annotated[float, Limits(gt=1, le=1e30)]
+Share = Annotated[float, Limits(gt=0, le=1)]
+Size = Annotated[int, Limits(ge=0, le=10_000_000)]
+Window = Annotated[int, Limits(ge=0, le=LONGEST)]
+Offset = Annotated[int, Limits(ge=0, le=2**63 - 1)]
+Word = Annotated[str, Limits(max_length=10_000)]
+Place = Annotated[str, Limits(pattern=r"^[a-z][A-Za-z0-9_]{0,99}(\.[a-z][A-Za-z0-9_]{0,99}){0,5}$")]
+Digest = Annotated[str, Limits(pattern=r"^[0-9a-f]{64}$")]
 PerLayer = Count | list[Size]
-
-
-class Schema(BaseModel):
-    """A file, or a part of one."""
-
-    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
 
 class Scaling(Schema):
@@ -80,7 +73,7 @@ class NotedRecipe(Schema):
 
     description: Word | None = None
     source: Word | None = None
-    steps: list[Step] = Field(min_length=1, max_length=100)
+    steps: Annotated[list[Step], Limits(min_length=1, max_length=100)]
 
 
 class Note(Schema):
@@ -104,22 +97,24 @@ class CodeStep(Schema):
     per_prompt: bool | None = None
 
 
+_HIDES = "rope or hidden values"
+
+
 class CodeNote(Schema):
     """What the modeling code of a converted checkpoint reads, under `ctxext_code`."""
 
     rope: Scaling | None = None
     held: Scaling | None = None
-    hidden: dict[Place, Word | bool | int | Number | None] | None = Field(None, max_length=10)
+    hidden: Annotated[dict[Place, Word | bool | int | Number | None], Limits(max_length=10)] | None = None
     shown: bool | None = None
     hidden_act: Word | None = None  # In place of `hidden` in checkpoints of 0.2.0, as is `dropout`.
     dropout: Number | None = None
-    steps: list[CodeStep] = Field(min_length=1, max_length=100)
+    steps: Annotated[list[CodeStep], Limits(min_length=1, max_length=100)]
 
-    @model_validator(mode="after")
-    def _hides_something(self) -> "CodeNote":
-        if self.rope is None and self.dropout is None and not self.hidden:
-            raise ValueError("rope or hidden values")
-        return self
+    @classmethod
+    def missing(cls, content: Mapping[str, Any]) -> str:
+        """A block hides something."""
+        return "" if any(content.get(key) not in (None, {}) for key in ("rope", "dropout", "hidden")) else _HIDES
 
 
 class LegacyNote(Schema):
@@ -226,7 +221,7 @@ class Sizes(LayerSizes):
 class CarriedCode(Schema):
     """What config.json says of the code beside it, where a block says that there is some."""
 
-    auto_map: dict[str, Word] = Field(default_factory=dict)
+    auto_map: dict[str, Word] = MAY_BE_MISSING
 
 
 class GenerationConfig(Schema):
@@ -251,8 +246,8 @@ class Tensor(Schema):
     """One tensor in the header of a safetensors file."""
 
     dtype: Word
-    shape: list[Offset] = Field(max_length=64)
-    data_offsets: list[Offset] = Field(min_length=2, max_length=2)
+    shape: Annotated[list[Offset], Limits(max_length=64)]
+    data_offsets: Annotated[list[Offset], Limits(min_length=2, max_length=2)]
 
 
 class Source(Schema):
@@ -272,12 +267,12 @@ class Manifest(Schema):
     finetune: dict[str, Any] | None = None
     files: dict[str, Digest] | None = None
     weights: dict[str, Digest | None] | None = None
-    stamps: dict[str, Annotated[list[Offset], Field(min_length=2, max_length=2)]] | None = None
+    stamps: dict[str, Annotated[list[Offset], Limits(min_length=2, max_length=2)]] | None = None
     links: dict[str, Word] | None = None
     rewritten: dict[str, list[Offset]] | None = None
 
 
-class Header(BaseModel):
+class Header(Schema):
     """The header of a safetensors file, without its notes."""
 
     tensors: dict[str, Tensor]
@@ -294,7 +289,7 @@ SCHEMAS: Mapping[str, type[Schema]] = {
 """The schema of a file of this name; others are plain objects."""
 
 
-def checked(content: Mapping[str, Any], schema: type[BaseModel], name: str, prefix: str = "") -> None:
+def checked(content: Mapping[str, Any], schema: type[Schema], name: str, prefix: str = "") -> None:
     """Check a file's content against its schema.
 
     Args:
@@ -306,15 +301,13 @@ def checked(content: Mapping[str, Any], schema: type[BaseModel], name: str, pref
     Raises:
         CtxextError: something is otherwise: the file, the key, what was found and what was expected.
     """
-    try:
-        schema.model_validate(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = prefix + ".".join(str(part) for part in first["loc"] if not _is_branch(part))
-        wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-        if first["type"] == "missing":
-            raise CtxextError(f'"{name}" lacks "{key}".') from None
-        raise CtxextError(f'"{name}": "{key}" is {_shown(first["input"])}, expected {wanted}.') from None
+    fault = fault_of(content, schema)
+    if fault is None:
+        return
+    key = prefix + ".".join(map(str, fault.place))
+    if not fault.expected:
+        raise CtxextError(f'"{name}" lacks "{key}".')
+    raise CtxextError(f'"{name}": "{key}" is {_shown(fault.value)}, expected {fault.expected}.')
 
 
 def check_config(config: Mapping[str, Any], name: str = "config.json") -> None:
@@ -352,12 +345,6 @@ def read_json_object(path: Path) -> dict[str, Any]:
     elif path.name in SCHEMAS:
         checked(content, SCHEMAS[path.name], str(path))
     return content
-
-
-def _is_branch(part: Any) -> bool:
-    """Whether a part of a place is pydantic's name for one member of a union and no key."""
-    types = ("int", "float", "bool", "str", "GivenFile")
-    return isinstance(part, str) and ("constrained-" in part or "[" in part or part in types)
 
 
 def _shown(value: Any) -> str:

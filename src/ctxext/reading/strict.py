@@ -1,16 +1,18 @@
 """JSON and YAML without what only an attacker or an accident writes: depth, doubles, bombs, half characters."""
 
+import functools
 import json
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
 from ctxext.system.files import open_regular
+
+if TYPE_CHECKING:
+    import yaml
 
 _MAX_BYTES = 200_000_000
 _MAX_YAML_BYTES = 4_000_000
@@ -93,11 +95,13 @@ def parse_yaml(text: str, name: str) -> Any:
     Raises:
         CtxextError: it is not YAML, or holds what `parse_json` refuses.
     """
+    import yaml
+
     if len(text) > _MAX_YAML_BYTES:
         raise CtxextError(f'"{name}" is larger than {_MAX_YAML_BYTES // 1_000_000} MB, which no such file is.')
     try:
         _check_events(yaml.parse(text, Loader=yaml.SafeLoader), name)
-        content = yaml.load(text, Loader=_Strict)
+        content = yaml.load(text, Loader=_strict_loader())
     except _DoubleKey as error:
         raise CtxextError(f'"{name}" has the key "{error.args[0]}" twice.', hint="Keep one of the two.") from error
     except (yaml.YAMLError, *_OF_VALUES) as error:
@@ -116,19 +120,25 @@ class _DoubleKey(Exception):
     """A mapping names a key twice."""
 
 
-class _Strict(yaml.SafeLoader):
-    """Plain data only, each key once."""
+@functools.cache
+def _strict_loader() -> "type[yaml.SafeLoader]":
+    """A loader of plain data only, each key once; most commands read no YAML and do not import its library."""
+    import yaml
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping whose keys are words, each once."""
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if len(set(keys)) < len(keys):
-            raise _DoubleKey(_first_double(keys))
-        return super().construct_mapping(node, deep=deep)
+    class Strict(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            if len(set(keys)) < len(keys):
+                raise _DoubleKey(_first_double(keys))
+            return super().construct_mapping(node, deep=deep)
+
+    return Strict
 
 
 def _check_events(events: Iterable[Any], name: str) -> None:
     """Refuse many aliases and depth before anything is built."""
+    import yaml
+
     depth = num_aliases = 0
     for event in events:
         num_aliases += isinstance(event, yaml.AliasEvent)

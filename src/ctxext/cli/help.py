@@ -1,0 +1,192 @@
+"""The help of a command: names of options are never cut, and what fits a screen comes first."""
+
+import re
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import typer
+from rich.text import Text
+
+from ctxext.cli.terminal import SafeConsole
+
+_NARROW, _WIDE = 60, 110
+_GAP = 2
+_NAMES = 26
+"""Columns of the names of options; the help of a longer name begins on the line below it."""
+
+Row = tuple[str, str]
+"""What is explained, and its explanation."""
+
+
+class Command(typer.core.TyperCommand):
+    """A command whose help leaves out what `with_parameters` was told is advanced; `--help-all` shows it too."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        if self.advanced:
+            self.params.append(_help_all_option())
+
+    @property
+    def advanced(self) -> Collection[str]:
+        """The names of parameters that only `--help-all` shows."""
+        return getattr(self.callback, "advanced", ())
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, with that of help."""
+        return read_plainly(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words after the command; help looks at them, as it comes before they are parsed."""
+        ctx.meta[_WORDS] = tuple(args)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        print_help(self, ctx)
+
+
+_WORDS = "ctxext.words"
+
+
+def read_plainly(parameters: list[Any]) -> list[Any]:
+    """Make parameters take a word as the word that it is, and what is not given as nothing.
+
+    Typer reads each value by pydantic, whose import takes longer than all that `methods` and `inspect` do.
+    """
+    for parameter in parameters:
+        if "process_value" not in vars(parameter):
+            _read_plainly(parameter)
+    return parameters
+
+
+def _read_plainly(parameter: Any) -> None:
+    process = parameter.process_value
+    kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    is_single = parameter.nargs == 1 and not getattr(parameter, "multiple", False)
+
+    def process_value(ctx: Any, value: Any) -> Any:
+        is_plain = (value is None and not parameter.required) or (kind is str and isinstance(value, str))
+        if not (is_plain and is_single):
+            return process(ctx, value)
+        return value if parameter.callback is None else parameter.callback(ctx, parameter, value)
+
+    parameter.process_value = process_value
+
+
+def _help_all_option() -> Any:
+    def show(context: typer.Context, wanted: bool) -> None:
+        if wanted and not context.resilient_parsing:
+            print_help(context.command, context, everything=True)
+            raise typer.Exit
+
+    def declared(
+        help_all: bool = typer.Option(
+            False, "--help-all", help="Show every option and exit.", is_eager=True, expose_value=False, callback=show
+        ),
+    ) -> None:
+        pass
+
+    single = typer.Typer(add_completion=False)
+    single.command()(declared)
+    return typer.main.get_command(single).params[0]
+
+
+def print_help(
+    command: Any, ctx: typer.Context, *, commands: Mapping[str, str] | None = None, everything: bool = False
+) -> None:
+    """Print the help of a command.
+
+    Args:
+        command: The command.
+        ctx: Its context.
+        commands: The subcommands of a group with what each does.
+        everything: Whether advanced options are shown too.
+    """
+    console = SafeConsole()
+    words: Sequence[str] = ctx.meta.get(_WORDS, ())
+    note = getattr(command.callback, "help_for", None)
+    sections, hidden = note(words, everything) if note else ((), frozenset())
+    if not everything:
+        hidden = {*hidden, *getattr(command, "advanced", ())}
+    parameters = command.get_params(ctx)
+    shown = [parameter for parameter in parameters if not parameter.hidden and parameter.name not in hidden]
+    console.print(Text.assemble(("Usage: ", "yellow"), (_usage(command, ctx), "bold")))
+    for line in _prose(command.help or "", width_of(console)):
+        console.print(line)
+    every = [*_panels(shown, ctx), *sections, *([("Commands", commands.items())] if commands else [])]
+    for title, rows in every:
+        for line in section(title, rows, console):
+            console.print(line)
+    if command.epilog:
+        console.print(f"\n{command.epilog}")
+
+
+def _usage(command: Any, ctx: typer.Context) -> str:
+    """The command with its arguments, in brackets where they may be left out."""
+    pieces = [ctx.command_path, "[OPTIONS]"]
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            name = _name_of(parameter)
+            pieces.append(name if parameter.required else f"[{name}]")
+    return " ".join([*pieces, *(["COMMAND …"] if hasattr(command, "commands") else [])])
+
+
+def _name_of(argument: Any) -> str:
+    return str(argument.metavar or argument.name.upper())
+
+
+def _prose(text: str, width: int) -> Iterator[Text]:
+    """The paragraphs of a docstring, wrapped; the lines under "Examples:" stay as they are, to be copied."""
+    is_example = False
+    for paragraph in text.split("\n\n"):
+        heading, _, rest = paragraph.partition("\n")
+        if heading.strip() == "Examples:":
+            is_example = True
+            yield Text("\nExamples", style="bold")
+            paragraph = rest
+        if is_example:
+            yield from (Text(f"  {line.strip()}", style="cyan") for line in paragraph.splitlines() if line.strip())
+        else:
+            yield Text("\n" + "\n".join(textwrap.wrap(" ".join(paragraph.split()), width)))
+
+
+def _panels(parameters: Iterable[Any], ctx: typer.Context) -> list[tuple[str, list[Row]]]:
+    """The parameters under the headings of their panels."""
+    panels: dict[str, list[Row]] = {"Arguments": [], "Options": []}
+    for parameter in parameters:
+        is_argument = parameter.param_type_name == "argument"
+        usual = "Arguments" if is_argument else "Options"
+        rows = panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, [])
+        names, explained = parameter.get_help_record(ctx)
+        name = _name_of(parameter) if is_argument else _option_names(names)
+        rows.append((name, explained.removesuffix("  [required]")))
+    return [(title, rows) for title, rows in panels.items() if rows]
+
+
+def _option_names(names: str) -> str:
+    """Names and type of an option; one that may be repeated shows the type of each value."""
+    return re.sub(r"<list\[(\w+)\]>", r"<\1>…", names).replace(" / ", "/")
+
+
+def section(title: str, rows: Iterable[Row], console: SafeConsole) -> Iterator[Text]:
+    """The lines of a heading and below it names beside what they mean."""
+    width = width_of(console)
+    yield Text(f"\n{title}", style="bold")
+    rows = list(rows)
+    longest = max(len(name) for name, _ in rows)
+    indent = 6 if width < _NARROW else 2 + min(longest, _NAMES) + _GAP
+    for name, explained in rows:
+        lines = textwrap.wrap(" ".join(explained.split()), max(20, width - indent), break_on_hyphens=False) or [""]
+        line = Text(f"  {name}", style="cyan")
+        if len(name) + 2 + _GAP > indent:
+            lines = ["", *lines]
+        line.append(" " * max(0, indent - 2 - len(name)) + lines[0], style="not bold default")
+        line.rstrip()
+        yield line
+        yield from (Text(" " * indent + more) for more in lines[1:])
+
+
+def width_of(console: SafeConsole) -> int:
+    """The columns that help fills: lines that are longer are hard to read."""
+    return max(20, min(console.width, _WIDE))

@@ -1,0 +1,66 @@
+"""Packages whose names are imported when they are asked for, and packages that are called like their main function."""
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+
+class Package(ModuleType):
+    """A package that may be called, where it has a function of its own name."""
+
+    _main = ""
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Call the package's main function."""
+        return self._function()(*args, **keywords)
+
+    def _function(self) -> Callable[..., Any]:
+        if not self._main:
+            raise TypeError(f"{self.__name__} cannot be called")
+        function: Callable[..., Any] = getattr(self, self._main)
+        return function
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The signature of the main function, for help and completion."""
+        return inspect.signature(self._function())
+
+
+def hand_on(package: str, names: Mapping[str, str], *, main: str = "") -> None:
+    """Let names be imported from a package without importing their modules before somebody does.
+
+    Where a module of the package has the name of a function, the name is the function's, in whatever order the two are
+    imported: importing a submodule sets an attribute of its package, which is passed over here.
+
+    Args:
+        package: The package that calls this, its `__name__`.
+        names: Each name with the module that defines it.
+        main: The function that is called where the package itself is.
+    """
+    members = {name: _member(package, name, module) for name, module in names.items()}
+    kept = {"_main": main, "__dir__": lambda module: sorted({*ModuleType.__dir__(module), *names})}
+    sys.modules[package].__class__ = type("Package", (Package,), {**members, **kept})
+
+
+def _member(package: str, name: str, module: str) -> property:
+    """An attribute that imports its value; what tests put in its place stays until they take it back."""
+    values: dict[str, Any] = {}
+
+    def value(self: ModuleType) -> Any:
+        if name not in values:
+            values[name] = getattr(importlib.import_module(module), name)
+        return values[name]
+
+    def assign(self: ModuleType, new: Any) -> None:
+        if not (isinstance(new, ModuleType) and new.__name__ == f"{package}.{name}"):
+            values[name] = new
+
+    return property(value, assign, functools.partial(_forget, values))
+
+
+def _forget(values: dict[str, Any], module: ModuleType) -> None:
+    values.clear()
