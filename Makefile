@@ -13,7 +13,7 @@ SPREAD := -n $(WORKERS) --dist worksteal
 # Each test process computes on one thread, so that the workers do not fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: demo test check fuzz slow engines story test-transformers-4 lint docs clean
+.PHONY: demo test check fuzz slow engines story test-transformers-4 environment-transformers-4 lint docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/ctxext demo
@@ -62,6 +62,9 @@ story: $(VENV)/installed
 
 test-transformers-4:
 	$(MAKE) test VENV=.venv-transformers-4 CONSTRAINTS=constraints-transformers-4.txt
+
+environment-transformers-4:
+	$(MAKE) .venv-transformers-4/installed VENV=.venv-transformers-4 CONSTRAINTS=constraints-transformers-4.txt
 
 docs: $(VENV)/installed
 	$(BIN)/python tools/make_docs.py

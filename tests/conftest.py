@@ -23,7 +23,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forked_processes import Processes
-from sampled import mark_thorough
+from sampled import mark
 from small_llama import make_llama
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -38,9 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what the quick tests leave out (`sampled.py`), and shuffle files, and the tests of each."""
+    """Mark what the quick tests and CI leave out (`sampled.py`), and shuffle files, and the tests of each."""
     for item in items:
-        mark_thorough(item)
+        mark(item)
     if seed := os.environ.get("CTXEXT_SHUFFLE"):
         files: dict[Path, list[pytest.Item]] = {}
         for item in items:

@@ -85,6 +85,13 @@ def checkout(tmp_path_factory):
     return root
 
 
+@pytest.fixture(scope="module")
+def documented(checkout):
+    """The checkout with its pages made."""
+    ran(checkout, "tools/make_docs.py")
+    return checkout
+
+
 def ran(root: Path, *words: object) -> str:
     """What a Python process says in which the copy's package is the one that is imported."""
     environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -112,18 +119,17 @@ def test_the_page_asks_for_these_files_and_a_name(tmp_path):
     ast.parse((tmp_path / METHODS).read_text())
 
 
-@pytest.mark.slow
-def test_pages_are_made_and_say_what_was_not_swept(checkout):
-    ran(checkout, "tools/make_docs.py")
-    page, methods = ((checkout / "docs" / name).read_text() for name in ("families.md", "methods.md"))
+@pytest.mark.thorough
+def test_pages_are_made_and_say_what_was_not_swept(documented):
+    page, methods = ((documented / "docs" / name).read_text() for name in ("families.md", "methods.md"))
     assert re.search(r"Not swept: `soft-pi`, `bent`, `quiet`, `layered` under transformers 5\S+; .* 4\S+\.\n", page)
     assert methods.count("not swept under transformers") == 2 * len(NAMES)
     assert "| `--loudness` | 0.5 | What scores are multiplied by." in methods
-    assert (checkout / "docs" / "maps" / "layered.png").is_file()
-    ran(checkout, "tools/make_docs.py", "--check")
+    assert (documented / "docs" / "maps" / "layered.png").is_file()
+    ran(documented, "tools/make_docs.py", "--check")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_linters_like_the_code_of_the_page(checkout):
     ruff = Path(sys.executable).with_name("ruff")
     if not ruff.exists():
@@ -136,10 +142,10 @@ def test_linters_like_the_code_of_the_page(checkout):
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.slow
-def test_quick_tests_of_the_rooms_that_the_page_touches(checkout):
-    ran(checkout, "tools/make_docs.py")
-    said = ran(checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not engine", *ROOMS)
+@pytest.mark.thorough
+def test_quick_tests_of_the_rooms_that_the_page_touches(documented):
+    quick = "not slow and not engine and not thorough"
+    said = ran(documented, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", quick, *ROOMS)
     assert re.search(r"\d+ passed", said)
 
 
@@ -197,13 +203,13 @@ assert torch.equal(again, found["layered"])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_they_convert_and_verify_and_decode_as_they_read(checkout, llama_source, tmp_path):
     (tmp_path / "checked.py").write_text(CHECKED)
     ran(checkout, tmp_path / "checked.py", llama_source, tmp_path, checkout)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [

@@ -3,7 +3,8 @@
 A tiny random model of each family is converted as a user would, and what comes of it is loaded. What a configuration
 carries must rotate by the reference of its method in a real forward; what code carries must give the reference's
 logits, which converting itself holds it to, and must not load without its code. All of them must change logits beyond
-the original context length. What was found is kept in data/sweep, from which docs/families.md is made:
+the original context length. CI sweeps every family with a third of the methods, another third under each line of
+transformers, `make slow` all of it. The results are kept in data/sweep, from which docs/families.md is made:
 
     CTXEXT_UPDATE=1 python -m pytest tests/test_every_family.py -m slow
 
@@ -157,6 +158,35 @@ def test_family(model_type, tmp_path):
     assert not any(words.startswith("silent") for words in found.values())
     known = kept().get(model_type, {})
     assert which(found, known) == which(known, found)
+
+
+def third_of(methods, model_type):
+    """A third of the methods: another for the next family, and for the other line of transformers."""
+    first = list(tiny_models.FAMILIES).index(model_type) + int(transformers.__version__.split(".")[0])
+    return [method for at, method in enumerate(methods) if (at + first) % 3 == 0]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("model_type", tiny_models.FAMILIES)
+def test_a_third_of_the_methods(model_type, tmp_path):
+    methods = third_of(ROTARY, model_type)
+    results = swept(model_type, tmp_path, methods)
+    assert not any(words.startswith("silent") for words in results.values()), results
+    swept_before = kept()[model_type]
+    known = {method.name: swept_before[method.name] for method in methods if method.name in swept_before}
+    assert which(results, known) == which(known, results)
+
+
+def test_every_method_is_in_the_third_of_some_families():
+    """Of three families in a row each takes another third."""
+    names = list(tiny_models.FAMILIES)
+    for start in range(0, len(names) - 2):
+        thirds = [third_of(ROTARY, name) for name in names[start : start + 3]]
+        assert sorted(method.name for third in thirds for method in third) == sorted(m.name for m in ROTARY)
+
+
+def test_every_family_was_swept():
+    assert kept().keys() == set(tiny_models.FAMILIES)
 
 
 @pytest.mark.slow

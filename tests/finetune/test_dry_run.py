@@ -80,7 +80,7 @@ print(peak)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs a peak that can be forgotten")
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_peak_is_within_a_twentieth_of_the_real_one(tmp_path, checkpointing):
     """On a model with large activations; each side in a process of its own.

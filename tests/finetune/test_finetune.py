@@ -70,7 +70,7 @@ def test_accumulation_and_checkpointing_change_nothing(base, tmp_path):
     assert furthest(adapter(tmp_path / "one"), adapter(tmp_path / "two")) < 1e-5
 
 
-@pytest.mark.parametrize("dropout", [0.0, pytest.param(0.3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dropout", [0.0, pytest.param(0.3, marks=pytest.mark.thorough)])
 def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout, our_processes):
     options = change(dropout=dropout)
     tune(base, tmp_path / "straight", options)

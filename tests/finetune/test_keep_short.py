@@ -72,7 +72,7 @@ def test_divergence_and_its_gradients_equal_the_plain_formula(piece, frozen_head
         assert one.grad is None or torch.allclose(one.grad, two.grad, atol=1e-4), name
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_training_stays_closer_to_the_source(tmp_path):
     """The same steps with and without: short sequences move less, and long ones are trained all the same."""
     base = make_base(tmp_path)

@@ -77,7 +77,7 @@ def test_examples_say_what_they_are_for():
     assert deepspeed.zero_stage == 3
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("example", ["", "fsdp2.yaml"], ids=["ddp", "fsdp2"])
 def test_two_processes_equal_one(base, tmp_path, example):
     """Alone and by the shipped example.

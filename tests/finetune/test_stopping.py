@@ -123,8 +123,14 @@ def whole(base, server, tmp_path_factory):
     return weights(place / "out"), answer["seconds"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+SEEDS = {14, 8, 16, 12, 5, 6, 15}
+"""Those that CI tries of the twenty: they stop a run after about 19, 29, 41, 50, 63, 77 and 92 % of its time."""
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(seed, marks=getattr(pytest.mark, "thorough" if seed in SEEDS else "slow")) for seed in range(20)],
+)
 def test_sigterm_at_any_moment_of_the_command(base, server, whole, tmp_path, seed):
     """From its start to its end: it ends with 143 and the next command, and what that makes is the same."""
     expected, seconds = whole
