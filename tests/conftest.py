@@ -22,11 +22,13 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="ctxext-state-")
 import pytest
 from typer.testing import CliRunner
 
+import compiled_once
 from forked_processes import Processes
 from sampled import mark
 from small_llama import make_llama
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+compiled_once.install()
 atexit.register(shutil.rmtree, os.environ["HF_MODULES_CACHE"], ignore_errors=True)
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 

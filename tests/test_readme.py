@@ -25,7 +25,8 @@ def commands(block: str) -> list[list[str]]:
 
 
 def shortened(words: list[str]) -> list[str]:
-    return [SHORTER.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+    shorter = {**SHORTER, "--minutes": "1"} if "--gradient" in words else SHORTER
+    return [shorter.get(before, word) for before, word in zip(["", *words], words, strict=False)]
 
 
 def test_the_readme_has_the_whole_story():

@@ -1,6 +1,7 @@
 """What a conversion would write, worked out before anything is written."""
 
 import dataclasses
+import functools
 import importlib.metadata
 import re
 from collections.abc import Iterable, Mapping
@@ -299,6 +300,7 @@ def manifest(plan: Plan, files: Mapping[str, str], weights: Mapping[str, str | N
     }
 
 
+@functools.cache
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
