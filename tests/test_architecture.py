@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # what has no name of its own belongs to the room around it. The portable code stands outside: it imports none of them.
 LAYERS = (
     *("serving", "version", "lazy", "errors", "options", "system.files", "reading", "system", "data"),
-    *("checkpoint", "recipes", "verify", "converters"),
+    *("checkpoint", "recipes", "verify", "converters", "gguf"),
     "evaluate.checkpoint_info",
     *("evaluate.scoring.prefix_cache", "evaluate.model", "evaluate.served", "evaluate.scoring"),
     *("evaluate.tasks", "evaluate.settings", "evaluate.tasks.retrieval", "evaluate.report", "evaluate"),

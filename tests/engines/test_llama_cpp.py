@@ -14,10 +14,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from checkpoints_to_serve import prompts
+from checkpoints_to_serve import RECIPES, prompts
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.engines import attn_factor, serving_of
 from ctxext.converters.unconverted import unconverted_lines
+from ctxext.gguf.convert import convert_gguf
+from ctxext.recipes import Recipe
 from ctxext.recipes.encodings.rotary import attention_scaling, model_config
 
 llama_cpp = pytest.importorskip("xllamacpp", reason="llama.cpp is not installed")
@@ -75,6 +77,22 @@ def test_log_probabilities_are_those_of_transformers(made, note, tmp_path, name)
     assert result.returncode == 0, result.stderr[-2000:]
     found = differences(made(name), asked(tmp_path / "model.gguf"))
     note("llama.cpp", name + (" with attn_factor" if metadata else ""), found)
+    assert max(found) < TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def plain_gguf(tmp_path_factory):
+    """The checkpoint in the package as its converter writes it."""
+    path = tmp_path_factory.mktemp("gguf") / "demo.gguf"
+    assert gguf(open_checkpoint("demo").folder, path).returncode == 0
+    return path
+
+
+@pytest.mark.parametrize("name", ["pi", "ntk", "yarn", "llama3", "ntk-by-parts", "longrope"])
+def test_a_converted_gguf_file_is_the_converted_checkpoint(made, note, plain_gguf, tmp_path, name):
+    convert_gguf(plain_gguf, tmp_path / "model.gguf", Recipe(RECIPES[name]))
+    found = differences(made(name), asked(tmp_path / "model.gguf"))
+    note("llama.cpp", f"{name}, GGUF to GGUF", found)
     assert max(found) < TOLERANCE
 
 

@@ -32,7 +32,9 @@ from ctxext.converters.convert import Conversion, plan_conversion
 from ctxext.converters.convert import convert as run
 from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.converters.plan import Change, Plan
+from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import KINDS
+from ctxext.gguf import is_gguf
 from ctxext.recipes.length import format_length
 from ctxext.recipes.registry import METHODS
 from ctxext.system.output_directory import check_out
@@ -82,6 +84,11 @@ def convert(
     wanted = built(ConvertOptions, options, calibration=calibration)
     given = {name: options[name] for name in option_owners() if options[name] is not None}
     if wants_search(method or [], trials, minutes):
+        if is_gguf(source):
+            raise CtxextError(
+                "A search loads a checkpoint, not a GGUF file.",
+                hint="Search the checkpoint; --recipe takes what it writes.",
+            )
         if out is not None:  # Before minutes of search.
             check_out(out, open_checkpoint(source, revision=revision, token=token).folder, wanted)
         loading = {"device": calibration.device, "dtype": calibration.dtype, "revision": revision, "token": token}
@@ -89,6 +96,11 @@ def convert(
         steps = searched_recipe(source, given, (trials, minutes), loading, output, original_length=length)
     else:
         steps = build_recipe(method or [], recipe, given)
+    if is_gguf(source):
+        from ctxext.cli.gguf import convert_file
+
+        convert_file(source, out, steps, wanted, output, dry_run=dry_run)
+        return
     if dry_run:
         plan = plan_conversion(source, out, steps, options=wanted, revision=revision, token=token, tell=output.note)
         output.result(plan_data(plan, None), *_plan_lines(plan))

@@ -20,6 +20,7 @@ from ctxext.cli.output import Output
 from ctxext.cli.serving import serving_line, unconverted_text
 from ctxext.cli.terminal import bold
 from ctxext.converters.inspection import Inspection, inspect_checkpoint
+from ctxext.gguf import is_gguf
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import describe_step
@@ -51,6 +52,11 @@ def inspect(
     """
     output = Output(as_json=as_json, quiet=quiet)
     trained = length_in(original_length)
+    if is_gguf(source):
+        from ctxext.cli.gguf import inspect_file
+
+        inspect_file(source, trained, output)
+        return
     checkpoint = open_checkpoint(source, revision=revision, token=token, weights=False, original_length=trained)
     inspection = inspect_checkpoint(checkpoint)
     table = Table.grid(padding=(0, 2))

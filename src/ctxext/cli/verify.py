@@ -13,6 +13,7 @@ from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.cli.options import JsonOption, QuietOption, RevisionOption, TokenOption
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
+from ctxext.gguf import is_gguf
 from ctxext.recipes.encodings.rotary import provenance
 
 if TYPE_CHECKING:
@@ -71,6 +72,11 @@ def verify(
     from ctxext.verify.run import verify as run
 
     output = Output(as_json=as_json, quiet=quiet)
+    if is_gguf(folder):
+        from ctxext.cli.gguf import verify_file
+
+        verify_file(folder, against, output)
+        return
     arguments = _arguments(engine, engine_args)
     with output.progress("reading") as progress:
         findings = run(

@@ -1,0 +1,154 @@
+"""What `convert`, `inspect` and `verify` do with a GGUF file in the place of a checkpoint."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from ctxext.cli.output import Output
+from ctxext.cli.terminal import bold, done_line, marked
+from ctxext.converters.options import ConvertOptions
+from ctxext.errors import CtxextError
+from ctxext.gguf.convert import GgufPlan, carried_methods, convert_gguf, plan_gguf
+from ctxext.gguf.model import FACTORS, GgufModel, describe, open_gguf
+from ctxext.gguf.verify import verify_gguf
+from ctxext.recipes.length import format_length
+from ctxext.recipes.recipe import Recipe, describe_step
+
+
+def convert_file(
+    source: str, out: Path | None, recipe: Recipe, options: ConvertOptions, output: Output, *, dry_run: bool
+) -> None:
+    """Convert a GGUF file, or show what would change.
+
+    Raises:
+        CtxextError: as `convert_gguf`, or an option is for checkpoints only.
+    """
+    started = time.perf_counter()
+    if options.link not in ("auto", "copy", "reflink"):
+        raise CtxextError(
+            f"--link {options.link} is for checkpoints: a GGUF file holds its schedule and its weights in one.",
+            hint="Leave --link out.",
+        )
+    if dry_run:
+        plan = plan_gguf(source, recipe, options=options)
+        output.result(plan_data(plan, None), *_plan_lines(plan))
+        return
+    with output.progress("") as progress:
+        done = convert_gguf(source, out, recipe, options=options, progress=progress)
+    plan, encoding = done.plan, done.plan.model.encoding
+    seconds = time.perf_counter() - started
+    lengths = f"{encoding.trained_length} → {encoding.usable_length} tokens"
+    lines = [
+        done_line(done.out, f"{plan.recipe.summary()}   {lengths}   {seconds:.2f} s"),
+        marked("✓", "green", f"llama.cpp rotates as the method says (relative difference {done.difference:.0e})"),
+        Text(f"  {_tensors_text(plan)}"),
+    ]
+    data = {**plan_data(plan, str(done.out)), "difference": done.difference, "seconds": round(seconds, 3)}
+    output.result(data, *lines)
+    for step in plan.recipe.steps:
+        if caution := step.caution_for(plan.model):
+            output.warning(f"{step.name}: {caution}")
+    output.next_step("llama-server", "-m", done.out, "-c", encoding.usable_length)
+
+
+def plan_data(plan: GgufPlan, out: str | None) -> dict[str, Any]:
+    """A plan as JSON."""
+    encoding = plan.model.encoding
+    return {
+        "source": str(plan.source.path),
+        "out": out,
+        "architecture": plan.source.architecture.name,
+        "recipe": plan.recipe.to_dict(),
+        "trained_length": encoding.trained_length,
+        "context_length": encoding.usable_length,
+        "changes": [{"key": key, "old": old, "new": new} for key, (old, new) in plan.changes.items()],
+        "factors": list(plan.factors) if plan.factors is not None else None,
+    }
+
+
+def _tensors_text(plan: GgufPlan) -> str:
+    count = len(plan.source.header.tensors)
+    added = "" if plan.factors is None else f", and {FACTORS} with {len(plan.factors)} divisors"
+    return f"{count} tensors as they are{added}"
+
+
+def _plan_lines(plan: GgufPlan) -> list[Any]:
+    table = Table.grid(padding=(0, 2))
+    for key, (old, new) in plan.changes.items():
+        table.add_row(f"  {key}", f"{_shown(old)} → {_shown(new)}")
+    return [bold(plan.source.path.name), table, f"  {_tensors_text(plan)}", "nothing written"]
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "(not there)"
+    return f"{value:.8g}" if isinstance(value, float) else str(value)
+
+
+def inspect_file(source: str, original_length: int | None, output: Output) -> None:
+    """Show what a GGUF file says about its context.
+
+    Raises:
+        CtxextError: as `open_gguf`.
+    """
+    model = open_gguf(source, original_length)
+    table = Table.grid(padding=(0, 2))
+    for label, text in _rows(model).items():
+        table.add_row(bold(label), text)
+    output.result(inspection_data(model), table)
+    if not model.recipe and not model.model.encoding.is_scaled:
+        length = format_length(4 * model.model.encoding.trained_length)
+        output.next_step("ctxext", "convert", source, "--method", "yarn", "--target-length", length, "--dry-run")
+
+
+def inspection_data(model: GgufModel) -> dict[str, Any]:
+    """An inspection as JSON."""
+    rotary = model.model.rotary
+    return {
+        "source": str(model.path),
+        "architecture": model.architecture.name,
+        "parts": len(model.parts),
+        "rotary": {
+            "rope_type": rotary.rope_type,
+            "parameters": dict(rotary.parameters),
+            "theta": rotary.theta,
+            "dimensions": rotary.dim,
+            "trained_length": rotary.trained_length,
+            "context_length": rotary.usable_length,
+        },
+        "methods": {name: {"applies": not why, "reason": why} for name, why in carried_methods(model).items()},
+        "recipe": model.recipe.get("recipe"),
+    }
+
+
+def _rows(model: GgufModel) -> Mapping[str, str]:
+    rotary = model.model.rotary
+    rows = {"model": describe(model), "encoding": rotary.describe()}
+    rows["context length"] = f"{rotary.usable_length} tokens, {rotary.trained_length} before any schedule"
+    if model.recipe:
+        rows["recipe"] = ", ".join(map(describe_step, model.recipe["recipe"]["steps"]))
+    reasons = carried_methods(model)
+    rows["methods"] = ", ".join(name for name, why in reasons.items() if not why)
+    rows["not here"] = ", ".join(name for name, why in reasons.items() if why)
+    return rows
+
+
+def verify_file(path: str, against: str | None, output: Output) -> None:
+    """Check a converted GGUF file; exit code 1 if a check fails.
+
+    Raises:
+        CtxextError: as `verify_gguf`.
+    """
+    with output.progress("") as progress:
+        checks = verify_gguf(path, against, progress)
+    marks = {True: ("✓", "green"), False: ("✗", "red")}
+    lines = [Text.assemble(marks[check.is_passed], f"  {check.name:<15}{check.detail}") for check in checks]
+    passed = all(check.is_passed for check in checks)
+    output.result({"passed": passed, "checks": [vars(check) for check in checks]}, *lines)
+    if not passed:
+        raise typer.Exit(1)

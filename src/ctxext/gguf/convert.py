@@ -1,0 +1,429 @@
+"""Convert a GGUF file: other keys and, where they do not suffice, one small tensor; all weights stay the same bytes."""
+
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ctxext.converters.options import ConvertOptions
+from ctxext.errors import CtxextError
+from ctxext.gguf import SUFFIX, is_gguf
+from ctxext.gguf.header import F32, Header, Tensor, Value, copy_range, read_header, value_of
+from ctxext.gguf.model import (
+    BETAS,
+    FACTORS,
+    RECIPE_KEY,
+    Architecture,
+    GgufModel,
+    factors_of,
+    open_gguf,
+    rotation_in_llama_cpp,
+    tensor_named,
+)
+from ctxext.options import accepts_options
+from ctxext.recipes.encodings.frequencies import inverse_frequencies
+from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scaling
+from ctxext.recipes.length import format_length
+from ctxext.recipes.recipe import Recipe, describe_step, plain_config
+from ctxext.recipes.registry import METHODS
+from ctxext.system.files import Progress, check_room
+from ctxext.system.locks import locked
+from ctxext.system.output_directory import OverwriteOptions, beside, explain_disk_errors, recover
+from ctxext.version import __version__
+
+TOLERANCE = 1e-5
+"""Largest relative difference of a frequency; GGUF keeps the base and the factors as float32."""
+_TENSORS_KEY = "split.tensors.count"
+_CARRIED = "pi, ntk, abf, yarn, ntk-by-parts"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule as llama.cpp reads it.
+
+    Attributes:
+        keys: The keys below the architecture's name; None for one that must not be there.
+        factors: The content of `rope_freqs.weight`, plain over actual frequency; None where keys say it all.
+    """
+
+    keys: Mapping[str, float | str | None]
+    factors: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class GgufPlan:
+    """What a conversion of a GGUF file would write.
+
+    Attributes:
+        source: The file.
+        recipe: The steps with every number filled in.
+        model: The model with its new encoding.
+        header: The header of the result.
+        factors: The content of `rope_freqs.weight`, where it is written.
+    """
+
+    source: GgufModel
+    recipe: Recipe
+    model: ModelConfig
+    header: Header
+    factors: tuple[float, ...] | None
+
+    @property
+    def changes(self) -> dict[str, tuple[Any, Any]]:
+        """The keys that change, but for the record: old and new value; None for "not there"."""
+        old, new = self.source.header.values, self.header.values
+        names = [key for key in {**old, **new} if key != RECIPE_KEY and old.get(key) != new.get(key)]
+        return {key: (self.source.header.get(key), self.header.get(key)) for key in names}
+
+
+@dataclass(frozen=True)
+class GgufConversion:
+    """A converted GGUF file.
+
+    Attributes:
+        out: The file, the first of several where the source is split.
+        plan: What was planned.
+        difference: The largest relative difference of a frequency, or of the factor on cos and sin, between what
+            llama.cpp makes of the written file and what the methods say.
+    """
+
+    out: Path
+    plan: GgufPlan
+    difference: float
+
+
+@accepts_options(ConvertOptions)
+def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) -> GgufPlan:
+    """Work out a conversion of a GGUF file; only its header is read.
+
+    Args:
+        source: The file, or the first of a split model's.
+        recipe: What to apply.
+        options: How to convert. Each field is a keyword of this function too.
+
+    Raises:
+        CtxextError: the file is damaged or unknown, is already extended, would read less, or llama.cpp has no way to
+            carry the recipe.
+    """
+    model = open_gguf(source, options.original_length)
+    if recipe.needs_code:
+        names = ", ".join(step.name for step in recipe.steps if step.needs_code())
+        raise CtxextError(
+            f"{names} needs modeling code, and llama.cpp runs none.",
+            hint=f"A GGUF file carries {_CARRIED}; convert the checkpoint to run {names} in transformers.",
+        )
+    start = _start(model, options)
+    recipe = recipe.resolved(start)
+    edited = recipe.edit(start)
+    before, after = model.model.encoding.usable_length, edited.encoding.usable_length
+    if after < before and not options.allow_shorter:
+        raise CtxextError(
+            f'"{source}" reads {before} tokens, and this would leave {after}.',
+            hint=f"Ask for --target-length {format_length(before)} or more, or add --allow-shorter.",
+        )
+    schedule = schedule_of(edited.rotary, model.architecture)
+    return _plan(model, recipe, start, edited, schedule)
+
+
+def _start(model: GgufModel, options: ConvertOptions) -> ModelConfig:
+    """The model that the recipe starts from: with no schedule of its own.
+
+    Raises:
+        CtxextError: it has one that must not be taken away in silence.
+    """
+    if not model.recipe and not model.model.encoding.is_scaled:
+        return model.model
+    if not options.replace_scaling:
+        steps = (model.recipe.get("recipe") or {}).get("steps", []) if model.recipe else []
+        what = ", ".join(map(describe_step, steps)) or model.model.encoding.schedule_summary
+        raise CtxextError(
+            f'"{model.path}" is already extended: {what}.',
+            hint="Start from the file that it was made from, or take this away with --replace-scaling.",
+        )
+    return plain_config(model.plain) if model.plain.encoding.is_scaled else model.plain
+
+
+def schedule_of(rotary: Rotary, architecture: Architecture) -> Schedule:
+    """A schedule in llama.cpp's terms.
+
+    Keys carry a base, a linear schedule, and YaRN with the paper's betas, in every architecture. Any other that is the
+    same for all lengths is a list of divisors, in architectures that read one.
+
+    Raises:
+        CtxextError: llama.cpp has no form for it in this architecture.
+    """
+    numbers, kind = rotary.parameters, rotary.rope_type
+    scaling = attention_scaling(rotary)
+    keys: dict[str, float | str | None] = {
+        "context_length": rotary.claimed_length,
+        "rope.freq_base": float(rotary.theta),
+        "rope.scale_linear": None,
+        "rope.scaling.type": None,
+        "rope.scaling.factor": None,
+        "rope.scaling.original_context_length": None,
+        "rope.scaling.attn_factor": None,
+        "rope.scaling.finetuned": None,
+    }
+    if kind == "default":
+        return Schedule(keys)
+    if kind == "linear":
+        return Schedule({**keys, "rope.scaling.type": "linear", "rope.scaling.factor": float(numbers["factor"])})
+    betas = (float(numbers.get("beta_fast") or BETAS[0]), float(numbers.get("beta_slow") or BETAS[1]))
+    if kind == "yarn" and betas == BETAS and numbers.get("truncate", True):
+        factor = float(numbers.get("factor") or rotary.context_length / rotary.schedule_length)
+        keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
+        keys["rope.scaling.original_context_length"] = rotary.schedule_length
+        own = 0.1 * math.log(factor) + 1
+        if not math.isclose(scaling, own, rel_tol=1e-7):
+            _check_layers(architecture, "an attention factor of its own")
+            keys["rope.scaling.attn_factor"] = scaling / own
+        return Schedule(keys)
+    _check_static(rotary)
+    if not architecture.reads_factors:
+        raise CtxextError(
+            f'llama.cpp reads no list of frequencies for "{architecture.name}", which this schedule ({kind}) needs.',
+            hint=f"Keys alone carry {_CARRIED}; ntk-by-parts is the nearest to a schedule by frequency.",
+        )
+    plain = inverse_frequencies(replace(rotary, parameters={"rope_type": "default"}))
+    factors = tuple(a / b for a, b in zip(plain, inverse_frequencies(rotary), strict=True))
+    keys["rope.scaling.type"] = "none"
+    if scaling != 1:
+        keys["rope.scaling.attn_factor"] = scaling
+    return Schedule(keys, factors)
+
+
+def _check_layers(architecture: Architecture, what: str) -> None:
+    """Refuse a factor on all layers where some of them keep their own schedule.
+
+    Raises:
+        CtxextError: the architecture has such layers.
+    """
+    if architecture.has_sliding_base:
+        raise CtxextError(
+            f'llama.cpp would apply {what} to the sliding-window layers of "{architecture.name}" too.',
+            hint="pi, ntk, abf and yarn have none.",
+        )
+
+
+def _check_static(rotary: Rotary) -> None:
+    """Refuse a schedule that is not the same at all lengths.
+
+    Raises:
+        CtxextError: it hangs on the length of the text.
+    """
+    numbers = rotary.parameters
+    if rotary.rope_type == "dynamic" or numbers.get("long_factor") != numbers.get("short_factor"):
+        raise CtxextError(
+            f"{rotary.rope_type} changes with the length of the text, and llama.cpp has one schedule for a whole run.",
+            hint=f"Choose one of {_CARRIED}, or a longrope recipe with one list.",
+        )
+
+
+def _plan(model: GgufModel, recipe: Recipe, start: ModelConfig, edited: ModelConfig, schedule: Schedule) -> GgufPlan:
+    header = model.header
+    values, replaced = dict(header.values), dict[str, Any](model.recipe.get("replaced", {}))
+    for name, content in schedule.keys.items():
+        key = model.key(name)
+        if key not in replaced and (content is not None or key in values):
+            replaced[key] = header.get(key)
+        if content is not None:
+            values[key] = _like(header.values.get(key), content)
+        else:
+            values.pop(key, None)
+    tensors, factors = header.tensors, schedule.factors
+    present = tensor_named(header, FACTORS)
+    if present is not None and factors is None:
+        factors = (1.0,) * present.shape[0]  # Dividing by 1 changes nothing, and the file keeps its layout.
+    if factors is not None:
+        replaced.setdefault(FACTORS, list(factors_of(model.path, header)) or None)
+    if factors is not None and present is None:
+        end = header.data_size + -header.data_size % header.alignment
+        tensors += (Tensor(FACTORS, (len(factors),), F32, end),)
+        if _TENSORS_KEY in values:
+            count = header.values[_TENSORS_KEY]
+            values[_TENSORS_KEY] = Value(count.kind, (count.content + 1).to_bytes(len(count.raw), "little"))
+    noted = {
+        "version": __version__,
+        "recipe": recipe.to_dict(),
+        "trained_length": start.encoding.trained_length,
+        "replaced": replaced,
+    }
+    values[RECIPE_KEY] = value_of(json.dumps(noted))
+    return GgufPlan(model, recipe, edited, replace(header, values=values, tensors=tensors), factors)
+
+
+def _like(old: Value | None, content: float | str) -> Value:
+    """A value of the type that the file has for its key, where it holds the content."""
+    new = value_of(content)
+    if old is not None and isinstance(content, int) and isinstance(old.content, int) and content < 1 << 31:
+        return Value(old.kind, content.to_bytes(len(old.raw), "little"))
+    return new
+
+
+def carried_methods(model: GgufModel) -> dict[str, str]:
+    """By method why llama.cpp cannot carry it in this file; empty where it can. Experimental methods are left out."""
+    start, reasons = plain_config(model.plain) if model.plain.encoding.is_scaled else model.plain, {}
+    for method in METHODS:
+        if method.is_experimental or method.encoding != "rotary":
+            continue
+        if method.needs_code():
+            reasons[method.name] = "needs modeling code"
+            continue
+        try:
+            step = method.example_step(start.encoding)
+            schedule_of(step.adapted(start).resolved(start.encoding).edit(start).rotary, model.architecture)
+            reasons[method.name] = ""
+        except CtxextError as error:
+            reasons[method.name] = error.message
+    return reasons
+
+
+@accepts_options(ConvertOptions)
+def convert_gguf(
+    source: str | Path,
+    out: str | Path | None,
+    recipe: Recipe,
+    *,
+    options: ConvertOptions,
+    progress: Progress | None = None,
+) -> GgufConversion:
+    """Convert a GGUF file; quantized tensors are copied and never decoded.
+
+    Args:
+        source: The file, or the first of a split model's, whose parts are all written.
+        out: The file to make; NAME-METHOD-LENGTH.gguf in the current folder if None.
+        recipe: What to apply.
+        options: How to convert and what may be replaced. Each field is a keyword of this function too.
+        progress: Called with what is being done, how many bytes of it and how many in all.
+
+    Raises:
+        CtxextError: as `plan_gguf`, or the place is refused, the disk is full, or llama.cpp would not rotate as the
+            methods say; nothing is left behind then.
+    """
+    plan = plan_gguf(source, recipe, options=options)
+    target = Path(out) if out is not None else default_gguf(plan)
+    targets = _targets(plan.source, target)
+    for place in targets:
+        check_file(place, plan.source.parts, options)
+    with explain_disk_errors(target), locked(target.resolve()):
+        works = [beside(place, "new") for place in targets]
+        try:
+            for place in targets:
+                recover(place)
+            _write(plan, works, progress)
+            difference = check_rotation(works[0], plan.source.architecture, plan.model)
+            for place in targets:
+                check_file(place, plan.source.parts, options)
+            for work, place in reversed(list(zip(works, targets, strict=True))):  # The first part last.
+                work.replace(place)
+        finally:
+            for work in works:
+                work.unlink(missing_ok=True)
+    return GgufConversion(targets[0], plan, difference)
+
+
+def default_gguf(plan: GgufPlan) -> Path:
+    """The name of the new file if none is given: the source's, the methods and the new length."""
+    stem = plan.source.path.name[: -len(SUFFIX)].removesuffix(f"-00001-of-{len(plan.source.parts):05d}")
+    methods = "-".join(step.name for step in plan.recipe.steps)
+    return Path(f"{stem}-{methods}-{format_length(plan.model.encoding.usable_length)}{SUFFIX}")
+
+
+def _targets(source: GgufModel, out: Path) -> list[Path]:
+    """The files to write.
+
+    Raises:
+        CtxextError: the name is not that of a GGUF file.
+    """
+    if not is_gguf(out):
+        raise CtxextError(f'OUT "{out}" is no name of a GGUF file.', hint=f"Name it {out}{SUFFIX}.")
+    count = len(source.parts)
+    if count == 1:
+        return [out]
+    stem = out.name[: -len(SUFFIX)].removesuffix(f"-00001-of-{count:05d}")
+    return [out.with_name(f"{stem}-{part:05d}-of-{count:05d}{SUFFIX}") for part in range(1, count + 1)]
+
+
+def check_file(place: Path, sources: tuple[Path, ...], options: OverwriteOptions) -> None:
+    """Refuse to replace a file that must stay.
+
+    Raises:
+        CtxextError: it is a part of the source, or there and not ctxext's, or its folder cannot be written.
+    """
+    if any(place.exists() and place.samefile(source) for source in sources):
+        raise CtxextError(f'OUT "{place}" is SOURCE itself.', hint="Choose another name.")
+    if place.is_dir():
+        raise CtxextError(f'OUT "{place}" is a folder.', hint="Name the file to make.")
+    if place.exists() or place.is_symlink():
+        if not options.replaces:
+            raise CtxextError(f'OUT "{place}" exists.', hint="Choose another name, or replace it with --overwrite.")
+        if not options.overwrite_anything and not _is_ours(place):
+            raise CtxextError(
+                f'OUT "{place}" was not made by ctxext.', hint="Choose another name; --overwrite-anything replaces it."
+            )
+    nearest = next(folder for folder in place.resolve().parents if folder.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise CtxextError(f'"{nearest}" cannot be written to.', hint="Choose another place for OUT.")
+
+
+def _is_ours(place: Path) -> bool:
+    try:
+        return RECIPE_KEY in read_header(place).values
+    except (CtxextError, OSError):
+        return False
+
+
+def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None:
+    """Write every part of the result beside its place."""
+    header, parts = plan.header, plan.source.parts
+    sizes = [part.stat().st_size for part in parts]
+    works[0].parent.mkdir(parents=True, exist_ok=True)
+    check_room(works[0].parent, sum(sizes) + len(header.packed()))
+    done = 0
+    for part, work, size in zip(parts, works, sizes, strict=True):
+        is_first = work is works[0]
+        with part.open("rb") as source, work.open("xb", buffering=0) as target:
+            start = plan.source.header.data_start if is_first else 0
+            if is_first:
+                target.write(header.packed())
+            for piece in copy_range(source, target, start, size - start):
+                done += piece
+                if progress is not None:
+                    progress("Copying tensors", done, sum(sizes))
+            if is_first and plan.factors is not None:
+                _write_factors(target, header, plan.factors)
+            os.fsync(target.fileno())
+
+
+def _write_factors(target: Any, header: Header, factors: tuple[float, ...]) -> None:
+    tensor = tensor_named(header, FACTORS)
+    assert tensor is not None
+    target.seek(len(header.packed()) + tensor.offset)
+    packed = struct.pack(f"<{len(factors)}f", *factors)
+    is_last = tensor is header.tensors[-1]
+    target.write(packed + bytes(-len(packed) % header.alignment if is_last else 0))
+
+
+def check_rotation(path: Path, architecture: Architecture, model: ModelConfig) -> float:
+    """Hold what llama.cpp makes of a written file against what the methods say.
+
+    Returns:
+        The largest relative difference of a frequency or of the factor on cos and sin.
+
+    Raises:
+        CtxextError: they differ.
+    """
+    frequencies, attention = rotation_in_llama_cpp(path, read_header(path), architecture)
+    wanted = [*inverse_frequencies(model.rotary), attention_scaling(model.rotary)]
+    pairs = zip([*frequencies, attention], wanted, strict=True)
+    difference = max(abs(number - other) / abs(other) for number, other in pairs)
+    if not difference <= TOLERANCE:
+        raise CtxextError(
+            f"llama.cpp would not rotate as the methods say: a frequency is off by {difference:.1e}.",
+            hint="This is a fault of ctxext; please report it with this command.",
+        )
+    return difference

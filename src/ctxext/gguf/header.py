@@ -1,0 +1,330 @@
+"""The header of a GGUF file, read strictly and written back byte for byte but for what changes.
+
+Layout: magic, version, number of tensors, number of keys, the keys, the tensors' descriptions, padding, the tensors.
+The rules are those of llama.cpp's own reader (`ggml/src/gguf.cpp`, https://github.com/ggml-org/llama.cpp), which
+refuses a tensor that does not begin where the one before it ends. Values stay the bytes that they are: only what is
+asked for is decoded, so a tokenizer and a chat template pass through unchanged.
+"""
+
+import errno
+import itertools
+import math
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ctxext.errors import CtxextError
+from ctxext.system.files import open_regular
+
+MAGIC = b"GGUF"
+ALIGNMENT_KEY = "general.alignment"
+_VERSIONS = (2, 3)
+_USUAL_ALIGNMENT = 32
+_STRING, _ARRAY = 8, 9
+_SCALARS: Mapping[int, str] = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+"""How a value is packed, by the number of its type."""
+UINT32, FLOAT32, STRING = 4, 6, _STRING
+F32 = 0
+"""The type of a tensor of float32."""
+_SIZES: Mapping[int, tuple[str, int, int]] = {
+    **{0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22)},
+    **{7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110)},
+    **{12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292)},
+    **{16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50)},
+    **{20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136)},
+    **{24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8)},
+    **{29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66)},
+    **{39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36)},
+}
+"""By the number of a tensor's type its name, and how many weights take how many bytes."""
+_MOST_HEADER = 1 << 28
+_MOST_NAME = 64
+_MOST_DIMENSIONS = 4
+_PIECE = 1 << 20
+_LARGE_PIECE = 1 << 26
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of the header, as its bytes.
+
+    Attributes:
+        kind: The number of its type.
+        raw: Its bytes, without the type.
+    """
+
+    kind: int
+    raw: bytes
+
+    @property
+    def content(self) -> Any:
+        """The number, the truth value or the string; None for an array, which nothing here reads.
+
+        Raises:
+            CtxextError: it is a string that is not UTF-8.
+        """
+        if self.kind in _SCALARS:
+            return struct.unpack(f"<{_SCALARS[self.kind]}", self.raw)[0]
+        if self.kind != _STRING:
+            return None
+        try:
+            return self.raw[8:].decode()
+        except UnicodeDecodeError as error:
+            raise CtxextError("A string of the GGUF header is not UTF-8.", hint="Fetch the file again.") from error
+
+
+def value_of(content: float | str) -> Value:
+    """A value to write: a string, a whole number as uint32, another number as float32."""
+    if isinstance(content, str):
+        text = content.encode()
+        return Value(STRING, struct.pack("<Q", len(text)) + text)
+    if isinstance(content, int):
+        return Value(UINT32, struct.pack("<I", content))
+    return Value(FLOAT32, struct.pack("<f", content))
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """What the header says of a tensor.
+
+    Attributes:
+        name: Its name.
+        shape: Its dimensions, the innermost first.
+        kind: The number of its type.
+        offset: Where it begins, in bytes from the first tensor.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+    @property
+    def type_name(self) -> str:
+        """The name of its type: "Q4_K"."""
+        return _SIZES[self.kind][0]
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        _, block, size = _SIZES[self.kind]
+        return math.prod(self.shape) // block * size
+
+    def packed(self) -> bytes:
+        """Its description in the header."""
+        name = self.name.encode()
+        numbers = struct.pack(f"<I{len(self.shape)}QIQ", len(self.shape), *self.shape, self.kind, self.offset)
+        return struct.pack("<Q", len(name)) + name + numbers
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of one GGUF file.
+
+    Attributes:
+        version: The version of the format.
+        values: The keys in their order.
+        tensors: The tensors in their order.
+        alignment: What the place of each tensor is a multiple of, in bytes.
+        data_start: Where the tensors begin, in bytes.
+        data_size: The bytes from there to the end of the file.
+    """
+
+    version: int
+    values: Mapping[str, Value]
+    tensors: tuple[Tensor, ...]
+    alignment: int
+    data_start: int
+    data_size: int
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The content of a key."""
+        return self.values[key].content if key in self.values else default
+
+    def packed(self) -> bytes:
+        """The header as bytes, padded to where the tensors begin."""
+        content = [MAGIC, struct.pack("<IQQ", self.version, len(self.tensors), len(self.values))]
+        for key, value in self.values.items():
+            name = key.encode()
+            content += [struct.pack("<Q", len(name)), name, struct.pack("<I", value.kind), value.raw]
+        content += [tensor.packed() for tensor in self.tensors]
+        packed = b"".join(content)
+        return packed + bytes(-len(packed) % self.alignment)
+
+
+def read_header(path: Path) -> Header:
+    """Read and check the header of a GGUF file; the tensors themselves are not read.
+
+    Raises:
+        CtxextError: it is no GGUF file of a version known here, or is cut off, damaged or big-endian.
+        OSError: it cannot be read.
+    """
+    with open_regular(path) as file:
+        reader = _Reader(file, path.name)
+        if reader.take(4) != MAGIC:
+            raise CtxextError(f'"{path}" is not a GGUF file.', hint="A checkpoint is named by its folder.")
+        (version,) = reader.unpack("I")
+        if version not in _VERSIONS:
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+            if swapped in _VERSIONS:
+                raise CtxextError(
+                    f'"{path}" is big-endian.', hint="gguf-convert-endian of the gguf package converts it."
+                )
+            raise CtxextError(
+                f'"{path}" has version {version} of GGUF.', hint="Versions 2 and 3 are known; convert the model again."
+            )
+        num_tensors, num_values = reader.unpack("QQ")
+        values = dict(reader.values(num_values))
+        tensors = tuple(reader.tensors(num_tensors))
+        alignment = _alignment(values, path)
+        data_start = reader.place + -reader.place % alignment
+        if data_start > reader.size:
+            raise reader.cut_off()
+        header = Header(version, values, tensors, alignment, data_start, reader.size - data_start)
+    if fault := _fault_of(header):
+        raise CtxextError(f'"{path}" is damaged: {fault}.', hint="Fetch the file again.")
+    return header
+
+
+class _Reader:
+    """Reads values one after another, never more than the file holds."""
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self.file, self.name = file, name
+        self.size = os.fstat(file.fileno()).st_size
+        self.place = 0
+
+    def cut_off(self) -> CtxextError:
+        return CtxextError(
+            f'"{self.name}" is cut off or damaged: its header goes on behind byte {self.size}.',
+            hint="Fetch the file again.",
+        )
+
+    def take(self, length: int) -> bytes:
+        if length > self.size - self.place:
+            raise self.cut_off()
+        if self.place + length > _MOST_HEADER:
+            raise CtxextError(
+                f'"{self.name}" has a header of more than {_MOST_HEADER >> 20} MB.', hint="Fetch the file again."
+            )
+        self.place += length
+        return self.file.read(length)
+
+    def unpack(self, form: str) -> tuple[Any, ...]:
+        return struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}")))
+
+    def text(self, what: str, most: int = 65535) -> str:
+        (length,) = self.unpack("Q")
+        if not 0 < length <= most:
+            raise self.damaged(f"{what} has a name of {length} bytes")
+        try:
+            return self.take(length).decode()
+        except UnicodeDecodeError:
+            raise self.damaged(f"{what} has a name that is not UTF-8") from None
+
+    def damaged(self, why: str) -> CtxextError:
+        return CtxextError(f'"{self.name}" is damaged: {why}.', hint="Fetch the file again.")
+
+    def values(self, count: int) -> Iterator[tuple[str, Value]]:
+        seen = set()
+        for _ in range(count):
+            key = self.text("a key")
+            if key in seen:
+                raise self.damaged(f'the key "{key}" stands twice')
+            seen.add(key)
+            (kind,) = self.unpack("I")
+            yield key, Value(kind, self.raw(key, kind))
+
+    def raw(self, key: str, kind: int) -> bytes:
+        """The bytes of a value; strings in an array are only counted."""
+        if kind in _SCALARS:
+            return self.take(struct.calcsize(f"<{_SCALARS[kind]}"))
+        if kind == _STRING:
+            return self.string()
+        if kind != _ARRAY:
+            raise self.damaged(f'the key "{key}" has a value of type {kind}, which GGUF does not have')
+        head = self.take(12)
+        of, count = struct.unpack("<IQ", head)
+        if of in _SCALARS:
+            return head + self.take(count * struct.calcsize(f"<{_SCALARS[of]}"))
+        if of != _STRING:
+            raise self.damaged(f'the key "{key}" is an array of type {of}')
+        if count * 8 > self.size - self.place:
+            raise self.cut_off()
+        return b"".join([head, *(self.string() for _ in range(count))])
+
+    def string(self) -> bytes:
+        head = self.take(8)
+        return head + self.take(struct.unpack("<Q", head)[0])
+
+    def tensors(self, count: int) -> Iterator[Tensor]:
+        seen = set()
+        for _ in range(count):
+            name = self.text("a tensor", _MOST_NAME)
+            if name in seen:
+                raise self.damaged(f'the tensor "{name}" stands twice')
+            seen.add(name)
+            (dimensions,) = self.unpack("I")
+            if dimensions > _MOST_DIMENSIONS:
+                raise self.damaged(f'the tensor "{name}" has {dimensions} dimensions')
+            *shape, kind, offset = self.unpack(f"{dimensions}QIQ")
+            yield Tensor(name, tuple(shape), kind, offset)
+
+
+def _alignment(values: Mapping[str, Value], path: Path) -> int:
+    value = values.get(ALIGNMENT_KEY)
+    alignment = _USUAL_ALIGNMENT if value is None else value.content
+    if not isinstance(alignment, int) or not 0 < alignment <= _PIECE or alignment & (alignment - 1):
+        raise CtxextError(f'"{path}" is damaged: its alignment is {alignment}.', hint="Fetch the file again.")
+    return alignment
+
+
+def _fault_of(header: Header) -> str:
+    """Why llama.cpp would refuse these tensors; empty where it would not."""
+    end = 0
+    for tensor in header.tensors:
+        if tensor.kind not in _SIZES:
+            return f'the tensor "{tensor.name}" has type {tensor.kind}, which is not known here'
+        if any(product >= 1 << 63 for product in itertools.accumulate(tensor.shape, lambda a, b: a * b)):
+            return f'the tensor "{tensor.name}" has a shape that no file holds'
+        if tensor.shape and tensor.shape[0] % _SIZES[tensor.kind][1]:
+            return f'the tensor "{tensor.name}" has rows that are no whole blocks of {tensor.type_name}'
+        if tensor.offset != end:
+            return f'the tensor "{tensor.name}" begins at byte {tensor.offset}, and what stands before it ends at {end}'
+        end = tensor.offset + tensor.size
+        if end > header.data_size:
+            return f'the tensor "{tensor.name}" ends behind the end of the file'
+        end += -end % header.alignment
+    return ""
+
+
+_NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
+"""How file systems say that the kernel cannot copy between them."""
+
+
+def copy_range(source: BinaryIO, target: BinaryIO, start: int, length: int) -> Iterator[int]:
+    """Append a part of a file to an unbuffered other, in the kernel where it can; yields the bytes of each piece.
+
+    Raises:
+        CtxextError: the source ends early.
+        OSError: the disk is full, or a file cannot be read or written.
+    """
+    in_kernel = hasattr(os, "copy_file_range")
+    while length:
+        try:
+            if in_kernel:
+                done = os.copy_file_range(source.fileno(), target.fileno(), min(length, _LARGE_PIECE), start)
+            else:
+                done = os.write(target.fileno(), os.pread(source.fileno(), min(length, _PIECE), start))
+        except OSError as error:
+            if not in_kernel or error.errno not in _NO_KERNEL_COPY:
+                raise
+            in_kernel = False
+            continue
+        if not done:
+            raise CtxextError("The source became shorter while it was read.", hint="Run the same command again.")
+        start, length = start + done, length - done
+        yield done

@@ -1,0 +1,111 @@
+"""Check a converted GGUF file: its rotation against its recipe, and its tensors against the file it was made from."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctxext.errors import CtxextError
+from ctxext.gguf.convert import check_rotation
+from ctxext.gguf.header import Header, Tensor, read_header
+from ctxext.gguf.model import FACTORS, RECIPE_KEY, GgufModel, open_gguf
+from ctxext.recipes.recipe import plain_config, recipe_from_dict
+from ctxext.system.files import Progress
+
+_PIECE = 1 << 22
+_TENSORS_KEY = "split.tensors.count"
+
+
+@dataclass(frozen=True)
+class GgufCheck:
+    """One check.
+
+    Attributes:
+        name: What is checked.
+        is_passed: Whether it holds.
+        detail: What was seen, for people.
+    """
+
+    name: str
+    is_passed: bool
+    detail: str
+
+
+def verify_gguf(
+    path: str | Path, against: str | Path | None = None, progress: Progress | None = None
+) -> tuple[GgufCheck, ...]:
+    """Check a converted GGUF file.
+
+    Args:
+        path: The file.
+        against: The file that it was made from; keys and tensors are compared with it.
+        progress: Called with what is being done, how many tensors of it and how many in all.
+
+    Raises:
+        CtxextError: a file is damaged or unknown, or ctxext did not convert it.
+    """
+    model = open_gguf(path)
+    if not model.recipe:
+        raise CtxextError(f'"{path}" was not converted by ctxext.', hint="ctxext inspect says what it is.")
+    checks = [_rotation(model)]
+    if against is not None:
+        source = open_gguf(against)
+        checks += [_keys(model, source), _tensors(model, source, progress)]
+    return tuple(checks)
+
+
+def _rotation(model: GgufModel) -> GgufCheck:
+    """What llama.cpp makes of the file, against the recipe that it notes, applied again to what it was."""
+    recipe = recipe_from_dict(model.recipe["recipe"], RECIPE_KEY)
+    start = plain_config(model.plain) if model.plain.encoding.is_scaled else model.plain
+    try:
+        difference = check_rotation(model.path, model.architecture, recipe.resolved(start).edit(start))
+    except CtxextError as error:
+        return GgufCheck("rotation", False, str(error))
+    return GgufCheck("rotation", True, f"{recipe.summary()} (largest relative difference {difference:.0e})")
+
+
+def _keys(model: GgufModel, source: GgufModel) -> GgufCheck:
+    """All keys but those that the conversion notes are the source's, and those that it notes were."""
+    replaced = model.recipe["replaced"]
+    new, old = model.header.values, source.header.values
+    may = {*replaced, RECIPE_KEY, _TENSORS_KEY}
+    changed = [key for key in {**new, **old} if key not in may and new.get(key) != old.get(key)]
+    # Of two conversions in a row the record keeps what was there before the first.
+    lost = [] if source.recipe else [k for k, v in replaced.items() if k != FACTORS and source.header.get(k) != v]
+    if changed or lost:
+        return GgufCheck("keys", False, f"not the source's: {', '.join([*changed, *lost][:5])}")
+    same = len(old) - len(may & set(old))
+    return GgufCheck("keys", True, f"{same} as in the source, {len(replaced)} noted as changed")
+
+
+def _tensors(model: GgufModel, source: GgufModel, progress: Progress | None) -> GgufCheck:
+    """Every tensor but the divisors has the source's bytes, in every part."""
+    count, different = 0, []
+    if len(model.parts) != len(source.parts):
+        return GgufCheck("tensors", False, f"{len(model.parts)} parts, the source has {len(source.parts)}")
+    for part, other in zip(model.parts, source.parts, strict=True):
+        header, header_there = read_header(part), read_header(other)
+        there = {tensor.name: tensor for tensor in header_there.tensors}
+        names = {tensor.name for tensor in header.tensors}
+        different += [name for name in {*names} ^ {*there} if name != FACTORS]
+        for tensor in header.tensors:
+            if tensor.name == FACTORS or tensor.name not in there:
+                continue
+            same = _digest(part, header, tensor) == _digest(other, header_there, there[tensor.name])
+            count += same
+            different += [] if same else [tensor.name]
+            if progress is not None:
+                progress("Comparing tensors", count + len(different), len(header.tensors))
+    if different:
+        return GgufCheck("tensors", False, f"not the source's: {', '.join(sorted(different)[:5])}")
+    return GgufCheck("tensors", True, f"{count} tensors bit for bit as in the source")
+
+
+def _digest(path: Path, header: Header, tensor: Tensor) -> tuple[str, int, tuple[int, ...]]:
+    digest, left = hashlib.sha256(), tensor.size
+    with path.open("rb") as file:
+        file.seek(header.data_start + tensor.offset)
+        while left and (piece := file.read(min(left, _PIECE))):
+            digest.update(piece)
+            left -= len(piece)
+    return digest.hexdigest(), tensor.kind, tensor.shape

@@ -1,0 +1,416 @@
+"""GGUF files: what is rewritten, what stays, what llama.cpp makes of it, and what is refused."""
+
+import dataclasses
+import errno
+import json
+import math
+import struct
+
+import pytest
+
+from ctxext.errors import CtxextError
+from ctxext.gguf import convert as converting
+from ctxext.gguf.convert import convert_gguf, plan_gguf
+from ctxext.gguf.header import read_header
+from ctxext.gguf.model import FACTORS, RECIPE_KEY, open_gguf
+from ctxext.gguf.verify import verify_gguf
+from ctxext.recipes import (
+    METHODS,
+    AdjustedBase,
+    DynamicNtk,
+    Llama3,
+    LongRope,
+    MsPoE,
+    Ntk,
+    NtkByParts,
+    PositionInterpolation,
+    Recipe,
+    Yarn,
+)
+from ctxext.recipes.encodings.frequencies import inverse_frequencies
+from ctxext.recipes.encodings.rotary import attention_scaling, model_config
+from ctxext.recipes.methods.mrrope import MrRope
+from ctxext.recipes.methods.self_extend import SelfExtend
+
+RISING = tuple(1.0 + 3.0 * number / 7 for number in range(8))
+BY_KEYS = [
+    PositionInterpolation(factor=4),
+    Ntk(factor=4),
+    AdjustedBase(theta=3e5, factor=4),
+    Yarn(factor=4),
+    Yarn(factor=4, attention_factor=1.2),
+    NtkByParts(factor=4),
+]
+BY_FACTORS = [
+    Llama3(factor=4),
+    MrRope(factor=4),
+    LongRope(factor=4, long_factor=RISING, short_factor=RISING),
+    Yarn(factor=4, beta_fast=16),
+]
+
+
+def packed(value):
+    """A value with its type, by the kind of Python value: text, whole number, number, list of texts, truth value."""
+    if isinstance(value, bool):
+        return struct.pack("<I?", 7, value)
+    if isinstance(value, str):
+        return struct.pack("<IQ", 8, len(value.encode())) + value.encode()
+    if isinstance(value, int):
+        return struct.pack("<II", 4, value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
+    texts = b"".join(struct.pack("<Q", len(text.encode())) + text.encode() for text in value)
+    return struct.pack("<IIQ", 9, 8, len(value)) + texts
+
+
+def gguf_bytes(values, tensors, version=3, alignment=32):
+    """A GGUF file by the format's description; `tensors` are names with bytes, all of type I8."""
+    parts, offset = [struct.pack("<4sIQQ", b"GGUF", version, len(tensors), len(values))], 0
+    for key, value in values.items():
+        parts.append(struct.pack("<Q", len(key.encode())) + key.encode() + packed(value))
+    for name, content in tensors.items():
+        parts.append(struct.pack("<Q", len(name)) + name.encode() + struct.pack("<IQIQ", 1, len(content), 24, offset))
+        offset += len(content) + -len(content) % alignment
+    head = b"".join(parts)
+    body = b"".join(content + bytes(-len(content) % alignment) for content in tensors.values())
+    return head + bytes(-len(head) % alignment) + body
+
+
+def keys_of(architecture="llama", **more):
+    """The keys of a small model."""
+    values = {
+        "general.architecture": architecture,
+        f"{architecture}.context_length": 512,
+        f"{architecture}.embedding_length": 64,
+        f"{architecture}.block_count": 2,
+        f"{architecture}.attention.head_count": 4,
+        f"{architecture}.attention.head_count_kv": 2,
+        f"{architecture}.rope.freq_base": 10000.0,
+        "tokenizer.ggml.tokens": ["<s>", "a", "ä", "\N{GRINNING FACE}"],
+        "tokenizer.chat_template": "{% for m in messages %}{{ m }}{% endfor %}",
+        "general.quantized": True,
+    }
+    return {**values, **{f"{architecture}.{name.replace('__', '.')}": value for name, value in more.items()}}
+
+
+TENSORS = {
+    "token_embd.weight": bytes(range(100)),
+    "blk.0.attn_q.weight": bytes(range(64)),
+    "output.weight": b"\x07" * 33,
+}
+
+
+@pytest.fixture
+def gguf(tmp_path):
+    """Writes a GGUF file; by default a small Llama."""
+
+    def write(name="m.gguf", values=None, tensors=TENSORS, **more):
+        path = tmp_path / name
+        path.write_bytes(gguf_bytes(values or keys_of(), tensors, **more))
+        return path
+
+    return write
+
+
+def contents(path):
+    """Every key with the bytes of its value, and every tensor with its bytes, read anew."""
+    header, raw = read_header(path), path.read_bytes()
+    tensors = {tensor.name: raw[header.data_start + tensor.offset :][: tensor.size] for tensor in header.tensors}
+    return {key: value.raw for key, value in header.values.items()}, tensors
+
+
+def name_of(step):
+    return f"{step.name}-{'-'.join(f'{key}={value}' for key, value in step.to_dict().items() if key != 'method')}"[:60]
+
+
+@pytest.mark.parametrize("step", [*BY_KEYS, *BY_FACTORS], ids=name_of)
+def test_only_the_schedule_changes(gguf, tmp_path, step):
+    source, out = gguf(), tmp_path / "out.gguf"
+    convert_gguf(source, out, Recipe([step]))
+    keys, tensors = contents(out)
+    keys_before, tensors_before = contents(source)
+    changed = {key for key in {*keys, *keys_before} if keys.get(key) != keys_before.get(key)}
+    assert changed <= {RECIPE_KEY, "llama.context_length", *(key for key in keys if key.startswith("llama.rope."))}
+    assert {name: tensors[name] for name in tensors_before} == tensors_before
+    assert set(tensors) - set(tensors_before) == ({FACTORS} if step in BY_FACTORS else set())
+
+
+@pytest.mark.parametrize("step", [*BY_KEYS, *BY_FACTORS], ids=name_of)
+def test_llama_cpp_rotates_as_transformers(gguf, tmp_path, step):
+    """By ggml_rope_yarn, written out here from what the file says."""
+    conversion = convert_gguf(gguf(), tmp_path / "out.gguf", Recipe([step]))
+    header, raw = read_header(conversion.out), conversion.out.read_bytes()
+    get = {key.removeprefix("llama.rope."): header.get(key) for key in header.values}.get
+    divisors = [1.0] * 8
+    for tensor in header.tensors:
+        if tensor.name == FACTORS:
+            divisors = struct.unpack("<8f", raw[header.data_start + tensor.offset :][:32])
+    plain = [get("freq_base") ** (-pair / 8) / divisors[pair] for pair in range(8)]
+    factor, attention = get("scaling.factor") or 1.0, get("scaling.attn_factor") or 1.0
+    kind = get("scaling.type")
+    if kind == "yarn":
+        low, high = (
+            16
+            * math.log(get("scaling.original_context_length") / (turns * 2 * 3.141592653589793))
+            / (2 * math.log(10000))
+            for turns in (32, 1)
+        )
+        low, high = max(0, int(low // 1)), min(15, -int(-high // 1))
+        ramp = [min(1, max(0, (pair - low) / max(0.001, high - low))) for pair in range(8)]
+        plain = [angle / factor * part + angle * (1 - part) for angle, part in zip(plain, ramp, strict=True)]
+        attention *= 1 + 0.1 * math.log(factor)
+    elif kind == "linear":
+        plain = [angle / factor for angle in plain]
+    else:
+        assert kind in (None, "none")
+    # The checkpoint of the same model, converted by the same step.
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 512,
+        "rope_theta": 10000.0,
+    }
+    model = model_config(config)
+    wanted = Recipe([step]).resolved(model).edit(model).rotary
+    assert plain == pytest.approx(inverse_frequencies(wanted), rel=1e-6)
+    assert attention == pytest.approx(attention_scaling(wanted), rel=1e-6)
+    assert header.get("llama.context_length") == wanted.claimed_length
+    assert open_gguf(conversion.out).model.encoding.usable_length == wanted.usable_length
+
+
+def test_partial_rotation_and_a_head_of_its_own_length(gguf, tmp_path):
+    values = keys_of("stablelm", rope__dimension_count=8)
+    conversion = convert_gguf(gguf(values=values), tmp_path / "out.gguf", Recipe([Yarn(factor=4)]))
+    assert conversion.plan.model.rotary.dim == 8
+    values = keys_of("qwen3", attention__key_length=32)
+    assert open_gguf(gguf("q.gguf", values)).model.rotary.dim == 32
+
+
+@pytest.mark.parametrize(
+    ("step", "architecture", "says"),
+    [
+        (MsPoE(), "llama", "llama.cpp runs none"),
+        (SelfExtend(factor=4), "llama", "llama.cpp runs none"),
+        (DynamicNtk(factor=4), "llama", "changes with the length"),
+        (LongRope(factor=4, long_factor=RISING), "llama", "changes with the length"),
+        (MrRope(factor=4), "qwen2", "reads no list of frequencies"),
+        (NtkByParts(factor=4), "gemma3", "sliding-window layers"),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_what_llama_cpp_cannot_carry_is_refused(gguf, tmp_path, step, architecture, says):
+    source = gguf(values=keys_of(architecture))
+    with pytest.raises(CtxextError, match=says):
+        convert_gguf(source, tmp_path / "out.gguf", Recipe([step]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf"]
+
+
+def test_every_method_is_carried_or_has_a_reason(gguf):
+    reasons = converting.carried_methods(open_gguf(gguf()))
+    names = {method.name for method in METHODS if method.encoding == "rotary" and not method.is_experimental}
+    assert set(reasons) == names
+    assert {name for name, why in reasons.items() if not why} >= {"pi", "ntk", "abf", "yarn", "ntk-by-parts", "mrrope"}
+
+
+def test_a_schedule_is_not_put_on_another(gguf, tmp_path):
+    first = convert_gguf(gguf(), tmp_path / "a.gguf", Recipe([MrRope(factor=4)])).out
+    with pytest.raises(CtxextError, match="already extended: mrrope"):
+        plan_gguf(first, Recipe([Yarn(factor=8)]))
+    second = convert_gguf(first, tmp_path / "b.gguf", Recipe([Yarn(factor=8)]), replace_scaling=True).out
+    direct = convert_gguf(gguf(), tmp_path / "c.gguf", Recipe([Yarn(factor=8)])).out
+    keys, tensors = contents(second)
+    keys_direct, tensors_direct = contents(direct)
+    for content in (keys, keys_direct):
+        content.pop(RECIPE_KEY)
+    assert keys == keys_direct
+    assert struct.unpack("<8f", tensors.pop(FACTORS)) == (1.0,) * 8  # The file keeps its layout; 1 divides nothing.
+    assert tensors == tensors_direct
+    before = open_gguf(gguf()).model.rotary
+    assert open_gguf(second).plain.rotary == dataclasses.replace(before, length_origin="--original-length")
+    with pytest.raises(CtxextError, match="would leave 1024"):
+        plan_gguf(second, Recipe([Yarn(factor=2)]), replace_scaling=True)
+
+
+def test_a_schedule_of_the_sources_own(gguf):
+    values = keys_of(rope__scaling__type="yarn", rope__scaling__factor=4.0, rope__scaling__original_context_length=128)
+    model = open_gguf(gguf(values=values))
+    assert (model.model.rotary.rope_type, model.model.encoding.trained_length) == ("yarn", 128)
+    with pytest.raises(CtxextError, match="already extended: yarn ×4 from 128 tokens"):
+        plan_gguf(model.path, Recipe([Yarn(factor=8)]))
+    plan = plan_gguf(model.path, Recipe([Yarn(factor=8)]), replace_scaling=True)
+    assert plan.header.get("llama.context_length") == 1024
+
+
+def test_the_divisors_of_a_source_are_its_schedule(gguf, tmp_path):
+    """Llama 3.1's files carry theirs so."""
+    made = convert_gguf(gguf(), tmp_path / "llama3.gguf", Recipe([Llama3(factor=4)])).out
+    raw = made.read_bytes().replace(RECIPE_KEY.encode(), b"another.names")
+    (tmp_path / "stranger.gguf").write_bytes(raw)
+    with pytest.raises(CtxextError, match="already extended: longrope"):
+        plan_gguf(tmp_path / "stranger.gguf", Recipe([Yarn(factor=8)]))
+    plan = plan_gguf(tmp_path / "stranger.gguf", Recipe([Yarn(factor=8)]), replace_scaling=True, original_length=512)
+    assert plan.factors == (1.0,) * 8
+
+
+def test_all_parts_of_a_split_model(gguf, tmp_path):
+    values = {**keys_of(), "split.no": 0, "split.count": 2, "split.tensors.count": 4}
+    gguf("m-00001-of-00002.gguf", values)
+    rest = {"blk.1.weight": b"\x01" * 50}
+    gguf("m-00002-of-00002.gguf", {"general.architecture": "llama", "split.no": 1, "split.count": 2}, rest)
+    out = convert_gguf(tmp_path / "m-00001-of-00002.gguf", tmp_path / "o.gguf", Recipe([MrRope(factor=4)])).out
+    assert out == tmp_path / "o-00001-of-00002.gguf"
+    assert (tmp_path / "o-00002-of-00002.gguf").read_bytes() == (tmp_path / "m-00002-of-00002.gguf").read_bytes()
+    assert read_header(out).get("split.tensors.count") == 5
+    assert all(check.is_passed for check in verify_gguf(out, tmp_path / "m-00001-of-00002.gguf"))
+    with pytest.raises(CtxextError, match="part 2 of 2"):
+        open_gguf(tmp_path / "m-00002-of-00002.gguf")
+    (tmp_path / "m-00002-of-00002.gguf").unlink()
+    with pytest.raises(CtxextError, match="is missing beside"):
+        open_gguf(tmp_path / "m-00001-of-00002.gguf")
+
+
+def test_verify_sees_a_weight_a_key_and_a_frequency(gguf, tmp_path):
+    source = gguf()
+    out = convert_gguf(source, tmp_path / "out.gguf", Recipe([MrRope(factor=4)])).out
+    assert [(check.name, check.is_passed) for check in verify_gguf(out, source)] == [
+        ("rotation", True),
+        ("keys", True),
+        ("tensors", True),
+    ]
+    header, raw = read_header(out), bytearray(out.read_bytes())
+
+    def failed(place, by):
+        changed = bytearray(raw)
+        changed[place] ^= by
+        (tmp_path / "changed.gguf").write_bytes(changed)
+        return [check.name for check in verify_gguf(tmp_path / "changed.gguf", source) if not check.is_passed]
+
+    assert failed(header.data_start + 5, 1) == ["tensors"]
+    assert failed(raw.index("ä".encode()) + 1, 1) == ["keys"]
+    assert failed(header.data_start + header.tensors[-1].offset + 2, 128) == ["rotation"]
+    with pytest.raises(CtxextError, match="was not converted by ctxext"):
+        verify_gguf(source)
+
+
+def test_other_alignments(gguf, tmp_path):
+    values = {**keys_of(), "general.alignment": 256}
+    out = convert_gguf(gguf(values=values, alignment=256), tmp_path / "out.gguf", Recipe([MrRope(factor=4)])).out
+    header = read_header(out)
+    assert header.data_start % 256 == 0
+    assert all(tensor.offset % 256 == 0 for tensor in header.tensors)
+    assert all(check.is_passed for check in verify_gguf(out, tmp_path / "m.gguf"))
+
+
+def test_a_file_cut_off_anywhere_is_refused(gguf, tmp_path):
+    raw, short = gguf().read_bytes(), tmp_path / "short.gguf"
+    for length in [*range(0, len(raw) - 64, 13), len(raw) - 64]:
+        short.write_bytes(raw[:length])
+        with pytest.raises(CtxextError):
+            open_gguf(short)
+
+
+def _damaged():
+    raw = gguf_bytes(keys_of(), TENSORS)
+    at = raw.index(b"token_embd.weight") + len(b"token_embd.weight")
+    yield "no GGUF", b"GGML" + raw[4:], "not a GGUF file"
+    yield "version 1", raw[:4] + struct.pack("<I", 1) + raw[8:], "version 1"
+    yield "big-endian", raw[:4] + struct.pack(">I", 3) + raw[8:], "big-endian"
+    yield "tensors without end", raw[:8] + struct.pack("<Q", 1 << 62) + raw[16:], "damaged|cut off"
+    yield "keys without end", raw[:16] + struct.pack("<Q", 1 << 62) + raw[24:], "damaged|cut off"
+    yield "a key of an absurd length", raw[:24] + struct.pack("<Q", 1 << 40) + raw[32:], "damaged"
+    yield "dimensions", raw[:at] + struct.pack("<I", 9) + raw[at + 4 :], "9 dimensions"
+    yield "a shape", raw[: at + 4] + struct.pack("<Q", 1 << 62) + raw[at + 12 :], "damaged"
+    yield "a type", raw[: at + 12] + struct.pack("<I", 99) + raw[at + 16 :], "type 99"
+    yield "an offset", raw[: at + 16] + struct.pack("<Q", 32) + raw[at + 24 :], "begins at byte 32"
+    yield "names", raw.replace(b"output.weight", b"output.weighu"), None
+    yield "the same key twice", raw.replace(b"general.quantized", b"tokenizer.ggml.to"), None
+    yield "no text", raw.replace("ä".encode(), b"\xff\xff"), None
+    twice = gguf_bytes(keys_of(), {"a" * 5: b"1", "b" * 5: b"2"}).replace(b"bbbbb", b"aaaaa")
+    yield "the same tensor twice", twice, "stands twice"
+    yield "no architecture", gguf_bytes({}, TENSORS), "names no architecture"
+    yield "another architecture", gguf_bytes({"general.architecture": "mamba"}, TENSORS), "was not tried"
+    yield "no heads", gguf_bytes({**keys_of(), "llama.attention.head_count": 0}, TENSORS), "attention heads"
+    yield "a base of nothing", gguf_bytes({**keys_of(), "llama.rope.freq_base": 0.0}, TENSORS), "nothing usable"
+    yield "a base that is no number", gguf_bytes({**keys_of(), "llama.rope.freq_base": float("nan")}, TENSORS), "usable"
+    yield "an alignment", gguf_bytes({**keys_of(), "general.alignment": 3}, TENSORS), "alignment is 3"
+    record = {**keys_of(), RECIPE_KEY: json.dumps({"recipe": 1})}
+    yield "a record", gguf_bytes(record, TENSORS), "record"
+
+
+@pytest.mark.parametrize(("raw", "says"), [case[1:] for case in _damaged()], ids=[case[0] for case in _damaged()])
+def test_damaged_files_are_refused_in_one_line(tmp_path, raw, says):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(raw)
+    if says is None:  # Only other names or texts: the file is whole.
+        open_gguf(path)
+        return
+    with pytest.raises(CtxextError, match=says) as caught:
+        open_gguf(path)
+    assert "\n" not in caught.value.message
+
+
+def test_a_failed_run_leaves_nothing(gguf, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    source = gguf()
+    monkeypatch.setattr(converting, "copy_range", full)
+    with pytest.raises(CtxextError, match="no space left"):
+        convert_gguf(source, tmp_path / "out.gguf", Recipe([Yarn(factor=4)]))
+    assert [path.name for path in tmp_path.iterdir() if ".gguf" in path.name] == ["m.gguf"]
+
+
+def test_a_wrong_result_is_not_kept(gguf, tmp_path, monkeypatch):
+    wrong = converting.Schedule({"context_length": 2048, "rope.scaling.type": "linear", "rope.scaling.factor": 4.001})
+    monkeypatch.setattr(converting, "schedule_of", lambda rotary, architecture: wrong)
+    with pytest.raises(CtxextError, match="would not rotate as the methods say"):
+        convert_gguf(gguf(), tmp_path / "out.gguf", Recipe([PositionInterpolation(factor=4)]))
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_what_may_be_replaced(gguf, tmp_path):
+    source, out, step = gguf(), tmp_path / "out.gguf", Recipe([Yarn(factor=4)])
+    with pytest.raises(CtxextError, match="SOURCE itself"):
+        convert_gguf(source, source, step, overwrite_anything=True)
+    with pytest.raises(CtxextError, match="no name of a GGUF file"):
+        convert_gguf(source, tmp_path / "out", step)
+    convert_gguf(source, out, step)
+    with pytest.raises(CtxextError, match="exists"):
+        convert_gguf(source, out, step)
+    convert_gguf(source, out, step, overwrite=True)
+    other = gguf("other.gguf")
+    with pytest.raises(CtxextError, match="was not made by ctxext"):
+        convert_gguf(source, other, step, overwrite=True)
+    convert_gguf(source, other, step, overwrite_anything=True)
+
+
+def test_the_commands(gguf, tmp_path, run, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    gguf()
+    shown = json.loads(run("inspect", "m.gguf", "--json").stdout)
+    assert (shown["architecture"], shown["rotary"]["context_length"]) == ("llama", 512)
+    plan = json.loads(run("convert", "m.gguf", "--method", "yarn", "--factor", "4", "--dry-run", "--json").stdout)
+    assert {"key": "llama.rope.scaling.type", "old": None, "new": "yarn"} in plan["changes"]
+    assert not (tmp_path / "m-yarn-2k.gguf").exists()
+    result = run("convert", "m.gguf", "--method", "yarn", "--factor", "4")
+    assert "llama.cpp rotates as the method says" in result.stdout
+    assert "yarn ×4" in run("inspect", "m-yarn-2k.gguf").stdout
+    assert json.loads(run("verify", "m-yarn-2k.gguf", "--against", "m.gguf", "--json").stdout)["passed"]
+    raw = bytearray((tmp_path / "m-yarn-2k.gguf").read_bytes())
+    raw[-64] ^= 1  # In the last tensor, which is padded from 33 to 64 bytes.
+    (tmp_path / "bad.gguf").write_bytes(raw)
+    assert run("verify", "bad.gguf", "--against", "m.gguf").exit_code == 1
+
+
+def test_what_is_for_checkpoints_only(gguf, tmp_path, run, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    gguf()
+    for words in (
+        ("--link", "hard", "--method", "yarn", "--factor", "2"),
+        ("--method", "auto", "--target-length", "1k"),
+    ):
+        result = run("convert", "m.gguf", "out.gguf", *words)
+        assert result.exit_code == 1
+        assert not (tmp_path / "out.gguf").exists()
