@@ -4,11 +4,13 @@ CTXEXT_SHUFFLE=SEED runs tests in another order: those of a file together, as th
 """
 
 import atexit
+import functools
 import gc
 import os
 import random
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -19,7 +21,12 @@ os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="ctxext-modules-")
 # Where links that conversions make are noted: not in the home of whoever runs the tests.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="ctxext-state-")
 
+# Transformers 5 starts threads for each checkpoint that it loads, which takes longer than to read a tiny one.
+os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
+
 import pytest
+import typer.main
+import typer.testing
 from typer.testing import CliRunner
 
 import compiled_once
@@ -29,6 +36,8 @@ from small_llama import make_llama
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 compiled_once.install()
+# The commands are built once: for each command line again that is a third of a quick one.
+typer.main.get_command = typer.testing._get_command = functools.cache(typer.main.get_command)
 atexit.register(shutil.rmtree, os.environ["HF_MODULES_CACHE"], ignore_errors=True)
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
@@ -56,8 +65,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What is loaded by now stays: whoever collects garbage, as each training does, need not look at it again."""
+    if "torch" in sys.modules:
+        leave_meta_weights()
     gc.collect()
     gc.freeze()
+
+
+def leave_meta_weights() -> None:
+    """Draw no weights on the meta device, which holds no numbers: a fifth of loading a tiny model."""
+    from torch import nn
+
+    def reset(draw, module) -> None:
+        if not module.weight.is_meta:
+            draw(module)
+
+    for kind in (nn.Linear, nn.Embedding):
+        kind.reset_parameters = functools.partialmethod(functools.partial(reset, kind.reset_parameters))
 
 
 FORKED: dict[str, Processes] = {}

@@ -6,7 +6,7 @@ ctxext too, and reads the settings of the Hub's client anew. `run` takes the arg
 -c CODE` and `python -m ctxext` and executes the same code; whatever else it is asked is run for real.
 
 Run as a script this is a process that forks: it listens on a socket, reads one JSON object for each connection (`code`,
-`words`, `cwd`, `env`, `input`) and answers with one (`returncode`, `stdout`, `stderr`).
+`words`, `cwd`, `env`, `input`, and `timeout` in seconds or 0) and answers with one (`returncode`, `stdout`, `stderr`).
 """
 
 import atexit
@@ -76,7 +76,7 @@ class Processes:
     def run(self, command: list[str], **options: Any) -> "subprocess.CompletedProcess[str]":
         """What `subprocess.run` gives."""
         environment = {str(name): str(value) for name, value in (options.get("env") or os.environ).items()}
-        known = {"capture_output", "text", "cwd", "env", "check", "input"}
+        known = {"capture_output", "text", "cwd", "env", "check", "input", "timeout"}
         words = [str(word) for word in command]
         codes = {"-c": words[2:3], "-m": [MAIN] if self.kind == "ours" and words[2:3] == ["ctxext"] else []}
         code = codes.get(words[1], []) if words[0] == sys.executable else []
@@ -96,11 +96,14 @@ class Processes:
         ):
             return subprocess.run(command, **options)
         given = {"code": code[0], "words": words[3:], "cwd": str(options.get("cwd") or Path.cwd())}
+        given["timeout"] = options.get("timeout") or 0
         with socket.socket(socket.AF_UNIX) as there:
             there.connect(self.listening())
             there.sendall(json.dumps({**given, "env": environment, "input": options.get("input", "")}).encode())
             there.shutdown(socket.SHUT_WR)
             answer = json.loads(received(there))
+        if given["timeout"] and answer["returncode"] == -signal.SIGALRM:
+            raise subprocess.TimeoutExpired(command, given["timeout"], answer["stdout"], answer["stderr"])
         return subprocess.CompletedProcess(command, answer["returncode"], answer["stdout"], answer["stderr"])
 
     def start(self) -> str:
@@ -178,6 +181,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         child = os.fork()
         if not child:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.alarm(asked["timeout"])
             for number, file in enumerate((given, output, errors)):
                 os.dup2(file.fileno(), number)
             code = 1

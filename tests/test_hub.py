@@ -1,5 +1,5 @@
-"""Checkpoints on the Hub, against a server on loopback; each in a process of its own, as the client reads its
-settings when it is imported: new Pythons, or forks that read them anew, which the client of transformers 4 cannot."""
+"""Checkpoints on the Hub, against a server on loopback; each command in its own process, as the client reads its
+settings when it is imported: forks that read them again, or new Pythons, which the client of transformers 4 needs."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from small_llama import read_json
 @pytest.fixture
 def ctxext(request, llama_source, tmp_path):
     """Run ctxext with a Hub that has one repository, `maker/tiny`; returns the finished process."""
-    is_real = request.node.originalname == "test_convert_from_the_hub" or version("huggingface_hub") < "1"
+    is_real = getattr(request, "param", "") == "new" or version("huggingface_hub") < "1"
     processes = subprocess if is_real else request.getfixturevalue("our_processes")
     with hub({"maker/tiny": llama_source}) as server:
 
@@ -36,6 +36,7 @@ def ctxext(request, llama_source, tmp_path):
         yield call
 
 
+@pytest.mark.parametrize("ctxext", ["forked", "new"], indirect=True)
 def test_convert_from_the_hub(ctxext, llama_source, tmp_path):
     result = ctxext("convert", "maker/tiny", "out", "--method", "yarn", "--factor", "4", "--json")
     assert result.returncode == 0, result.stderr

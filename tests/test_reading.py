@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import subprocess
 import sys
 
 import pytest
@@ -171,22 +170,15 @@ def test_broken_headers(entry, tmp_path):
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "notes.txt", "recipe.yaml"])
-def test_only_regular_files_are_read(kind, name, llama, tmp_path):
+def test_only_regular_files_are_read(kind, name, llama, tmp_path, our_processes):
     """In a process with a time limit, as what is tested against is that it never ends."""
     path = llama / name
     path.unlink(missing_ok=True)
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
     words = ["--recipe", str(path)] if name == "recipe.yaml" else ["-m", "pi", "--factor", "2"]
-    command = [
-        sys.executable,
-        "-m",
-        "ctxext",
-        "convert",
-        "demo" if name == "recipe.yaml" else str(llama),
-        "out",
-        *words,
-    ]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    source = "demo" if name == "recipe.yaml" else str(llama)
+    command = [sys.executable, "-m", "ctxext", "convert", source, "out", *words]
+    result = our_processes.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert (result.returncode, "Traceback" in result.stderr) == (1, False), result.stderr
     assert not (tmp_path / "out").exists()
 

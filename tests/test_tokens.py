@@ -2,7 +2,6 @@
 
 import io
 import os
-import subprocess
 import sys
 
 import pytest
@@ -81,21 +80,21 @@ def test_no_command_shows_a_token(words, our_processes, llama_source, tmp_path):
     assert held == []
 
 
-def test_a_traceback_of_ours_holds_no_token():
+def test_a_traceback_of_ours_holds_no_token(our_processes):
     script = (
         "from ctxext.cli import app\ndef fail(): raise ValueError('Bearer " + SECRET + "')\napp.app = fail\napp.main()"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    result = our_processes.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert "ValueError: Bearer …" in result.stderr
     assert SECRET[3:] not in result.stderr
 
 
-def test_a_token_from_a_windows_file_is_sent_as_it_is_meant(llama_source, tmp_path):
+def test_a_token_from_a_windows_file_is_sent_as_it_is_meant(llama_source, tmp_path, our_processes):
     with hub({"me/tiny": llama_source}) as server:
         environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "cache")}
         environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
         command = [sys.executable, "-m", "ctxext", "inspect", "me/tiny", "--token", f"{SECRET}\r\n"]
-        result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+        result = our_processes.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
     assert result.returncode == 0, result.stderr
 
 

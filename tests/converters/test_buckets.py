@@ -61,23 +61,19 @@ def test_a_family(name, sources, tmp_path):
 def biases(model, length):
     """The bias of an encoder's first layer (heads, queries, keys), worked out from its table by the reference."""
     table = model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
-    source = {"distance": 16, "num_buckets": 16, "bidirectional": True}
-    places = [
-        [
-            int(reference_of(WiderBuckets).bucket({"factor": FACTOR}, source, key - query) + 1e-6)
-            for key in range(length)
-        ]
-        for query in range(length)
-    ]
-    return table[torch.tensor(places)].movedim(-1, 0)
+    source, reference = {"distance": 16, "num_buckets": 16, "bidirectional": True}, reference_of(WiderBuckets)
+    distances = range(1 - length, length)
+    buckets = [int(reference.bucket({"factor": FACTOR}, source, distance) + 1e-6) for distance in distances]
+    places = torch.arange(length)[None] - torch.arange(length)[:, None] + length - 1
+    return table[torch.tensor(buckets)[places]].movedim(-1, 0)
 
 
 @torch.no_grad()
 def test_the_loaded_bias_is_the_formulas(sources, tmp_path):
     convert(str(sources["t5"]), tmp_path / "out", Recipe([WiderBuckets(factor=FACTOR)]))
     model, length = load(tmp_path / "out"), 100
-    found = model.encoder.block[0].layer[0].SelfAttention.compute_bias(length, length)
-    assert torch.equal(found[0], biases(model, length))
+    (bias,) = model.encoder.block[0].layer[0].SelfAttention.compute_bias(length, length)
+    assert torch.equal(bias, biases(model, length))
 
 
 @pytest.mark.parametrize("name", ["t5", "longt5", "umt5"])

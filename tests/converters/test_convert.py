@@ -255,7 +255,7 @@ def test_kill_leaves_no_half_made_folder_and_the_next_run_clears_up(llama, tmp_p
         "import sys, time\nfrom ctxext.converters import convert\nfrom ctxext.recipes import Recipe, Yarn\n"
         "from ctxext.system import output_directory\n"
         "output_directory.give_name = lambda *_, **__: (print('ready', flush=True), time.sleep(60))\n"
-        f"convert({str(llama)!r}, {str(tmp_path / 'out')!r}, Recipe([Yarn(factor=4)]))\n"
+        f"convert({str(llama)!r}, {str(tmp_path / 'out')!r}, Recipe([Yarn(factor=4)]), check=False)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"ready\n"

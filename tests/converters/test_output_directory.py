@@ -165,9 +165,11 @@ def test_the_folder_one_is_in(llama, tmp_path, monkeypatch):
             convert(str(llama), out, YARN, overwrite=True)
 
 
-def test_a_limit_on_the_size_of_files(llama, tmp_path):
-    command = f"ulimit -f 1; exec {sys.executable} -m ctxext convert {llama} {tmp_path}/out -m pi --factor 2 -q"
-    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+def test_a_limit_on_the_size_of_files(llama, tmp_path, our_processes):
+    script = "import resource, sys\nfrom ctxext.cli.app import main\nsys.argv[0] = 'ctxext'\n"
+    script += "resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))\nmain()"
+    words = ["convert", str(llama), str(tmp_path / "out"), "-m", "pi", "--factor", "2", "-q"]
+    result = our_processes.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr.count("\n")) == (1, 2), result.stderr
     assert "larger than is allowed" in result.stderr
     assert names(tmp_path) == ["llama"]

@@ -79,7 +79,7 @@ def compare(task):
 
 
 def source_of(folder, length):
-    sizes = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16, "initializer_range": 0.02}
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "initializer_range": 0.02}
     return make_llama(folder, max_position_embeddings=length, rope_theta=5e5, num_hidden_layers=1, **sizes)
 
 

@@ -48,7 +48,7 @@ from hostile import (
 )
 
 SECONDS = 10
-fuzz = fuzzing(15)
+fuzz = fuzzing(8)
 LENGTH = st.one_of(st.sampled_from(LENGTHS), st.integers().map(str), st.text(max_size=9))
 METHOD = st.sampled_from([method.name for method in METHODS if method.name not in ("longrope", "abf")])
 

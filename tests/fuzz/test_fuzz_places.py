@@ -13,7 +13,7 @@ from ctxext.cli.app import app
 from hostile import FILES, LENGTHS, LLAMA, ODD, TENSORS, a_folder, family_configs, fuzzing, weights, write
 from test_fuzz import METHOD, check
 
-fuzz = fuzzing(15)
+fuzz = fuzzing(8)
 WHOLE = {
     "config.json": json.dumps(LLAMA).encode(),
     "model.safetensors": weights(TENSORS),

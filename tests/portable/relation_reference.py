@@ -31,14 +31,16 @@ def rotated_factor(step, layer, m):
     return 1.0 if factor is None else factor(step, layer, m)
 
 
-def rotate(vector, angles, interleaved=False):
-    """Rotate the first 2 p entries of a vector by p angles."""
-    size, out = len(angles), np.array(vector, dtype=np.float64)
+def rotate(vectors, angles, interleaved=False):
+    """Rotate the first 2 p entries of vectors (..., d) by angles (p,) or (..., p)."""
+    size = 2 * np.shape(angles)[-1]
     first, second = (
-        (slice(0, 2 * size, 2), slice(1, 2 * size, 2)) if interleaved else (slice(0, size), slice(size, 2 * size))
+        (slice(0, size, 2), slice(1, size, 2)) if interleaved else (slice(size // 2), slice(size // 2, size))
     )
-    a, b, cos, sin = vector[first], vector[second], np.cos(angles), np.sin(angles)
-    out[first], out[second] = a * cos - b * sin, b * cos + a * sin
+    cos, sin = np.cos(angles), np.sin(angles)
+    out = np.array(np.broadcast_to(vectors, (*np.shape(angles)[:-1], vectors.shape[-1])), dtype=np.float64)
+    a, b = vectors[..., first], vectors[..., second]
+    out[..., first], out[..., second] = a * cos - b * sin, b * cos + a * sin
     return out
 
 
@@ -50,17 +52,17 @@ def attention(step, query, key, value, positions, inverse, *, scaling, seen=None
     heads, groups, length = len(query), len(key), len(positions)
     out = np.zeros((heads, length, value.shape[-1]))
     for i in range(length) if rows is None else rows:
-        visible = [j for j in range(i + 1) if seen is None or seen(i, j)]
-        pairs = [(j, relation(step, 0, positions[i], positions[j], inverse)) for j in visible]
-        pairs = [(j, pair) for j, pair in pairs if pair is not None]
-        for group in range(groups):
-            turned = np.stack([rotate(key[group, j], pair[1], interleaved) for j, pair in pairs])
-            for head in range(group * heads // groups, (group + 1) * heads // groups):
-                queries = np.stack([rotate(query[head, i], pair[0], interleaved) for _, pair in pairs])
-                products, size = queries * turned, 2 * len(inverse)
-                scores = products[:, :size].sum(-1) * rotated_factor(step, 0, positions[i]) ** 2
-                scores = scores + products[:, size:].sum(-1)
-                scores = scores * scaling * temperature(step, 0, positions[i])
-                weights = np.exp(scores - scores.max())
-                out[head, i] = weights / weights.sum() @ np.stack([value[group, j] for j, _ in pairs])
+        pairs = {}
+        for j in range(i + 1):
+            angles = relation(step, 0, positions[i], positions[j], inverse) if seen is None or seen(i, j) else None
+            if angles is not None:
+                pairs[j] = angles
+        read, (of_query, of_key) = [*pairs], (np.array(angles) for angles in zip(*pairs.values(), strict=True))
+        for head in range(heads):
+            group = head * groups // heads
+            products = rotate(query[head, i], of_query, interleaved) * rotate(key[group, read], of_key, interleaved)
+            scores = products[:, : 2 * len(inverse)].sum(-1) * rotated_factor(step, 0, positions[i]) ** 2
+            scores = (scores + products[:, 2 * len(inverse) :].sum(-1)) * scaling * temperature(step, 0, positions[i])
+            weights = np.exp(scores - scores.max())
+            out[head, i] = weights / weights.sum() @ value[group, read]
     return out

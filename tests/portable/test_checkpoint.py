@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -18,6 +17,7 @@ from transformers import (
 
 from ctxext.recipes.code.layout import SHARED_FILES, STUB_FILE
 from ctxext.recipes.encodings.rotary import SENTINEL
+from ctxext.system.isolated import SETTINGS
 from portable_checkpoints import CODE, CODE_FILE, convert, llama, load, tokens
 
 ORDERS = ["prompt", "fixed"]
@@ -143,9 +143,10 @@ assert not any(name.split(".")[0] == "ctxext" for name in sys.modules)
 """
 
 
-def test_it_stands_alone(folders, tmp_path):
+def test_it_stands_alone(folders, tmp_path, clean_processes):
     ids = ",".join(map(str, tokens(30)[0].tolist()))
     arguments = [sys.executable, "-c", CLEAN, str(folders["prompt"]), ids, str(tmp_path / "logits.pt")]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run(arguments, check=True, env=environment | {"HF_MODULES_CACHE": str(tmp_path / "modules")})
+    environment = {**os.environ, **SETTINGS, "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = clean_processes.run(arguments, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), logits(load(folders["prompt"])))

@@ -1,8 +1,9 @@
 """Clients of transformers beyond plain generation: all must write what plain cached generation writes.
 
-Sixteen tokens, greedily, after a prompt past the original context length.
+Eight tokens, greedily, after a prompt past the original context length.
 """
 
+import functools
 import shutil
 import uuid
 
@@ -15,7 +16,7 @@ from ctxext.recipes import MsPoE
 from ctxext.recipes.registry import method_named
 from portable_checkpoints import MODERN, llama, load, tokens, write
 
-NEW = 16
+NEW = 8
 LENGTH = 150
 PER_ROW = ("self-extend", "bifocal", "dca", "rerope", "string", "adaptive", "sinks", "window")
 CALIBRATED = MsPoE(schedule="by-parts", ratio_min=1, ratio_max=2, first_layer=0, head_order="fixed")
@@ -38,29 +39,19 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def models(source, tmp_path_factory):
-    place, made = tmp_path_factory.mktemp("clients"), {}
+    place = tmp_path_factory.mktemp("clients")
 
+    @functools.cache
     def get(name):
-        if name not in made:
-            folder = place / f"served_{uuid.uuid4().hex[:8]}"
-            shutil.copytree(source, folder)
-            made[name] = load(write(folder, STEPS[name]), dtype=torch.float64)
-        return made[name]
+        folder = shutil.copytree(source, place / f"served_{uuid.uuid4().hex[:8]}")
+        return load(write(folder, STEPS[name]), dtype=torch.float64)
 
     return get
 
 
-def written(model, ids, **options):
+def written(model, ids, *, assistant_model=False, **options):
     """What greedy decoding writes; the end token is never chosen, so that all are as long."""
-    config = GenerationConfig(
-        max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=63, suppress_tokens=[63], **options
-    )
-    return model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)[:, ids.shape[1] :]
-
-
-def client_writes(model, client, ids):
-    options = dict(CLIENTS[client])
-    helper = {"assistant_model": model} if options.pop("assistant_model", False) else {}
+    helper = {"assistant_model": model} if assistant_model else {}
     config = GenerationConfig(
         max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=63, suppress_tokens=[63], **options
     )
@@ -68,12 +59,16 @@ def client_writes(model, client, ids):
     return out[:, ids.shape[1] :]
 
 
+@functools.cache
+def plainly_written(model, num_beams):
+    return written(model, tokens(LENGTH), **({"num_beams": num_beams} if num_beams > 1 else {}))
+
+
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("name", ["calibrated", *PER_ROW])
 def test_every_client_writes_the_same(models, name, client):
-    model, ids = models(name), tokens(LENGTH)
-    plain = written(model, ids, **({"num_beams": 3} if client == "beams" else {}))
-    equal = client_writes(model, client, ids) == plain
+    model = models(name)
+    equal = written(model, tokens(LENGTH), **CLIENTS[client]) == plainly_written(model, 3 if client == "beams" else 1)
     assert equal.shape == (1, NEW)
     assert equal.sum() == NEW
 
@@ -94,8 +89,8 @@ def test_continuous_batching(models):
     rows = [tokens(length)[0].tolist() for length in (40, 90, LENGTH)]
     model = models("calibrated")
     config = GenerationConfig(max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=-1)
-    found = model.generate_batch(inputs=rows, generation_config=config)
-    for row, output in zip(rows, found.values(), strict=True):
+    outputs = model.generate_batch(inputs=rows, generation_config=config)
+    for row, output in zip(rows, outputs.values(), strict=True):
         plain = model.generate(
             torch.tensor([row]), attention_mask=torch.ones(1, len(row), dtype=torch.long), generation_config=config
         )
@@ -123,22 +118,22 @@ def warnings_of(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("client", "told"),
+    ("client", "warning"),
     [
         ("prefill_chunk_size", "a cache goes on with several tokens"),
         ("prompt_lookup_num_tokens", "a cache goes on with several tokens"),
         ("use_cache=False", "a text grows without a cache"),
     ],
 )
-def test_prompt_order_warns_of_clients_that_do_not_suit_it(models, monkeypatch, client, told):
+def test_prompt_order_warns_of_clients_that_do_not_suit_it(models, monkeypatch, client, warning):
     said = warnings_of(monkeypatch)
     model, ids = models("prompt"), tokens(100)
     plain = written(model, ids)
     assert not said, "plain generation is what it is made for"
-    found = client_writes(model, client, ids)
-    assert any(told in text and "--head-order calibrated" in text for text in said)
+    others = written(model, ids, **CLIENTS[client])
+    assert any(warning in text and "--head-order calibrated" in text for text in said)
     if client != "prompt_lookup_num_tokens":
-        assert not torch.equal(found, plain), "nothing to warn of"
+        assert not torch.equal(others, plain), "nothing to warn of"
 
 
 @torch.no_grad()

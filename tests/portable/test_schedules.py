@@ -1,5 +1,6 @@
 """Frequency schedules per head: each equals a native rope type at a uniform ratio, and composes with any other."""
 
+import functools
 import json
 import math
 import shutil
@@ -35,6 +36,19 @@ def source(tmp_path_factory):
     return llama(tmp_path_factory.mktemp("schedules") / "source")
 
 
+@pytest.fixture(scope="module")
+def stock(source, tmp_path_factory):
+    """A checkpoint with each schedule of `BASES`, and its logits for 40 and for 300 tokens."""
+    place = tmp_path_factory.mktemp("schedules")
+
+    @functools.cache
+    def get(base):
+        folder = native(source, place / base, BASES[base])
+        return folder, logits_of(load(folder), 40, 300)
+
+    return get
+
+
 def native(source, target, schedule, **changes):
     """The same weights with a schedule that transformers carries itself, in both dialects."""
     shutil.copytree(source, target)
@@ -51,8 +65,12 @@ def native(source, target, schedule, **changes):
 
 
 @torch.no_grad()
+def logits_of(model, *lengths):
+    return [model(tokens(length)).logits for length in lengths]
+
+
 def logits(folder, length=300):
-    return load(folder)(tokens(length)).logits
+    return logits_of(load(folder), length)[0]
 
 
 @pytest.mark.parametrize("order", ["prompt", "fixed"])
@@ -80,16 +98,16 @@ def test_by_parts_is_yarn_without_temperature(source, tmp_path, beta_fast):
 
 @pytest.mark.parametrize("schedule", ["linear", "ntk", "by-parts"])
 @pytest.mark.parametrize("base", BASES)
-def test_ratio_1_changes_nothing_on_any_base(source, tmp_path, base, schedule):
-    folder = native(source, tmp_path / "base", BASES[base])
+def test_ratio_1_changes_nothing_on_any_base(stock, tmp_path, base, schedule):
+    folder, expected = stock(base)
     options = {"ratio_min": 1.0, "ratio_max": 1.0, "first_layer": 0, "schedule": schedule}
-    for length in (40, 300):
-        assert torch.equal(logits(convert(folder, tmp_path / "out", **options), length), logits(folder, length))
+    converted = load(convert(folder, tmp_path / "out", **options))
+    assert all(map(torch.equal, logits_of(converted, 40, 300), expected))
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_a_ratio_composes_with_any_base(source, tmp_path, base):
-    folder = native(source, tmp_path / "base", BASES[base])
+def test_a_ratio_composes_with_any_base(stock, tmp_path, base):
+    folder, _ = stock(base)
     slowed = load(folder)
     forward = slowed.model.rotary_emb.forward
 
@@ -101,18 +119,17 @@ def test_a_ratio_composes_with_any_base(source, tmp_path, base):
         return angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling
 
     slowed.model.rotary_emb.forward = quarter
-    found = logits(convert(folder, tmp_path / "out", ratio_min=4.0, ratio_max=4.0, first_layer=0))
-    with torch.no_grad():
-        torch.testing.assert_close(found, slowed(tokens(300)).logits, rtol=1e-4, atol=1e-4)
+    converted = logits(convert(folder, tmp_path / "out", ratio_min=4.0, ratio_max=4.0, first_layer=0))
+    torch.testing.assert_close(converted, logits_of(slowed, 300)[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_heads_of_their_own_keep_the_factor_of_any_base(source, tmp_path, base):
+def test_heads_of_their_own_keep_the_factor_of_any_base(stock, tmp_path, base):
     """Ratios, ramps and temperatures of 1 in every layer are the base, its factor on cos and sin included."""
-    folder, ones = native(source, tmp_path / "base", BASES[base]), ((1.0, 1.0),) * 3
+    (folder, (_, expected)), ones = stock(base), ((1.0, 1.0),) * 3
     learned = {"ratios": ones, "ramps": ones, "temperatures": ones, "schedule": "by-parts"}
-    found = logits(convert(folder, tmp_path / "out", first_layer=0, head_order="fixed", **learned))
-    torch.testing.assert_close(found, logits(folder), rtol=1e-4, atol=1e-4)
+    converted = logits(convert(folder, tmp_path / "out", first_layer=0, head_order="fixed", **learned))
+    torch.testing.assert_close(converted, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_longrope_keeps_its_factor_where_the_length_grows(source, tmp_path):

@@ -1,5 +1,6 @@
 """Models that came with a schedule: what stands on it leaves it alone; what replaces it says so and keeps the rest."""
 
+import functools
 import json
 import math
 
@@ -56,17 +57,29 @@ def published(name, folder):
     return folder
 
 
-def logits(folder, length):
+def logits(folder, *lengths):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
     with torch.no_grad():
-        return model(3 + torch.arange(length)[None] % 100).logits
+        return [model(3 + torch.arange(length)[None] % 100).logits for length in lengths]
 
 
-def assert_equal_inside(name, step, place):
-    source = published(name, place / "source")
-    convert(str(source), place / "out", Recipe([step]), check=False)
-    for length in (SHORT, LONG):
-        assert torch.equal(logits(place / "out", length), logits(source, length))
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """A checkpoint with each published schedule, which no test may change, and its logits."""
+    place = tmp_path_factory.mktemp("trained")
+
+    @functools.cache
+    def get(name):
+        folder = published(name, place / name)
+        return folder, logits(folder, SHORT, LONG)
+
+    return get
+
+
+def assert_equal_inside(source, step, out):
+    folder, expected = source
+    convert(str(folder), out, Recipe([step]), check=False)
+    assert all(map(torch.equal, logits(out, SHORT, LONG), expected))
 
 
 NEUTRAL = {
@@ -87,16 +100,16 @@ def test_a_schedule_that_goes_by_the_input_takes_no_map(step, tmp_path):
 
 @pytest.mark.parametrize("step", [SelfExtend(factor=2), Adaptive(factor=2)], ids=lambda step: step.name)
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "deepseek-v3"])
-def test_what_lengthens_a_trained_schedule_is_bit_equal_inside(name, step, tmp_path):
-    assert_equal_inside(name, step, tmp_path)
-    assert logits(tmp_path / "out", 200).isfinite().all()
+def test_what_lengthens_a_trained_schedule_is_bit_equal_inside(name, step, sources, tmp_path):
+    assert_equal_inside(sources(name), step, tmp_path / "out")
+    assert logits(tmp_path / "out", 200)[0].isfinite().all()
 
 
 @pytest.mark.parametrize(
     "step", [SelfExtend(factor=2), MsPoE(head_order="fixed", first_layer=0)], ids=lambda step: step.name
 )
-def test_longrope_passes_the_check_after_converting(step, tmp_path):
-    source = published("phi-3-128k", tmp_path / "source")
+def test_longrope_passes_the_check_after_converting(step, sources, tmp_path):
+    source, _ = sources("phi-3-128k")
     done = convert(str(source), tmp_path / "out", Recipe([step]))
     assert done.verification.difference < 1e-4
     assert done.verification.change > 1e-3
@@ -124,23 +137,22 @@ def test_a_schedule_that_lacks_a_number_is_refused(rope_type, missing, tmp_path)
 
 @pytest.mark.parametrize("step", NEUTRAL.values(), ids=NEUTRAL)
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "deepseek-v3"])
-def test_what_changes_nothing_is_bit_equal_on_a_trained_schedule(name, step, tmp_path):
-    assert_equal_inside(name, step, tmp_path)
+def test_what_changes_nothing_is_bit_equal_on_a_trained_schedule(name, step, sources, tmp_path):
+    assert_equal_inside(sources(name), step, tmp_path / "out")
 
 
-def test_shared_keys_still_refuse_what_moves_them(tmp_path):
-    source = published("deepseek-v3", tmp_path / "source")
+def test_shared_keys_still_refuse_what_moves_them(sources, tmp_path):
+    source, _ = sources("deepseek-v3")
     for step in NEUTRAL.values():
         with pytest.raises(CtxextError, match="latent attention"):
             convert(str(source), tmp_path / "out", Recipe([step]))
 
 
 @pytest.mark.parametrize("name", ["yarn-mscale", "deepseek-v3", "gpt-oss"])
-def test_the_same_yarn_again_keeps_what_it_does_not_name(name, tmp_path):
-    source = published(name, tmp_path / "source")
+def test_the_same_yarn_again_keeps_what_it_does_not_name(name, sources, tmp_path):
+    source, expected = sources(name)
     plain = convert(str(source), tmp_path / "out", Recipe([Yarn(factor=4)]), replace_scaling=True)
-    for length in (SHORT, LONG):
-        assert torch.equal(logits(tmp_path / "out", length), logits(source, length))
+    assert all(map(torch.equal, logits(tmp_path / "out", SHORT, LONG), expected))
     kept = "truncate False" if name == "gpt-oss" else "mscale 1.0, mscale_all_dim 0.5"
     assert kept in plain.plan.cautions[0]
     convert(str(source), tmp_path / "given", Recipe([Yarn(factor=4, beta_fast=16)]), replace_scaling=True)
@@ -148,8 +160,8 @@ def test_the_same_yarn_again_keeps_what_it_does_not_name(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_formulas_are_those_of_the_loaded_model(name, tmp_path):
-    source = published(name, tmp_path / "source")
+def test_the_formulas_are_those_of_the_loaded_model(name, sources, tmp_path):
+    source, _ = sources(name)
     rotary = model_config(json.loads((source / "config.json").read_text())).rotary
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     modules = dict(model.named_modules())
@@ -162,9 +174,9 @@ def test_the_formulas_are_those_of_the_loaded_model(name, tmp_path):
     assert getattr(module, f"{layer}attention_scaling") == pytest.approx(attention_scaling(rotary))
 
 
-def test_adaptive_slows_what_the_schedule_left(tmp_path):
+def test_adaptive_slows_what_the_schedule_left(sources, tmp_path):
     """Around pi every frequency of a rung is the schedule's own divided by the factor."""
-    source = published("llama-3.1", tmp_path / "source")
+    source, _ = sources("llama-3.1")
     plan = make_plan(open_checkpoint(str(source)), Recipe([Adaptive(factor=4, around="pi")]))
     (settings,) = plan.model.code["steps"]
     assert settings["original_length"] == 128
@@ -178,8 +190,8 @@ def test_adaptive_slows_what_the_schedule_left(tmp_path):
     assert all(share == pytest.approx(0.25) for share, turn in zip(shares, turns, strict=True) if turn < 0.5)
 
 
-def test_replacing_says_what_is_lost_and_by_how_much(tmp_path):
-    source = published("llama-3.1", tmp_path / "source")
+def test_replacing_says_what_is_lost_and_by_how_much(sources, tmp_path):
+    source, _ = sources("llama-3.1")
     with pytest.raises(
         CtxextError, match="reads 128 tokens by a schedule of its own: llama3 ×8 from 32 tokens"
     ) as found:
@@ -190,8 +202,8 @@ def test_replacing_says_what_is_lost_and_by_how_much(tmp_path):
     assert "from 128 tokens to 256" in done.plan.cautions[0]
 
 
-def test_a_model_is_not_shortened_in_silence(tmp_path):
-    source, step = published("llama-3.1", tmp_path / "source"), Recipe([Yarn(target_length=64)])
+def test_a_model_is_not_shortened_in_silence(sources, tmp_path):
+    (source, _), step = sources("llama-3.1"), Recipe([Yarn(target_length=64)])
     with pytest.raises(CtxextError, match="reads 128 tokens, and this would leave 64") as found:
         convert(str(source), tmp_path / "out", step, replace_scaling=True)
     assert "--allow-shorter" in found.value.hint
@@ -199,8 +211,8 @@ def test_a_model_is_not_shortened_in_silence(tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["max_position_embeddings"] == 64
 
 
-def test_a_linear_schedule_must_say_from_where(tmp_path):
-    source = published("gemma-3", tmp_path / "source")
+def test_a_linear_schedule_must_say_from_where(sources, tmp_path):
+    source, _ = sources("gemma-3")
     again, step = {"replace_scaling": True, "allow_shorter": True}, Recipe([PositionInterpolation(factor=4)])
     with pytest.raises(CtxextError, match="does not say from which length") as found:
         convert(str(source), tmp_path / "out", step, **again)
@@ -209,8 +221,8 @@ def test_a_linear_schedule_must_say_from_where(tmp_path):
     assert (done.plan.rotary.trained_length, done.plan.rotary.context_length) == (16, 64)
 
 
-def test_code_on_a_trained_schedule_is_taken_off_before_it_is_replaced(tmp_path):
-    source = published("llama-3.1", tmp_path / "source")
+def test_code_on_a_trained_schedule_is_taken_off_before_it_is_replaced(sources, tmp_path):
+    source, _ = sources("llama-3.1")
     convert(str(source), tmp_path / "mspoe", Recipe([NEUTRAL["mspoe"]]))
     done = convert(str(tmp_path / "mspoe"), tmp_path / "out", Recipe([Yarn(factor=8)]), replace_scaling=True)
     assert (done.plan.rotary.rope_type, done.plan.rotary.context_length) == ("yarn", 256)
