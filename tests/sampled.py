@@ -15,6 +15,11 @@ import re
 import pytest
 
 SAMPLED = {
+    "converters/test_families.py::test_every_method_or_a_reason": r"^(llama|gemma3_text|phi3|gpt_neox|gpt_oss)$",
+    "converters/test_families.py::test_factor_one_changes_nothing": r"^(llama|gemma3_text|phi3|gpt_neox|gpt_oss)$",
+    "converters/test_table.py::test_a_family": (
+        r"^(bart|bert|clip|distilbert|gpt2|gpt_neo|led|longformer|opt|roberta)$"
+    ),
     "converters/test_output_directory.py::test_many_converts_at_once_leave_one_result": "",
     "converters/test_verification_far.py::test_one_position_that_is_wrong_is_seen_and_nothing_right_refused": (
         r"-1048576$|^(self-extend|adaptive)-8192$"
@@ -30,10 +35,20 @@ SAMPLED = {
     "portable/test_backends.py::test_traces_without_a_graph_break": "prompt",
     "portable/test_clients.py::test_continuous_batching": "",
     "portable/test_clients.py::test_every_client_writes_the_same": r"^(calibrated|self-extend|dca|adaptive)-",
+    "portable/test_families_mspoe.py::test_family": (
+        r"^(llama|qwen3|gemma3_text|phi3|gpt_neox|falcon|gemma4_text|qwen3_5_text)$"
+    ),
+    "portable/test_guard.py::test_it_is_refused_without_its_code_whichever_transformers_saved_it": (
+        r"^(llama|gemma3_text|lfm2|bloom|falcon-rw)$"
+    ),
+    "portable/test_padding_matrix.py::test_a_batch_writes_what_each_text_does_alone": (
+        r"^1-|^2-(mspoe prompt|self-extend|dca|adaptive|distance-aware)$"
+    ),
     "portable/test_padding_matrix.py::test_every_cell": "-0$",
     "portable/test_padding_matrix.py::test_every_cell_within_the_original_length_is_stock": "-0$",
     "portable/test_relation.py::test_compiled_in_one_graph": r"dca-short|adaptive",
     "portable/test_relation.py::test_every_form_equals_loops": r"(grouped|partial)$",
+    "portable/test_relation_families.py::test_family": r"^(llama|gemma3_text|phi3|gemma2|gpt_oss)$",
     "portable/test_relation_model.py::test_any_chunks": r"^(one by one-sdpa|64-|500-)",
     "portable/test_relation_model.py::test_batch_with_others": r"^(one by one|400)-",
     "portable/test_relation_model.py::test_crop_and_go_on": r"^(self-extend|dca-short|adaptive)-",

@@ -32,7 +32,7 @@ NUMBERS = [
     ("cope", {"num_faded": 3}),
     ("cope", {"num_faded": 999}),
 ]
-MODELS = [*itertools.product((8, 64, 128), (1e4, 5e5), (128, 4096, 131072))]
+MODELS = [*itertools.product((8, 128), (1e4, 5e5), (128, 4096, 131072))]
 
 
 def llama(d: int, base: float, length: int) -> dict:
@@ -42,7 +42,7 @@ def llama(d: int, base: float, length: int) -> dict:
 
 @pytest.mark.parametrize(("name", "numbers"), NUMBERS)
 def test_lists_equal_the_reference(name, numbers):
-    for (d, base, length), factor in itertools.product(MODELS, (1.0, 2.0, 4.5, 32.0)):
+    for (d, base, length), factor in itertools.product(MODELS, (1.0, 4.5, 32.0)):
         step = DIVIDED[name](factor=factor, **numbers)
         made = step.edit(model_config(llama(d, base, length))).rotary
         assert isinstance(made, Rotary)

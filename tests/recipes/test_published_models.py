@@ -50,38 +50,41 @@ def test_lengths_and_encoding(name):
     assert (rotary.dim, rotary.theta) == (known["rotates"], known["theta"])
 
 
-@pytest.mark.parametrize("method", STEPS)
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_method_makes_of_it(name, method, tmp_path):
-    known, (step, replaces) = published(name), STEPS[method]
-    wanted = known["expect"][method]
-    source = open_checkpoint(str(write(name, tmp_path / name)))
-    if isinstance(wanted, str):
-        with pytest.raises(CtxextError, match=wanted):
-            make_plan(source, Recipe([step]), replace_scaling=replaces)
+def test_the_plan_of_every_method(name, tmp_path):
+    known, source = published(name), open_checkpoint(str(write(name, tmp_path / name)))
+    for method, (step, replaces) in STEPS.items():
+        expected = known["expect"][method]
+        if isinstance(expected, str):
+            with pytest.raises(CtxextError, match=expected):
+                make_plan(source, Recipe([step]), replace_scaling=replaces)
+        else:
+            plan = make_plan(source, Recipe([step]), replace_scaling=replaces)
+            length, factor = expected if isinstance(expected, list) else (expected, 4.0)
+            config = json.loads(plan.texts["config.json"])
+            assert claimed_length(config, plan.model.family) == plan.rotary.claimed_length == length, method
+            check_schedule(plan.rotary, method, known, factor, replaces)
+
+
+def check_schedule(rotary, method, known, factor, replaces):
+    """The schedule in a plan against what is known of the model."""
+    if STEPS[method][0].kind != "schedule":
         return
-    plan = make_plan(source, Recipe([step]), replace_scaling=replaces)
-    length, factor = wanted if isinstance(wanted, list) else (wanted, 4.0)
-    config = json.loads(plan.texts["config.json"])
-    assert claimed_length(config, plan.model.family) == plan.rotary.claimed_length == length
-    if step.kind != "schedule":
-        return
-    schedule = plan.rotary.parameters
     if method == "ntk":
         theta = known["theta"] * 4 ** (known["rotates"] / (known["rotates"] - 2))
-        assert (plan.rotary.theta, plan.rotary.rope_type) == (pytest.approx(theta), "default")
+        assert (rotary.theta, rotary.rope_type) == (pytest.approx(theta), "default")
         return
-    assert (plan.rotary.theta, schedule["factor"]) == (known["theta"], factor)
+    assert (rotary.theta, rotary.parameters["factor"]) == (known["theta"], factor), method
     if method != "pi":
-        assert schedule["original_max_position_embeddings"] == known["original"]
+        assert rotary.parameters["original_max_position_embeddings"] == known["original"], method
     for key, value in (known.get("keeps", {}) if replaces else {}).items():
-        assert schedule[key] == value
+        assert rotary.parameters[key] == value, method
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if published(name)["cache"]])
 def test_the_cache_is_what_engines_keep(name, tmp_path):
     sizes = published(name)["cache"]
-    found = inspect_checkpoint(open_checkpoint(str(write(name, tmp_path / name)))).cache_bytes
+    cache_bytes = inspect_checkpoint(open_checkpoint(str(write(name, tmp_path / name)))).cache_bytes
     for length in (8192, 131072):
         inside = min(length, sizes.get("window", length))
-        assert found[length] == sizes.get("full", 0) * length + sizes.get("sliding", 0) * inside
+        assert cache_bytes[length] == sizes.get("full", 0) * length + sizes.get("sliding", 0) * inside

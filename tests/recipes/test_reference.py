@@ -148,7 +148,7 @@ def frequencies_at(rotary, at: int) -> torch.Tensor:
 @pytest.mark.parametrize(("head_dim", "theta", "length"), MODELS)
 @pytest.mark.parametrize("name", NAMES)
 def test_loaded_frequencies_equal_the_papers(name, head_dim, theta, length, sources, tmp_path):
-    for factor in FACTORS:
+    for factor in FACTORS[::3]:
         out = tmp_path / f"{factor}"
         convert(str(sources(head_dim, theta, length)), out, Recipe([method_for(name, factor, head_dim)]))
         rotary = loaded_rotary(out)
