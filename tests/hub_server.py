@@ -307,7 +307,7 @@ class Hub(ThreadingHTTPServer):
 
     def discussions(self, name: str) -> dict:
         owner = {"name": name, "type": "model"}
-        found = [
+        matching = [
             {
                 "num": number,
                 "title": title,
@@ -320,7 +320,7 @@ class Hub(ThreadingHTTPServer):
             for number, (repository, title) in self.pulls.items()
             if repository == name
         ]
-        return {"discussions": found, "count": len(found), "start": 0}
+        return {"discussions": matching, "count": len(matching), "start": 0}
 
 
 @contextlib.contextmanager

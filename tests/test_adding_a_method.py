@@ -41,8 +41,8 @@ def code_of(page: str) -> dict[str, str]:
                 files[path], block = textwrap.dedent("\n".join(block)) + "\n", None
             else:
                 block.append(line)
-        elif found := re.match(r"\d\. .*?`(src/[\w/]+\.py)`", line):
-            path = found[1]
+        elif named := re.match(r"\d\. .*?`(src/[\w/]+\.py)`", line):
+            path = named[1]
         elif line.strip() == "```python":
             assert path not in files, f"{path} has two blocks of code"
             block = []
@@ -171,7 +171,7 @@ recipes = {
     "bent": [{"method": "bent", "factor": 4}],
     "soft": [{"method": "soft-pi", "factor": 4}],
 }
-ids, found = torch.arange(3, 303)[None] % 30 + 3, {}
+ids, logits = torch.arange(3, 303)[None] % 30 + 3, {}
 for name, steps in recipes.items():
     # Verified in a clean process, or for the last two against the reference, by converting itself.
     done = convert(source, place / name, Recipe([step_from_dict(step, "here") for step in steps]))
@@ -185,21 +185,21 @@ for name, steps in recipes.items():
             out = model(ids[:, start:stop], past_key_values=cache, use_cache=True)
             cache = out.past_key_values
             parts.append(out.logits)
-    found[name] = whole
+    logits[name] = whole
     difference = ((torch.cat(parts, 1) - whole).abs().max() / whole.abs().max()).item()
     print(name, "verified", done.verification.difference, "chunks and decoding", difference, file=sys.stderr)
     assert difference < 1e-4, (name, difference)
-assert torch.equal(found["layered"][:, :length], found["even"][:, :length]), "inside L nothing changes"
-assert not torch.allclose(found["layered"], found["even"], atol=1e-3), "each layer has its own window"
-torch.testing.assert_close(found["first"], found["last"])
-assert not torch.allclose(found["first"], found["alone"])
+assert torch.equal(logits["layered"][:, :length], logits["even"][:, :length]), "inside L nothing changes"
+assert not torch.allclose(logits["layered"], logits["even"], atol=1e-3), "each layer has its own window"
+torch.testing.assert_close(logits["first"], logits["last"])
+assert not torch.allclose(logits["first"], logits["alone"])
 settings = json.loads((place / "layered" / "config.json").read_text())["ctxext_code"]["steps"][0]
 assert settings["windows"] == [16, 64], settings
 saved = AutoModelForCausalLM.from_pretrained(place / "layered", **trust)
 saved.save_pretrained(place / "saved")
 with torch.no_grad():
     again = AutoModelForCausalLM.from_pretrained(place / "saved", **trust).eval()(ids, use_cache=False).logits
-assert torch.equal(again, found["layered"])
+assert torch.equal(again, logits["layered"])
 """
 
 

@@ -89,8 +89,8 @@ def test_the_command_of_a_card_makes_the_same_checkpoint(run, llama_source, tmp_
     source = source_for(recipe.steps[0].encoding, llama_source, tmp_path)
     convert(str(source), tmp_path / "first", recipe, check=False)
     card = (tmp_path / "first" / "README.md").read_text()
-    if found := re.search(r"```yaml\n(.*?)```", card, re.DOTALL):
-        Path("recipe.yaml").write_text(found[1])
+    if block := re.search(r"```yaml\n(.*?)```", card, re.DOTALL):
+        Path("recipe.yaml").write_text(block[1])
     command = re.search(r"```console\n\$ ctxext (.*?)\n```", card, re.DOTALL)[1].replace("\\\n", "")
     words = [str(source) if word == "llama" else word for word in shlex.split(command)]
     result = run(*words, "--no-verify")

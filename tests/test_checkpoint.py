@@ -159,9 +159,9 @@ def test_a_link_to_elsewhere_is_not_the_noted_one_whatever_its_number(tmp_path, 
     link.symlink_to(tmp_path / "one")
     note_link(link)
     assert is_noted_link(link)
-    found = link.lstat()
+    status = link.lstat()
     record = json.loads(links_record().read_text().splitlines()[-1])
-    assert record == [found.st_dev, found.st_ino, str(tmp_path / "one")]
+    assert record == [status.st_dev, status.st_ino, str(tmp_path / "one")]
     links_record().write_text(json.dumps([*record[:2], str(tmp_path / "other")]) + "\n")
     assert not is_noted_link(link)
 

@@ -46,10 +46,10 @@ RIGHT, SHIFTED = "right", "silent: logits depend on where a text begins"
 def in_process(script, *words):
     """In the place of a clean process: the same comparison here, where transformers is imported already."""
     try:
-        found = clean_process.compare(json.loads(Path(words[0]).read_text()))
+        comparison = clean_process.compare(json.loads(Path(words[0]).read_text()))
     except Exception as error:
         return subprocess.CompletedProcess(script, 1, "", " ".join(f"{type(error).__name__}: {error}".split()))
-    return subprocess.CompletedProcess(script, 0, json.dumps(found), "")
+    return subprocess.CompletedProcess(script, 0, json.dumps(comparison), "")
 
 
 def load(folder, *, trust=False):
@@ -62,12 +62,12 @@ def logits_of(model, shift=0):
     return model(input_ids=ids, position_ids=torch.arange(LENGTH)[None] + shift, use_cache=False).logits
 
 
-def depends(model, found):
+def depends(model, logits):
     """Whether logits depend on the position of the first token: a key and its query rotate by different numbers.
 
     They do in some stock models, which scale by the position or normalize what is rotated.
     """
-    return (logits_of(model, 3) - found).abs().max() > 1e-2 * found.abs().max()
+    return (logits_of(model, 3) - logits).abs().max() > 1e-2 * logits.abs().max()
 
 
 def outcome(source, out, step, before):
@@ -106,8 +106,8 @@ def wrong_angles(model, source, config, step):
         return "silent: nothing was seen to rotate"
     off = [
         name
-        for name, (found, factor) in seen.items()
-        if not close(found, wanted.unique()) or abs(factor / scaling - 1) > 2e-5
+        for name, (angle, factor) in seen.items()
+        if not close(angle, wanted.unique()) or abs(factor / scaling - 1) > 2e-5
     ]
     return f"silent: {off[0]} rotates by other angles" if off else ""
 
@@ -124,12 +124,12 @@ def swept(model_type, place, methods=ROTARY):
         with pytest.raises(CtxextError):
             model_config(config)
         return {method.name: family.reason for method in methods}
-    found, before, model = {}, logits_of(load(source)), model_config(config)
+    outcomes, before, model = {}, logits_of(load(source)), model_config(config)
     for method in methods:
         out = place / f"{model_type}-{method.name}"
-        found[method.name] = outcome(source, out, method.example_step(model.rotary), before)
+        outcomes[method.name] = outcome(source, out, method.example_step(model.rotary), before)
         shutil.rmtree(out, ignore_errors=True)
-    return found
+    return outcomes
 
 
 @pytest.fixture(autouse=True)
@@ -147,17 +147,17 @@ def kept():
     return json.loads(FOUND.read_text())["families"] if FOUND.exists() else {}
 
 
-def joined(kept, found):
-    """What is kept, with what was found in its place: methods that were not swept now stay as they were."""
-    return {name: {**kept.get(name, {}), **row} for name, row in found.items()}
+def joined(kept, swept_now):
+    """What is kept, with the outcomes of this sweep: methods that were not swept now stay as they were."""
+    return {name: {**kept.get(name, {}), **row} for name, row in swept_now.items()}
 
 
 @pytest.mark.parametrize("model_type", [name for name in QUICK if name in tiny_models.FAMILIES])
 def test_family(model_type, tmp_path):
-    found = swept(model_type, tmp_path)
-    assert not any(words.startswith("silent") for words in found.values())
+    outcomes = swept(model_type, tmp_path)
+    assert not any(words.startswith("silent") for words in outcomes.values())
     known = kept().get(model_type, {})
-    assert which(found, known) == which(known, found)
+    assert which(outcomes, known) == which(known, outcomes)
 
 
 def third_of(methods, model_type):
@@ -191,33 +191,33 @@ def test_every_family_was_swept():
 
 @pytest.mark.slow
 def test_all_families(tmp_path, request):
-    found, name = {}, request.config.getoption("--method")
+    outcomes, name = {}, request.config.getoption("--method")
     methods = [method_named(name)] if name else ROTARY
     for model_type in tiny_models.FAMILIES:
-        found[model_type] = swept(model_type, tmp_path / model_type, methods)
+        outcomes[model_type] = swept(model_type, tmp_path / model_type, methods)
         shutil.rmtree(tmp_path / model_type)
-    cells = [words for row in found.values() for words in row.values()]
+    cells = [words for row in outcomes.values() for words in row.values()]
     silent = [
         f"{name}: {method}: {words}"
-        for name, row in found.items()
+        for name, row in outcomes.items()
         for method, words in row.items()
         if words.startswith("silent")
     ]
     right = cells.count(RIGHT)
-    print(f"{len(found)} families, {right} right, {len(cells) - right - len(silent)} refused, {len(silent)} silent")  # noqa: T201
+    print(f"{len(outcomes)} families, {right} right, {len(cells) - right - len(silent)} refused, {len(silent)} silent")  # noqa: T201
     print(*silent, sep="\n")  # noqa: T201
     if os.environ.get("CTXEXT_UPDATE"):
         FOUND.parent.mkdir(exist_ok=True)
-        content = {"version": transformers.__version__, "families": joined(kept() if name else {}, found)}
+        content = {"version": transformers.__version__, "families": joined(kept() if name else {}, outcomes)}
         FOUND.write_text(json.dumps(content, indent=1) + "\n")
     assert silent == []
-    assert found.keys() == kept().keys()
-    for model_type, row in found.items():
+    assert outcomes.keys() == kept().keys()
+    for model_type, row in outcomes.items():
         known = kept()[model_type]
         assert which(row, known) == which(known, row), model_type
 
 
 def test_a_sweep_of_one_method_keeps_the_others():
     kept = {"llama": {"pi": RIGHT, "yarn": "why not"}, "gone": {"pi": RIGHT}}
-    found = {"llama": {"yarn": RIGHT}, "new": {"yarn": "why not"}}
-    assert joined(kept, found) == {"llama": {"pi": RIGHT, "yarn": RIGHT}, "new": {"yarn": "why not"}}
+    outcomes = {"llama": {"yarn": RIGHT}, "new": {"yarn": "why not"}}
+    assert joined(kept, outcomes) == {"llama": {"pi": RIGHT, "yarn": RIGHT}, "new": {"yarn": "why not"}}

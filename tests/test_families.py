@@ -116,13 +116,13 @@ def test_reads_what_a_checkpoint_says(model_type, tmp_path):
 def test_rope_types_are_those_that_take_effect(model_type):
     import measure_rope_types
 
-    found = [rope_type for rope_type, words in measure_rope_types.measure(model_type).items() if words == "ok"]
+    effective = [rope_type for rope_type, words in measure_rope_types.measure(model_type).items() if words == "ok"]
     family = FAMILIES[model_type]
     claimed = family.rope_types if NEW or family.rope_types_4x is None else family.rope_types_4x
     if model_type in tiny_models.NO_ROTATED_LAYERS:
-        assert not found
+        assert not effective
     else:
-        assert sorted(found) == sorted(claimed)
+        assert sorted(effective) == sorted(claimed)
 
 
 def test_every_causal_family_of_the_installed_version_is_in_the_table():
@@ -259,15 +259,15 @@ def test_making_the_table_again_keeps_what_it_does_not_read():
         "gone": {"defaults": {"a": 1}, "reason": make_families.NO_LONGER, "rope_types_4x": ["linear"]},
     }
     newer = {"both": {"defaults": {"a": 3}}, "new": {"defaults": {"a": 4}}}
-    found = make_families.with_newer(kept, newer)
-    assert found == {
+    table = make_families.with_newer(kept, newer)
+    assert table == {
         "both": {"defaults": {"a": 3}, "defaults_4x": {"a": 2}, **measured},
         "new": {"defaults": {"a": 4}},
         "gone": kept["gone"],
     }
     older = {"both": {"defaults": {"a": 3}}, "gone": {"defaults": {"a": 5}}, "oldest": {"defaults": {"a": 6}}}
-    make_families.add_older(found, older)
-    assert found == {
+    make_families.add_older(table, older)
+    assert table == {
         "both": {"defaults": {"a": 3}, **measured},
         "new": {"defaults": {"a": 4}, "rope_types_4x": []},
         "gone": {"defaults": {"a": 5}, "reason": make_families.NO_LONGER, "rope_types_4x": ["linear"]},

@@ -48,19 +48,24 @@ def asked(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_comes_with_its_weights(asked):
-    found = open_checkpoint("you/model", revision="main", token="t")
+    checkpoint = open_checkpoint("you/model", revision="main", token="t")
     assert asked == [{"source": "you/model", "revision": "main", "token": "t", "ignore_patterns": []}]
-    assert (found.name, found.revision, found.remote_sizes, found.config) == ("you/model", COMMIT, {}, CONFIG)
+    assert (checkpoint.name, checkpoint.revision, checkpoint.remote_sizes, checkpoint.config) == (
+        "you/model",
+        COMMIT,
+        {},
+        CONFIG,
+    )
     assert not are_progress_bars_disabled()
 
 
 @pytest.mark.parametrize("revision", [None, "main"])
 def test_or_without_them_and_tells_their_sizes(asked, revision):
-    found = open_checkpoint("you/model", revision=revision, token="t", weights=False)
+    checkpoint = open_checkpoint("you/model", revision=revision, token="t", weights=False)
     told = {"source": "you/model", "revision": revision, "token": "t"}
     assert asked == [{**told, "ignore_patterns": [f"*{suffix}" for suffix in WEIGHT_SUFFIXES]}, told]
-    assert found.remote_sizes == {"model.safetensors": 1234, "empty.bin": 0, "untold.gguf": 0}
-    assert [found.size_of(Path(name)) for name in found.remote_sizes] == [1234, 0, 0]
+    assert checkpoint.remote_sizes == {"model.safetensors": 1234, "empty.bin": 0, "untold.gguf": 0}
+    assert [checkpoint.size_of(Path(name)) for name in checkpoint.remote_sizes] == [1234, 0, 0]
     assert are_progress_bars_disabled()  # Small files need none.
     assert open_checkpoint("you/other", weights=False).remote_sizes == {}
 

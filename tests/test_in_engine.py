@@ -140,15 +140,15 @@ def lines(*steps, source="demo"):
 
 
 def test_the_lines_say_what_config_json_would():
-    found, model = lines(Yarn(factor=4), source="me/model")
-    words = shlex.split(found["vLLM"])
+    by_engine, model = lines(Yarn(factor=4), source="me/model")
+    words = shlex.split(by_engine["vLLM"])
     assert words[:4] == ["vllm", "serve", "me/model", "--hf-overrides"]
     assert json.loads(words[4]) == overrides(model)
     assert overrides(model)["rope_parameters"] == model.config["rope_parameters"]
     assert overrides(model)["max_position_embeddings"] == 2048
     assert words[5:] == ["--max-model-len", "2048"]
-    assert json.loads(shlex.split(found["SGLang"])[6]) == overrides(model)
-    assert found["llama.cpp"] == (
+    assert json.loads(shlex.split(by_engine["SGLang"])[6]) == overrides(model)
+    assert by_engine["llama.cpp"] == (
         "llama-server -m model.gguf --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 512 "
         "--override-kv llama.context_length=int:2048 -c 2048"
     )

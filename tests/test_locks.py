@@ -50,19 +50,19 @@ def test_a_lock_is_there_while_it_is_held_and_leaves_nothing(tmp_path):
 
 def refused(out):
     """What another thread is told that wants to write there too."""
-    found = []
+    errors = []
 
     def other():
         try:
             with locked(out):
-                found.append(None)
+                errors.append(None)
         except CtxextError as error:
-            found.append(error.message)
+            errors.append(error.message)
 
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
-    return found[0]
+    return errors[0]
 
 
 def test_one_output_by_any_of_its_names_is_one(tmp_path, monkeypatch):
@@ -100,12 +100,12 @@ def test_a_lock_that_was_removed_meanwhile_is_made_anew(tmp_path, monkeypatch):
     real = os.open
 
     def opening(place, *given, **named):
-        found = real(place, *given, **named)
+        opened = real(place, *given, **named)
         if str(place) == str(path) and not removed:
             path.unlink()
             path.touch() if len(removed) else None
             removed.append(1)
-        return found
+        return opened
 
     monkeypatch.setattr(os, "open", opening)
     descriptor = locks._taken(path)

@@ -1,4 +1,4 @@
-"""The strict reader: one line with file, key, what was found and what was expected, and no hang on anything."""
+"""The strict reader: one line with file, key, the value and what was expected, and no hang on anything."""
 
 import json
 import math
@@ -247,8 +247,8 @@ def test_verify_notices_an_edit_without_digests(link, llama, tmp_path):
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert statuses(tmp_path / "out")["weights"] == "failed"
-    found = statuses(tmp_path / "out", against=str(llama))
-    assert "failed" in (found["weights"], found["against"])
+    by_check = statuses(tmp_path / "out", against=str(llama))
+    assert "failed" in (by_check["weights"], by_check["against"])
 
 
 def test_records_of_earlier_versions_have_no_stamps(llama, tmp_path):

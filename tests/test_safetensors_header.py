@@ -170,5 +170,5 @@ def test_table_does_not_write_from_tensors_that_share_their_bytes(tmp_path, run)
 )
 def test_sizes_that_overflow_are_named_as_such(dtype, shape, overflows):
     """Bits are counted in 64 bits, factor by factor, as the library does."""
-    found = fault_of_tensors({"a": {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}}, 0)
-    assert ("has a shape that no file holds" in found) == overflows
+    fault = fault_of_tensors({"a": {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}}, 0)
+    assert ("has a shape that no file holds" in fault) == overflows

@@ -168,7 +168,7 @@ def no_memory(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "stored", "hidden", "found"),
+    ("given", "stored", "hidden", "taken"),
     [
         ("given-token", "stored-token", False, "given-token"),
         (None, "stored-token", False, "stored-token"),
@@ -178,12 +178,12 @@ def no_memory(monkeypatch):
         (None, None, False, None),
     ],
 )
-def test_which_token_is_taken(given, stored, hidden, found, monkeypatch, no_memory):
+def test_which_token_is_taken(given, stored, hidden, taken, monkeypatch, no_memory):
     monkeypatch.setattr("huggingface_hub.get_token", lambda: stored)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN", hidden)
-    assert hub_token(given) == found
+    assert hub_token(given) == taken
     for token in ("given-token", "stored-token"):
-        assert (token not in redacted(f"a {token} b")) == (token == found), "only what is used is remembered"
+        assert (token not in redacted(f"a {token} b")) == (token == taken), "only what is used is remembered"
 
 
 def test_a_token_that_is_refused_is_remembered_in_its_pieces(no_memory):

@@ -54,11 +54,11 @@ def make_base(folder: Path, *steps, **changes) -> Path:
 def documents(count: int = 24, length: int = 130, seed: int = 0) -> list[list[int]]:
     """Random token ids with a pattern to learn: each is told twice."""
     rng = random.Random(seed)
-    found = []
+    texts = []
     for _ in range(count):
         half = [rng.randrange(2, VOCABULARY) for _ in range(length // 2)]
-        found.append([*half, *half])
-    return found
+        texts.append([*half, *half])
+    return texts
 
 
 def write_jsonl(path: Path, **sizes) -> Path:

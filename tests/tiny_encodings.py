@@ -216,7 +216,7 @@ def logits(model: Any, length: int, seed: int = 0) -> torch.Tensor:
     ids = torch.randint(4, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
         if type(model).__name__ == "CLIPModel":
-            found = model.get_text_features(ids)
-            return found if isinstance(found, torch.Tensor) else found.pooler_output
-        found = model(ids, decoder_input_ids=ids) if model.config.is_encoder_decoder else model(ids)
-    return found.logits if hasattr(found, "logits") else found.last_hidden_state
+            output = model.get_text_features(ids)
+            return output if isinstance(output, torch.Tensor) else output.pooler_output
+        output = model(ids, decoder_input_ids=ids) if model.config.is_encoder_decoder else model(ids)
+    return output.logits if hasattr(output, "logits") else output.last_hidden_state

@@ -55,8 +55,8 @@ def one_process(monkeypatch):
     def in_process(script, task):
         if script.stem != "slopes_process":
             return run_isolated(script, task)
-        found = slopes_process.compare(json.loads(Path(task).read_text()))
-        return subprocess.CompletedProcess(script, 0, json.dumps(found), "")
+        comparison = slopes_process.compare(json.loads(Path(task).read_text()))
+        return subprocess.CompletedProcess(script, 0, json.dumps(comparison), "")
 
     monkeypatch.setattr(clean_load, "run_isolated", in_process)
 
@@ -132,8 +132,8 @@ def bias_of(model, ids):
 def test_slopes_are_those_of_the_formula(name, method, row_wise):
     length = FACTOR * LENGTH
     bias = bias_of(load(row_wise[name, method]), tokens(length))
-    found = bias.full()[0, :, :, -length:].double()
-    slopes = (found[..., -1] - found[..., 0]) / (length - 1)
+    biases = bias.full()[0, :, :, -length:].double()
+    slopes = (biases[..., -1] - biases[..., 0]) / (length - 1)
     settings = {"original_length": LENGTH, "factor": None}
     wanted = torch.tensor([reference_of(method).slopes(settings, HEADS, m) for m in range(length)]).T.double()
     rounded = 2.0**-8 if name.startswith("falcon") else 1e-6  # Falcon's own slopes have 8 bits.
@@ -152,12 +152,12 @@ def test_however_a_text_arrives(name, method, row_wise):
     ids = tokens(length)
     whole = model(ids, use_cache=False).logits
     for chunks in ([length - 1, 1], [5, LENGTH, 9, length - LENGTH - 14], [1] * length):
-        cache, found = None, []
+        cache, parts = None, []
         for chunk in ids.split(chunks, 1):
             out = model(chunk, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
-            found.append(out.logits)
-        assert (torch.cat(found, 1) - whole).abs().max() < 1e-4
+            parts.append(out.logits)
+        assert (torch.cat(parts, 1) - whole).abs().max() < 1e-4
     padded = torch.cat([tokens(7, seed=3), ids], 1)
     beside = torch.cat([padded, tokens(length + 7, seed=1)])
     mask = torch.ones_like(beside)
@@ -196,7 +196,7 @@ def test_it_loads_only_with_its_code_and_is_saved_with_it(name, row_wise, tmp_pa
 @pytest.mark.parametrize("name", ALIBI)
 def test_it_trains_as_the_stock_model_does(name, sources, row_wise):
     """Gradients by checkpointing are those without, in the forward that the rows' slopes belong to."""
-    ids, found = tokens(2 * LENGTH), []
+    ids, gradients = tokens(2 * LENGTH), []
     for checkpointing in (False, True):
         model = load(row_wise[name, NtkAlibi]).train()
         if checkpointing:
@@ -205,8 +205,8 @@ def test_it_trains_as_the_stock_model_does(name, sources, row_wise):
         with torch.no_grad():
             model(tokens(3 * LENGTH), use_cache=False)  # Another forward in between.
         loss.backward()
-        found.append([weight.grad for weight in model.parameters() if weight.grad is not None])
-    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(*found, strict=True))
+        gradients.append([weight.grad for weight in model.parameters() if weight.grad is not None])
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(*gradients, strict=True))
 
 
 @torch.no_grad()
@@ -241,8 +241,8 @@ def test_any_number_of_heads(heads):
 @pytest.mark.parametrize("name", ALIBI)
 def test_verify_and_inspect(name, sources, row_wise):
     folder = row_wise[name, NtkAlibi]
-    found = {one.check: one for one in verify(str(folder), against=str(sources[name]), load=False)}
-    assert {one.status for one in found.values()} <= {"passed", "not checked"}, found
+    findings = {one.check: one for one in verify(str(folder), against=str(sources[name]), load=False)}
+    assert {one.status for one in findings.values()} <= {"passed", "not checked"}, findings
     seen = inspect_checkpoint(open_checkpoint(str(folder)))
     assert (seen.model.encoding.trained_length, seen.model.encoding.context_length) == (LENGTH, FACTOR * LENGTH)
     assert {row.engine: row.status for row in seen.serving} == {
@@ -254,8 +254,8 @@ def test_verify_and_inspect(name, sources, row_wise):
 
 
 def test_verify_loads_it_in_a_clean_process(row_wise, tmp_path):
-    found = {one.check: one for one in verify(str(row_wise["mpt", NtkAlibi]))}
-    assert found["logits"].status == found["loading"].status == "passed", found
+    findings = {one.check: one for one in verify(str(row_wise["mpt", NtkAlibi]))}
+    assert findings["logits"].status == findings["loading"].status == "passed", findings
 
 
 def test_a_changed_number_is_found(row_wise, tmp_path):
@@ -263,8 +263,8 @@ def test_a_changed_number_is_found(row_wise, tmp_path):
     config = config_of(tmp_path / "out")
     config["ctxext_code"]["steps"][0]["original_length"] += 1
     (tmp_path / "out/config.json").write_text(json.dumps(config))
-    found = {one.check: one.status for one in verify(str(tmp_path / "out"), load=False)}
-    assert found["configuration"] == "failed"
+    findings = {one.check: one.status for one in verify(str(tmp_path / "out"), load=False)}
+    assert findings["configuration"] == "failed"
 
 
 def test_it_is_replaced_and_not_stacked(row_wise, tmp_path):

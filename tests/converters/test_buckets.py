@@ -51,8 +51,8 @@ def test_a_family(name, sources, tmp_path):
     near = 16 // 4  # Distances that have a bucket of their own in an encoder.
     assert torch.equal(logits(before, near), logits(after, near))
     assert not torch.allclose(logits(before, 3 * LENGTH), logits(after, 3 * LENGTH), atol=1e-2, rtol=1e-2)
-    found = verify(str(tmp_path / "out"), against=str(sources[name]), load=False)
-    assert {one.status for one in found} <= {"passed", "not checked"}, found
+    findings = verify(str(tmp_path / "out"), against=str(sources[name]), load=False)
+    assert {one.status for one in findings} <= {"passed", "not checked"}, findings
     seen = inspect_checkpoint(open_checkpoint(str(tmp_path / "out")))
     assert (seen.model.encoding.context_length, seen.model.encoding.distance) == (FACTOR * LENGTH, FACTOR * 16)
     assert [method for method, reason in seen.methods.items() if not reason] == ["buckets"]
@@ -79,9 +79,9 @@ def test_the_loaded_bias_is_the_formulas(sources, tmp_path):
 @pytest.mark.parametrize("name", ["t5", "longt5", "umt5"])
 def test_verify_builds_the_family_and_compares(name, sources, tmp_path):
     convert(str(sources[name]), tmp_path / "out", Recipe([WiderBuckets(factor=FACTOR)]))
-    found = check_buckets(Subject(open_checkpoint(str(tmp_path / "out"))))
-    assert found.status == "passed", found
-    assert "in 2 stacks" in found.detail
+    finding = check_buckets(Subject(open_checkpoint(str(tmp_path / "out"))))
+    assert finding.status == "passed", finding
+    assert "in 2 stacks" in finding.detail
 
 
 def test_another_distance_is_found(sources, tmp_path):
@@ -89,8 +89,8 @@ def test_another_distance_is_found(sources, tmp_path):
     config = {**config_of(tmp_path / "out"), "relative_attention_max_distance": 50}
     (tmp_path / "out/config.json").write_text(json.dumps(config))
     assert check_buckets(Subject(open_checkpoint(str(tmp_path / "out")))).status == "failed"
-    found = {one.check: one.status for one in verify(str(tmp_path / "out"), load=False)}
-    assert found["configuration"] == "failed"
+    statuses = {one.check: one.status for one in verify(str(tmp_path / "out"), load=False)}
+    assert statuses["configuration"] == "failed"
 
 
 def test_it_is_replaced_and_not_stacked(sources, tmp_path):
@@ -120,8 +120,8 @@ def test_an_encoder_alone(tmp_path):
         "t5", tmp_path / "source", name="T5EncoderModel", more={"is_encoder_decoder": False, "use_cache": False}
     )
     convert(str(source), tmp_path / "out", Recipe([WiderBuckets(target_length=FACTOR * LENGTH)]))
-    found = {one.check: one.status for one in verify(str(tmp_path / "out"))}
-    assert found["loading"] == found["buckets"] == "passed", found
+    statuses = {one.check: one.status for one in verify(str(tmp_path / "out"))}
+    assert statuses["loading"] == statuses["buckets"] == "passed", statuses
 
 
 @pytest.mark.parametrize(("name", "length"), [("t5", 512), ("mt5", 1024), ("longt5", 4096)])

@@ -45,12 +45,12 @@ def shares(folder, pieces, modeling=llama, scale=None) -> torch.Tensor:
     """(layers, heads): the share of keys above three times the mean in the last row, from whole attention matrices."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     original = modeling.apply_rotary_pos_emb
-    found = []
+    counts = []
 
     def unrotated(query, key, cos, sin, *args, **kwargs):
         scores = query @ key.transpose(-1, -2) * (scale or query.shape[-1] ** -0.5)
         row = scores[0, :, -1].softmax(-1)
-        found.append((row > 3 * row.mean(-1, keepdim=True)).double().mean(-1))
+        counts.append((row > 3 * row.mean(-1, keepdim=True)).double().mean(-1))
         return original(query, key, cos, sin, *args, **kwargs)
 
     modeling.apply_rotary_pos_emb = unrotated  # The statistic is that of queries and keys before their rotation.
@@ -60,7 +60,7 @@ def shares(folder, pieces, modeling=llama, scale=None) -> torch.Tensor:
                 model(piece[None])
     finally:
         modeling.apply_rotary_pos_emb = original
-    return torch.stack(found).unflatten(0, (len(pieces), -1)).mean(0)
+    return torch.stack(counts).unflatten(0, (len(pieces), -1)).mean(0)
 
 
 def test_the_first_layer_equals_the_plain_statistic(source, tmp_path):

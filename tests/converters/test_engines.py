@@ -53,8 +53,8 @@ def test_every_method_of_configuration_has_its_cells(method):
 def test_a_tick_is_a_cell(method):
     model = model_of(step_of(method.name))
     for engine in ("vLLM", "MLX"):
-        found = worst(method.name, engine)
-        is_right = found is not None and found <= TOLERANCE
+        status = worst(method.name, engine)
+        is_right = status is not None and status <= TOLERANCE
         assert (row(model, engine).status != WRONG) == is_right, engine
 
 

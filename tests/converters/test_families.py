@@ -1,6 +1,6 @@
 """Every family the table claims: a tiny random model is converted by every method, loaded and run.
 
-What the loaded rotary module uses is compared with the formulas, so a key that a family's code ignores is found.
+What the loaded rotary module uses is compared with the formulas, so that a key that a family's code ignores shows.
 """
 
 from pathlib import Path

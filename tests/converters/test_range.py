@@ -38,22 +38,22 @@ def test_a_family(model_type, dtype, tmp_path):
         assert torch.allclose(table.double(), wanted, atol=1e-6 if dtype == torch.float32 else 1e-3)
     read = json.loads((tmp_path / "out/config.json").read_text())
     assert read["max_position_embeddings"] == FACTOR * LENGTH
-    found = verify(str(tmp_path / "out"), against=str(source), load=False)
-    assert {one.status for one in found} == {"passed", "not checked"}, found
+    findings = verify(str(tmp_path / "out"), against=str(source), load=False)
+    assert {one.status for one in findings} == {"passed", "not checked"}, findings
     assert check_inspect(tmp_path / "out")
 
 
 def check_inspect(folder):
     from ctxext.converters.inspection import inspect_checkpoint
 
-    found = inspect_checkpoint(open_checkpoint(str(folder)))
-    assert found.model.encoding.context_length == FACTOR * LENGTH
-    return not found.methods["range"] and found.methods["table"]
+    inspection = inspect_checkpoint(open_checkpoint(str(folder)))
+    assert inspection.model.encoding.context_length == FACTOR * LENGTH
+    return not inspection.methods["range"] and inspection.methods["table"]
 
 
 @pytest.mark.parametrize("model_type", ["marian", "pegasus"])
 def test_a_loaded_table_is_compared(model_type, tmp_path):
     source = save(model_type, tmp_path / "source")
     convert(str(source), tmp_path / "out", Recipe([Range(factor=FACTOR)]))
-    found = check_tables(Subject(open_checkpoint(str(tmp_path / "out"))))
-    assert found.status == "passed", found
+    finding = check_tables(Subject(open_checkpoint(str(tmp_path / "out"))))
+    assert finding.status == "passed", finding

@@ -29,7 +29,7 @@ def table_of(model, ending):
 
 
 def findings(folder, **options):
-    return {found.check: found for found in verify(str(folder), **options)}
+    return {finding.check: finding for finding in verify(str(folder), **options)}
 
 
 def test_every_layout_has_a_model():
@@ -54,12 +54,12 @@ def test_a_family(model_type, tmp_path):
     others = {name for name, weight in before.named_parameters() if not name.endswith(layout.tensors)}
     assert all(torch.equal(before.get_parameter(name), after.get_parameter(name)) for name in others)
     assert json.loads((tmp_path / "out/tokenizer_config.json").read_text())["model_max_length"] == FACTOR * LENGTH
-    found = findings(tmp_path / "out", against=str(source), load=False)
-    assert {name: one.status for name, one in found.items()} == {
+    by_check = findings(tmp_path / "out", against=str(source), load=False)
+    assert {name: one.status for name, one in by_check.items()} == {
         "record": "passed", "files": "passed", "weights": "not checked", "configuration": "passed",
         "lengths": "passed", "code": "passed", "against": "passed",
     }  # fmt: skip
-    assert all(ending in found["against"].detail for ending in layout.tensors)
+    assert all(ending in by_check["against"].detail for ending in layout.tensors)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -85,9 +85,9 @@ def test_a_fill_is_what_its_reference_says(fill, dtype, tmp_path):
 def test_verify_loads_and_compares(model_type, fill, tmp_path):
     source = save(model_type, tmp_path / "source")
     convert(str(source), tmp_path / "out", Recipe([Table(factor=FACTOR, fill=fill)]))
-    found = findings(tmp_path / "out", against=str(source))
-    assert found["loading"].status == found["tables"].status == "passed", found
-    assert ("bit for bit" in found["tables"].detail) == (fill in KEEPS_ROWS)
+    by_check = findings(tmp_path / "out", against=str(source))
+    assert by_check["loading"].status == by_check["tables"].status == "passed", by_check
+    assert ("bit for bit" in by_check["tables"].detail) == (fill in KEEPS_ROWS)
     assert findings(tmp_path / "out")["tables"].status == "passed", "a whole factor keeps every old row"
 
 

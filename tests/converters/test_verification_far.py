@@ -111,8 +111,8 @@ def test_one_position_that_is_wrong_is_seen_and_nothing_right_refused(name, leng
     for number, fault in enumerate([*faults, *SETTINGS[name]]):
         changed = tmp_path / f"{name}-{length}-{number}"  # Transformers 4 keeps code by the name of the folder.
         kind = {"rows_and_keys": FAULTS[fault]} if fault in FAULTS else {"setting": fault}
-        found = compare({**check[0], "folder": str(spoiled(out, changed, **kind))})
-        signals[fault] = found["attention"]
+        comparison = compare({**check[0], "folder": str(spoiled(out, changed, **kind))})
+        signals[fault] = comparison["attention"]
     assert min(signals.values()) > 10 * logits.TOLERANCE, signals
 
 

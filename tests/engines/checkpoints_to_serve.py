@@ -37,13 +37,13 @@ def prompts(lengths=LENGTHS):
 def expected(folder, asked):
     """The log-probability of every token but the first, in transformers and float32."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
-    found = []
+    probabilities = []
     for ids in asked:
         scores = model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        found.append(scores[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist())
-    return found
+        probabilities.append(scores[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist())
+    return probabilities
 
 
-def largest(found, wanted):
+def largest(served, wanted):
     """The largest difference of each prompt."""
-    return [max(abs(a - b) for a, b in zip(*pair, strict=True)) for pair in zip(found, wanted, strict=True)]
+    return [max(abs(a - b) for a, b in zip(*pair, strict=True)) for pair in zip(served, wanted, strict=True)]

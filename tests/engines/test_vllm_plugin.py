@@ -51,24 +51,24 @@ def test_written_and_scored_as_in_transformers(name, tmp_path):
         scores = engine.log_probabilities(asked)
         written = [engine.write(asked, [NEW] * len(asked)) for _ in range(2)]  # The second time from cached prefixes.
     worst = 0.0
-    for number, (ids, found) in enumerate(zip(asked, scores, strict=True)):
+    for number, (ids, scored) in enumerate(zip(asked, scores, strict=True)):
         with torch.no_grad():
             wanted = model(torch.tensor([ids])).logits[0].log_softmax(-1)
             greedy = model.generate(torch.tensor([ids]), max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False)
         wanted = wanted[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-        worst = max(worst, float((torch.tensor(found) - wanted).abs().max()))
+        worst = max(worst, float((torch.tensor(scored) - wanted).abs().max()))
         assert written[0][number] == written[1][number] == greedy[0, len(ids) :].tolist()
     assert worst < 1e-3
 
 
 def test_inside_the_window_it_is_the_engine_itself(tmp_path):
     convert("demo", tmp_path / "map", recipe_from_dict({"steps": RECIPES["self-extend"]}, "map"), check=False)
-    found = []
+    scores = []
     for folder in (open_checkpoint("demo").folder, tmp_path / "map"):
         own = {**SMALL, "model_impl": "transformers"}
         with closing(Engine(folder, length=512, dtype="float32", trust=True, arguments=own)) as engine:
-            found.append(engine.log_probabilities([ids[:480] for ids in prompts(2048)]))
-    assert found[0] == found[1]
+            scores.append(engine.log_probabilities([ids[:480] for ids in prompts(2048)]))
+    assert scores[0] == scores[1]
 
 
 def test_prompt_order_is_refused_beside_them_too(tmp_path):

@@ -200,10 +200,10 @@ def mutated(draw: Any, tree: Any) -> Any:
     """A tree with one to three values replaced, taken away or added."""
     tree = json.loads(json.dumps(tree))
     for _ in range(draw(st.integers(1, 3))):
-        found = places(tree)
-        if not found:
+        paths = places(tree)
+        if not paths:
             break
-        *way, last = draw(st.sampled_from(found))
+        *way, last = draw(st.sampled_from(paths))
         place = tree
         for key in way:
             place = place[key]
@@ -216,13 +216,13 @@ def mutated(draw: Any, tree: Any) -> Any:
 
 def known_configs() -> list[dict[str, Any]]:
     """Configurations that look like the published models of the table."""
-    found = []
+    configs = []
     for known in known_models():
         facts = {key: value[0] if isinstance(value, list) else value for key, value in known.facts.items()}
         schedule = {key: facts.pop(key) for key in ("rope_type", "factor") if key in facts}
         config = {**LLAMA, "model_type": known.model_types[0], **facts}
-        found.append({**config, "rope_parameters": {"rope_theta": config["rope_theta"], **schedule}})
-    return found
+        configs.append({**config, "rope_parameters": {"rope_theta": config["rope_theta"], **schedule}})
+    return configs
 
 
 def put(config: dict[str, Any], key: str, value: Any) -> None:

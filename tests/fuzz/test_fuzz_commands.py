@@ -144,8 +144,8 @@ def test_options(server, made, content):
 def test_unfinished_trainings(server, made, data):
     with a_folder() as place:
         shutil.copytree(made / "stopped.training", place / "out.training")
-        found = [path for path in sorted((place / "out.training").rglob("*")) if path.suffix in (".json", ".jsonl")]
-        path = data.draw(st.sampled_from(found))
+        saved = [path for path in sorted((place / "out.training").rglob("*")) if path.suffix in (".json", ".jsonl")]
+        path = data.draw(st.sampled_from(saved))
         changed(path, data)
         words = ("finetune", made / "base", place / "out", "--data", made / "numbers.jsonl", *TRAINED, "--resume")
         check(server, place, *words, may_write=("out",))

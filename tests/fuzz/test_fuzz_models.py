@@ -180,9 +180,9 @@ def test_adapters_of_other_tensors(server, made, data):  # noqa: F811
                 other = name.partition(".lora_")[0] + data.draw(st.sampled_from(ENDS))
                 tensors[other] = torch.zeros(shape, dtype=dtype)
             else:
-                found = tensors.pop(name)
+                tensor = tensors.pop(name)
                 if kind == "name":
-                    tensors[data.draw(st.sampled_from(["x", "", "\x1b[31m", name.replace("_A", "_C")]))] = found
+                    tensors[data.draw(st.sampled_from(["x", "", "\x1b[31m", name.replace("_A", "_C")]))] = tensor
         save_file(tensors, path)
         check(server, place, "merge", made / "base", "adapter", "out", may_write=("out",))
 

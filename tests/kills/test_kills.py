@@ -103,16 +103,16 @@ def files(folder: Path) -> dict[str, Any] | None:
     """Every file of a folder; times are left out of JSON, and pictures are only there."""
     if not folder.exists():
         return None
-    found = {}
+    contents = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.suffix == ".json":
-            found[name] = plain(json.loads(path.read_text()))
+            contents[name] = plain(json.loads(path.read_text()))
         elif path.suffix == ".jsonl":
-            found[name] = [plain(json.loads(line)) for line in path.read_text().splitlines()]
+            contents[name] = [plain(json.loads(line)) for line in path.read_text().splitlines()]
         elif path.is_file():
-            found[name] = path.suffix if path.suffix in (".png", ".html") else path.read_bytes()
-    return found
+            contents[name] = path.suffix if path.suffix in (".png", ".html") else path.read_bytes()
+    return contents
 
 
 def report(place: Path) -> Any:
@@ -132,8 +132,8 @@ def jobs(sources: Path, server: Server) -> dict[str, Job]:
     yarn = ["-m", "yarn", "--factor", "4", "-q"]
 
     def pushed(place: Path) -> Any:
-        found = files(server.hub.repositories["me/tiny"]) if "me/tiny" in server.hub.repositories else None
-        return found if found and "config.json" in found else None
+        pushed_files = files(server.hub.repositories["me/tiny"]) if "me/tiny" in server.hub.repositories else None
+        return pushed_files if pushed_files and "config.json" in pushed_files else None
 
     def unpushed(place: Path) -> None:
         shutil.copytree(base, place / "base")

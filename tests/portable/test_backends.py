@@ -22,11 +22,11 @@ def test_backend(folders, order, implementation):
     ids, mask = tokens(40, rows=2), torch.ones(2, 40, dtype=torch.long)
     mask[0, :11] = 0
     expected = load(folders[order], attn_implementation="sdpa")(ids, attention_mask=mask)
-    found = load(folders[order], attn_implementation=implementation)(ids, attention_mask=mask)
-    torch.testing.assert_close(found.logits[:, 11:], expected.logits[:, 11:], rtol=1e-4, atol=1e-4)
+    output = load(folders[order], attn_implementation=implementation)(ids, attention_mask=mask)
+    torch.testing.assert_close(output.logits[:, 11:], expected.logits[:, 11:], rtol=1e-4, atol=1e-4)
     if order == "prompt":
         ranks = ranks_of(expected.past_key_values)
-        assert all(torch.equal(ranks_of(found.past_key_values)[layer], ranks[layer]) for layer in ranks)
+        assert all(torch.equal(ranks_of(output.past_key_values)[layer], ranks[layer]) for layer in ranks)
 
 
 @pytest.mark.slow
@@ -39,9 +39,9 @@ def test_compiled(folders, order):
     after = model(step, past_key_values=expected.past_key_values).logits
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True)
-    found = compiled(ids, use_cache=True)
-    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
-    stepped = compiled(step, past_key_values=found.past_key_values).logits
+    output = compiled(ids, use_cache=True)
+    torch.testing.assert_close(output.logits, expected.logits, rtol=1e-4, atol=1e-4)
+    stepped = compiled(step, past_key_values=output.past_key_values).logits
     torch.testing.assert_close(stepped, after, rtol=1e-4, atol=1e-4)
 
 
@@ -55,9 +55,9 @@ def test_traces_without_a_graph_break(folders, order):
     after = model(step, past_key_values=expected.past_key_values).logits
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    found = compiled(ids, use_cache=True)
-    torch.testing.assert_close(found.logits, expected.logits)
-    torch.testing.assert_close(compiled(step, past_key_values=found.past_key_values).logits, after)
+    output = compiled(ids, use_cache=True)
+    torch.testing.assert_close(output.logits, expected.logits)
+    torch.testing.assert_close(compiled(step, past_key_values=output.past_key_values).logits, after)
 
 
 @torch.no_grad()

@@ -76,10 +76,10 @@ def test_logits_and_ratios(tmp_path, key_heads, length):
     ratios = [1.2 + 0.6 * i / (key_heads - 1) for i in range(key_heads)]
     expected, chosen = reference(model.state_dict(), model.config, ids[0].numpy(), ratios, 1)
     settings = model.config.ctxext_code["steps"][0]["ratios"]
-    found = {
+    ratios_by_layer = {
         layer: [settings[rank] for rank in ranks[0].tolist()]
         for layer, ranks in ranks_of(output.past_key_values).items()
     }
-    assert found.keys() == chosen.keys()
-    assert all(found[layer] == pytest.approx(chosen[layer]) for layer in found)
+    assert ratios_by_layer.keys() == chosen.keys()
+    assert all(ratios_by_layer[layer] == pytest.approx(chosen[layer]) for layer in ratios_by_layer)
     torch.testing.assert_close(output.logits[0].double(), torch.from_numpy(expected), rtol=1e-4, atol=1e-4)

@@ -54,9 +54,9 @@ def test_the_numbers_are_zeros_among_the_weights_and_all_else_is_the_sources(sou
     assert added == [NAME.format(layer) for layer in range(len(added))]
     assert all(not new[name].any() and new[name].shape == (2, 4) for name in added)
     assert all(torch.equal(old[name], new[name]) for name in old)
-    found = {finding.check: finding for finding in verify(str(tmp_path / "out"), against=str(source))}
-    assert found["against"].status == found["logits"].status == "passed"
-    assert "distance.weight" in found["against"].detail
+    findings = {finding.check: finding for finding in verify(str(tmp_path / "out"), against=str(source))}
+    assert findings["against"].status == findings["logits"].status == "passed"
+    assert "distance.weight" in findings["against"].detail
     stock = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     assert stock.config.num_attention_heads == 4
     card = (tmp_path / "out" / "README.md").read_text()
@@ -107,16 +107,16 @@ def test_chunks_caches_and_padding_agree(folder):
             weight.zero_()
     assert (stock(ids).logits - whole).abs().max() > 1e-2, "the numbers change something"
     for sizes in ((60,), (20, 40), (30, *[1] * 30)):
-        cache, start, found = DynamicCache(config=model.config), 0, []
+        cache, start, parts = DynamicCache(config=model.config), 0, []
         for size in sizes:
-            found.append(model(ids[:, start : start + size], past_key_values=cache, use_cache=True).logits)
+            parts.append(model(ids[:, start : start + size], past_key_values=cache, use_cache=True).logits)
             start += size
-        assert (torch.cat(found, 1) - whole).abs().max() < 1e-4
+        assert (torch.cat(parts, 1) - whole).abs().max() < 1e-4
     padded = torch.cat([torch.zeros(1, 7, dtype=torch.long), ids], 1)
     mask = torch.cat([torch.zeros(1, 7, dtype=torch.long), torch.ones_like(ids)], 1)
     both = torch.cat([padded, torch.arange(67)[None] % 90 + 5])
-    found = model(both, attention_mask=torch.cat([mask, torch.ones_like(mask)]), use_cache=False).logits
-    assert (found[:1, 7:] - whole).abs().max() < 1e-4
+    batched = model(both, attention_mask=torch.cat([mask, torch.ones_like(mask)]), use_cache=False).logits
+    assert (batched[:1, 7:] - whole).abs().max() < 1e-4
     eager = load(folder, attn_implementation="eager")(ids, output_attentions=True)
     assert (eager.logits - whole).abs().max() < 1e-4
     assert torch.allclose(eager.attentions[0].sum(-1), torch.ones(()))
@@ -133,9 +133,9 @@ def test_one_layer_against_the_formula(folder):
     apply = module.apply_rotary_pos_emb
 
     def told(*args, **kwargs):
-        found = apply(*args, **kwargs)
-        kept.setdefault("rotated", found)
-        return found
+        rotated = apply(*args, **kwargs)
+        kept.setdefault("rotated", rotated)
+        return rotated
 
     module.apply_rotary_pos_emb = told
     try:

@@ -86,11 +86,11 @@ def check(model_type, folder):
         return str(error)
     logits = load(source)(input_ids=ids).logits
     assert torch.equal(load(same)(input_ids=ids).logits, logits), "ratio 1 is not the source"
-    found = load(convert(source, folder / "four", ratio_min=4.0, ratio_max=4.0, **options))(input_ids=ids).logits
-    assert (found - logits).abs().max() > 1e-3, "ratio 4 changes nothing"
+    changed = load(convert(source, folder / "four", ratio_min=4.0, ratio_max=4.0, **options))(input_ids=ids).logits
+    assert (changed - logits).abs().max() > 1e-3, "ratio 4 changes nothing"
     if model_type != "phimoe":  # It computes its frequencies anew at each call, so slowing a buffer has no effect.
         expected = slowed(source, config, 4.0)(input_ids=ids).logits
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg="not position interpolation")
+        torch.testing.assert_close(changed, expected, rtol=1e-5, atol=1e-5, msg="not position interpolation")
     return ""
 
 

@@ -232,10 +232,10 @@ def test_heads_with_equal_counts_are_equal_to_the_last_bit(model):
     generator = torch.Generator().manual_seed(0)
     query, key = torch.randn(9, 16, 3, 41, 16, generator=generator), torch.randn(9, 16, 41, 16, generator=generator)
     for mask in (None, torch.arange(41)[None] >= torch.arange(9)[:, None]):
-        found = awareness(query, key, mask)
+        shares = awareness(query, key, mask)
         lengths = torch.full((9, 1), 41) if mask is None else mask.sum(-1, keepdim=True)
-        counts = (found * 3 * lengths).round()
-        assert all(len(row.unique()) == len(own.unique()) < 16 for row, own in zip(found, counts, strict=True))
+        counts = (shares * 3 * lengths).round()
+        assert all(len(row.unique()) == len(own.unique()) < 16 for row, own in zip(shares, counts, strict=True))
 
 
 def test_awareness_scales_and_computes_in_float32(model):

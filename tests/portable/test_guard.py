@@ -211,16 +211,16 @@ def test_other_heads_read_by_the_method_too(name, head, tmp_path):
     mask[1, : length // 5] = 0  # Left padding, without positions.
     states = []
     hook = inner.register_forward_hook(lambda *given: states.append(given[-1].last_hidden_state))
-    found = model(ids, attention_mask=mask)
+    output = model(ids, attention_mask=mask)
     hook.remove()
     wanted = body(ids, attention_mask=mask).last_hidden_state
     assert torch.equal(states[0][mask.bool()], wanted[mask.bool()])
-    assert next(iter(found.values())).isfinite().all()
+    assert next(iter(output.values())).isfinite().all()
     model.save_pretrained(tmp_path / "saved")
     again = load(tmp_path / "saved", AUTO[head])
     again.config.pad_token_id = 0
     other = again(ids, attention_mask=mask)
-    assert torch.equal(next(iter(other.values())), next(iter(found.values())))
+    assert torch.equal(next(iter(other.values())), next(iter(output.values())))
 
 
 def test_a_head_that_the_installed_version_lacks_is_passed_over(tmp_path):

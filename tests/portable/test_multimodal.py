@@ -43,10 +43,10 @@ def test_the_whole_model_loads_with_the_method(model_type, tmp_path):
         folder = tmp_path / f"ratio_{ratio:g}_{model_type}"
         shutil.copytree(source, folder)
         write(folder, MsPoE(head_order="fixed", first_layer=0, ratio_min=ratio, ratio_max=ratio))
-        found, own = logits(AutoModelForImageTextToText, folder, trust_remote_code=True)
+        converted, own = logits(AutoModelForImageTextToText, folder, trust_remote_code=True)
         assert own == f"Ctxext{name}"
-        assert torch.equal(found, stock) == (ratio == 1.0)
-        assert torch.equal(logits(AutoModelForCausalLM, folder, trust_remote_code=True)[0], found)
+        assert torch.equal(converted, stock) == (ratio == 1.0)
+        assert torch.equal(logits(AutoModelForCausalLM, folder, trust_remote_code=True)[0], converted)
     with pytest.raises((KeyError, ValueError), match="trust_remote_code"):
         AutoModelForImageTextToText.from_pretrained(folder)
 

@@ -177,7 +177,7 @@ def batch_of(model, steps):
 def run(model, cell, steps, compiled=None):
     """The logits (b, total, v) of a batch, as the cell feeds it; single tokens through a compiled model if given."""
     ids, real = batch_of(model, steps)
-    cache, at, found = cache_of(cell.cache, model), 0, []
+    cache, at, parts = cache_of(cell.cache, model), 0, []
     for step in steps:
         span = slice(at, at + step.shape[1])
         at = span.stop
@@ -188,8 +188,8 @@ def run(model, cell, steps, compiled=None):
         if compiled is not None:  # One graph for all steps: `generate` gives the mask its final size, too.
             given["attention_mask"] = torch.nn.functional.pad(real[:, :at].long(), (0, real.shape[1] - at))
             given |= {} if MODERN else {"cache_position": torch.arange(span.start, span.stop)}
-        found.append(called(ids[:, span], past_key_values=cache, use_cache=cache is not None, **given).logits)
-    return torch.cat(found, 1)
+        parts.append(called(ids[:, span], past_key_values=cache, use_cache=cache is not None, **given).logits)
+    return torch.cat(parts, 1)
 
 
 def alone(model, cell, steps, name, as_counted=False):
@@ -368,8 +368,8 @@ def written(model, ids, mask=None, **options):
     config = GenerationConfig(**settings | {key: value for key, value in options.items() if key != "past_key_values"})
     given = {"past_key_values": options["past_key_values"]} if "past_key_values" in options else {}
     mask = torch.ones_like(ids) if mask is None else mask
-    found = model.generate(ids, attention_mask=mask, generation_config=config, **given)
-    return found.sequences[:, ids.shape[1] :], found.past_key_values
+    output = model.generate(ids, attention_mask=mask, generation_config=config, **given)
+    return output.sequences[:, ids.shape[1] :], output.past_key_values
 
 
 @torch.no_grad()
@@ -403,8 +403,8 @@ def texts(*counts, seed=20):
 @pytest.mark.parametrize("beams", [1, 2])
 def test_a_batch_writes_what_each_text_does_alone(models, name, beams):
     model, prompts = named(models, name), texts(46, 38, 29)
-    found, _ = written(model, *lefts(prompts), num_beams=beams)
-    for row, prompt in zip(found, prompts, strict=True):
+    together, _ = written(model, *lefts(prompts), num_beams=beams)
+    for row, prompt in zip(together, prompts, strict=True):
         is_plain = beams == 1 and name != "mspoe prompt"  # In prompt order a text that grows orders heads anew.
         options = {"use_cache": name == "mspoe prompt", "num_beams": beams}
         assert torch.equal(row, (greedy(model, prompt) if is_plain else written(model, prompt, **options)[0])[0])
@@ -421,8 +421,8 @@ def test_two_turns_of_a_chat(models, name, keeps):
     answered[1, 3:] = 0
     both = [torch.cat(parts, 1) for parts in zip((ids, mask), (answers * answered, answered), lefts(more), strict=True)]
     options = {"past_key_values": cache} if keeps.startswith("with ") else {}
-    found, _ = written(model, *both, **options)
-    for i, row in enumerate(found):
+    together, _ = written(model, *both, **options)
+    for i, row in enumerate(together):
         text = both[0][i : i + 1, both[1][i] == 1]
         if name == "mspoe prompt":
             alone = greedy(model, text, first=prompts[i].shape[1]) if options else written(model, text)[0]
@@ -455,8 +455,8 @@ def expected_of(model, name, ids, mask, first, start):
     return rows
 
 
-def same(model, name, found, ids, mask, first, start):
-    for row, wanted in zip(found, expected_of(model, name, ids, mask, first, start), strict=True):
+def same(model, name, logits, ids, mask, first, start):
+    for row, wanted in zip(logits, expected_of(model, name, ids, mask, first, start), strict=True):
         torch.testing.assert_close(row, wanted, rtol=0, atol=TOLERANCE * float(wanted.abs().max()))
 
 
@@ -494,12 +494,12 @@ def test_packed_sequences_are_read_apart_or_refused(models, name):
     """As trainers pack them: `position_ids` alone, no cache."""
     model, parts = named(models, name), texts(40, 13, 37)
     ids, positions = torch.cat(parts, 1), packed([part.shape[1] for part in parts])
-    found = tried(name, lambda: model(ids, position_ids=positions, use_cache=False).logits)
+    together = tried(name, lambda: model(ids, position_ids=positions, use_cache=False).logits)
     if name == "mspoe prompt":
-        assert found == "refused"
+        assert together == "refused"
         return
     expected = torch.cat([model(part, use_cache=False).logits for part in parts], 1)
-    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE * float(expected.abs().max()))
+    torch.testing.assert_close(together, expected, rtol=0, atol=TOLERANCE * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -515,12 +515,12 @@ def test_packed_sequences_with_a_cache_are_one_text_or_refused(models, name):
         parts = [model(ids[:, at], position_ids=positions[:, at], past_key_values=cache).logits for at in spans]
         return torch.cat(parts, 1)
 
-    found = tried(name, cached)
-    if name == "mspoe prompt" or found == "refused":
-        assert found == "refused"
+    outcome = tried(name, cached)
+    if name == "mspoe prompt" or outcome == "refused":
+        assert outcome == "refused"
         return
     one = model(ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False).logits
-    torch.testing.assert_close(found, one, rtol=0, atol=TOLERANCE * float(one.abs().max()))
+    torch.testing.assert_close(outcome, one, rtol=0, atol=TOLERANCE * float(one.abs().max()))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -345,8 +345,8 @@ def test_gradients(name):
     call = Call(torch.arange(total)[None])
     output, _ = method.attend(stock, call, *base_rotated(own[0], own[1], torch.arange(total)[None]), own[2], None)
     assert form_of(call) == "blocks"
-    for found, true in zip(torch.autograd.grad((output * cotangent).sum(), own), expected, strict=True):
-        torch.testing.assert_close(found.double(), true, rtol=1e-3, atol=1e-4)
+    for gradient, true in zip(torch.autograd.grad((output * cotangent).sum(), own), expected, strict=True):
+        torch.testing.assert_close(gradient.double(), true, rtol=1e-3, atol=1e-4)
 
 
 def test_softcap_sinks_window_and_dropout():

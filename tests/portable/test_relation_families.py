@@ -43,12 +43,12 @@ def check(model_type, folder, kind=SelfExtend):
     assert torch.equal(model(input_ids=inside).logits, stock(input_ids=inside).logits), (
         "short inputs are not the source"
     )
-    wanted, found = stock(input_ids=ids).logits, model(input_ids=ids).logits
-    torch.testing.assert_close(found[:, : LENGTH - 1], wanted[:, : LENGTH - 1], rtol=1e-5, atol=1e-5)
-    assert (found[:, LENGTH + 8 :] - wanted[:, LENGTH + 8 :]).abs().max() > 1e-3, "long inputs change nothing"
+    wanted, changed = stock(input_ids=ids).logits, model(input_ids=ids).logits
+    torch.testing.assert_close(changed[:, : LENGTH - 1], wanted[:, : LENGTH - 1], rtol=1e-5, atol=1e-5)
+    assert (changed[:, LENGTH + 8 :] - wanted[:, LENGTH + 8 :]).abs().max() > 1e-3, "long inputs change nothing"
     if continues(stock, ids) is not None:
         rest = continues(model, ids)
-        torch.testing.assert_close(rest, found[:, 100:], rtol=1e-3, atol=1e-3, msg="a cache gives other logits")
+        torch.testing.assert_close(rest, changed[:, 100:], rtol=1e-3, atol=1e-3, msg="a cache gives other logits")
     return ""
 
 

@@ -43,8 +43,8 @@ def whole(name, seed=0):
         return model(name)(tokens(seed=seed), use_cache=False).logits
 
 
-def same(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+def same(logits, expected):
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def ends(step, start, total):
@@ -127,11 +127,11 @@ def test_crop_and_go_on(name, backend):
     for keep in (280, 190, 100, 60):
         cache.crop(keep - cache.get_seq_length())
         ids = torch.cat([tokens()[:, :keep], tokens(seed=keep)[:, keep:]], 1)
-        found = fed(name, ids[:, : keep + 12], 1, cache, keep, backend)
+        logits = fed(name, ids[:, : keep + 12], 1, cache, keep, backend)
         expected = model(name)(ids[:, : keep + 12], use_cache=False).logits[:, keep:]
-        same(found, expected)
-        found = fed(name, ids[:, : keep + 20], 9, cache, keep + 12, backend)
-        same(found, model(name)(ids[:, : keep + 20], use_cache=False).logits[:, keep + 12 :])
+        same(logits, expected)
+        logits = fed(name, ids[:, : keep + 20], 9, cache, keep + 12, backend)
+        same(logits, model(name)(ids[:, : keep + 20], use_cache=False).logits[:, keep + 12 :])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -148,8 +148,8 @@ def test_what_caches_do_to_sequences(name, backend):
     def check(cache, prompts, seed):
         more = torch.cat([tokens(4, seed=seed + i) for i in range(len(prompts))])
         copied = copy.deepcopy(cache)
-        found = torch.cat([network(more[:, i : i + 1], past_key_values=copied).logits for i in range(4)], 1)
-        same(found, network(torch.cat([prompts, more], 1)).logits[:, -4:])
+        logits = torch.cat([network(more[:, i : i + 1], past_key_values=copied).logits for i in range(4)], 1)
+        same(logits, network(torch.cat([prompts, more], 1)).logits[:, -4:])
         return prompts
 
     check(cache, prompts, 10)

@@ -51,8 +51,8 @@ def test_which_keys_a_row_sees(base, window):
 
     for given, by in ((None, torch.ones_like(shown)), (shown, shown)):
         expected = [[[seen(b, int(m), n, by) for n in range(total)] for m in picked] for b, picked in enumerate(rows)]
-        found = causal(rows, total, base, given, window)
-        assert torch.equal(found.expand(3, -1, -1), torch.tensor(expected))
+        mask = causal(rows, total, base, given, window)
+        assert torch.equal(mask.expand(3, -1, -1), torch.tensor(expected))
         assert torch.equal(visible(given, rows, total, base, window).expand(3, -1, -1), torch.tensor(expected))
     full = torch.tensor([[[[seen(b, m, n) for n in range(total)] for m in range(length)]] for b in range(3)])
     picked = torch.stack([full[b, 0, rows[b]] for b in range(3)])
@@ -80,16 +80,16 @@ def test_the_cache_keeps_where_its_keys_are(seed, alike, room):
         call.rotated = rotated
         seen += length
         keys = torch.zeros(3, 1, total if room else seen, 4)
-        found = places_of(call, keys, length, None, seen - length)
+        places = places_of(call, keys, length, None, seen - length)
         for row, own in enumerate(kept):
             own += list(zip(positions[row].tolist(), rotated[row].tolist(), strict=True))
         whole = torch.tensor(kept)
-        assert torch.equal(found.rows.expand(3, -1), positions)
-        assert torch.equal(found.rotated.expand(3, -1), rotated)
-        assert torch.equal(found.keys.expand(3, -1)[:, :seen], whole[..., 0])
-        assert torch.equal(found.rotated_keys.expand(3, -1)[:, :seen], whole[..., 1])
-        assert (found.keys[:, seen:] == NOWHERE).all()
-        assert places_of(call, keys, length, None, seen - length) is found
+        assert torch.equal(places.rows.expand(3, -1), positions)
+        assert torch.equal(places.rotated.expand(3, -1), rotated)
+        assert torch.equal(places.keys.expand(3, -1)[:, :seen], whole[..., 0])
+        assert torch.equal(places.rotated_keys.expand(3, -1)[:, :seen], whole[..., 1])
+        assert (places.keys[:, seen:] == NOWHERE).all()
+        assert places_of(call, keys, length, None, seen - length) is places
 
 
 def test_positions_that_are_given_go_on_from_those_by_which_tokens_before_are_rotated():
@@ -99,10 +99,10 @@ def test_positions_that_are_given_go_on_from_those_by_which_tokens_before_are_ro
     first.rotated = columns
     places_of(first, torch.zeros(2, 1, 8, 4), 8, None, 0)
     given = torch.tensor([[8, 9]]).expand(2, -1)
-    found = places_of(Call(given, cache=cache, seen=8), torch.zeros(2, 1, 10, 4), 2, None, 8)
-    assert found.rows.tolist() == [[6, 7], [3, 4]]
-    assert found.rotated.tolist() == [[8, 9], [8, 9]]
-    assert found.keys[:, -3:].tolist() == [[5, 6, 7], [2, 3, 4]]
+    places = places_of(Call(given, cache=cache, seen=8), torch.zeros(2, 1, 10, 4), 2, None, 8)
+    assert places.rows.tolist() == [[6, 7], [3, 4]]
+    assert places.rotated.tolist() == [[8, 9], [8, 9]]
+    assert places.keys[:, -3:].tolist() == [[5, 6, 7], [2, 3, 4]]
 
 
 @pytest.mark.parametrize("base", [0, 3])
@@ -165,8 +165,8 @@ def test_one_softmax_over_what_a_row_sees(options, kind, hides):
         hidden[..., 0] = kind not in ("bool", "flex")
     if kind == "window":
         options["sliding_window"] = 3
-    found, weights = softmaxed(scores, value, masks[kind], span, base, hidden, options)
-    assert found.shape == (2, 3, 4, 6)
+    output, weights = softmaxed(scores, value, masks[kind], span, base, hidden, options)
+    assert output.shape == (2, 3, 4, 6)
     for b in range(2):
         for h in range(4):
             for row, m in enumerate(range(*span)):
@@ -188,7 +188,7 @@ def test_one_softmax_over_what_a_row_sees(options, kind, hides):
                 expected = torch.tensor([share.get(n, 0.0) for n in range(total)])
                 torch.testing.assert_close(weights[b, h, row], expected, rtol=1e-4, atol=1e-5)
                 answer = sum(part * value[b, h // 2, n] for n, part in share.items())
-                torch.testing.assert_close(found[b, row, h], answer, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(output[b, row, h], answer, rtol=1e-4, atol=1e-5)
 
 
 def test_turned_keys_are_kept_for_their_layer_rungs_and_texts_alone():
@@ -201,14 +201,14 @@ def test_turned_keys_are_kept_for_their_layer_rungs_and_texts_alone():
     keep_side(call, side._replace(filled=3))
     longer = torch.zeros(1, 2, side.buffer.shape[2] + 1, 4)
     for again in (key, longer):  # Where there is no more room, what is final moves along.
-        found = side_of(call, again, [2], [0])
-        assert (found.filled, found.rungs, found.origins) == (3, [2], [0])
-        assert found.buffer.shape[2] >= again.shape[2]
-        assert torch.equal(found.buffer[:, :, :3], key)
+        kept = side_of(call, again, [2], [0])
+        assert (kept.filled, kept.rungs, kept.origins) == (3, [2], [0])
+        assert kept.buffer.shape[2] >= again.shape[2]
+        assert torch.equal(kept.buffer[:, :, :3], key)
     for rungs, origins in (([3], [0]), ([2], [1])):
-        found = side_of(call, key, rungs, origins)
-        assert isinstance(found, Side)
-        assert (found.filled, found.rungs, found.origins) == (0, rungs, origins)
+        fresh = side_of(call, key, rungs, origins)
+        assert isinstance(fresh, Side)
+        assert (fresh.filled, fresh.rungs, fresh.origins) == (0, rungs, origins)
     assert side_of(Call(torch.arange(3)[None], layer=1, cache=cache), key, [2], [0]).filled == 0
 
 
@@ -225,8 +225,8 @@ def test_positions_of_rows_with_slopes_of_their_own(seen):
     real = expected >= 0
     assert torch.equal(positions_of(None, seen, length, "cpu"), rows[None])
     for mask in (tokens, pairs, additive):
-        found = positions_of(mask, seen, length, "cpu")
-        assert torch.equal(found[real], expected[real])
+        positions = positions_of(mask, seen, length, "cpu")
+        assert torch.equal(positions[real], expected[real])
 
 
 def test_rows_of_both_ways_are_joined_by_their_own_sequence():
@@ -234,8 +234,8 @@ def test_rows_of_both_ways_are_joined_by_their_own_sequence():
     changed = torch.tensor([[False, False, True, True], [False, True, True, True]])
     stock, own = torch.zeros(2, 3, 1, 2), torch.ones(2, 3, 1, 2)
     plan = type("Plan", (), {"first": 1, "served": 3})
-    found, _ = joined(changed, plan, (stock, None), (own, None))
-    assert torch.equal(found[..., 0, 0], changed.float())
+    output, _ = joined(changed, plan, (stock, None), (own, None))
+    assert torch.equal(output[..., 0, 0], changed.float())
 
 
 @pytest.mark.parametrize("seen", [1, 4, 6])
@@ -243,8 +243,8 @@ def test_a_cache_that_was_cropped_forgets_where_its_last_keys_were(seen):
     cache, positions = DynamicCache(), torch.tensor([[0, 1, 2, 3, 4, 5], [7, 8, 9, 10, 11, 12]])
     places_of(Call(positions, cache=cache, seen=0), torch.zeros(2, 1, 6, 4), 6, None, 0)
     more = torch.tensor([[50, 51], [60, 61]])
-    found = places_of(Call(more, cache=cache, seen=seen), torch.zeros(2, 1, seen + 2, 4), 2, None, seen)
-    assert torch.equal(found.keys, torch.cat([positions[:, :seen], more], 1))
+    places = places_of(Call(more, cache=cache, seen=seen), torch.zeros(2, 1, seen + 2, 4), 2, None, seen)
+    assert torch.equal(places.keys, torch.cat([positions[:, :seen], more], 1))
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])

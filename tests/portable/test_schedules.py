@@ -76,14 +76,14 @@ def logits(folder, length=300):
 @pytest.mark.parametrize("order", ["prompt", "fixed"])
 def test_linear_is_position_interpolation(source, tmp_path, order):
     expected = logits(native(source, tmp_path / "pi", {"rope_type": "linear", "factor": 4.0}))
-    found = logits(convert(source, tmp_path / "out", ratio_min=4.0, ratio_max=4.0, first_layer=0, head_order=order))
-    assert torch.equal(found, expected)
+    converted = logits(convert(source, tmp_path / "out", ratio_min=4.0, ratio_max=4.0, first_layer=0, head_order=order))
+    assert torch.equal(converted, expected)
 
 
 def test_ntk_is_a_raised_base(source, tmp_path):
     expected = logits(native(source, tmp_path / "ntk", BASES["default"], rope_theta=10000.0 * 4 ** (16 / 14)))
-    found = logits(convert(source, tmp_path / "out", ratio_min=4.0, ratio_max=4.0, first_layer=0, schedule="ntk"))
-    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
+    converted = logits(convert(source, tmp_path / "out", ratio_min=4.0, ratio_max=4.0, first_layer=0, schedule="ntk"))
+    torch.testing.assert_close(converted, expected, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("beta_fast", [8.0, 32.0])
@@ -92,8 +92,8 @@ def test_by_parts_is_yarn_without_temperature(source, tmp_path, beta_fast):
     yarn |= {"beta_fast": beta_fast, "beta_slow": 1.0, "attention_factor": 1.0}
     expected = logits(native(source, tmp_path / "yarn", yarn))
     options = {"ratio_min": 4.0, "ratio_max": 4.0, "first_layer": 0, "schedule": "by-parts", "ramp_fast": beta_fast}
-    found = logits(convert(source, tmp_path / "out", **options))
-    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
+    converted = logits(convert(source, tmp_path / "out", **options))
+    torch.testing.assert_close(converted, expected, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "ntk", "by-parts"])
@@ -173,9 +173,9 @@ def test_layers_before_the_first_are_untouched(source, tmp_path):
     base = {"output_hidden_states": True}
     with torch.no_grad():
         plain = load(source)(tokens(40), **base).hidden_states
-        found = load(convert(source, tmp_path / "out", first_layer=2))(tokens(40), **base).hidden_states
-    assert torch.equal(plain[2], found[2])
-    assert not torch.equal(plain[3], found[3])
+        changed = load(convert(source, tmp_path / "out", first_layer=2))(tokens(40), **base).hidden_states
+    assert torch.equal(plain[2], changed[2])
+    assert not torch.equal(plain[3], changed[3])
 
 
 def test_grids_and_ranks():
@@ -209,7 +209,7 @@ def test_by_parts_ends_at_the_last_dimension(source, tmp_path):
     yarn |= {"beta_slow": 0.01, "attention_factor": 1.0}
     plain = native(source, tmp_path / "plain", BASES["default"], rope_theta=theta, max_position_embeddings=length)
     options = {"ratio_min": 4.0, "ratio_max": 4.0, "first_layer": 0, "schedule": "by-parts", "ramp_fast": 32.0}
-    found = logits(convert(plain, tmp_path / "out", ramp_slow=0.01, **options))
+    converted = logits(convert(plain, tmp_path / "out", ramp_slow=0.01, **options))
     expected = logits(native(plain, tmp_path / "yarn", yarn, rope_theta=theta))
     assert (expected - logits(plain)).abs().max() > 0.01, "the ramp must change something"
-    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(converted, expected, rtol=2e-4, atol=2e-4)

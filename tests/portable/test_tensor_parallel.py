@@ -44,10 +44,10 @@ def test_two_processes_give_the_logits_of_one(tmp_path):
         capture_output=True,
         text=True,
     )
-    for folder, found in zip(folders, torch.load(tmp_path / "logits.pt"), strict=True):
+    for folder, spread in zip(folders, torch.load(tmp_path / "logits.pt"), strict=True):
         with torch.no_grad():
             alone = load(folder)(torch.arange(3, 3 + LENGTH)[None] % 64).logits
-        assert (found - alone).abs().max() < 1e-5 * max(1.0, alone.abs().max().item()), folder.name
+        assert (spread - alone).abs().max() < 1e-5 * max(1.0, alone.abs().max().item()), folder.name
 
 
 @pytest.mark.parametrize(

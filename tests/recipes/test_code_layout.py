@@ -30,15 +30,15 @@ def edited(config, *steps):
 
 
 def test_the_rope_type_is_hidden_and_named_in_the_block():
-    found = edited(LLAMA, Yarn(factor=2), HEADS)
+    config = edited(LLAMA, Yarn(factor=2), HEADS)
     hidden = {"rope_type": SENTINEL, "rope_theta": 5e4}
     hidden["original_max_position_embeddings"] = 64
-    assert found["rope_parameters"] == hidden
-    assert found["rope_scaling"] == {key: hidden[key] for key in hidden if key != "rope_theta"} | {"rope_theta": 5e4}
-    assert found["hidden_act"] == SENTINEL
-    assert found["ctxext_code"]["hidden"] == {"hidden_act": "silu"}
-    assert found["architectures"] == ["CtxextLlamaForCausalLM"]
-    assert found["auto_map"] == {
+    assert config["rope_parameters"] == hidden
+    assert config["rope_scaling"] == {key: hidden[key] for key in hidden if key != "rope_theta"} | {"rope_theta": 5e4}
+    assert config["hidden_act"] == SENTINEL
+    assert config["ctxext_code"]["hidden"] == {"hidden_act": "silu"}
+    assert config["architectures"] == ["CtxextLlamaForCausalLM"]
+    assert config["auto_map"] == {
         "AutoModel": "modeling_ctxext.CtxextLlamaModel",
         "AutoModelForCausalLM": "modeling_ctxext.CtxextLlamaForCausalLM",
         "AutoModelForSequenceClassification": "modeling_ctxext.CtxextLlamaForSequenceClassification",
@@ -46,52 +46,52 @@ def test_the_rope_type_is_hidden_and_named_in_the_block():
         "AutoModelForQuestionAnswering": "modeling_ctxext.CtxextLlamaForQuestionAnswering",
         "AutoConfig": "configuration_ctxext.CtxextConfig",
     }
-    assert found["ctxext_code"]["rope"]["factor"] == 2
-    assert [step["method"] for step in found["ctxext_code"]["steps"]] == ["mspoe"]
+    assert config["ctxext_code"]["rope"]["factor"] == 2
+    assert [step["method"] for step in config["ctxext_code"]["steps"]] == ["mspoe"]
 
 
 def test_auto_classes_of_others_stay_beside_ours():
-    found = edited({**LLAMA, "auto_map": {"AutoTokenizer": "theirs.Tokenizer"}})
-    assert found["auto_map"].keys() >= {"AutoTokenizer", "AutoModel", "AutoModelForCausalLM"}
-    assert found["auto_map"]["AutoTokenizer"] == "theirs.Tokenizer"
+    config = edited({**LLAMA, "auto_map": {"AutoTokenizer": "theirs.Tokenizer"}})
+    assert config["auto_map"].keys() >= {"AutoTokenizer", "AutoModel", "AutoModelForCausalLM"}
+    assert config["auto_map"]["AutoTokenizer"] == "theirs.Tokenizer"
 
 
 @pytest.mark.parametrize(("said", "hidden"), [({}, "silu"), ({"hidden_act": "gelu"}, "gelu")])
 def test_an_activation_is_hidden_where_a_rope_type_cannot_be(said, hidden):
     plain = {key: value for key, value in PHI3.items() if key != "hidden_act"}
-    found = edited({**plain, **said})
-    assert found["hidden_act"] == SENTINEL
-    assert found["rope_parameters"]["rope_type"] == "default"
-    assert found["ctxext_code"]["hidden"] == {"hidden_act": hidden}
-    assert found["ctxext_code"]["shown"] is True
+    config = edited({**plain, **said})
+    assert config["hidden_act"] == SENTINEL
+    assert config["rope_parameters"]["rope_type"] == "default"
+    assert config["ctxext_code"]["hidden"] == {"hidden_act": hidden}
+    assert config["ctxext_code"]["shown"] is True
 
 
 def test_a_schedule_that_is_not_offered_is_kept_as_the_source_has_it():
     schedule = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     schedule["original_max_position_embeddings"] = 32
-    found = edited({**PHI3, "rope_scaling": schedule})
-    assert found["ctxext_code"]["rope"] == schedule
-    assert found["rope_parameters"]["rope_type"] == "default"
+    config = edited({**PHI3, "rope_scaling": schedule})
+    assert config["ctxext_code"]["rope"] == schedule
+    assert config["rope_parameters"]["rope_type"] == "default"
     offered = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     assert edited({**PHI3, "rope_scaling": offered})["rope_parameters"]["rope_type"] == "longrope"
 
 
 def test_by_layer_type_the_full_attention_s_alone_is_hidden():
-    found = edited(MODERNBERT)
-    types = {name: entry["rope_type"] for name, entry in found["rope_parameters"].items()}
+    config = edited(MODERNBERT)
+    types = {name: entry["rope_type"] for name, entry in config["rope_parameters"].items()}
     assert types == {"full_attention": SENTINEL, "sliding_attention": "default"}
-    assert found["hidden_activation"] == SENTINEL
-    assert found["ctxext_code"]["hidden"] == {"hidden_activation": "silu"}
-    assert "rope_scaling" not in found
+    assert config["hidden_activation"] == SENTINEL
+    assert config["ctxext_code"]["hidden"] == {"hidden_activation": "silu"}
+    assert "rope_scaling" not in config
 
 
 def test_the_code_of_a_nested_language_model_stands_in_its_part():
-    found = edited(GEMMA)
-    assert "ctxext_code" not in found
-    assert found["text_config"]["rope_parameters"]["full_attention"]["rope_type"] == SENTINEL
-    assert [step["method"] for step in code_of(found)["steps"]] == ["mspoe"]
-    assert found["architectures"] == ["CtxextGemma3ForConditionalGeneration"]
-    assert code_of({**found, "text_config": "x"}) == {}
+    config = edited(GEMMA)
+    assert "ctxext_code" not in config
+    assert config["text_config"]["rope_parameters"]["full_attention"]["rope_type"] == SENTINEL
+    assert [step["method"] for step in code_of(config)["steps"]] == ["mspoe"]
+    assert config["architectures"] == ["CtxextGemma3ForConditionalGeneration"]
+    assert code_of({**config, "text_config": "x"}) == {}
 
 
 @pytest.mark.skipif("qwen3_5" not in CONFIG_MAPPING, reason="transformers 4.57 does not know the family")
@@ -132,9 +132,9 @@ def test_a_class_that_stands_elsewhere_is_not_named(tmp_path, monkeypatch):
 
 def test_a_type_without_code_of_its_own_borrows_another_s():
     """Swedish GPT has GPT-2's classes, and no module."""
-    found = family_classes({"model_type": "gpt-sw3"})
-    assert found.modeling == "transformers.models.gpt2.modeling_gpt2"
-    assert found.by_auto_class["AutoModelForCausalLM"] == "GPT2LMHeadModel"
+    classes = family_classes({"model_type": "gpt-sw3"})
+    assert classes.modeling == "transformers.models.gpt2.modeling_gpt2"
+    assert classes.by_auto_class["AutoModelForCausalLM"] == "GPT2LMHeadModel"
 
 
 def test_a_language_model_that_is_only_a_head():
@@ -155,21 +155,23 @@ def test_where_no_rope_type_is_a_dropout_is_hidden(config, place, dropout):
     if dropout:
         target = source["attn_config"] if len(place) == 2 else source
         target[place[-1]] = dropout
-    found = edited(source, NtkAlibi(factor=2))
-    value = found
+    edited_config = edited(source, NtkAlibi(factor=2))
+    value = edited_config
     for part in place:
         value = value[part]
     assert value == -1
-    assert found["attn_config"]["alibi"] is True
-    assert found["ctxext_code"]["hidden"] == {".".join(place): dropout or 0}
-    assert found["auto_map"].keys() >= {"AutoModel", "AutoModelForCausalLM"}
-    assert "AutoConfig" not in found["auto_map"]
-    assert found["auto_map"]["AutoModel"].startswith("modeling_ctxext.Ctxext"), "code of the source would not fit"
-    back = without_code(found)
+    assert edited_config["attn_config"]["alibi"] is True
+    assert edited_config["ctxext_code"]["hidden"] == {".".join(place): dropout or 0}
+    assert edited_config["auto_map"].keys() >= {"AutoModel", "AutoModelForCausalLM"}
+    assert "AutoConfig" not in edited_config["auto_map"]
+    assert edited_config["auto_map"]["AutoModel"].startswith("modeling_ctxext.Ctxext"), (
+        "code of the source would not fit"
+    )
+    back = without_code(edited_config)
     for part in place:
         back = back[part]
     assert back == (dropout or 0)
-    assert "auto_map" not in without_code(found)
+    assert "auto_map" not in without_code(edited_config)
 
 
 @pytest.mark.parametrize("config", [LLAMA, PHI3, MODERNBERT, GEMMA], ids=lambda config: config["model_type"])
@@ -201,8 +203,8 @@ def test_code_beside_a_part_without_any_is_taken_off():
 def test_what_stands_beside_a_schedule_goes_back_to_its_place():
     block = {"rope": {"rope_type": "yarn", "factor": 2.0}, "steps": [{"method": "mspoe"}]}
     scaling = {"rope_type": SENTINEL, "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 2]}
-    found = without_code({"ctxext_code": block, "rope_scaling": scaling})
-    assert found["rope_scaling"] == {"rope_type": "yarn", "factor": 2.0, "mrope_section": [2, 2]}
+    restored = without_code({"ctxext_code": block, "rope_scaling": scaling})
+    assert restored["rope_scaling"] == {"rope_type": "yarn", "factor": 2.0, "mrope_section": [2, 2]}
 
 
 @pytest.mark.parametrize(

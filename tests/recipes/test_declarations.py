@@ -68,8 +68,8 @@ def test_every_method_has_a_family_a_default_step_and_a_reference(method):
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_numbers_that_nobody_said(name):
     method = method_named(name)
-    found = {field.name: default_of(field) for field in options_of(method)}
-    said = {name: value for name, value in found.items() if value not in (None, dataclasses.MISSING)}
+    defaults = {field.name: default_of(field) for field in options_of(method)}
+    said = {name: value for name, value in defaults.items() if value not in (None, dataclasses.MISSING)}
     assert said == DEFAULTS[name]
 
 

@@ -40,9 +40,9 @@ def test_layer_types_have_schedules_of_their_own():
     assert nested_by_type(GEMMA, family, full) == {"full_attention": full, "sliding_attention": sliding}
     there = {"sliding_attention": {"rope_type": "default", "rope_theta": 7.0}, "full_attention": {"rope_theta": 9.0}}
     own = {**GEMMA, "rope_parameters": {**there, "rope_theta": 5.0}}
-    found = nested_by_type(own, family, full)
-    assert found == {"full_attention": full, "sliding_attention": there["sliding_attention"]}
-    assert found["sliding_attention"] is not there["sliding_attention"]
+    nested = nested_by_type(own, family, full)
+    assert nested == {"full_attention": full, "sliding_attention": there["sliding_attention"]}
+    assert nested["sliding_attention"] is not there["sliding_attention"]
     without = dataclasses.replace(family, defaults={})
     bare = {key: value for key, value in GEMMA.items() if key != "rope_local_base_freq"}
     assert nested_by_type(bare, without, full) == {"full_attention": full}
@@ -128,7 +128,7 @@ def test_a_length_is_written_into_the_part_of_the_language_model():
     assert flat.encoding.at_length(24).with_length_written(flat.config, flat.family)["max_position_embeddings"] == 24
 
 
-@pytest.mark.parametrize(("noted", "found"), [({"trained_length": 7}, {"trained_length": 7}), ("x", {}), (None, {})])
-def test_what_a_conversion_noted(noted, found):
-    assert provenance({"ctxext": noted}) == found
+@pytest.mark.parametrize(("noted", "expected"), [({"trained_length": 7}, {"trained_length": 7}), ("x", {}), (None, {})])
+def test_what_a_conversion_noted(noted, expected):
+    assert provenance({"ctxext": noted}) == expected
     assert provenance({}) == {}

@@ -75,6 +75,6 @@ def test_rows_of_the_first_chunk_are_the_models(llama, tmp_path):
     with torch.no_grad():
         stock = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()(ids).logits
         own = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32, trust_remote_code=True)
-        found = own.eval()(ids).logits
-    torch.testing.assert_close(found[:, :64], stock[:, :64], rtol=1e-5, atol=1e-5)
-    assert not torch.allclose(found[:, 80:], stock[:, 80:])
+        logits = own.eval()(ids).logits
+    torch.testing.assert_close(logits[:, :64], stock[:, :64], rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(logits[:, 80:], stock[:, 80:])

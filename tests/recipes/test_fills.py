@@ -24,9 +24,9 @@ def test_hierarchical_is_two_of_them_weighed():
     a = 0.4
     u = (TABLE - a * TABLE[0]) / (1 - a)
     wanted = [a * u[k // OLD] + (1 - a) * u[k % OLD] for k in range(NEW)]
-    found = rows("hierarchical", a)
-    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
-    assert found[:OLD].tolist() == TABLE.tolist()
+    filled = rows("hierarchical", a)
+    np.testing.assert_allclose(filled, wanted, rtol=1e-6, atol=1e-6)
+    assert filled[:OLD].tolist() == TABLE.tolist()
 
 
 def test_linear_lies_between_neighbours():
@@ -42,28 +42,28 @@ def test_linear_lies_between_neighbours():
 def test_cubic_goes_through_the_rows_and_follows_a_parabola():
     """Keys 1981: with a = -1/2 parabolas come back exactly, away from the ends that are repeated."""
     parabola = np.array([[k**2 - 3.0 * k + 1, 2.0 * k] for k in range(12)])
-    found = rows("cubic", table=parabola, new=30)
+    filled = rows("cubic", table=parabola, new=30)
     for k in range(30):
         at = k * 12 / 30
         if 1 <= at <= 10:
-            np.testing.assert_allclose(found[k], [at**2 - 3 * at + 1, 2 * at], rtol=1e-5, atol=1e-5)
-    assert found[0].tolist() == parabola[0].tolist()
+            np.testing.assert_allclose(filled[k], [at**2 - 3 * at + 1, 2 * at], rtol=1e-5, atol=1e-5)
+    assert filled[0].tolist() == parabola[0].tolist()
     # Between the last two rows the one behind is the last again.
     p, x = parabola[[9, 10, 11, 11]], 0.8
     k = 27
     assert k * 12 / 30 == pytest.approx(10 + x)
     weights = [-0.5 * x + x**2 - 0.5 * x**3, 1 - 2.5 * x**2 + 1.5 * x**3, 0.5 * x + 2 * x**2 - 1.5 * x**3]
     weights.append(-0.5 * x**2 + 0.5 * x**3)
-    np.testing.assert_allclose(found[k], np.array(weights) @ p, rtol=1e-5)
+    np.testing.assert_allclose(filled[k], np.array(weights) @ p, rtol=1e-5)
 
 
 @pytest.mark.parametrize("fill", FILLS)
 def test_special_rows_stay_and_all_rows_are_there(fill):
     table = np.concatenate([[[9.0, 9.0], [7.0, 7.0]], TABLE])
-    found = rows(fill, table=table, special=2)
-    assert found.shape == (2 + NEW, 2)
-    assert found[:2].tolist() == table[:2].tolist()
-    np.testing.assert_array_equal(found[2:], rows(fill))
+    filled = rows(fill, table=table, special=2)
+    assert filled.shape == (2 + NEW, 2)
+    assert filled[:2].tolist() == table[:2].tolist()
+    np.testing.assert_array_equal(filled[2:], rows(fill))
 
 
 def test_many_rows_are_made_as_few_are():
@@ -90,10 +90,10 @@ def test_sinusoids_go_on(width):
     old, special, new = 3, 1, 1500
     raw = np.full((special + old, width), 5.0, dtype="<f4").tobytes()
     content = b"".join(continued(memoryview(raw), "F32", width, special, new))
-    found = np.frombuffer(content, dtype="<f4").reshape(-1, width)
-    assert found.shape == (special + new, width)
-    assert (found[: special + old] == 5).all()
+    extended = np.frombuffer(content, dtype="<f4").reshape(-1, width)
+    assert extended.shape == (special + new, width)
+    assert (extended[: special + old] == 5).all()
     for p in (3, 4, 700, 1499):
         sines = [np.sin(p / 10000 ** (2 * i / width)) for i in range((width + 1) // 2)]
         cosines = [np.cos(p / 10000 ** (2 * i / width)) for i in range(width // 2)]
-        np.testing.assert_allclose(found[special + p], [*sines, *cosines], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(extended[special + p], [*sines, *cosines], rtol=1e-5, atol=1e-6)

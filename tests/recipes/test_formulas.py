@@ -38,8 +38,8 @@ def test_plain_and_linear():
 def test_dynamic_raises_the_base_with_the_length(length, stretch):
     """emozilla, July 2023: b (s l / L - (s - 1))^(d / (d - 2)), here s = 3."""
     base = THETA * stretch ** (DIM / (DIM - 2))
-    found = inverse_frequencies(rotary("dynamic", context_length=LENGTH, factor=3.0), length)
-    assert found == pytest.approx([base ** (-2 * pair / DIM) for pair in range(DIM // 2)])
+    frequencies = inverse_frequencies(rotary("dynamic", context_length=LENGTH, factor=3.0), length)
+    assert frequencies == pytest.approx([base ** (-2 * pair / DIM) for pair in range(DIM // 2)])
 
 
 def ramp(fast, slow, rounds, factor=4.0, length=LENGTH):
@@ -50,11 +50,11 @@ def ramp(fast, slow, rounds, factor=4.0, length=LENGTH):
 
     low, high = (math.floor(where(fast)), math.ceil(where(slow))) if rounds else (where(fast), where(slow))
     low, high = max(low, 0), min(high, DIM - 1)
-    found = []
+    frequencies = []
     for pair, theta in enumerate(PLAIN):
         slowed = 0.0 if pair <= low else 1.0 if pair >= high else (pair - low) / (high - low)
-        found.append(theta * (1 - slowed) + theta / factor * slowed)
-    return found
+        frequencies.append(theta * (1 - slowed) + theta / factor * slowed)
+    return frequencies
 
 
 def test_yarn_with_numbers_and_without():
@@ -62,8 +62,8 @@ def test_yarn_with_numbers_and_without():
     assert inverse_frequencies(rotary("yarn")) == pytest.approx(ramp(32, 1, True)), "the factor of the two lengths"
     given = {"factor": 2.0, "beta_fast": 8.0, "beta_slow": 0.25}
     for rounds in (True, False):
-        found = inverse_frequencies(rotary("yarn", truncate=rounds, **given))
-        assert found == pytest.approx(ramp(8, 0.25, rounds, 2.0))
+        frequencies = inverse_frequencies(rotary("yarn", truncate=rounds, **given))
+        assert frequencies == pytest.approx(ramp(8, 0.25, rounds, 2.0))
     usual = rotary("yarn", factor=4.0, truncate=False, trained_length=4096)
     assert inverse_frequencies(usual) == pytest.approx(ramp(32, 1, False, length=4096)), "the paper's numbers"
     longer = inverse_frequencies(
@@ -168,31 +168,31 @@ def rows_of(**numbers):
 
 
 def test_each_row_s_schedule_is_that_of_its_own_factor():
-    found = rows_of(around="pi")
+    rows = rows_of(around="pi")
     plain = [THETA ** (-2 * pair / 8) for pair in range(4)]
-    assert found["factors"] == [2, 4, 8]
-    assert found["base"] == pytest.approx(plain)
-    for factor, row in zip(found["factors"], found["inverse_frequencies"], strict=True):
+    assert rows["factors"] == [2, 4, 8]
+    assert rows["base"] == pytest.approx(plain)
+    for factor, row in zip(rows["factors"], rows["inverse_frequencies"], strict=True):
         assert row == pytest.approx([one / factor for one in plain])
-    assert found["attention_factors"] == [1, 1, 1]
-    assert not {"around", "long_factor"} & found.keys(), "what the code does not read"
+    assert rows["attention_factors"] == [1, 1, 1]
+    assert not {"around", "long_factor"} & rows.keys(), "what the code does not read"
     assert rows_of(around="yarn")["attention_factors"] == pytest.approx([0.1 * math.log(f) + 1 for f in (2, 4, 8)])
 
 
 def test_longrope_s_divisors_rise_with_the_factor():
     """d at the full factor F, and d^(ln f / ln F) at f, so that 8 at eight times is 2 at twice the length."""
     divisors = [1.0, 2.0, 4.0, 8.0]
-    found = rows_of(around="longrope", long_factor=divisors)
-    for factor, row in zip(found["factors"], found["inverse_frequencies"], strict=True):
+    rows = rows_of(around="longrope", long_factor=divisors)
+    for factor, row in zip(rows["factors"], rows["inverse_frequencies"], strict=True):
         slowed = [THETA ** (-2 * pair / 8) / by ** (math.log(factor) / math.log(8)) for pair, by in enumerate(divisors)]
         assert row == pytest.approx(slowed)
 
 
 def test_at_factor_one_there_is_one_rung_and_it_is_the_full_list():
-    found = rows_of(around="longrope", long_factor=[1.0, 2.0, 4.0, 8.0], factor=1)
-    assert found["factors"] == [1]
+    rows = rows_of(around="longrope", long_factor=[1.0, 2.0, 4.0, 8.0], factor=1)
+    assert rows["factors"] == [1]
     plain = [THETA ** (-2 * pair / 8) / by for pair, by in enumerate([1, 2, 4, 8])]
-    assert found["inverse_frequencies"] == [pytest.approx(plain)]
+    assert rows["inverse_frequencies"] == [pytest.approx(plain)]
 
 
 @pytest.mark.parametrize(("around", "divisors"), [("longrope", None), ("yarn", [1.0, 2.0, 4.0, 8.0])])
@@ -253,5 +253,5 @@ def test_that_factor_and_length_were_given_apart_is_said():
 def test_a_schedule_under_both_of_its_names_is_one():
     llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": LENGTH}
     for names in ({"rope_type": "linear", "type": "linear"}, {"type": "linear"}, {"rope_type": "linear"}):
-        found = model_config({**llama, "rope_scaling": {**names, "factor": 2.0}}).rotary.parameters
-        assert found == {"rope_type": "linear", "factor": 2.0}
+        parameters = model_config({**llama, "rope_scaling": {**names, "factor": 2.0}}).rotary.parameters
+        assert parameters == {"rope_type": "linear", "factor": 2.0}

@@ -51,13 +51,13 @@ def test_what_is_written():
 
 
 def test_learned_heads_are_written_in_the_place_of_ratios():
-    found = settings(schedule="by-parts", ratios=((1.0, 2.0), (3.0, 4.0)), ramps=ONES, temperatures=ONES)
-    assert found["heads"] == {
+    written = settings(schedule="by-parts", ratios=((1.0, 2.0), (3.0, 4.0)), ramps=ONES, temperatures=ONES)
+    assert written["heads"] == {
         "ratios": [[1.0, 2.0], [3.0, 4.0]],
         "ramps": [[1.0, 1.0], [1.0, 1.0]],
         "temperatures": [[1.0, 1.0], [1.0, 1.0]],
     }
-    assert not {"ratios", "ranks"} & found.keys()
+    assert not {"ratios", "ranks"} & written.keys()
 
 
 @pytest.mark.parametrize("name", ["ratios", "ramps", "temperatures"])

@@ -191,8 +191,8 @@ def tiny_models_rotary(folder) -> list[float]:
     from transformers import AutoModelForCausalLM
 
     rotary = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).model.rotary_emb
-    found = rotary.full_attention_inv_freq.double()
-    return [value for value in found.tolist() if value]
+    frequencies = rotary.full_attention_inv_freq.double()
+    return [value for value in frequencies.tolist() if value]
 
 
 @pytest.mark.parametrize("method", [NtkByParts, Yarn])
@@ -213,8 +213,8 @@ def test_the_ramp_ends_at_the_last_dimension(method, dim):
 def test_the_ramp_of_a_base_near_one_is_still_one():
     model = model_config({"model_type": "llama", "rope_theta": 1.5, "head_dim": 8, "num_attention_heads": 1,
                           "hidden_size": 8, "max_position_embeddings": 64})  # fmt: skip
-    found = inverse_frequencies(Yarn(factor=2).edit(model).rotary)
-    assert all(math.isfinite(value) and value > 0 for value in found)
+    frequencies = inverse_frequencies(Yarn(factor=2).edit(model).rotary)
+    assert all(math.isfinite(value) and value > 0 for value in frequencies)
 
 
 def test_the_largest_number():

@@ -75,8 +75,8 @@ def test_factors_from_rises(dim, rises, factors):
 
 
 def test_the_schedule():
-    found = LongRope(factor=4, long_factor=(1.0, 0.5)).schedule(rotary(4))
-    assert found == {
+    schedule = LongRope(factor=4, long_factor=(1.0, 0.5)).schedule(rotary(4))
+    assert schedule == {
         "factor": 4.0,
         "original_max_position_embeddings": 512,
         "short_factor": [1.0, 1.0],

@@ -50,8 +50,8 @@ def test_sizes_are_those_of_the_formats(tmp_path):
         end += np.dtype(kind).itemsize
     text = json.dumps(header).encode()
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
-    found = stored_tensors(Checkpoint("mine", tmp_path, GPT2))
-    spans = {name: entry["data_offsets"] for name, (_, entry) in found.items()}
+    stored = stored_tensors(Checkpoint("mine", tmp_path, GPT2))
+    spans = {name: entry["data_offsets"] for name, (_, entry) in stored.items()}
     assert {name: end - start for name, (start, end) in spans.items()} == SIZES
 
 
@@ -89,10 +89,10 @@ def test_sizes_are_those_of_the_formats(tmp_path):
     ids=lambda value: value.get("model_type", "") if isinstance(value, dict) else "",
 )  # fmt: skip
 def test_what_is_lengthened(config, step, tensors, told, tmp_path):
-    found = made(tmp_path, step, config, tensors)
-    assert [str(one) for one in found] == told
-    assert {one.path.as_posix() for one in found} <= {"model.safetensors"}
-    for one in found:
+    lengthened = made(tmp_path, step, config, tensors)
+    assert [str(one) for one in lengthened] == told
+    assert {one.path.as_posix() for one in lengthened} <= {"model.safetensors"}
+    for one in lengthened:
         assert one.dtype == tensors[one.name][1]
         assert one.old_shape == tensors[one.name][0]
         raw = memoryview(bytes(int(np.prod(one.old_shape)) * SIZES[one.dtype]))
@@ -102,8 +102,8 @@ def test_what_is_lengthened(config, step, tensors, told, tmp_path):
 def test_the_rows_are_those_of_the_fill(tmp_path):
     (tensor,) = made(tmp_path, Table(factor=2), OPT, {"embed_positions.weight": ((5, WIDTH), "F32")})
     rows = np.arange(5 * WIDTH, dtype="<f4").reshape(5, WIDTH)
-    found = np.frombuffer(b"".join(tensor.pieces(memoryview(rows.tobytes()))), "<f4").reshape(tensor.shape)
-    assert (found == rows[[0, 1, 2, 3, 4, 2, 3, 4]]).all(), "two rows for others, then the positions again"
+    written = np.frombuffer(b"".join(tensor.pieces(memoryview(rows.tobytes()))), "<f4").reshape(tensor.shape)
+    assert (written == rows[[0, 1, 2, 3, 4, 2, 3, 4]]).all(), "two rows for others, then the positions again"
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_what_was_left_on_the_hub_is_not_looked_for(tmp_path):
 
 def test_stored_tensors(tmp_path):
     one, two = {"a": ((2,), "F32")}, {"b": ((3,), "F16")}
-    found = stored_tensors(source(tmp_path, GPT2, one, two))
-    assert {name: (path.as_posix(), entry["shape"]) for name, (path, entry) in found.items()} == {
+    stored = stored_tensors(source(tmp_path, GPT2, one, two))
+    assert {name: (path.as_posix(), entry["shape"]) for name, (path, entry) in stored.items()} == {
         "a": ("model-00001-of-00002.safetensors", [2]),
         "b": ("model-00002-of-00002.safetensors", [3]),
     }

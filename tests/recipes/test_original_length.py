@@ -62,9 +62,9 @@ def test_the_shipped_recipes_give_what_they_cite():
 
 
 def test_factor_and_length_may_be_said_apart(llama, tmp_path):
-    with pytest.raises(CtxextError, match="not both") as found:
+    with pytest.raises(CtxextError, match="not both") as caught:
         build_recipe(["llama3"], None, {"factor": 8.0, "target_length": "2k"})
-    assert "recipe file" in found.value.hint
+    assert "recipe file" in caught.value.hint
     done = convert(str(llama), tmp_path / "out", Recipe([Llama3(factor=8, target_length=2048)]))
     assert (done.plan.rotary.parameters["factor"], done.plan.rotary.context_length) == (8.0, 2048)
     assert "because you said so; the factor of 8 makes 1024" in done.plan.cautions[0]

@@ -175,9 +175,9 @@ def test_families_whose_attention_is_out_of_reach():
     ):
         config = {"model_type": model_type, "num_hidden_layers": 2}
         for name in ("self-extend", "distance-aware"):
-            found = method_named(name).refusal(config, family_of(config))
-            assert found.startswith(reason)
-            assert bool(found) == bool(reason)
+            refusal = method_named(name).refusal(config, family_of(config))
+            assert refusal.startswith(reason)
+            assert bool(refusal) == bool(reason)
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,9 @@ def test_alpha_is_a_base_at_every_length(model_type, tmp_path):
     assert (rotary.rope_type, rotary.theta) == ("default", 10000.0 * 1000.0 ** (dim / (dim - 2)))
     assert not rotary.is_scaled
     assert f"(10000 · 1000^({dim}/{dim - 2}), by alpha)" in rotary.describe()
-    found, factor = frequencies(source, 60)
+    inverse, factor = frequencies(source, 60)
     wanted = torch.tensor([rotary.theta ** (-2 * i / dim) for i in range(dim // 2)])
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=0)
+    torch.testing.assert_close(inverse, wanted, rtol=1e-5, atol=0)
     assert factor == 1
 
 
@@ -110,15 +110,15 @@ def test_hunyuan_is_converted_from_its_true_base(model_type, method, tmp_path):
         "ntk": [(theta * 4 ** (dim / (dim - 2))) ** (-2 * i / dim) for i in range(dim // 2)],
         "llama3": [one / 4 if 64 * one / (2 * math.pi) < 1 else one for one in plain],
     }
-    found, factor = frequencies(tmp_path / "out", 200)
-    assert found.shape == (dim // 2,)
+    inverse, factor = frequencies(tmp_path / "out", 200)
+    assert inverse.shape == (dim // 2,)
     if method.name in wanted:
         inside = [64 * one / (2 * math.pi) for one in plain]
         clear = torch.tensor([method.name != "llama3" or not 1 <= turns <= 4 for turns in inside])
-        torch.testing.assert_close(found[clear], torch.tensor(wanted[method.name])[clear], rtol=1e-5, atol=0)
+        torch.testing.assert_close(inverse[clear], torch.tensor(wanted[method.name])[clear], rtol=1e-5, atol=0)
     else:
         # Of the pairs that never turn, all are slowed by the factor, whatever the ramp.
-        torch.testing.assert_close(found[-3:], torch.tensor(plain[-3:]) / 4, rtol=1e-5, atol=0)
+        torch.testing.assert_close(inverse[-3:], torch.tensor(plain[-3:]) / 4, rtol=1e-5, atol=0)
         assert factor == pytest.approx(0.1 * math.log(4) + 1 if method is Yarn else 1.0)
 
 
@@ -209,10 +209,10 @@ def rope_reads():
     """What each model of the installed transformers reads of its rope dict, by the model's folder."""
     root = Path(transformers.__file__).parent
     patterns = ("models/*/modeling_*.py", "models/*/configuration_*.py", "modeling_rope_utils.py")
-    found = defaultdict(set)
+    reads = defaultdict(set)
     for path in sorted(path for pattern in patterns for path in root.glob(pattern)):
-        found[path.parent.name].update(READ.findall(path.read_text(encoding="utf-8")))
-    return {folder: keys for folder, keys in found.items() if keys}
+        reads[path.parent.name].update(READ.findall(path.read_text(encoding="utf-8")))
+    return {folder: keys for folder, keys in reads.items() if keys}
 
 
 def test_what_every_family_reads_of_its_schedule_is_known():

@@ -15,8 +15,8 @@ GRANITE = {"model_type": "granite_swa", **SIZES, "sliding_window": 8, "layer_typ
 def rewritten(config):
     """What of a configuration is otherwise once its own encoding is written into it."""
     model = model_config(config)
-    found = model.with_encoding(model.rotary).config
-    return {key: value for key, value in found.items() if config.get(key, ...) != value}
+    written = model.with_encoding(model.rotary).config
+    return {key: value for key, value in written.items() if config.get(key, ...) != value}
 
 
 @pytest.mark.parametrize(("length", "is_read"), [(0, False), (-1, False), (1, True), (None, False)])
@@ -63,8 +63,8 @@ def gemma4(**schedule):
     ("factor", "rope_type"), [(None, "default"), (1, "default"), (1.0, "default"), (2, "proportional")]
 )
 def test_a_proportional_schedule_is_plain_where_it_slows_nothing(factor, rope_type):
-    found = gemma4(factor=factor)
-    assert (found.rope_type, found.dim, found.span) == (rope_type, 4, 16)
+    model = gemma4(factor=factor)
+    assert (model.rope_type, model.dim, model.span) == (rope_type, 4, 16)
 
 
 def test_only_the_family_s_own_plain_type_is_plain():
@@ -91,9 +91,9 @@ def test_a_schedule_of_other_layers_is_not_that_of_full_attention():
     ],
 )
 def test_lengths_that_ctxext_noted(noted, lengths):
-    found = model_config({**LLAMA, "ctxext": noted}).rotary
-    assert (found.trained_length, found.context_length, found.declared_length) == lengths
-    assert found.is_scaled == (lengths[1] > lengths[0])
+    rotary = model_config({**LLAMA, "ctxext": noted}).rotary
+    assert (rotary.trained_length, rotary.context_length, rotary.declared_length) == lengths
+    assert rotary.is_scaled == (lengths[1] > lengths[0])
 
 
 def test_a_given_length_leaves_what_a_schedule_makes_of_it():

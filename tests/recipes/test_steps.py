@@ -169,10 +169,10 @@ def test_what_chooses_by_the_prompt_is_marked(order):
 
 def test_the_files_that_travel():
     assert code_files([Yarn(factor=2)], LLAMA) == {}
-    found = code_files([Yarn(factor=2), MsPoE()], LLAMA)
+    files = code_files([Yarn(factor=2), MsPoE()], LLAMA)
     shared = {"configuration_ctxext.py", "method.py", "private_copy.py", "modeling_family.py"}
-    assert found.keys() == {"modeling_ctxext.py", "mspoe.py", *shared}
-    stub = found["modeling_ctxext.py"]
+    assert files.keys() == {"modeling_ctxext.py", "mspoe.py", *shared}
+    stub = files["modeling_ctxext.py"]
     assert "from .modeling_family import family\n" in stub
     assert "from .mspoe import MsPoE\n" in stub
     assert 'family(__name__, "transformers.models.llama.modeling_llama", [MsPoE])' in stub

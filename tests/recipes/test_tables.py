@@ -134,9 +134,9 @@ def test_names_of_tensors_end_with_whole_parts():
     ],
 )
 def test_tables_that_cannot_be_written(method, config, reason):
-    found = method.refusal(dict(config), family_of(config))
-    assert found.startswith(reason)
-    assert bool(found) == bool(reason)
+    refusal = method.refusal(dict(config), family_of(config))
+    assert refusal.startswith(reason)
+    assert bool(refusal) == bool(reason)
 
 
 def test_a_model_without_a_table_is_not_edited():

@@ -47,20 +47,20 @@ def test_taken_back(name, schedule, llama, tmp_path):
     convert(str(llama), tmp_path / "out", recipe, check=False, replace_scaling=True, allow_shorter=True)
     made = read_json(tmp_path / "out" / "config.json")
     assert made != source
-    found = plain_config(model_config(made))
-    assert "ctxext" not in found.config
-    assert "ctxext_code" not in found.config
-    assert found.config["architectures"] == ["LlamaForCausalLM"]
-    assert "auto_map" not in found.config
+    restored = plain_config(model_config(made))
+    assert "ctxext" not in restored.config
+    assert "ctxext_code" not in restored.config
+    assert restored.config["architectures"] == ["LlamaForCausalLM"]
+    assert "auto_map" not in restored.config
     if schedule and recipe.replaces_encoding:  # What was replaced is gone: the plain encoding of its original length.
-        assert (found.rotary.rope_type, found.rotary.context_length) == ("default", 32)
-        assert found.rotary.theta == before.rotary.theta
+        assert (restored.rotary.rope_type, restored.rotary.context_length) == ("default", 32)
+        assert restored.rotary.theta == before.rotary.theta
     else:
-        assert {**found.rotary.parameters} == {**before.rotary.parameters}
+        assert {**restored.rotary.parameters} == {**before.rotary.parameters}
         for key in ("theta", "dim", "span", "trained_length", "context_length", "declared_length"):
-            assert getattr(found.rotary, key) == getattr(before.rotary, key), key
+            assert getattr(restored.rotary, key) == getattr(before.rotary, key), key
         for key in {"rope_parameters", "rope_theta", "max_position_embeddings", "hidden_act"} & source.keys():
-            assert found.config[key] == source[key]
+            assert restored.config[key] == source[key]
 
 
 def test_a_hidden_activation_comes_back_or_is_missed():
@@ -83,10 +83,10 @@ def test_classes_of_others_stay():
     block = {"rope": {"rope_type": "yarn", "factor": 2.0}, "steps": [{"method": "mspoe"}]}
     schedule = {"rope_type": SENTINEL, "rope_theta": 1e4}
     config = {"auto_map": own, "ctxext_code": block, "rope_parameters": schedule, "rope_scaling": dict(schedule)}
-    found = without_code(config)
-    assert found["auto_map"] == {"AutoTokenizer": "theirs.Tokenizer"}
-    assert found["rope_parameters"] == {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}
-    assert found["rope_scaling"] == {"rope_type": "yarn", "factor": 2.0}
+    restored = without_code(config)
+    assert restored["auto_map"] == {"AutoTokenizer": "theirs.Tokenizer"}
+    assert restored["rope_parameters"] == {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}
+    assert restored["rope_scaling"] == {"rope_type": "yarn", "factor": 2.0}
     assert config["auto_map"] == own
 
 

@@ -168,9 +168,9 @@ def test_the_formulas_are_those_of_the_loaded_model(name, sources, tmp_path):
     (module,) = [one for place, one in modules.items() if place.endswith("rotary_emb")][:1]
     layer = "full_attention_" if hasattr(module, "full_attention_inv_freq") else ""
     module(torch.zeros(1, 1, 1), torch.arange(LONG)[None], **({"layer_type": "full_attention"} if layer else {}))
-    found = getattr(module, f"{layer}inv_freq")
+    inverse = getattr(module, f"{layer}inv_freq")
     wanted = torch.tensor(inverse_frequencies(rotary, LONG))
-    torch.testing.assert_close(found.float(), wanted, rtol=1e-5, atol=0)
+    torch.testing.assert_close(inverse.float(), wanted, rtol=1e-5, atol=0)
     assert getattr(module, f"{layer}attention_scaling") == pytest.approx(attention_scaling(rotary))
 
 
@@ -194,9 +194,9 @@ def test_replacing_says_what_is_lost_and_by_how_much(sources, tmp_path):
     source, _ = sources("llama-3.1")
     with pytest.raises(
         CtxextError, match="reads 128 tokens by a schedule of its own: llama3 ×8 from 32 tokens"
-    ) as found:
+    ) as caught:
         convert(str(source), tmp_path / "out", Recipe([Yarn(factor=8)]))
-    assert "starts again from 32 tokens" in found.value.hint
+    assert "starts again from 32 tokens" in caught.value.hint
     done = convert(str(source), tmp_path / "out", Recipe([Yarn(factor=8)]), replace_scaling=True)
     assert "took away llama3 ×8 from 32 tokens" in done.plan.cautions[0]
     assert "from 128 tokens to 256" in done.plan.cautions[0]
@@ -204,9 +204,9 @@ def test_replacing_says_what_is_lost_and_by_how_much(sources, tmp_path):
 
 def test_a_model_is_not_shortened_in_silence(sources, tmp_path):
     (source, _), step = sources("llama-3.1"), Recipe([Yarn(target_length=64)])
-    with pytest.raises(CtxextError, match="reads 128 tokens, and this would leave 64") as found:
+    with pytest.raises(CtxextError, match="reads 128 tokens, and this would leave 64") as caught:
         convert(str(source), tmp_path / "out", step, replace_scaling=True)
-    assert "--allow-shorter" in found.value.hint
+    assert "--allow-shorter" in caught.value.hint
     convert(str(source), tmp_path / "out", step, replace_scaling=True, allow_shorter=True)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["max_position_embeddings"] == 64
 
@@ -214,9 +214,9 @@ def test_a_model_is_not_shortened_in_silence(sources, tmp_path):
 def test_a_linear_schedule_must_say_from_where(sources, tmp_path):
     source, _ = sources("gemma-3")
     again, step = {"replace_scaling": True, "allow_shorter": True}, Recipe([PositionInterpolation(factor=4)])
-    with pytest.raises(CtxextError, match="does not say from which length") as found:
+    with pytest.raises(CtxextError, match="does not say from which length") as caught:
         convert(str(source), tmp_path / "out", step, **again)
-    assert "--original-length 16" in found.value.hint
+    assert "--original-length 16" in caught.value.hint
     done = convert(str(source), tmp_path / "out", step, original_length=16, **again)
     assert (done.plan.rotary.trained_length, done.plan.rotary.context_length) == (16, 64)
 

@@ -56,7 +56,7 @@ def served(name, lengths, chunk, seed=0):
     for row in table:
         row[: -(-max(lengths) // TOKENS)] = torch.tensor([free.pop() for _ in range(-(-max(lengths) // TOKENS))])
     own = [states(length, HEADS, GROUPS, SIZE, seed=number) for number, length in enumerate(lengths)]
-    found = [[] for _ in lengths]
+    outputs = [[] for _ in lengths]
     done = [0] * len(lengths)
     while any(a < b for a, b in zip(done, lengths, strict=True)):
         counts = [min(chunk, length - start) for start, length in zip(done, lengths, strict=True)]
@@ -78,15 +78,15 @@ def served(name, lengths, chunk, seed=0):
         output = torch.empty_like(query)
         engine.forward(None, query, key, value, cache, about, output)
         for number, piece in enumerate(output.split(counts)):
-            found[number].append(piece)
-    return own, [torch.cat(pieces).transpose(0, 1) for pieces in found], engine.ctxext_rows.first
+            outputs[number].append(piece)
+    return own, [torch.cat(pieces).transpose(0, 1) for pieces in outputs], engine.ctxext_rows.first
 
 
 @pytest.mark.parametrize("chunk", [1000, 50])
 @pytest.mark.parametrize("name", METHODS)
 def test_requests_side_by_side_are_as_each_alone(name, chunk):
-    own, found, first = served(name, [40, 150, 201], chunk)
-    for (query, key, value), output in zip(own, found, strict=True):
+    own, together, first = served(name, [40, 150, 201], chunk)
+    for (query, key, value), output in zip(own, together, strict=True):
         positions = torch.arange(query.shape[2])[None]
         wanted = made(name).attend(stock, Call(positions), query, key, value, None)[0][0].transpose(0, 1)
         assert torch.equal(output[:, :first], torch.full_like(output[:, :first], 7.0)), "the engine's own rows"
@@ -136,11 +136,11 @@ def test_what_a_family_adds_to_its_attention_is_the_engines(of_engine, of_family
     total = 100
     (query, key, value), scale = states(total, HEADS, GROUPS, SIZE), 0.3
     engine, rows = SimpleNamespace(scale=scale, **of_engine), rows_of("self-extend")
-    found = rows.attended(engine, query[:, :, rows.first :], key, value, rows.first)
+    output = rows.attended(engine, query[:, :, rows.first :], key, value, rows.first)
     mask = torch.zeros(total, total).masked_fill(torch.ones(total, total).triu(1).bool(), -1e30)[None, None]
     call = Call(torch.arange(total)[None], backend="eager")
     wanted = made("self-extend").attend(stock_eager, call, query, key, value, mask, scaling=scale, **of_family)[0]
-    assert (found - wanted[:, rows.first :]).abs().amax() < 2e-5
+    assert (output - wanted[:, rows.first :]).abs().amax() < 2e-5
 
 
 def test_rows_know_which_heads_of_the_model_they_are():

@@ -30,9 +30,9 @@ def plugin(monkeypatch):
     distributed.get_tensor_model_parallel_world_size = lambda: place.ranks
     models = ModuleType("vllm.model_executor.models")
     models.transformers = backend
-    found = {"vllm": ModuleType("vllm"), "vllm.model_executor": ModuleType("vllm.model_executor")}
-    found |= {module.__name__: module for module in (distributed, models, backend)}
-    for name, module in found.items():
+    modules = {"vllm": ModuleType("vllm"), "vllm.model_executor": ModuleType("vllm.model_executor")}
+    modules |= {module.__name__: module for module in (distributed, models, backend)}
+    for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "ctxext.serving.vllm_models", raising=False)
     module = importlib.import_module("ctxext.serving.vllm_models")
@@ -63,12 +63,12 @@ def model(*layers, **changes):
     """A model of vLLM's; `changes` are of its parts."""
     rotary = SimpleNamespace(ctxext_layouts={None: ([0], None)}, inv_freq=torch.ones(1))
     parts = {"rotaries": [rotary], "uses_mrope": False, "cache_dtype": "auto", "heads": 8, **changes}
-    found = Stock()
-    found.model = SimpleNamespace(modules=lambda: [SimpleNamespace(), *parts["rotaries"], *layers])
-    found.model_config = SimpleNamespace(uses_mrope=parts["uses_mrope"])
-    found.cache_config = SimpleNamespace(cache_dtype=parts["cache_dtype"])
-    found.text_config = SimpleNamespace(num_key_value_heads=parts["heads"])
-    return found
+    stock = Stock()
+    stock.model = SimpleNamespace(modules=lambda: [SimpleNamespace(), *parts["rotaries"], *layers])
+    stock.model_config = SimpleNamespace(uses_mrope=parts["uses_mrope"])
+    stock.cache_config = SimpleNamespace(cache_dtype=parts["cache_dtype"])
+    stock.text_config = SimpleNamespace(num_key_value_heads=parts["heads"])
+    return stock
 
 
 @pytest.mark.parametrize(
