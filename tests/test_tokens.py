@@ -2,7 +2,9 @@
 
 import io
 import os
+import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -94,7 +96,9 @@ def test_a_token_from_a_windows_file_is_sent_as_it_is_meant(llama_source, tmp_pa
         environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "cache")}
         environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
         command = [sys.executable, "-m", "ctxext", "inspect", "me/tiny", "--token", f"{SECRET}\r\n"]
-        result = our_processes.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+        # A fork cannot read the settings of the Hub's client again under transformers 4.
+        processes = subprocess if version("huggingface_hub") < "1" else our_processes
+        result = processes.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
     assert result.returncode == 0, result.stderr
 
 
