@@ -1,4 +1,4 @@
-"""Longer position tables: every family, read back from the loaded model and held against the reference."""
+"""Longer position tables, learned or computed: read back from the loaded model and held against the reference."""
 
 import json
 import shutil
@@ -9,17 +9,20 @@ from safetensors.torch import load_file, save_file
 
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters import convert
+from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe, Yarn
+from ctxext.recipes.encodings.learned import COMPUTED as COMPUTED_LAYOUTS
 from ctxext.recipes.encodings.learned import LAYOUTS
 from ctxext.recipes.methods.fills import FILLS, KEEPS_ROWS
+from ctxext.recipes.methods.range import Range
 from ctxext.recipes.methods.table import Table
 from ctxext.system.files import sha256_of
 from ctxext.verify import verify
 from ctxext.verify.loading_checks import check_tables
 from ctxext.verify.reference import reference_of
 from ctxext.verify.subject import Subject
-from tiny_encodings import LEARNED, LENGTH, load, logits, save
+from tiny_encodings import COMPUTED, LEARNED, LENGTH, load, logits, save
 
 FACTOR = 3
 
@@ -253,3 +256,43 @@ def test_a_full_disk_or_a_broken_source_leaves_nothing(tmp_path):
     (source / "model.safetensors").write_bytes((tmp_path / "keep").read_bytes()[:-8])
     refused(source, Table(factor=2), tmp_path / "out")
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+# Tables of sinusoids
+
+
+def test_every_computed_layout_has_a_model():
+    assert set(COMPUTED) == set(COMPUTED_LAYOUTS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("model_type", COMPUTED)
+def test_a_computed_table(model_type, dtype, tmp_path):
+    source = save(model_type, tmp_path / "source", dtype=dtype)
+    convert(str(source), tmp_path / "out", Recipe([Range(factor=FACTOR)]))
+    before, after = load(source).float(), load(tmp_path / "out").float()
+    assert torch.equal(logits(before, LENGTH), logits(after, LENGTH))
+    assert logits(after, FACTOR * LENGTH).isfinite().all()
+    for ending in COMPUTED_LAYOUTS[model_type].tensors:
+        table = next(weight for name, weight in after.named_parameters() if name.endswith(ending)).detach()
+        wanted = reference_of(Range).rows({}, table.double(), FACTOR * LENGTH)
+        assert torch.allclose(table.double(), wanted, atol=1e-6 if dtype == torch.float32 else 1e-3)
+    read = json.loads((tmp_path / "out/config.json").read_text())
+    assert read["max_position_embeddings"] == FACTOR * LENGTH
+    findings = verify(str(tmp_path / "out"), against=str(source), load=False)
+    assert {one.status for one in findings} == {"passed", "not checked"}, findings
+    assert check_inspect(tmp_path / "out")
+
+
+def check_inspect(folder):
+    inspection = inspect_checkpoint(open_checkpoint(str(folder)))
+    assert inspection.model.encoding.context_length == FACTOR * LENGTH
+    return not inspection.methods["range"] and inspection.methods["table"]
+
+
+@pytest.mark.parametrize("model_type", ["marian", "pegasus"])
+def test_a_loaded_computed_table_is_compared(model_type, tmp_path):
+    source = save(model_type, tmp_path / "source")
+    convert(str(source), tmp_path / "out", Recipe([Range(factor=FACTOR)]))
+    finding = check_tables(Subject(open_checkpoint(str(tmp_path / "out"))))
+    assert finding.status == "passed", finding

@@ -89,6 +89,16 @@ class Call:
         return torch.tensor(BASE)
 
 
+class FlexMask:
+    """As flex attention's BlockMask is read."""
+
+    def __init__(self, mask):
+        self.mask, self.shape = mask, mask.shape
+
+    def mask_mod(self, batch, head, query, key):
+        return self.mask[batch, head, query, key]
+
+
 def stock(query, key, value, mask, **kwargs):
     """The attention of transformers with sdpa."""
     groups = query.shape[1] // key.shape[1]

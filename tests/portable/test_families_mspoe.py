@@ -1,17 +1,22 @@
 """Every rotary family: ratio 1 is the source, a uniform ratio is position interpolation, and ratio 4 changes something.
 
-A family is either refused with a reason, or it passes all three.
+A family is either refused with a reason, or it passes all three. Then families of another structure: a language model
+that is part of a larger model, and one that runs a layer at several depths.
 """
 
 import json
+import shutil
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import tiny_models
 from ctxext.checkpoint.families import FAMILIES, family_of, rotated_layers
 from ctxext.errors import CtxextError
-from portable_checkpoints import MODERN, convert, load
+from ctxext.recipes import MsPoE
+from portable_checkpoints import MODERN, convert, load, tokens, write
 
 QUICK = ["llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3", "gpt_neox", "falcon", "glm", "cohere", "granite"]
 QUICK += ["stablelm", "olmo2", "mixtral", "gemma2", "gemma4_text", "qwen3_5_text"]
@@ -118,3 +123,65 @@ def test_all_families(tmp_path):
     print(*(f"{name}: {reason}" for name, reason in refused.items()), sep="\n")  # noqa: T201
     assert failed.keys() == (set() if MODERN else NOT_IN_4)
     assert len(passed) >= (MINIMUM if MODERN else MINIMUM_4)
+
+
+IDS = torch.arange(3, 40)[None]
+
+
+def whole(model_type, folder):
+    """A tiny random model, images and text, as a checkpoint."""
+    torch.manual_seed(0)
+    config = tiny_models.tiny_config(model_type)
+    model = AutoModelForImageTextToText._model_mapping[type(config)]._from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim >= 2:
+                weight.normal_(0, 0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def logits(kind, folder, **options):
+    model = kind.from_pretrained(folder, dtype=torch.float32, **options).eval()
+    return model(input_ids=IDS).logits, type(model).__name__
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", "qwen3_5", "mllama"])
+def test_the_whole_model_loads_with_the_method(model_type, tmp_path):
+    if model_type not in tiny_models.FAMILIES:
+        pytest.skip(f"this transformers has no {model_type}")
+    source = whole(model_type, tmp_path / "source")
+    stock, name = logits(AutoModelForImageTextToText, source)
+    for ratio in (1.0, 4.0):
+        folder = tmp_path / f"ratio_{ratio:g}_{model_type}"
+        shutil.copytree(source, folder)
+        write(folder, MsPoE(head_order="fixed", first_layer=0, ratio_min=ratio, ratio_max=ratio))
+        converted, own = logits(AutoModelForImageTextToText, folder, trust_remote_code=True)
+        assert own == f"Ctxext{name}"
+        assert torch.equal(converted, stock) == (ratio == 1.0)
+        assert torch.equal(logits(AutoModelForCausalLM, folder, trust_remote_code=True)[0], converted)
+    with pytest.raises((KeyError, ValueError), match="trust_remote_code"):
+        AutoModelForImageTextToText.from_pretrained(folder)
+
+
+def test_llama4_is_refused_by_name(tmp_path):
+    source = whole("llama4", tmp_path / "source")
+    with pytest.raises(CtxextError, match='"llama4" cannot be converted: its full-attention layers have no position'):
+        write(source, MsPoE(head_order="fixed"))
+
+
+@pytest.mark.skipif("hrm_text" not in CONFIG_MAPPING, reason="transformers 4.57 does not know the family")
+@torch.no_grad()
+def test_the_last_depth_alone_takes_part(tmp_path):
+    """A method takes each depth for a layer. Keys of all depths before the last are the source's, bit for bit."""
+    source = tiny_models.save("hrm_text", tmp_path / "source")
+    stock = load(source)
+    count = stock.config.num_hidden_layers
+    assert count > stock.config.num_layers_per_stack
+    options = {"ratio_min": 2.0, "ratio_max": 4.0, "head_order": "fixed"}
+    changed = load(convert(source, tmp_path / "out", first_layer=count - 1, **options))
+    ids = tokens(40)
+    own, theirs = (model(ids, use_cache=True).past_key_values for model in (stock, changed))
+    same = [torch.equal(own.layers[i].keys, theirs.layers[i].keys) for i in range(count)]
+    assert same == [True] * (count - 1) + [False]

@@ -15,6 +15,7 @@ from relation_cases import (
     METHODS,
     PAIRS,
     Call,
+    FlexMask,
     as_numpy,
     base_rotated,
     made,
@@ -162,16 +163,6 @@ def causal_bool(total, padding=(0,)):
 
 def additive(mask):
     return torch.zeros(mask.shape).masked_fill_(~mask, torch.finfo(torch.float32).min)
-
-
-class FlexMask:
-    """As flex attention's BlockMask is read."""
-
-    def __init__(self, mask):
-        self.mask, self.shape = mask, mask.shape
-
-    def mask_mod(self, batch, head, query, key):
-        return self.mask[batch, head, query, key]
 
 
 def padded(padding, total=TOTAL):

@@ -20,17 +20,7 @@ from ctxext.portable.relation_parts import (
     softmaxed,
     visible,
 )
-from relation_cases import Call, made
-
-
-class FlexMask:
-    """As flex attention's BlockMask is read."""
-
-    def __init__(self, mask):
-        self.mask, self.shape = mask, mask.shape
-
-    def mask_mod(self, batch, head, query, key):
-        return self.mask[batch, head, query, key]
+from relation_cases import Call, FlexMask, made
 
 
 def generator(seed):
