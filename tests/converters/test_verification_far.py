@@ -74,6 +74,20 @@ def check(monkeypatch):
     return tasks
 
 
+@pytest.fixture(autouse=True)
+def pairs_once(monkeypatch):
+    """The pairs that a reference gives are the same for every fault of one checkpoint."""
+    kept, pairs = {}, clean_process.Expected.pairs
+
+    def once(self, settings, reference, frequencies):
+        key = json.dumps(settings), self.layer, frequencies, tuple(self.positions)
+        if key not in kept:
+            kept[key] = pairs(self, settings, reference, frequencies)
+        return kept[key]
+
+    monkeypatch.setattr(clean_process.Expected, "pairs", once)
+
+
 def compare(task):
     return clean_process.compare(copy.deepcopy(task))
 
@@ -151,7 +165,7 @@ def test_norms_with_weights_after_the_rotation_are_refused(check, tmp_path):
 @pytest.mark.skipif("nanochat" not in tiny_models.FAMILIES, reason="this transformers has no nanochat")
 def test_norms_without_weights_after_the_rotation_are_part_of_the_reference(check, tmp_path):
     source = tiny_models.save("nanochat", tmp_path / "source")
-    for name in MAPS:
+    for name in ("self-extend", "dca", "sinks"):
         result = convert(str(source), tmp_path / f"nanochat-{name}", Recipe([step_for(name)]))
         assert result.verification.difference < 1e-5
 
