@@ -80,7 +80,8 @@ def leave_meta_weights() -> None:
             draw(module)
 
     for kind in (nn.Linear, nn.Embedding):
-        kind.reset_parameters = functools.partialmethod(functools.partial(reset, kind.reset_parameters))
+        if not isinstance(vars(kind)["reset_parameters"], functools.partialmethod):
+            kind.reset_parameters = functools.partialmethod(functools.partial(reset, kind.reset_parameters))
 
 
 FORKED: dict[str, Processes] = {}
