@@ -1,12 +1,20 @@
 """Help: the list of commands is what the commands say, and nothing is cut on a screen of 80 columns."""
 
 import inspect
+import json
 import re
+import sys
+from pathlib import Path
 
 import pytest
 import typer
 
-from ctxext.cli.app import SUMMARIES, app
+from ctxext.cli.app import SUMMARIES, app, main
+from ctxext.cli.interrupts import INTERRUPTED
+from ctxext.cli.method_help import example_of
+from ctxext.cli.method_options import option_name
+from ctxext.recipes import METHODS, LongRope, MsPoE, Yarn
+from ctxext.recipes.param import options_of
 
 COMMANDS = typer.main.get_command(app).commands
 
@@ -36,3 +44,95 @@ def test_no_name_is_cut(name, run):
     assert "…" not in "".join(line for line in lines if line.lstrip().startswith("-") and "<" not in line)
     assert "<bool>" not in text
     assert not re.search(r"\[\[|\{|list\[", lines[0])
+
+
+def test_a_method_shows_its_options_alone(run):
+    text = run("convert", "--help").stdout
+    assert "--target-length" in text
+    assert "--beta-fast" not in text
+    assert all(f"  {method.name} " in text for method in METHODS if not method.is_experimental)
+    text = run("convert", "--method", "yarn", "--help").stdout
+    assert "--beta-fast" in text
+    assert "--ratio-min" not in text
+    assert Yarn.paper in text
+    assert "0.1 · ln(s) + 1" in text
+    assert "--ratio-min" in run("convert", "-mmspoe", "-h").stdout
+    assert "--trials" in run("convert", "--method=auto", "-h").stdout
+    assert "--ratio-min" in run("convert", "--help-all").stdout
+    assert run("convert", "--method", "yarm", "--help").exit_code == 1
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_a_method_is_shown_in_full(method, run):
+    text = " ".join(run("methods", method.name).stdout.split())
+    assert method.paper in text
+    assert example_of(method) in text
+    for field in options_of(method):
+        assert option_name(field.name) in text
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m.encoding == "rotary" and m is not LongRope])
+def test_the_example_of_a_method_runs(method, run):
+    words = example_of(method).split()[1:]
+    options = ("--head-order", "fixed") if method is MsPoE else ()  # What a model would be loaded for.
+    result = run(*words, *options, "--dry-run")
+    assert result.exit_code == 0, result.exception
+
+
+def test_mspoe_says_first_what_differs_from_its_paper(run, tmp_path):
+    text = " ".join(run("methods", "mspoe").stdout.split())
+    assert text.index("not the paper's") < text.index("does Give")
+    for words in ("--recipe mspoe-paper", "0 of 30", "found 26 and stock 27", "0.635", "0.013"):
+        assert words in text
+    measured = Path(__file__).parents[2] / "docs" / "results" / "smollm2.md"
+    rows = {row.split("|")[1].strip(): row for row in measured.read_text().splitlines() if row.count("|") > 4}
+    assert "0: 0 %" in rows["linear, prompt order (the paper's, and the default of 0.1.0)"]
+    assert "+0.635" in rows["linear, prompt order (the paper's, and the default of 0.1.0)"]
+    assert "26: 87 %" in rows["ntk, calibrated order"]
+    assert "+0.0132" in rows["ntk, calibrated order"]
+    told = run("convert", "demo", tmp_path / "out", "-m", "mspoe", "--head-order", "fixed", "--dry-run").stderr
+    assert "--recipe mspoe-paper" in told
+    told = run("convert", "demo", tmp_path / "out", "--recipe", "mspoe-paper", "--dry-run").stderr
+    assert "as ntk would" not in told
+
+
+def test_finetune_shows_what_a_first_run_needs(run):
+    short, long = run("finetune", "--help").stdout, run("finetune", "--help-all").stdout
+    assert "--neftune" not in short
+    assert "--neftune" in long
+    assert "--help-all" in short
+    assert short.count("\n") <= 90
+
+
+def test_an_error_is_json_where_json_is_asked_for(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["ctxext", "inspect", "nowhere", "--json"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    shown = capsys.readouterr()
+    assert stop.value.code == 1
+    error = json.loads(shown.out)["error"]
+    assert "nowhere" in error["message"]
+    assert set(error) == {"message", "hint"}
+    assert error["message"] in shown.err
+
+
+def test_a_stopped_evaluation_names_resume(monkeypatch, run, tmp_path, capsys):
+    def stopped(models, settings, *, out, **others):
+        out.mkdir()
+        raise KeyboardInterrupt
+
+    def leave(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr("os._exit", leave)
+    monkeypatch.setattr("ctxext.evaluate.run.evaluate", stopped)
+    monkeypatch.chdir(tmp_path)
+    for words, expected in (
+        (["demo", "--task", "needle"], "ctxext eval demo --task needle --out report --resume"),
+        (["demo", "--task=needle", "-o", "a b", "--overwrite"], "ctxext eval demo --task=needle -o 'a b' --resume"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["ctxext", "eval", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code == INTERRUPTED
+        assert expected in capsys.readouterr().err

@@ -28,7 +28,7 @@ from ctxext.search.options import SearchOptions
 from ctxext.search.storage import StudyPlace
 from ctxext.system.output_directory import OverwriteOptions
 
-OUTPUT = {"as_json", "quiet", "verbose", "help"}
+OUTPUT = {"as_json", "quiet", "verbose", "help", "help_all"}
 TOKEN = "hf_GivenGiven"
 HUB = ("--revision", "v1", "--token", TOKEN)
 GIVEN = {"revision": "v1", "token": TOKEN}

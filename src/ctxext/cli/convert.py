@@ -13,6 +13,8 @@ from ctxext.checkpoint.auto_class import auto_class
 from ctxext.checkpoint.new_tensor import grouped
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.auto import MinutesOption, TrialsOption, searched_recipe, wants_search
+from ctxext.cli.completion import complete_method, complete_recipe
+from ctxext.cli.method_help import help_of_convert
 from ctxext.cli.method_options import build_recipe, method_parameters, option_owners
 from ctxext.cli.options import (
     JsonOption,
@@ -35,12 +37,12 @@ from ctxext.converters.plan import Change, Plan
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import KINDS
 from ctxext.gguf import is_gguf
-from ctxext.recipes.length import format_length
-from ctxext.recipes.registry import METHODS
 from ctxext.system.output_directory import check_out
 
+_PARAMETERS = [*parameters_of(ConvertOptions), *method_parameters(), *parameters_of(Calibration)]
 
-@with_parameters([*parameters_of(ConvertOptions), *method_parameters(), *parameters_of(Calibration)], after="dry_run")
+
+@with_parameters(_PARAMETERS, after="dry_run", help_for=help_of_convert)
 def convert(
     source: SourceArgument,
     out: Annotated[
@@ -52,11 +54,16 @@ def convert(
         typer.Option(
             "--method",
             "-m",
-            help=f"{', '.join(m.name for m in METHODS if not m.is_experimental)}; repeat it to apply several in order. "
-            "auto searches; ctxext methods --experimental lists more.",
+            metavar="NAME",
+            autocompletion=complete_method,
+            help="One of the methods below; repeat it to apply several in order. auto searches; ctxext methods "
+            "--experimental lists more.",
         ),
     ] = None,
-    recipe: Annotated[str | None, typer.Option("--recipe", help="A recipe file, or the name of a preset.")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", help="A recipe file, or the name of a preset.", autocompletion=complete_recipe),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change and write nothing.")] = False,
     copy: Annotated[bool, typer.Option("--copy", help="The same as --link copy.")] = False,
     trials: TrialsOption = None,
@@ -96,6 +103,10 @@ def convert(
         steps = searched_recipe(source, given, (trials, minutes), loading, output, original_length=length)
     else:
         steps = build_recipe(method or [], recipe, given)
+        if method:
+            for step in steps.steps:
+                if step.difference:
+                    output.note(f"{step.name}: {step.difference}")
     if is_gguf(source):
         from ctxext.cli.gguf import convert_file
 
@@ -137,7 +148,7 @@ def _tell(output: Output, done: Conversion, source: str, seconds: float) -> None
         output.warning(caution)
     if auto_class(plan.model.config) in KINDS:
         models = (out,) if plan.recipe.rewrites_weights else (source, out)  # The source's own table ends.
-        output.next_step("ctxext", "eval", *models, "--lengths", _lengths(plan), why="Not measured yet")
+        output.next_step("ctxext", "eval", *models, why="Not measured yet")
     else:
         output.next_step("ctxext", "verify", out, "--against", source)
 
@@ -152,11 +163,6 @@ def _verification_lines(done: Conversion) -> list[Text]:
     return [
         marked("✓", "green", f"verified, {how} as the method says (largest difference {verification.difference:.0e})")
     ]
-
-
-def _lengths(plan: Plan) -> str:
-    lengths = dict.fromkeys((plan.encoding.trained_length, plan.encoding.usable_length))
-    return ",".join(map(format_length, lengths))
 
 
 def plan_data(plan: Plan, out: str | None) -> dict[str, Any]:

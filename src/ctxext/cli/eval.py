@@ -1,11 +1,13 @@
 """`ctxext eval`: does a model use its context, and what does extending it cost?"""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ctxext.cli.interrupts import same_command
 from ctxext.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -118,10 +120,17 @@ def eval_(
     tasks = names_in(options["tasks"]) or usual or default_tasks(models, loading)
     settings = built(Settings, options, tasks=tasks)
     out = out or _free_folder(resume=resume)
-    with explain_disk_errors(out), output.progress("evaluating") as progress:
-        report = evaluate(
-            models, settings, loading=loading, out=out, resume=resume, overwrite=overwrite, progress=progress
-        )
+    try:
+        with explain_disk_errors(out), output.progress("evaluating") as progress:
+            report = evaluate(
+                models, settings, loading=loading, out=out, resume=resume, overwrite=overwrite, progress=progress
+            )
+    except KeyboardInterrupt:
+        if out.exists():
+            named = () if {"-o", "--out"} & {word.partition("=")[0] for word in sys.argv} else ("--out", str(out))
+            words = [word for word in same_command(*named, "--resume") if word != "--overwrite"]
+            output.next_step(*words, why="Stopped; go on with")
+        raise
     if report:
         _print_report(report, out, models, output)
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 
+from ctxext.cli.completion import complete_tasks
 from ctxext.cli.finetune_data import DataChoice
+from ctxext.cli.interrupts import same_command
 from ctxext.cli.options import (
     JsonOption,
     OverwriteAnythingOption,
@@ -157,14 +158,6 @@ def tell_result(output: Output, done: "Finetuned", model: str, out: Path, *, mer
         output.next_step("ctxext", "eval", model, out, *words, why="Not measured yet")
 
 
-def same_command(*more: str) -> list[str]:
-    """The command that was typed, with some words behind it that it did not have."""
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    if words[0] in ("__main__.py", "-m", "-c"):
-        words[0] = "ctxext"
-    return [*(word for word in words if word not in more), *more]
-
-
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")]
 
 
@@ -220,7 +213,12 @@ LongShareOption = Annotated[
 MergeOption = Annotated[bool, typer.Option("--merge/--no-merge", help="Write a full checkpoint, or the adapter alone.")]
 EvalOption = Annotated[
     str | None,
-    typer.Option("--eval", help="Tasks to ask before and after, as needle,short.", show_default=False),
+    typer.Option(
+        "--eval",
+        help="Tasks to ask before and after, as needle,short.",
+        show_default=False,
+        autocompletion=complete_tasks,
+    ),
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
 OverwriteOption = Annotated[
@@ -231,7 +229,16 @@ DryRunOption = Annotated[
 ]
 
 
-@with_parameters(parameters_of(TrainingOptions), after="eval_data")
+_ADVANCED = (
+    *("text_field", "split", "skip_bad_rows", "long_share", "start_length", "original_length", "short_share"),
+    *("keep_short", "positions", "window", "attention", "group", "alpha", "dropout", "targets", "rslora", "dora"),
+    *("train_norms", "train_embeddings", "mlm_probability", "schedule", "warmup", "optimizer", "weight_decay", "beta1"),
+    *("beta2", "neftune", "eval_every", "keep_best", "patience", "report_to", "context_parallel"),
+)
+"""What a first fine-tune does not need; `--help-all` shows it."""
+
+
+@with_parameters(parameters_of(TrainingOptions), after="eval_data", advanced=_ADVANCED)
 def finetune(
     context: typer.Context,
     model: SourceArgument,

@@ -24,7 +24,7 @@ class Command(typer.core.TyperCommand):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        if self.advanced:
+        if self.advanced or getattr(self.callback, "help_for", None):
             self.params.append(_help_all_option())
 
     @property
@@ -107,8 +107,9 @@ def print_help(
     words: Sequence[str] = ctx.meta.get(_WORDS, ())
     note = getattr(command.callback, "help_for", None)
     sections, hidden = note(words, everything) if note else ((), frozenset())
+    advanced: Collection[str] = getattr(command, "advanced", ())
     if not everything:
-        hidden = {*hidden, *getattr(command, "advanced", ())}
+        hidden = {*hidden, *advanced}
     parameters = command.get_params(ctx)
     shown = [parameter for parameter in parameters if not parameter.hidden and parameter.name not in hidden]
     console.print(Text.assemble(("Usage: ", "yellow"), (_usage(command, ctx), "bold")))
@@ -118,6 +119,8 @@ def print_help(
     for title, rows in every:
         for line in section(title, rows, console):
             console.print(line)
+    if advanced and not everything:
+        console.print("\n--help-all shows more options.")
     if command.epilog:
         console.print(f"\n{command.epilog}")
 

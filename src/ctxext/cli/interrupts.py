@@ -4,8 +4,10 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
@@ -54,3 +56,11 @@ def answered_at_once(tell: Callable[[], None]) -> Iterator[None]:
         is_over.set()
         signal.set_wakeup_fd(before)
         ours.close()
+
+
+def same_command(*more: str) -> list[str]:
+    """The command that was typed, with some words behind it that it did not have."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    if words[0] in ("__main__.py", "-m", "-c"):
+        words[0] = "ctxext"
+    return [*(word for word in words if word not in more), *more]

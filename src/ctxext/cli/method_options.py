@@ -5,7 +5,7 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
 import typer
 
@@ -13,8 +13,10 @@ from ctxext.errors import CtxextError
 from ctxext.reading.strict import parse_yaml, read_text
 from ctxext.recipes.length import parse_length
 from ctxext.recipes.param import default_of, limits_of, options_of, value_type
-from ctxext.recipes.recipe import Recipe, load_recipe, recipe_from_dict
 from ctxext.recipes.registry import METHODS, method_named
+
+if TYPE_CHECKING:
+    from ctxext.recipes.recipe import Recipe
 
 _SHARED_PANEL = "How far to reach"
 _EXPERIMENTAL_PANEL = "Options of experimental methods"
@@ -44,7 +46,7 @@ def method_parameters() -> list[inspect.Parameter]:
         is_switch = value_type(method, name) is bool
         option = typer.Option(
             f"{option_name(name)}/--no-{option_name(name)[2:]}" if is_switch else option_name(name),
-            help=of + limits_of(field).describe() + _default_note(default_of(field)),
+            help=of + help_of(field),
             rich_help_panel=panel,
             show_default=False,
             metavar="FILE" if get_origin(value_type(method, name)) is tuple else None,
@@ -53,6 +55,11 @@ def method_parameters() -> list[inspect.Parameter]:
         annotation = Annotated[kind | None, option]
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     return parameters
+
+
+def help_of(field: "dataclasses.Field[Any]") -> str:
+    """What help says of a method's option, with its limits and its default."""
+    return limits_of(field).describe() + _default_note(default_of(field))
 
 
 def option_name(name: str) -> str:
@@ -67,7 +74,7 @@ def _default_note(default: Any) -> str:
     )
 
 
-def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[str, Any]) -> Recipe:
+def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[str, Any]) -> "Recipe":
     """The recipe that `--method`, `--recipe` and the method options describe together.
 
     Args:
@@ -78,6 +85,8 @@ def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[st
     Raises:
         CtxextError: neither or both of the two were given, or an option belongs to none of the steps.
     """
+    from ctxext.recipes.recipe import load_recipe, recipe_from_dict
+
     if bool(methods) == bool(recipe):
         raise CtxextError(
             "Say what to apply: --method NAME, or --recipe FILE."

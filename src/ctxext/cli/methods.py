@@ -6,14 +6,17 @@ from typing import Annotated
 import typer
 
 from ctxext.cli.help import section
+from ctxext.cli.method_help import example_of, method_sections
 from ctxext.cli.options import JsonOption
 from ctxext.cli.output import Output
 from ctxext.recipes.base import Method
 from ctxext.recipes.param import limits_of, options_of
-from ctxext.recipes.registry import METHODS
+from ctxext.recipes.registry import METHODS, method_named
 
 
 def methods(
+    name: Annotated[str | None, typer.Argument(metavar="METHOD", help="Show this method alone, in full.")] = None,
+    *,
     experimental: Annotated[
         bool, typer.Option("--experimental", help="Show also those that gained nothing where they were measured.")
     ] = False,
@@ -24,9 +27,16 @@ def methods(
     Examples:
     ctxext methods
 
+    ctxext methods yarn
+
     ctxext methods --experimental
     """
     output = Output(as_json=as_json)
+    if name is not None:
+        method = method_named(name)
+        lines = [line for title, rows in method_sections(method) for line in section(title, rows, output.stdout)]
+        output.result(method_data(method), *lines)
+        return
     groups: dict[str, list[tuple[str, str]]] = {}
     for method in METHODS:
         if experimental or not method.is_experimental:
@@ -35,7 +45,7 @@ def methods(
     lines = [line for title, rows in groups.items() for line in section(title, rows, output.stdout)]
     left_out = [] if experimental else [f"\nexperimental, by name alike: {' '.join(experimental_names())}"]
     output.result({"methods": [method_data(method) for method in METHODS]}, *lines, *left_out)
-    output.next_step("ctxext", "convert", "--help", why="Their options")
+    output.next_step("ctxext", "methods", "NAME", why="One of them, with its options")
 
 
 def experimental_names() -> list[str]:
@@ -67,4 +77,6 @@ def method_data(method: type[Method]) -> dict[str, object]:
         "experimental": method.is_experimental,
         "options": {field.name: limits_of(field).describe() for field in options_of(method)},
         "caution": method.caution,
+        "difference": method.difference,
+        "example": example_of(method),
     }

@@ -8,11 +8,14 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from ctxext.cli.completion import COMPLETIONS
 from ctxext.options import Option, options_of
 from ctxext.recipes.length import parse_length
 from ctxext.recipes.param import value_type
 
 _Instance = TypeVar("_Instance")
+
+HelpFor = Callable[[Sequence[str], bool], tuple[list[tuple[str, list[tuple[str, str]]]], Collection[str]]]
 
 _REPORTING = "Output"
 _HUB = "Hub"
@@ -95,8 +98,10 @@ def _parameter(owner: type, field: "dataclasses.Field[Any]", option: Option) -> 
     default = None if field.default is dataclasses.MISSING else field.default
     if option.kind:
         kind, default = (list[str] if option.repeats else str), option.shown
+    flags = option.flags or ("--" + field.name.replace("_", "-"),)
     declared = typer.Option(
-        *(option.flags or ("--" + field.name.replace("_", "-"),)),
+        *flags,
+        autocompletion=next((COMPLETIONS[flag] for flag in flags if flag in COMPLETIONS), None),
         help=option.help,
         rich_help_panel=option.panel or None,
         show_default=default is not None,
@@ -127,7 +132,7 @@ def built(owner: Callable[..., _Instance], given: Mapping[str, Any], **others: A
 
 
 def with_parameters(
-    parameters: Sequence[inspect.Parameter], after: str, advanced: Collection[str] = ()
+    parameters: Sequence[inspect.Parameter], after: str, advanced: Collection[str] = (), help_for: HelpFor | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace the **options of a command with the parameters that it stands for.
 
@@ -135,11 +140,13 @@ def with_parameters(
         parameters: What **options takes.
         after: The name of the command's parameter after which help shows them.
         advanced: Parameters that only `--help-all` shows.
+        help_for: Says from the words of a command line what help shows beside the parameters, and which it leaves out.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         _declare(function, parameters, after)
         function.advanced = frozenset(advanced)  # type: ignore[attr-defined]
+        function.help_for = help_for  # type: ignore[attr-defined]
         return function
 
     return decorate

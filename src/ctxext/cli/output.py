@@ -98,8 +98,19 @@ class Output:
         return advance
 
 
+def wants_json() -> bool:
+    """Whether the command line asks for JSON; errors are printed where nothing of it is parsed."""
+    return "--json" in sys.argv[1:]
+
+
 def print_error(error: CtxextError) -> None:
-    """Print an error in one line, and its hint if it has one."""
+    """Print an error in one line on stderr, and its hint if it has one; with `--json` also as JSON on stdout.
+
+    The object is {"error": {"message": "...", "hint": "..."}}, the hint empty where there is none.
+    """
+    if wants_json():
+        content = {"message": in_one_line(error.message), "hint": in_one_line(error.hint)}
+        Output(as_json=True).result({"error": content})
     console = SafeConsole(stderr=True)
     console.print("error: ", style="red bold", end="")
     console.print(in_one_line(error.message))

@@ -44,6 +44,8 @@ class Method:
     """Numbers at which a model stays as it was, bit for bit."""
     example: ClassVar[Mapping[str, Any]] = {}
     """Numbers that suit any small model: with these the method is tried and drawn."""
+    difference: ClassVar[str] = ""
+    """How it differs from its paper by default and what was measured of either; help begins with it."""
     caution: ClassVar[str] = ""
     """What a user of the result must know, in one sentence; shown after converting and on the card."""
 
