@@ -5,12 +5,15 @@ import errno
 import json
 import math
 import struct
+from pathlib import Path
 
 import pytest
 
+from ctxext.converters.convert import convert
 from ctxext.errors import CtxextError
 from ctxext.gguf import convert as converting
 from ctxext.gguf.convert import convert_gguf, plan_gguf
+from ctxext.gguf.export import export_gguf
 from ctxext.gguf.header import read_header
 from ctxext.gguf.model import FACTORS, RECIPE_KEY, open_gguf
 from ctxext.gguf.verify import verify_gguf
@@ -414,3 +417,68 @@ def test_what_is_for_checkpoints_only(gguf, tmp_path, run, monkeypatch):
         result = run("convert", "m.gguf", "out.gguf", *words)
         assert result.exit_code == 1
         assert not (tmp_path / "out.gguf").exists()
+
+
+CONVERTER = """
+import json, sys
+from pathlib import Path
+sys.path[:0] = [{tests!r}, {folder!r}]
+from test_gguf import TENSORS, gguf_bytes, keys_of
+folder, out = Path(sys.argv[1]), Path(sys.argv[sys.argv.index("--outfile") + 1])
+config = json.loads((folder / "config.json").read_text())
+assert not list(folder.glob("*.py")), "code"
+assert config.get("rope_scaling") is None and "ctxext" not in config, config
+values = keys_of()
+values["llama.context_length"] = config["max_position_embeddings"]
+values["llama.rope.freq_base"] = float(config.get("rope_theta") or config["rope_parameters"]["rope_theta"])
+values["llama.embedding_length"] = config["hidden_size"]
+values["llama.attention.head_count"] = config["num_attention_heads"]
+out.write_bytes(gguf_bytes(values, TENSORS))
+"""
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """A folder with a converter in the place of llama.cpp's: it writes what config.json says, without weights."""
+    folder = tmp_path / "llama.cpp"
+    folder.mkdir()
+    here = Path(__file__).parent
+    text = CONVERTER.format(tests=str(here.parent), folder=str(here))
+    (folder / "convert_hf_to_gguf.py").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("step", [Yarn(factor=4), NtkByParts(factor=4), MrRope(factor=4)], ids=name_of)
+def test_a_checkpoint_is_exported_with_its_recipe(llama, sources, tmp_path, step):
+    convert(str(llama), tmp_path / "hf", Recipe([step]), check=False)
+    done = export_gguf(str(tmp_path / "hf"), tmp_path / "out.gguf", llama_cpp=sources)
+    assert done.difference < 1e-6
+    exported = open_gguf(done.out)
+    wanted = model_config(json.loads((tmp_path / "hf" / "config.json").read_text())).rotary
+    assert exported.model.encoding.usable_length == wanted.usable_length
+    assert exported.recipe["recipe"]["steps"][0]["method"] == step.name
+    assert not [path for path in tmp_path.iterdir() if "export" in path.name]
+
+
+def test_a_plain_checkpoint_is_exported_as_it_is(llama, sources, tmp_path, run):
+    result = run("export", "gguf", llama, tmp_path / "out.gguf", "--llama-cpp", sources, "--json")
+    assert json.loads(result.stdout)["difference"] < 1e-6
+    assert not open_gguf(tmp_path / "out.gguf").recipe
+
+
+def test_exports_that_are_refused(llama, sources, tmp_path, run, monkeypatch):
+    monkeypatch.delenv("LLAMA_CPP", raising=False)
+    convert(str(llama), tmp_path / "code", Recipe([SelfExtend(factor=2)]), check=False)
+    for source, more, says in [
+        (llama, {}, "takes llama.cpp's converter"),
+        (llama, {"llama_cpp": tmp_path}, "has no convert_hf_to_gguf.py"),
+        (llama, {"llama_cpp": sources, "outtype": "q1"}, "no type of weights"),
+        (tmp_path / "code", {"llama_cpp": sources}, "carries modeling code"),
+    ]:
+        with pytest.raises(CtxextError, match=says):
+            export_gguf(str(source), tmp_path / "out.gguf", **more)
+    (sources / "convert_hf_to_gguf.py").write_text("raise SystemExit('Model FooForCausalLM is not supported')")
+    with pytest.raises(CtxextError, match="converter failed: Model FooForCausalLM is not supported"):
+        export_gguf(str(llama), tmp_path / "out.gguf", llama_cpp=sources)
+    assert not (tmp_path / "out.gguf").exists()
+    assert run("export", "onnx", llama, tmp_path / "out.gguf").exit_code == 1

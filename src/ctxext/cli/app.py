@@ -31,6 +31,7 @@ SUMMARIES = {
     "merge": "Merge a LoRA adapter into its base, tensor by tensor; recipe, tokenizer and modeling code stay.",
     "verify": "Check that a converted checkpoint is what it says: files, configuration, code, frequencies, weights.",
     "push": "Put a finished checkpoint on the Hub, with its model card and the digest of every file.",
+    "export": "Write a checkpoint as a GGUF file for llama.cpp, with the schedule that its own converter leaves out.",
     "methods": "List the methods, what each needs and where it comes from.",
     "demo": "Extend the checkpoint in the package five ways, ask each for needles, and show who finds them where.",
     "env": "Print versions, devices and cache folders; paste this into a bug report.",

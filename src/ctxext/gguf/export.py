@@ -1,0 +1,150 @@
+"""Write a checkpoint as a GGUF file: llama.cpp's own converter for the weights, ctxext for the schedule.
+
+The converter leaves out attention factors and lists (docs/serving.md), so it is given the checkpoint as it was
+before it was extended, and the recipe is applied to the file that it writes.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.errors import CtxextError
+from ctxext.gguf import is_gguf
+from ctxext.gguf.convert import check_file, check_rotation, convert_gguf
+from ctxext.gguf.model import architectures, open_gguf
+from ctxext.options import accepts_options
+from ctxext.recipes.code.staging import write_stage
+from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
+from ctxext.recipes.recipe import plain_config, recipe_from_dict
+from ctxext.system.output_directory import OverwriteOptions, explain_disk_errors
+
+TYPES = ("auto", "f32", "f16", "bf16", "q8_0")
+"""The types of weights that llama.cpp's converter writes."""
+_CONVERTER = "convert_hf_to_gguf.py"
+_ENVIRONMENT = "LLAMA_CPP"
+
+
+@dataclass(frozen=True)
+class Export:
+    """An exported checkpoint.
+
+    Attributes:
+        out: The file.
+        methods: The methods that were applied to it, in a few words; empty where the checkpoint had none.
+        difference: The largest relative difference of a frequency from the checkpoint's; None where the schedule was
+            left as llama.cpp's converter wrote it.
+    """
+
+    out: Path
+    methods: str
+    difference: float | None
+
+
+@accepts_options(OverwriteOptions)
+def export_gguf(
+    source: str,
+    out: str | Path,
+    *,
+    options: OverwriteOptions,
+    llama_cpp: str | Path | None = None,
+    outtype: str = "auto",
+    revision: str | None = None,
+    token: str | None = None,
+) -> Export:
+    """Write a checkpoint as a GGUF file.
+
+    Args:
+        source: A folder, a Hub id, or `demo`.
+        out: The file to make.
+        options: What may be replaced. Each field is a keyword of this function too.
+        llama_cpp: A folder with llama.cpp's sources; LLAMA_CPP of the environment if None.
+        outtype: The type of the weights, one of `TYPES`.
+        revision: A branch, tag or commit on the Hub.
+        token: A Hub token; the usual places are read if None.
+
+    Raises:
+        CtxextError: the checkpoint carries code, the converter is missing or refuses it, the place is refused, or
+            llama.cpp would not rotate as the checkpoint does; nothing is left behind then.
+    """
+    converter, target = _converter(llama_cpp), Path(out)
+    if outtype not in TYPES:
+        raise CtxextError(f'"{outtype}" is no type of weights to export.', hint=f"Choose {', '.join(TYPES)}.")
+    if not is_gguf(target):
+        raise CtxextError(f'OUT "{target}" is no name of a GGUF file.', hint=f"Name it {target}.gguf.")
+    check_file(target, (), options)
+    checkpoint = open_checkpoint(source, revision=revision, token=token)
+    model = model_config(checkpoint.config, checkpoint.original_length)
+    if model.code:
+        raise CtxextError(
+            f'"{checkpoint.name}" carries modeling code, and llama.cpp runs none.',
+            hint="Convert its source with a method that configuration carries, such as yarn.",
+        )
+    noted = provenance(checkpoint.config).get("recipe")
+    recipe = recipe_from_dict(noted, "config.json") if noted else None
+    plain = plain_config(model) if recipe is not None else model
+    with explain_disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.resolve().parent, prefix=".ctxext-export-") as place:
+            folder, file = Path(place) / "checkpoint", Path(place) / "plain.gguf"
+            write_stage(folder, checkpoint, plain.config, {})
+            _run(converter, folder, file, outtype)
+            if recipe is None:
+                difference = _difference(file, model)
+                check_file(target, (), options)
+                file.replace(target)
+                return Export(target, "", difference)
+            length = model.encoding.trained_length
+            done = convert_gguf(
+                file,
+                target,
+                recipe,
+                original_length=length,
+                allow_shorter=True,
+                overwrite=options.overwrite,
+                overwrite_anything=options.overwrite_anything,
+            )
+    return Export(target, recipe.summary(), done.difference)
+
+
+def _difference(file: Path, model: ModelConfig) -> float | None:
+    """How far llama.cpp's schedule is from the checkpoint's, where the architecture is known and no method is noted."""
+    try:
+        header = open_gguf(file)
+    except CtxextError:
+        return None
+    return check_rotation(file, architectures()[header.architecture.name], model)
+
+
+def _converter(llama_cpp: str | Path | None) -> Path:
+    folder = llama_cpp or os.environ.get(_ENVIRONMENT)
+    if not folder:
+        raise CtxextError(
+            "Writing a GGUF file takes llama.cpp's converter.",
+            hint="git clone https://github.com/ggml-org/llama.cpp, then --llama-cpp FOLDER.",
+        )
+    converter = Path(folder) / _CONVERTER
+    if not converter.is_file():
+        raise CtxextError(f'"{folder}" has no {_CONVERTER}.', hint="Name the folder with llama.cpp's sources.")
+    return converter.resolve()
+
+
+def _run(converter: Path, folder: Path, file: Path, outtype: str) -> None:
+    """Run llama.cpp's converter on a folder that holds no code.
+
+    Raises:
+        CtxextError: it fails.
+    """
+    words = [sys.executable, str(converter), str(folder), "--outfile", str(file), "--outtype", outtype]
+    result = subprocess.run(
+        words, capture_output=True, text=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+    )
+    if result.returncode or not file.is_file():
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
+        raise CtxextError(
+            f"llama.cpp's converter failed: {lines[-1] if lines else f'exit code {result.returncode}'}.",
+            hint="What it needs stands in its requirements/requirements-convert_hf_to_gguf.txt.",
+        )
