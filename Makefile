@@ -2,6 +2,9 @@
 # make test   the same set-up, then the quick tests
 # make check  what CI runs: linters, types, quick tests
 # make engines  the tests that need vLLM and llama.cpp, which it installs into an environment of their own
+# make pythons  demo and quick tests under each Python that is promised, timed; uv brings the Pythons
+# make lowest  the quick tests of convert, eval, finetune and search with the lowest versions that are allowed
+# make docs-site  the pages of docs/ as a site, in site/
 # make story  every command of the README in an environment where nothing but ctxext was installed
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,7 +16,7 @@ SPREAD := -n $(WORKERS) --dist worksteal
 # Each test process computes on one thread, so that the workers do not fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: demo test check fuzz slow engines story test-transformers-4 environment-transformers-4 lint docs clean
+.PHONY: demo test check fuzz slow engines story test-transformers-4 environment-transformers-4 lint docs pythons lowest docs-site clean
 
 demo: $(VENV)/installed
 	$(BIN)/ctxext demo
@@ -57,7 +60,7 @@ $(ENGINES)/installed: pyproject.toml
 
 story: $(VENV)/installed
 	rm -rf .venv-story && $(PYTHON) -m venv .venv-story
-	.venv-story/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) ".[search]"
+	.venv-story/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) ".[all]"
 	CTXEXT_BIN=$(CURDIR)/.venv-story/bin $(TEST_ENV) $(BIN)/python -m pytest -q tests/test_readme.py
 
 test-transformers-4:
@@ -69,6 +72,42 @@ environment-transformers-4:
 docs: $(VENV)/installed
 	$(BIN)/python tools/make_docs.py
 
+# uv reads its settings from the environment: UV_TORCH_BACKEND=cpu takes torch's CPU builds where its index can be reached.
+UV := .venv-uv/bin/uv
+$(UV):
+	$(PYTHON) -m venv .venv-uv
+	.venv-uv/bin/python -m pip install --quiet --disable-pip-version-check uv
+
+PYTHONS ?= 3.11 3.12 3.13 3.14
+pythons: $(UV)
+	set -e; for version in $(PYTHONS); do \
+		$(UV) venv --quiet --clear --python $$version .venv-python$$version; \
+		$(UV) pip install --quiet --python .venv-python$$version -c $(CONSTRAINTS) -e ".[dev]"; \
+		touch .venv-python$$version/installed; \
+		for target in demo test; do \
+			started=$$(date +%s); \
+			$(MAKE) $$target VENV=.venv-python$$version; \
+			echo "== Python $$version, make $$target: $$(($$(date +%s) - started)) s"; \
+		done; \
+	done
+
+# TORCH=2.13.0 takes that torch instead of the lowest, for machines that have one build of it.
+LOWEST_TESTS ?= tests/test_card.py tests/test_extras.py tests/cli tests/converters tests/evaluate tests/finetune tests/search
+lowest: $(UV)
+	$(UV) venv --quiet --clear --python 3.11 .venv-lowest
+	$(if $(TORCH),echo "torch==$(TORCH)") > .venv-lowest/override.txt
+	$(UV) pip install --quiet --python .venv-lowest --resolution lowest-direct --override .venv-lowest/override.txt -e ".[dev]"
+	$(TEST_ENV) .venv-lowest/bin/python -m pytest -q $(SPREAD) -m "not slow and not engine and not thorough" $(LOWEST_TESTS)
+
+# --strict: a link that leads nowhere or a docstring that cannot be read fails.
+docs-site: .venv-docs/installed
+	.venv-docs/bin/mkdocs build --strict --quiet
+
+.venv-docs/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check "mkdocs-material>=9.5" "mkdocstrings[python]>=0.26"
+	touch $@
+
 # pip finds a CPU build of the pinned torch where one is offered; elsewhere it takes the platform's default build.
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -76,4 +115,4 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf .venv .venv-transformers-4 .venv-story .venv-engines demo-out .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-transformers-4 .venv-story .venv-engines .venv-uv .venv-python* .venv-lowest .venv-docs site demo-out .pytest_cache .mypy_cache .ruff_cache

@@ -1,5 +1,6 @@
 import json
 import shutil
+import sys
 
 import pytest
 import torch
@@ -113,7 +114,7 @@ BAD = {
 def test_bad_input_is_one_clear_line(run, checkpoint, tmp_path, monkeypatch, case):
     words, spoil, told = BAD[case]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
     shutil.copytree(checkpoint, tmp_path / "model")
     write(tmp_path / "empty.txt", " \n")
     write(tmp_path / "little.txt", "A few words only.")

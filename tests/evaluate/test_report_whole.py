@@ -71,7 +71,7 @@ def lines_of(name):
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
     """Pages without the bytes of their pictures, which take longer than all else."""
-    monkeypatch.setattr("ctxext.evaluate.report.page.as_png", lambda figure: b"")
+    monkeypatch.setattr("ctxext.evaluate.report.pictures.as_png", lambda figure: b"")
 
 
 def report(names=NAMES, shuffle=None, **changes):
@@ -390,8 +390,8 @@ def test_the_title_names_three_models_at_most(count, title):
 
 
 def test_every_reader_gets_the_picture_of_the_own_theme(monkeypatch):
-    monkeypatch.setattr("ctxext.evaluate.report.page.draw_losses", lambda report, *, theme, has_legend: Figure(theme))
-    monkeypatch.setattr("ctxext.evaluate.report.page.as_png", lambda figure: figure.theme.encode())
+    monkeypatch.setattr("ctxext.evaluate.report.pictures.draw_losses", lambda report, *, theme, has_legend: Figure(theme))
+    monkeypatch.setattr("ctxext.evaluate.report.pictures.as_png", lambda figure: figure.theme.encode())
     page = render_page(report())
     assert 'scheme: dark)" srcset="data:image/png;base64,ZGFyaw=="' in page
     assert '<img src="data:image/png;base64,bGlnaHQ=" width="960"' in page
@@ -473,7 +473,6 @@ def test_the_curves_stand_at_the_middle_of_their_tokens():
 
 def test_files_of_a_report(tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "as_png", lambda figure: figure.axes[0].get_title().encode())
-    monkeypatch.setattr("ctxext.evaluate.report.page.as_png", lambda figure: b"")
     content = report(("stock", "ext<i>"))
     content["models"][0]["cells"] = [c for c in content["models"][0]["cells"] if c["task"] == "variables"]
     content["models"][1]["name"] = "<>"

@@ -198,7 +198,7 @@ def test_a_source_is_trained_within_its_window(tmp_path):
 
 
 def test_what_this_machine_lacks_is_said(base, tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(CtxextError, match="needs bitsandbytes") as caught:
         tune(base, tmp_path / "out", change(quantize="4bit"))
     assert caught.value.hint == 'pip install "ctxext[quantize]"'

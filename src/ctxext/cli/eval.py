@@ -24,6 +24,7 @@ from ctxext.cli.options import (
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
+from ctxext.system.extras import install_command, is_installed
 from ctxext.system.output_directory import explain_disk_errors
 
 if TYPE_CHECKING:
@@ -164,6 +165,8 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
     output.result(report, *report_tables(report, output.stdout.width), Text(), *sentences)
     computed = {f"{model.get('dtype')} on {model.get('device')}" for model in report["models"] if model.get("dtype")}
     output.note(Text(f"Computed in {', '.join(sorted(computed))}. Pictures and tables: {out / 'report.html'}"))
+    if not is_installed("matplotlib"):
+        output.note(f"No picture files: {install_command('matplotlib')}, then the same command with --resume.")
     if not any(model["recipe"] for model in report["models"]):
         method = "yarn" if report["models"][0]["kind"] == "causal" else "table"
         output.next_step("ctxext", "convert", models[0], "--method", method, "--factor", 4, why="Extend it")

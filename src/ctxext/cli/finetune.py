@@ -32,6 +32,7 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions
 from ctxext.finetune.stopping import Terminated, raised_when_terminated
 from ctxext.reading.strict import parse_yaml, read_text
+from ctxext.system.extras import install_command
 from ctxext.system.files import Progress
 from ctxext.system.locks import short_name
 
@@ -149,13 +150,19 @@ def tell_result(output: Output, done: "Finetuned", model: str, out: Path, *, mer
     output.result(
         {**done.to_dict(), "out": str(out), "evaluation": report},
         done_line(out, f"{kind}   {done.num_trained:,} parameters trained ({share:.1f} %)"),
-        f"  loss {first:.3f} → {last:.3f} in {done.options.steps} steps   {done.seconds:.0f} s   curve: {out}/loss.png",
+        f"  loss {first:.3f} → {last:.3f} in {done.options.steps} steps   {done.seconds:.0f} s   {_curve_of(out)}",
     )
     if not merge:
         output.next_step("ctxext", "merge", model, out / "adapter", "MERGED", why="A full checkpoint")
     elif report is None:
         words = ("--lengths", done.options.length)
         output.next_step("ctxext", "eval", model, out, *words, why="Not measured yet")
+
+
+def _curve_of(out: Path) -> str:
+    from ctxext.finetune.run import CURVE
+
+    return f"curve: {out / CURVE}" if (out / CURVE).is_file() else f"no curve without {install_command('matplotlib')}"
 
 
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")]

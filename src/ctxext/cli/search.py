@@ -27,6 +27,7 @@ from ctxext.errors import CtxextError
 from ctxext.search.options import SearchOptions
 from ctxext.search.run import Found, figures, search
 from ctxext.search.storage import StudyPlace, shown_storage, study_beside
+from ctxext.system.extras import install_command, is_installed
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import Loading
@@ -184,7 +185,8 @@ def _tell(output: Output, result: Found, source: str, out: Path, study: StudyPla
     output.result(result_data(result, options), *lines)
     if result.recipe is not None:
         output.note(done_line(out, result.recipe.summary()))
-    output.note(f"Pareto front: {out.with_suffix('.png')}" + ("" if options.gradient else f"   study: {study}"))
+    picture = out.with_suffix(".png") if is_installed("matplotlib") else f"no picture; {install_command('matplotlib')}"
+    output.note(f"Pareto front: {picture}" + ("" if options.gradient else f"   study: {study}"))
     if result.recipe is not None:
         output.next_step("ctxext", "convert", source, "OUT", "--recipe", out)
 

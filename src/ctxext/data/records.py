@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from ctxext.errors import CtxextError
 from ctxext.reading.strict import check_characters
+from ctxext.system.extras import require
 
 Record = Mapping[str, Any]
 FIELD = "text"
@@ -56,8 +57,9 @@ def files_of(folder: Path, splits: Sequence[str]) -> list[Path]:
     """The files of a split in a folder, by the naming rules of the datasets library.
 
     Raises:
-        CtxextError: There are none.
+        CtxextError: There are none, or the datasets library is not installed.
     """
+    require("datasets", "Reading a folder of data")
     from datasets.data_files import DataFilesDict, EmptyDatasetError, get_data_patterns
 
     try:
@@ -72,12 +74,14 @@ def open_data_set(data: str, splits: Sequence[str]) -> Any:
     """Stream a data set of the Hub.
 
     Raises:
-        CtxextError: It cannot be reached or has no such split, or the name is that of a missing file.
+        CtxextError: It cannot be reached or has no such split, or the name is that of a missing file, or the
+            datasets library is not installed.
     """
+    check_place(data)
+    require("datasets", f'"{data}" is not a file; reading it as a data set of the Hub')
     import datasets
     from datasets.exceptions import DatasetsError
 
-    check_place(data)
     name, _, configuration = data.partition(":")
     try:
         data_set = datasets.load_dataset(name, configuration or None, streaming=True)
@@ -234,6 +238,7 @@ def _read_tsv(path: Path) -> Iterator[tuple[str, Record]]:
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[str, Record]]:
+    require("datasets", "Reading parquet files")
     from pyarrow import ArrowException, parquet
 
     number = 0

@@ -24,6 +24,7 @@ from ctxext.finetune.rewrite import stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, WholeChanges
 from ctxext.options import accepts_options
 from ctxext.reading.schemas import read_json_object
+from ctxext.system.extras import is_installed, require
 from ctxext.system.files import Progress, as_json
 from ctxext.system.locks import locked, short_name
 from ctxext.system.output_directory import (
@@ -107,6 +108,8 @@ def finetune(
     Raises:
         CtxextError: the model, the data, an option or the place is refused; nothing is written then.
     """
+    for package in ("datasets", "peft"):
+        require(package, "Training")
     base = open_base(
         model, options.length, revision=run.revision, token=run.token, original_length=options.original_length
     )
@@ -256,7 +259,6 @@ def _train(
 
 def _write(base: Base, folder: Path, result: Finetuned, work: Path, data: Mapping[str, Any]) -> None:
     """Write the adapter, the loss curve and the reports."""
-    from ctxext.finetune.curve import draw_losses
     from ctxext.finetune.watch import STEPS
 
     options = result.options
@@ -266,7 +268,10 @@ def _write(base: Base, folder: Path, result: Finetuned, work: Path, data: Mappin
         shutil.copytree(folder / RUNS, work / RUNS)
     shutil.copyfile(folder / STEPS, work / STEPS)
     lengths = [options.length_of_step(step) for step in range(options.steps)]
-    draw_losses(result.losses, lengths, work / CURVE)
+    if is_installed("matplotlib"):
+        from ctxext.finetune.curve import draw_losses
+
+        draw_losses(result.losses, lengths, work / CURVE)
     settings = {**result.to_dict(), "data": {**dataclasses.asdict(result.data), **data}}
     (work / REPORT).write_text(as_json(settings), encoding="utf-8")
 

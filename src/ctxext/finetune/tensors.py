@@ -17,6 +17,7 @@ import re
 
 from ctxext.reading.schema import Schema
 from ctxext.reading.schemas import Number, Word, checked, read_json_object
+from ctxext.system.extras import require
 
 _CANNOT = {
     "target_parameters": "it changes parameters of fused experts",
@@ -68,6 +69,7 @@ class AdapterConfig:
 
     def scale(self, module: str, rank: int) -> float:
         """The factor on a module's product, alpha / rank; patterns name modules by the ends of their names."""
+        require("peft", "Merging an adapter")
         from peft.utils.other import get_pattern_key
 
         alphas: Mapping[str, Any] = self.content.get("alpha_pattern") or {}

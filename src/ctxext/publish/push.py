@@ -288,7 +288,7 @@ def _patiently(action: Callable[[], _Result], tell: Callable[[str], None] | None
     for attempt in range(1, _ATTEMPTS):
         try:
             return action()
-        except CtxextError as error:  # noqa: PERF203
+        except CtxextError as error:
             if not is_passing(error):
                 raise
             if tell is not None:

@@ -3,9 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
-
-from typing_extensions import Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from ctxext.checkpoint.families import Family
 from ctxext.checkpoint.new_tensor import NewTensor

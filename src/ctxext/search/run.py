@@ -1,7 +1,6 @@
 """A whole search: load, measure the plain model, try recipes, check the best on prompts that nothing else used."""
 
 import dataclasses
-import importlib.util
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from ctxext.search.options import SearchOptions
 from ctxext.search.recipe_file import check_recipe_place, recipe_text
 from ctxext.search.space import space_of
 from ctxext.search.storage import StudyPlace, study_beside
+from ctxext.system.extras import is_installed, require
 from ctxext.system.files import sha256_of
 from ctxext.system.output_directory import write_whole
 from ctxext.version import __version__
@@ -54,8 +54,7 @@ def check_optuna() -> None:
     Raises:
         CtxextError: it is not installed.
     """
-    if importlib.util.find_spec("optuna") is None:
-        raise CtxextError("A search needs optuna, which is not installed.", hint='pip install "ctxext[search]"')
+    require("optuna", "A search")
 
 
 def search(
@@ -74,7 +73,8 @@ def search(
     Args:
         source: A folder, a Hub id, or `demo`.
         options: How far to reach, what may be lost, how long to try.
-        out: The recipe file to write; beside it a picture of the Pareto front. None writes neither.
+        out: The recipe file to write; beside it a picture of the Pareto front, where matplotlib is
+            installed. None writes neither.
         study: The storage of the study; None keeps it beside `out`, or nowhere without that.
         resume: Go on with the study; several processes may share one.
         overwrite: Replace a study and a recipe file that are there.
@@ -160,14 +160,14 @@ def _written(
     standing: "Standing", checked: "Check", out: Path | None, checkpoint: Checkpoint, options: SearchOptions
 ) -> Found:
     """The result, after noting its origin in the recipe and writing its files."""
-    from ctxext.search.picture import pareto_picture
-
     name, tried = checkpoint.public_name, f"{len(standing.trials)} recipes tried, seed {options.seed}"
     recipe, files = None, []
     if checked.winner is not None and checked.winner.trial.recipe is not None and checked.is_better:
         note = f"Found by ctxext search on {name} for {options.target_length} tokens; {tried}."
         recipe = Recipe(checked.winner.trial.recipe.steps, note, f"ctxext search {__version__}")
-    if out is not None:
+    if out is not None and is_installed("matplotlib"):
+        from ctxext.search.picture import pareto_picture
+
         title = f"{name} to {format_length(options.target_length)} tokens: {tried}"
         files.append(out.with_suffix(".png"))
         write_whole(files[-1], pareto_picture(standing.points, checked.winner, options.keep_short, title))

@@ -3,22 +3,19 @@
 import base64
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
 from ctxext.evaluate.report.findings import effective_text, findings, percent, pooled
-from ctxext.evaluate.report.pictures import as_png, draw_losses
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.evaluate.tasks.short import Short
 from ctxext.recipes.length import format_length
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from ctxext.system.extras import install_command, is_installed
 
 _LONG_NAME = 24
 _COMMON = 0.8
@@ -283,7 +280,7 @@ def _perplexity(report: Report, names: Mapping[str, str]) -> str:
     return f"""<h2>{task.name.capitalize()}</h2>
 <p>{escape(task.description)}
 Text: {escape(_data_name(report))}.</p>
-{_figure(lambda theme: draw_losses(report, theme=theme, has_legend=False), "Loss by position")}
+{_losses(report)}
 <p class="soft">Faint points are measured, lines are smoothed over three of them. Perplexity over the first so many
 tokens.{sliding}</p>
 {table(head, rows, text=(1,))}"""
@@ -350,16 +347,20 @@ def _settings(report: Report, names: Mapping[str, str]) -> str:
     )
 
 
-def _figure(draw: "Callable[[str], Figure | None]", label: str) -> str:
-    """A picture inside the page, in both themes; the browser's setting decides which is shown."""
+def _losses(report: Report) -> str:
+    """Losses by position as a picture inside the page, in both themes; the browser's setting decides which is shown."""
+    if not is_installed("matplotlib"):
+        return f'<p class="soft">This picture needs matplotlib: {escape(install_command("matplotlib"))}</p>'
+    from ctxext.evaluate.report.pictures import as_png, draw_losses
+
     sources = {}
     for theme in ("light", "dark"):
-        figure = draw(theme)
+        figure = draw_losses(report, theme=theme, has_legend=False)
         if figure is None:
             return ""
         width = round(figure.get_size_inches()[0] * 96)
         sources[theme] = "data:image/png;base64," + base64.b64encode(as_png(figure)).decode()
     return (
         f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{sources["dark"]}">'
-        f'<img src="{sources["light"]}" width="{width}" alt="{escape(label)}"></picture></figure>'
+        f'<img src="{sources["light"]}" width="{width}" alt="Loss by position"></picture></figure>'
     )

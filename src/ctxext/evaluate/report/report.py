@@ -13,6 +13,7 @@ from typing import Any
 
 from ctxext.evaluate.report.intervals import mean_interval, wilson_interval
 from ctxext.evaluate.tasks.base import Record
+from ctxext.system.extras import is_installed
 from ctxext.system.output_directory import write_whole
 from ctxext.version import __version__
 
@@ -261,6 +262,8 @@ def heat_map(models: Sequence[dict[str, Any]], task: str) -> HeatMap:
 def write_report(report: Report, folder: Path) -> list[Path]:
     """Write report.json, report.html and the pictures; each file appears whole or not at all.
 
+    Without matplotlib there are no picture files; the heat maps of report.html do not need it.
+
     Args:
         report: The content of report.json.
         folder: The folder to write to.
@@ -269,10 +272,20 @@ def write_report(report: Report, folder: Path) -> list[Path]:
         The files, report.json first and report.html second.
     """
     from ctxext.evaluate.report.page import render_page
-    from ctxext.evaluate.report.pictures import as_png, draw_heat_maps, draw_losses
 
     files = {"report.json": (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode()}
     files["report.html"] = render_page(report).encode()
+    if is_installed("matplotlib"):
+        files |= _pictures(report)
+    for name, content in files.items():
+        write_whole(folder / name, content)
+    return [folder / name for name in files]
+
+
+def _pictures(report: Report) -> dict[str, bytes]:
+    from ctxext.evaluate.report.pictures import as_png, draw_heat_maps, draw_losses
+
+    files = {}
     for task in dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"]):
         if len(report["models"]) > 1:
             files[f"{task}.png"] = as_png(draw_heat_maps(heat_map(report["models"], task)))
@@ -283,9 +296,7 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     figure = draw_losses(report)
     if figure is not None:
         files["perplexity.png"] = as_png(figure)
-    for name, content in files.items():
-        write_whole(folder / name, content)
-    return [folder / name for name in files]
+    return files
 
 
 def _file_name(name: str) -> str:

@@ -5,9 +5,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cast
 
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt, encode_parts, lay_out

@@ -5,9 +5,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ctxext.data import prose
 from ctxext.data.prompt import Pieces, Prompt

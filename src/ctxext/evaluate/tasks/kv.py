@@ -5,9 +5,7 @@ import random
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
-
-from typing_extensions import Self
+from typing import ClassVar, Literal, Self
 
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, encode_parts

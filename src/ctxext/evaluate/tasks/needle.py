@@ -2,9 +2,7 @@
 
 import random
 from dataclasses import dataclass
-from typing import ClassVar
-
-from typing_extensions import Self
+from typing import ClassVar, Self
 
 from ctxext.data import prose
 from ctxext.data.prompt import Pieces

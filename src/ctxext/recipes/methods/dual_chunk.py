@@ -3,9 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.encodings.rotary import ModelConfig

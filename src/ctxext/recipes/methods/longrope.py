@@ -5,9 +5,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling

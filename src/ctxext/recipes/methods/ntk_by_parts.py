@@ -3,9 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling

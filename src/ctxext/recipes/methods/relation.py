@@ -9,9 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.abc import Traversable
-from typing import Any, ClassVar
-
-from typing_extensions import Self
+from typing import Any, ClassVar, Self
 
 from ctxext.checkpoint.families import Family, rotated_layers
 from ctxext.errors import CtxextError
