@@ -68,7 +68,7 @@ def test_a_card_for_every_method(llama_source, name, tmp_path):
     assert titles[:4] == ["Recipe", "Load it", "Serve it", "Measured"]
     assert page.count("<table>") == 2
     assert "| |" not in re.sub(r"<.*?>", "", page), "a table that is not read as one"
-    commands = r"\$ (ctxext|vllm serve|python -m sglang|llama-server)"
+    commands = r"\$ (ctxext|vllm serve|python -m sglang|python convert_hf_to_gguf.py|llama-server|mlx_lm.chat)"
     assert "$" not in re.sub(commands, "", page), "a place of the template that was not filled"
     assert "\n\n\n" not in card
     assert str(llama_source.parent) not in card
@@ -109,8 +109,46 @@ def test_a_source_on_the_hub_is_named_as_base(llama_source):
     source = Checkpoint("maker/tiny", local.folder, local.config, revision="b" * 40)
     card = make_plan(source, Recipe([Yarn(factor=4)])).texts["README.md"]
     front, page = parts(card)
-    assert (front["base_model"], front["base_model_relation"]) == ("maker/tiny", "finetune")
+    assert front["base_model"] == "maker/tiny"
+    assert "base_model_relation" not in front, "the Hub's words all say that the weights are others"
     assert f"--revision {'b' * 40}" in page.replace("\\\n   ", "")
+
+
+@pytest.mark.parametrize(
+    ("declared", "base"),
+    [
+        ("maker/tiny-1.5", "maker/tiny-1.5"),
+        ("there/folder", None),
+        *((name, None) for name in ("/data/tiny", "../tiny", "a/b/c", "tiny", "", "a/b--c", "a/b c", "a/..", 5, None)),
+    ],
+)
+def test_a_folder_that_says_its_own_id_has_it_as_base(llama, declared, base, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("there/folder").mkdir(parents=True)
+    config = {**read_json(llama / "config.json"), "_name_or_path": declared}
+    (llama / "config.json").write_text(json.dumps(config))
+    convert(str(llama), tmp_path / "out", Recipe([Yarn(factor=4)]), check=False)
+    written = parts((tmp_path / "out" / "README.md").read_text())[0]
+    pushed = parts(pack(tmp_path / "out", "me/x", check=False).card)[0]
+    assert written.get("base_model") == pushed.get("base_model") == base
+    named = pack(tmp_path / "out", "me/x", check=False, base="maker/other")
+    assert parts(named.card)[0]["base_model"] == named.base == "maker/other"
+
+
+def test_the_commands_of_each_engine_that_is_exact(llama_source, tmp_path):
+    convert(str(llama_source), tmp_path / "out", Recipe([Yarn(factor=4)]), check=False)
+    block = pack(tmp_path / "out", "me/x", check=False).card.split("## Serve it")[1].split("```console\n")[1]
+    assert block.split("```")[0].splitlines() == [
+        "$ vllm serve me/x",
+        "$ hf download me/x --local-dir x",
+        "$ python convert_hf_to_gguf.py x --outfile x.gguf",
+        "$ llama-server -m x.gguf -c 512",
+        "$ mlx_lm.chat --model me/x",
+    ]
+    convert(str(llama_source), tmp_path / "code", recipe_of("self-extend"), check=False)
+    served = pack(tmp_path / "code", "me/x", check=False).card.split("## Serve it")[1].split("##")[0]
+    assert "$ vllm serve me/x --trust-remote-code\n```" in served
+    assert "gguf" not in served
 
 
 def test_a_broken_card_of_the_source_does_no_harm(llama):

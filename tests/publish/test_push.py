@@ -227,8 +227,6 @@ def test_what_a_record_says_of_this_machine_is_not_published(converted):
 def test_options_that_contradict_each_other(converted):
     folder = converted("yarn")
     assert PushOptions() == PushOptions(private=False, create_pr=False, adapter=False, check=True)
-    with pytest.raises(CtxextError, match="--base is for an adapter alone"):
-        prepare(folder, "me/tiny", PushOptions(base="me/base"))
     with pytest.raises(CtxextError, match="against main"):
         prepare(folder, "me/tiny", PushOptions(create_pr=True, revision="v2"))
     with pytest.raises(CtxextError, match="no results of its own"):

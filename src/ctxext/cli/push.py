@@ -30,7 +30,9 @@ def push(
     adapter: Annotated[bool, typer.Option("--adapter", help="Push the LoRA adapter alone.")] = False,
     base: Annotated[
         str | None,
-        typer.Option("--base", metavar="USER/NAME", help="With an adapter: the checkpoint that it belongs to."),
+        typer.Option(
+            "--base", metavar="USER/NAME", help="The model it comes from, for the card; an adapter's checkpoint."
+        ),
     ] = None,
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Refuse a checkpoint that is not what was recorded.")

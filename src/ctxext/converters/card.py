@@ -1,6 +1,8 @@
 """The model card: what was done, the commands, how to load and serve it, what was measured and what was not."""
 
 import dataclasses
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -28,6 +30,7 @@ EXTENDED = "EXTENDED"
 """What commands call the extended checkpoint that was trained further."""
 
 _INHERITED = ("license", "license_name", "license_link", "language", "datasets", "extra_gated_prompt", "inference")
+_HUB_ID = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
 _NOT_EVALUATED = """Nothing yet: this checkpoint **was not evaluated**.
 `ctxext eval` shows whether it finds things anywhere in its context."""
 _NOTHING_MEASURED = """Nothing yet: this checkpoint **was not evaluated**. A longer context in config.json is not
@@ -59,6 +62,7 @@ class CardFacts:
     Attributes:
         source: The public name of the checkpoint it was made from.
         revision: The source's commit on the Hub; None where it was a folder.
+        base: The Hub id of the model that it descends from, where the source is a folder; empty where nobody says it.
         inherited: Front matter of the source's card, or of the card that stands there now.
         recipe: What was applied, resolved; None where somebody else extended the model, or nobody.
         encoding: The encoding of the result.
@@ -88,6 +92,7 @@ class CardFacts:
     training: Mapping[str, Any] = field(default_factory=dict)
     training_command: str = ""
     curve: str = ""
+    base: str = ""
     model_id: str = ANY_ID
     is_adapter: bool = False
     measured: Measured | None = field(default=None)
@@ -116,6 +121,17 @@ class CardFacts:
     def has_public_source(self) -> bool:
         """Whether the source is a repository that a reader can look up."""
         return self.revision is not None
+
+
+def declared_base(config: Mapping[str, Any]) -> str:
+    """The Hub id in `_name_or_path`, where transformers wrote what a folder's model was loaded from; else empty.
+
+    A path is no id: one with more or fewer parts than USER/NAME, or of a folder that is there.
+    """
+    name = config.get("_name_or_path")
+    if not isinstance(name, str) or not _HUB_ID.fullmatch(name) or re.search(r"\.\.|--|[-.](/|$)", name):
+        return ""
+    return "" if Path(name).exists() else name
 
 
 def render(facts: CardFacts) -> str:
@@ -190,10 +206,13 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
         ours.append("finetuned")
     if facts.is_adapter:
         ours.append("lora")
-    relation = "adapter" if facts.is_adapter else "finetune"
+    base = facts.base or (facts.source if facts.has_public_source else "")
+    # The Hub has no word for a model of the same weights: adapter, finetune, merge and quantized all claim others.
+    relation = "adapter" if facts.is_adapter else "finetune" if facts.training else ""
     front = {
         **{key: inherited[key] for key in _INHERITED if key in inherited},
-        **({"base_model": facts.source, "base_model_relation": relation} if facts.has_public_source else {}),
+        **({"base_model": base} if base else {}),
+        **({"base_model_relation": relation} if base and relation else {}),
         "library_name": "peft" if facts.is_adapter else "transformers",
         "pipeline_tag": pipeline_tag(facts.config),
         "tags": list(dict.fromkeys([*tags, *ours])),
@@ -276,7 +295,9 @@ def _engines(facts: CardFacts) -> str:
     if facts.is_adapter:
         return ""
     rows = "\n".join(_engine_row(row) for row in facts.serving)
-    table = f"\n## Serve it\n\n| engine | runs it | start it with | mind |\n|---|---|---|---|\n{rows}\n"
+    table = (
+        f"\n## Serve it\n\n| engine | runs it | start it with | mind |\n|---|---|---|---|\n{rows}\n{_commands(facts)}"
+    )
     if facts.training or not facts.unconverted:
         return table
     lines = "\n".join(f"$ {wrapped(command)}" for command in facts.unconverted.values())
@@ -284,6 +305,27 @@ def _engines(facts: CardFacts) -> str:
     draft = "\nA draft model does not inherit `--hf-overrides`.\n" if "vLLM" in facts.unconverted else ""
     served = f"The source itself can be served so, without this copy ({named}):\n\n```console\n{lines}\n```\n"
     return f"{table}\n{served}{draft}"
+
+
+def _commands(facts: CardFacts) -> str:
+    """What users of each engine type; for engines that run it exactly."""
+    arguments = {row.engine: shlex.split(row.arguments) for row in facts.serving if row.status == EXACT}
+    place = facts.model_id
+    folder = place.rpartition("/")[2] if place != ANY_ID else "FOLDER"
+    commands = []
+    if "vLLM" in arguments:
+        commands.append(["vllm", "serve", place, *arguments["vLLM"]])
+    if "llama.cpp" in arguments:
+        length = str(facts.encoding.usable_length)
+        commands += [
+            *([["hf", "download", place, "--local-dir", folder]] if place != ANY_ID else []),
+            ["python", "convert_hf_to_gguf.py", folder, "--outfile", f"{folder}.gguf"],
+            ["llama-server", "-m", f"{folder}.gguf", "-c", length, *arguments["llama.cpp"]],
+        ]
+    if "MLX" in arguments:
+        commands.append(["mlx_lm.chat", "--model", place, *arguments["MLX"]])
+    lines = "\n".join(f"$ {wrapped(shlex.join(command))}" for command in commands)
+    return f"\n```console\n{lines}\n```\n" if lines else ""
 
 
 def _reason(facts: CardFacts) -> str:

@@ -13,7 +13,7 @@ from ctxext.checkpoint.families import Family, text_config
 from ctxext.checkpoint.geometry import default_length
 from ctxext.checkpoint.new_tensor import NewTensor
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.converters.card import CardFacts, card_metadata, render
+from ctxext.converters.card import CardFacts, card_metadata, declared_base, render
 from ctxext.converters.engines import Serving, serving_of
 from ctxext.converters.lengths import index_files, length_files
 from ctxext.converters.unconverted import unconverted_lines
@@ -146,6 +146,7 @@ def make_plan(
     card = CardFacts(
         source=source.public_name,
         revision=source.revision,
+        base="" if source.revision else declared_base(source.config),
         inherited=card_metadata(source.folder),
         recipe=recipe,
         encoding=edited.encoding,

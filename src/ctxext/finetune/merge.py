@@ -13,7 +13,7 @@ import yaml
 from ctxext.checkpoint.auto_class import MASKED, auto_class
 from ctxext.checkpoint.families import family_of, text_config
 from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint, read_safetensors_header
-from ctxext.converters.card import CardFacts, card_metadata, render
+from ctxext.converters.card import CardFacts, card_metadata, declared_base, render
 from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file, wrapped
 from ctxext.converters.engines import serving_of
 from ctxext.converters.plan import cautions_of
@@ -43,6 +43,7 @@ def render_card(base: Checkpoint, notes: Mapping[str, Any]) -> str:
         CardFacts(
             source=str(noted.get("source") or base.public_name),
             revision=noted.get("revision") if recipe else base.revision,
+            base="" if noted.get("revision") or base.revision else declared_base(base.config),
             inherited=card_metadata(base.folder),
             recipe=recipe,
             encoding=model.encoding,

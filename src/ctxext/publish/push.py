@@ -134,7 +134,8 @@ class PushOptions:
         create_pr: Open a pull request instead.
         message: The commit's title.
         adapter: Share the LoRA adapter alone.
-        base: The Hub id of the checkpoint that the adapter belongs to; as it says itself where None.
+        base: The Hub id of the checkpoint that the adapter belongs to, or of the model that a checkpoint descends
+            from; as they say themselves where None.
         report: The folder of an evaluation that belongs on the card.
         check: Refuse a checkpoint that is not what was recorded.
     """
@@ -200,8 +201,6 @@ def prepare(
     if options.create_pr and options.revision not in (None, _DEFAULT_BRANCH):
         raise CtxextError("A pull request is opened against main.", hint="Leave out --revision or --create-pr.")
     is_adapter = options.adapter or (not (folder / "config.json").is_file() and adapter_in(folder) is not None)
-    if options.base and not is_adapter:
-        raise CtxextError("--base is for an adapter alone.", hint="Add --adapter.")
     if is_adapter and options.report:
         raise CtxextError("An adapter alone has no results of its own.", hint="Leave out --adapter or --report.")
     if is_adapter:
@@ -209,6 +208,7 @@ def prepare(
     return pack(
         folder,
         repository,
+        base=options.base,
         report=options.report,
         check=options.check,
         read_weights=read_weights,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.converters.card import EXTENDED, CardFacts, Measured, card_metadata, render
+from ctxext.converters.card import EXTENDED, CardFacts, Measured, card_metadata, declared_base, render
 from ctxext.converters.engines import serving_of
 from ctxext.converters.plan import cautions_of
 from ctxext.converters.unconverted import unconverted_lines
@@ -82,7 +82,7 @@ class UploadPlan:
         texts: Content of files that the push writes or changes, by name; the record is not among them.
         warnings: What the user should know.
         is_adapter: Whether it is an adapter alone, whose folder is left as it is.
-        base: The Hub id of the checkpoint that an adapter belongs to.
+        base: The Hub id of the checkpoint that an adapter belongs to, or of the model that the user names as base.
         known: Digests of weight files that were just verified, by name.
     """
 
@@ -119,6 +119,7 @@ def pack(
     folder: Path,
     repository: str,
     *,
+    base: str | None = None,
     report: Path | None = None,
     check: bool = True,
     read_weights: bool = True,
@@ -129,6 +130,7 @@ def pack(
     Args:
         folder: A checkpoint made by this package.
         repository: The Hub id it will have.
+        base: The Hub id of the model that it descends from; as its source says where None.
         report: The folder of an evaluation; None where nothing was measured.
         check: Refuse a checkpoint that is not what was recorded.
         read_weights: Whether that reads the weights.
@@ -153,11 +155,11 @@ def pack(
     texts = {f"{FOLDER}/{path.name}": path.read_bytes() for path in files}
     edited = _edited_card(subject)
     warnings = [f"{CARD} was edited by hand and stays as it is; delete it to have it written again."] if edited else []
-    card = edited or render(_facts(subject, repository, results))
+    card = edited or render(_facts(subject, repository, results, base=base))
     names = tuple(path.as_posix() for path in subject.checkpoint.files)
     known = {name: digest for name, digest in subject.recorded("weights").items() if digest}
     known = known if check_weights in checks else {}
-    return UploadPlan(folder, names, {**texts, CARD: card.encode()}, tuple(warnings), known=known)
+    return UploadPlan(folder, names, {**texts, CARD: card.encode()}, tuple(warnings), base=base, known=known)
 
 
 def pack_adapter(folder: Path, repository: str, base: str | None = None) -> UploadPlan:
@@ -190,7 +192,7 @@ def pack_adapter(folder: Path, repository: str, base: str | None = None) -> Uplo
     changed = {**config, "base_model_name_or_path": base_id, "revision": None if base else config.get("revision")}
     texts = {_ADAPTER_CONFIG: as_json(changed).encode()} if base else {}
     if (folder / MANIFEST).is_file():
-        texts[CARD] = render(_facts(_subject(folder), repository, None, is_adapter=True)).encode()
+        texts[CARD] = render(_facts(_subject(folder), repository, None, base=base_id, is_adapter=True)).encode()
     elif (place / CARD).is_file():
         texts[CARD] = (
             (place / CARD).read_text(encoding="utf-8").replace(f'base_model: "{named}"', _base(base_id)).encode()
@@ -254,7 +256,9 @@ def _edited_card(subject: Subject) -> str | None:
     return path.read_text(encoding="utf-8")
 
 
-def _facts(subject: Subject, repository: str, results: Measured | None, *, is_adapter: bool = False) -> CardFacts:
+def _facts(
+    subject: Subject, repository: str, results: Measured | None, *, base: str | None = None, is_adapter: bool = False
+) -> CardFacts:
     """The facts about a checkpoint for its card."""
     checkpoint, manifest = subject.checkpoint, subject.manifest
     source = manifest.get("source") or manifest.get("base") or {}
@@ -264,6 +268,7 @@ def _facts(subject: Subject, repository: str, results: Measured | None, *, is_ad
     return CardFacts(
         source=str(source.get("name")),
         revision=source.get("revision"),
+        base=base or ("" if source.get("revision") else declared_base(subject.model.config)),
         inherited=card_metadata(checkpoint.folder),
         recipe=recipe,
         encoding=subject.model.encoding,

@@ -1,0 +1,69 @@
+"""What mkdocs is told beside mkdocs.yml: the first page is the README, and one page is made from docstrings.
+
+Pages keep the links that work where the repository is read. Here a link out of docs/ leads to the repository's address
+where CTXEXT_REPOSITORY names it, and is plain text otherwise.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("converters", "recipes", "evaluate", "finetune", "search", "verify", "publish")
+_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the README and the page of docstrings."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    files.append(File.generated(config, "index.md", content=moved(readme, ROOT, ROOT / "docs")))
+    files.append(File.generated(config, "api.md", content=api_page()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Change links of pages that lead out of docs/."""
+    if page.file.src_uri in ("index.md", "api.md"):
+        return markdown
+    place = (ROOT / "docs" / page.file.src_uri).parent
+    return moved(markdown, place, place)
+
+
+def moved(text: str, place: Path, to: Path) -> str:
+    """A page with its links as they are right in another folder.
+
+    Args:
+        text: Markdown.
+        place: The folder that its links are relative to.
+        to: The folder that they shall be relative to.
+    """
+    address = os.environ.get("CTXEXT_REPOSITORY", "").rstrip("/")
+
+    def link(match: re.Match[str]) -> str:
+        mark, label, target = match.groups()
+        name, _, anchor = target.partition("#")
+        path = Path(os.path.normpath(place / name)) if name else place
+        if name and not path.is_relative_to(ROOT / "docs"):
+            where = path.relative_to(ROOT).as_posix()
+            return f"{mark}[{label}]({address}/blob/main/{where})" if address else label
+        if path.is_dir():
+            path /= "README.md"
+        relative = os.path.relpath(path, to) if name else ""
+        return f"{mark}[{label}]({relative}{'#' + anchor if anchor else ''})"
+
+    return _LINK.sub(link, text)
+
+
+def api_page() -> str:
+    """The names that each package passes on, with their docstrings."""
+    blocks = []
+    for room in ROOMS:
+        tree = (ROOT / "src" / "ctxext" / room / "__init__.py").read_text(encoding="utf-8")
+        pairs = re.findall(r"^    from (ctxext\.[\w.]+) import (.+)$", tree, re.MULTILINE)
+        names = [(module, name.strip()) for module, line in pairs for name in line.split(",")]
+        shown = [f"::: {module}.{name}\n    options: {{heading_level: 3}}\n" for module, name in names]
+        blocks.append("\n".join([f"## ctxext.{room}\n", *shown]))
+    return "\n".join(["# Python API\n", "What each package exports. A page of examples: `docs/python.md`.\n", *blocks])
