@@ -101,7 +101,7 @@ lowest: $(UV)
 
 # --strict: a link that leads nowhere or a docstring that cannot be read fails.
 docs-site: .venv-docs/installed
-	.venv-docs/bin/mkdocs build --strict --quiet
+	.venv-docs/bin/mkdocs build --strict
 
 .venv-docs/installed: pyproject.toml
 	$(PYTHON) -m venv .venv-docs
