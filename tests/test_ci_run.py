@@ -55,6 +55,7 @@ def test_every_step_runs_and_is_shown(ci):
         "make .venv/installed",
         "make environment-transformers-4",
         "make lint",
+        "make docs-site",
         "make test",
         "make story",
     ]
