@@ -4,7 +4,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -30,7 +30,7 @@ class Package(ModuleType):
         return inspect.signature(self._function())
 
 
-def hand_on(package: str, names: Mapping[str, str], *, main: str = "") -> None:
+def hand_on(package: str, names: Mapping[str, str], *, main: str = "", packages: Sequence[str] = ()) -> None:
     """Let names be imported from a package without importing their modules before somebody does.
 
     Where a module of the package has the name of a function, the name is the function's, in whatever order the two are
@@ -40,9 +40,12 @@ def hand_on(package: str, names: Mapping[str, str], *, main: str = "") -> None:
         package: The package that calls this, its `__name__`.
         names: Each name with the module that defines it.
         main: The function that is called where the package itself is.
+        packages: Packages inside this one that are imported in the same way.
     """
     members = {name: _member(package, name, module) for name, module in names.items()}
-    kept = {"_main": main, "__dir__": lambda module: sorted({*ModuleType.__dir__(module), *names})}
+    inside = {name: _inside(package, name) for name in packages}
+    shown = {*names, *packages}
+    kept = {**inside, "_main": main, "__dir__": lambda module: sorted({*ModuleType.__dir__(module), *shown})}
     sys.modules[package].__class__ = type("Package", (Package,), {**members, **kept})
 
 
@@ -60,6 +63,15 @@ def _member(package: str, name: str, module: str) -> property:
             values[name] = new
 
     return property(value, assign, functools.partial(_forget, values))
+
+
+def _inside(package: str, name: str) -> property:
+    """A package inside a package, which is the same object however it was imported."""
+
+    def value(self: ModuleType) -> ModuleType:
+        return importlib.import_module(f"{package}.{name}")
+
+    return property(value, lambda self, new: None)
 
 
 def _forget(values: dict[str, Any], module: ModuleType) -> None:

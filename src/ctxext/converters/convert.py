@@ -4,9 +4,10 @@ The result is written beside its place and renamed when it is complete, so that 
 """
 
 import hashlib
+import html
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,11 +21,12 @@ from ctxext.converters.options import ConvertOptions, SaveOptions
 from ctxext.converters.plan import Plan, make_plan, manifest
 from ctxext.converters.rewrite import REWRITTEN, rewrite
 from ctxext.options import accepts_options
+from ctxext.recipes.base import Method
 from ctxext.recipes.code.layout import without_code
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.length import format_length
-from ctxext.recipes.recipe import Recipe, plain_config
+from ctxext.recipes.recipe import Recipe, plain_config, recipe_of
 from ctxext.system.files import MANIFEST, Progress, as_json, check_room, copy_whole, sha256_of, stamp_of
 from ctxext.system.output_directory import check_out, output_directory
 from ctxext.verify.carried import check_carried
@@ -93,12 +95,29 @@ class Conversion:
     written: Written
     verification: Verification | None
 
+    def __repr__(self) -> str:
+        encoding = self.plan.encoding
+        lengths = f"{encoding.trained_length} → {encoding.usable_length} tokens"
+        return f"Conversion({self.out.name!r}: {self.plan.recipe.summary()}, {lengths}, weights {self.written.how})"
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook, with everything escaped: a name may be a stranger's."""
+        encoding = self.plan.encoding
+        rows = {
+            "out": str(self.out),
+            "recipe": self.plan.recipe.summary(),
+            "tokens": f"{encoding.trained_length} → {encoding.usable_length}",
+            "weights": self.written.how,
+        }
+        cells = "".join(f"<tr><th>{key}</th><td>{html.escape(value)}</td></tr>" for key, value in rows.items())
+        return f"<table>{cells}</table>"
+
 
 @accepts_options(ConvertOptions)
 def convert(
-    source: str,
+    source: str | Path,
     out: str | Path | None,
-    recipe: Recipe,
+    recipe: Recipe | Method | Iterable[Method] | str | Path,
     *,
     options: ConvertOptions,
     revision: str | None = None,
@@ -111,7 +130,7 @@ def convert(
     Args:
         source: A folder, a Hub id, or `demo`.
         out: The folder to make; ./NAME-METHOD-LENGTH if None.
-        recipe: What to apply.
+        recipe: What to apply: a recipe, a method, methods in order, or the name of a recipe file or a preset.
         options: How to convert and to write. Each field is a keyword of this function too, as overwrite=True.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read if None.
@@ -122,7 +141,8 @@ def convert(
         CtxextError: the source, the recipe or the place is refused, the installed transformers does not carry the
             recipe, the disk is full, or the result is not what the method says; nothing is left behind then.
     """
-    checkpoint = open_checkpoint(source, revision=revision, token=token, original_length=options.original_length)
+    recipe = recipe_of(recipe)
+    checkpoint = open_checkpoint(str(source), revision=revision, token=token, original_length=options.original_length)
     if out is not None:
         check_out(Path(out), checkpoint.folder, options)
     if by_index(recipe) is not recipe:
@@ -145,9 +165,9 @@ def convert(
 
 @accepts_options(ConvertOptions)
 def plan_conversion(
-    source: str,
+    source: str | Path,
     out: str | Path | None,
-    recipe: Recipe,
+    recipe: Recipe | Method | Iterable[Method] | str | Path,
     *,
     options: ConvertOptions,
     revision: str | None = None,
@@ -168,8 +188,9 @@ def plan_conversion(
     Raises:
         CtxextError: the source, the recipe or the place is refused.
     """
+    recipe = recipe_of(recipe)
     checkpoint = open_checkpoint(
-        source, revision=revision, token=token, weights=False, original_length=options.original_length
+        str(source), revision=revision, token=token, weights=False, original_length=options.original_length
     )
     if out is not None:
         check_out(Path(out), checkpoint.folder, options)

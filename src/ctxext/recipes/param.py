@@ -162,6 +162,10 @@ def checked(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any
         rows = value if isinstance(value, list | tuple) else [value]
         return tuple(_checked_numbers(option, row, typing.get_args(inner)[0]) for row in rows)
     else:
+        if isinstance(value, str) and field.name.endswith("_length"):
+            from ctxext.recipes.length import parse_length
+
+            value = parse_length(value)
         value = _checked_number(option, value, wanted)
     if limits.choices and value not in limits.choices:
         raise CtxextError(f'{option} must be one of {", ".join(limits.choices)}, not "{value}".')

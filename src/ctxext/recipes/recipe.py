@@ -38,8 +38,11 @@ class Recipe:
     description: str = ""
     source: str = ""
 
-    def __init__(self, steps: Iterable[Method], description: str = "", source: str = "") -> None:
-        object.__setattr__(self, "steps", tuple(steps))
+    def __init__(self, steps: Method | Iterable[Method], description: str = "", source: str = "") -> None:
+        object.__setattr__(self, "steps", (steps,) if isinstance(steps, Method) else tuple(steps))
+        for step in self.steps:
+            if not isinstance(step, Method):
+                raise CtxextError(f'"{step}" is no step of a recipe.', hint="Give methods, as Yarn(factor=4).")
         object.__setattr__(self, "description", description)
         object.__setattr__(self, "source", source)
         if not self.steps:
@@ -239,6 +242,21 @@ def _number(text: str) -> Any:
         return float(text)
     except ValueError:
         return text
+
+
+def recipe_of(recipe: "Recipe | Method | Iterable[Method] | str | Path") -> Recipe:
+    """A recipe from what stands for one: itself, a method, methods in order, or the name of a file or a preset.
+
+    >>> from ctxext import Yarn
+    >>> recipe_of(Yarn(factor=4)).summary()
+    'yarn ×4'
+
+    Raises:
+        CtxextError: it stands for none.
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    return load_recipe(str(recipe)) if isinstance(recipe, str | Path) else Recipe(recipe)
 
 
 def load_recipe(name: str) -> Recipe:

@@ -1,0 +1,141 @@
+"""One import reaches everything, in whatever order; and what docs/python.md shows runs."""
+
+import doctest
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ctxext
+from ctxext import METHODS, MsPoE, Ntk, Recipe, Yarn, convert, plan_conversion
+from ctxext.errors import CtxextError
+from ctxext.lazy import Package
+from ctxext.recipes.recipe import recipe_of
+
+PAGE = (Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+PACKAGES = "ctxext ctxext.recipes ctxext.converters ctxext.checkpoint ctxext.evaluate ctxext.finetune ctxext.search"
+CALLED = ("evaluate", "finetune", "search", "verify")
+
+
+def in_a_new_python(code: str) -> str:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("package", [*PACKAGES.split(), "ctxext.verify", "ctxext.publish"])
+def test_every_name_is_what_its_module_defines(package):
+    module = importlib.import_module(package)
+    assert isinstance(module, Package)
+    names = set(module.__all__)
+    assert names <= set(dir(module))
+    for name in names:
+        assert getattr(module, name) is not None
+    given = {name for name in module._NAMES if name not in ("__version__",)}
+    assert given <= names
+    for name, place in module._NAMES.items():
+        assert getattr(module, name) is getattr(importlib.import_module(place), name)
+
+
+def test_all_methods_are_there():
+    assert {method.__name__ for method in METHODS} <= set(ctxext.__all__)
+    assert all(getattr(ctxext, method.__name__) is method for method in METHODS)
+
+
+@pytest.mark.parametrize("name", CALLED)
+@pytest.mark.parametrize("first", ["from ctxext import {0}", "from ctxext.{0} import __all__", "import ctxext.{0}.run"])
+def test_a_package_and_its_function_are_one_object_in_any_order(name, first):
+    code = [first, "import ctxext, inspect, sys", "from ctxext import {0} as before", "import ctxext.{0}.run"]
+    code += ["from ctxext import {0} as after", "from ctxext.{0} import {0} as function"]
+    code += ["assert before is after is sys.modules['ctxext.{0}'] is ctxext.{0}", "assert callable(after)"]
+    code += ["assert inspect.signature(after) == inspect.signature(function)"]
+    code += ["assert function is sys.modules['ctxext.{0}.run'].{0}"]
+    in_a_new_python("\n".join(code).format(name))
+
+
+@pytest.mark.parametrize("module", ["converters.convert", "finetune.merge", "publish.push"])
+def test_a_function_stays_one_where_a_module_has_its_name(module):
+    code = [f"import ctxext.{module}", "from ctxext import convert, merge, push", "import types"]
+    code += ["from ctxext.converters import convert as c", "from ctxext.finetune import merge as m"]
+    code += ["from ctxext.publish import push as p", "assert (c, m, p) == (convert, merge, push)"]
+    code += ["assert not any(isinstance(one, types.ModuleType) for one in (c, m, p))"]
+    in_a_new_python("\n".join(code))
+
+
+def test_importing_the_package_loads_none_of_it():
+    shown = in_a_new_python("import sys, ctxext; print(*[name for name in sys.modules if name.startswith('ctxext.')])")
+    assert set(shown.split()) == {"ctxext.lazy", "ctxext.version"}
+
+
+def test_a_name_that_is_not_there_is_refused():
+    with pytest.raises(AttributeError, match="nothing_of_ours"):
+        ctxext.nothing_of_ours  # noqa: B018
+    with pytest.raises(ImportError):
+        exec("from ctxext import nothing_of_ours")
+    with pytest.raises(TypeError, match=r"ctxext\.recipes cannot be called"):
+        ctxext.recipes()
+
+
+def test_what_tests_put_in_place_comes_back(monkeypatch):
+    from ctxext import converters
+
+    before = converters.convert
+    with monkeypatch.context() as patch:
+        patch.setattr(converters, "convert", len)
+        assert converters.convert is len
+    assert converters.convert is before
+
+
+def test_a_recipe_is_what_stands_for_one(tmp_path):
+    yarn = Yarn(factor=4)
+    assert Recipe(yarn) == Recipe([yarn]) == recipe_of(yarn) == recipe_of([yarn]) == recipe_of(Recipe(yarn))
+    (tmp_path / "x.yaml").write_text("steps: [{method: yarn, factor: 4}]")
+    assert recipe_of(tmp_path / "x.yaml").steps == recipe_of(str(tmp_path / "x.yaml")).steps == (yarn,)
+    assert recipe_of("mspoe-paper").steps == (MsPoE(schedule="linear", head_order="prompt"),)
+    for wrong in (["yarn"], [Yarn], 7, []):
+        with pytest.raises((CtxextError, TypeError)):
+            recipe_of(wrong)
+
+
+def test_lengths_are_words_or_numbers():
+    assert Ntk(target_length="2k") == Ntk(target_length=2048)
+    with pytest.raises(CtxextError, match="is not a length"):
+        Ntk(target_length="far")
+    folder = Path(ctxext.open_checkpoint("demo").folder)
+    plan = plan_conversion(folder, None, Yarn(factor=4), original_length="0.25k")
+    assert plan.encoding.usable_length == 1024
+
+
+def test_a_conversion_is_shown(tmp_path):
+    done = convert("demo", tmp_path / "<b>x", [Yarn(factor=4)], check=False)
+    assert repr(done).startswith("Conversion('<b>x': yarn ×4, 512 → 2048 tokens")
+    page = done._repr_html_()
+    assert "&lt;b&gt;x" in page
+    assert "<b>" not in page
+
+
+@pytest.mark.parametrize("module", ["ctxext", "ctxext.recipes.recipe"])
+def test_examples_in_docstrings_run(module):
+    place = importlib.import_module(module)
+    result = doctest.testmod(place)
+    assert result.failed == 0
+    assert result.attempted >= 2
+
+
+def test_the_page_has_ten_things():
+    assert len(SNIPPETS) == 10
+    assert all(name in PAGE for name in CALLED if name not in ("finetune", "search"))
+
+
+def test_the_snippets_run_in_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    space: dict = {}
+    for snippet in SNIPPETS:
+        exec(compile(snippet, "docs/python.md", "exec"), space)
+    assert space["model"].config.max_position_embeddings == 2048
+    assert inspect.signature(convert).parameters["overwrite"]
