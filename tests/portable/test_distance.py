@@ -155,7 +155,7 @@ def test_one_layer_against_the_formula(folder):
 
 
 def test_weights_under_another_name_are_not_passed_over(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("ctxext.recipes.methods.distance_aware._OWN", "distanec.weight")
+    monkeypatch.setattr("ctxext.recipes.methods.distance_aware._WEIGHT", "distanec.weight")
     with pytest.raises(CtxextError, match="does not load in a clean process"):
         convert(str(source), tmp_path / "out", Recipe([DistanceAware()]))
 

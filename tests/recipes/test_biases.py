@@ -117,7 +117,7 @@ def test_what_alibi_s_code_is_given_and_what_is_said_of_it(rows):
     factor = {"row-wise": None, "static": 4}[rows]
     assert step.settings(model) == {"original_length": 64, "factor": factor, "exponents": [1.0] * 4}
     assert ("every input changes" in step.caution_for(model)) == (rows == "static")
-    assert ("give what they gave" in step.caution_for(model)) == (rows == "row-wise")
+    assert ("stay unchanged" in step.caution_for(model)) == (rows == "row-wise")
 
 
 @pytest.mark.parametrize(
@@ -142,5 +142,5 @@ def test_alibi_is_read_of_the_families_whose_code_was_tried():
     other = type(FAMILIES["bloom"])(model_type="new", positions="alibi")
     assert (
         NtkAlibi.refusal({"model_type": "new", "num_hidden_layers": 2}, other)
-        == "where it makes its biases was not tried"
+        == "its biases are untested"
     )

@@ -89,7 +89,7 @@ def test_a_model_whose_layers_all_have_windows():
 def test_families_on_which_awareness_cannot_be_seen():
     phi = {**LLAMA, "model_type": "phi"}
     for order in ("calibrated", "prompt"):
-        with pytest.raises(CtxextError, match='"phi" takes a fixed order only: its attention hands over') as caught:
+        with pytest.raises(CtxextError, match='"phi" supports a fixed order only: its attention exposes') as caught:
             settings(phi, head_order=order)
         assert caught.value.hint == "--head-order fixed"
     assert settings(phi, head_order="fixed")["ranks"] == [[0, 1], [0, 1]]

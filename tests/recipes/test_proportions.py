@@ -170,7 +170,7 @@ def test_families_whose_attention_is_out_of_reach():
     for model_type, reason in (
         ("llama", ""),
         ("deepseek_v3", "latent attention"),
-        ("falcon", "its attention is its own"),
+        ("falcon", "its attention does not go through"),
         ("gpt2", "it has learned position embeddings"),
     ):
         config = {"model_type": model_type, "num_hidden_layers": 2}

@@ -127,7 +127,7 @@ def test_names_of_tensors_end_with_whole_parts():
     [
         (Table, BERT, ""),
         (Table, {**BERT, "position_embedding_type": "relative_key"}, "its table is one of distances"),
-        (Table, {"model_type": "whisper"}, "where its table lies was not tried"),
+        (Table, {"model_type": "whisper"}, "the location of its table is not known"),
         (Table, {"model_type": "llama"}, "it has rotary position embeddings, not learned position embeddings"),
         (Range, {"model_type": "marian"}, ""),
         (Range, BERT, "it has learned position embeddings, not sinusoidal position embeddings"),

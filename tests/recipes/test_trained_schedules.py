@@ -94,7 +94,7 @@ def test_a_schedule_that_goes_by_the_input_takes_no_map(step, tmp_path):
     published("llama-3.1", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["rope_scaling"] = {"rope_type": "dynamic", "factor": 4.0}
-    with pytest.raises(CtxextError, match=f"{step.name} goes by each row"):
+    with pytest.raises(CtxextError, match=f"{step.name} depends on each row"):
         step.edit(model_config(config))
 
 

@@ -11,24 +11,25 @@ from ctxext.recipes.param import SearchRange, param, search_start
 
 @dataclass(frozen=True, kw_only=True)
 class AdjustedBase(Scaling):
-    """Set the base to a number you choose. Meant to be followed by training on long texts.
+    """Set the RoPE base to a value you choose. Meant to be followed by training on long texts.
 
-    b becomes --theta. Xiong et al. 2023, section 4.1 (500000 for Llama 2 at 32k).
+    The base b becomes --theta. Use it before continued pretraining on long texts. Xiong et
+    al. 2023, section 4.1 (500000 for Llama 2 at 32k).
     """
 
     name = "abf"
     title = "Adjusted base frequency"
     paper = "https://arxiv.org/abs/2309.16039"
     kind = "base"
-    neutral: ClassVar[Mapping[str, Any]] = {"factor": 1, "theta": 1e4}  # What most models have.
+    neutral: ClassVar[Mapping[str, Any]] = {"factor": 1, "theta": 1e4}  # The base of most models.
     example: ClassVar[Mapping[str, Any]] = {"factor": 4, "theta": 3e5}
     caution = "a raised base is meant to be trained with: fine-tune before you rely on it."
 
-    theta: float = param(help="The new base of the rotary frequencies, for example 500000.", min=1.0, usual=5e5)
+    theta: float = param(help="The new RoPE base (rope_theta), for example 500000.", min=1.0, usual=5e5)
 
     @classmethod
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
-        """From the model's own base to a few times what NTK-aware scaling would make of it."""
+        """From the model's base to a few times the base that NTK-aware scaling would choose."""
         most = 4 * rotary.theta * factor**2
         paper = search_start(cls, "theta")
         return {"theta": SearchRange((rotary.theta, most), paper if rotary.theta < paper < most else None)}
@@ -38,5 +39,5 @@ class AdjustedBase(Scaling):
         return f"{super().summary()} theta {self.theta:g}"
 
     def theta_after(self, rotary: Rotary) -> float:
-        """The base as given."""
+        """The chosen base."""
         return self.theta

@@ -27,11 +27,12 @@ AROUND: Mapping[str, type[Scaling]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive(Relation):
-    """Use a schedule only as far as each position needs, so that short inputs cost nothing. No training.
+    """Apply a schedule to each token only as far as its position needs, so that short inputs stay exact. No training.
 
-    Row m reads with the frequencies and the temperature of the smallest factor s of 1, 2, 4 ... that holds m + 1
-    tokens, and rows inside L as they were: what `dynamic` means to do, without disagreeing with its cache. On a
-    schedule that is there already, every frequency is slowed as a plain one of the same wavelength would be.
+    Row m uses the frequencies and the temperature of the smallest factor s of 1, 2, 4 ... that covers m + 1 tokens;
+    rows within L stay unchanged. Use it in place of dynamic, whose results depend on the cache and the batch. On a
+    model with a schedule already, each frequency is scaled as a plain one of the same wavelength would be. The
+    schedules are those of --around; Peng et al. 2023, section 3.3, has the idea for whole inputs.
     """
 
     name = "adaptive"
@@ -41,52 +42,55 @@ class Adaptive(Relation):
     code_class = "Adaptive"
 
     around: str = param(
-        "yarn", help="Whose frequencies a row uses.", choices=tuple(AROUND), search=("yarn", "ntk-by-parts", "llama3")
+        "yarn",
+        help="The method whose schedule is applied.",
+        choices=tuple(AROUND),
+        search=("yarn", "ntk-by-parts", "llama3"),
     )
     long_factor: tuple[float, ...] | None = param(
-        None, help="Around longrope: one divisor per rotated pair at the full factor: a file with a list of numbers."
+        None, help="With --around longrope: divisors at the full factor, one per rotated pair: a file with a list."
     )
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """LongRoPE needs its list."""
+        """Why `around` and `long_factor` do not fit together; None if they do."""
         if (self.around == "longrope") != (self.long_factor is not None):
             return "long_factor goes with longrope, and longrope needs it.", "--around longrope --long-factor FILE"
         return None
 
     def summary(self) -> str:
-        """The step with what it is around."""
+        """The step with how far it reaches, and the method whose schedule it applies."""
         return f"{super().summary()} around {self.around}"
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """For every factor its inverse frequencies and its factor on cos and sin, as lists.
+        """For each factor the inverse frequencies and the factor on cos and sin, as lists.
 
         Raises:
-            CtxextError: the frequencies of the schedule that is there are not known.
+            CtxextError: the frequencies of the model's schedule are not known.
         """
         check_known(model.config, model.family)
-        found = super().settings(model)
-        step, own = self.resolved(model.rotary), model.rotary
-        plain = dataclasses.replace(own, trained_length=own.context_length, parameters={"rope_type": "default"})
+        settings = super().settings(model)
+        step, rotary = self.resolved(model.rotary), model.rotary
+        plain = dataclasses.replace(rotary, trained_length=rotary.context_length, parameters={"rope_type": "default"})
         assert step.factor is not None, "resolved"
         factors = rungs(step.factor)
         schedules = [self._at(factor, step.factor, plain) for factor in factors]
-        rows = [inverse_frequencies(one) for one in schedules]
+        rows = [inverse_frequencies(schedule) for schedule in schedules]
         base = inverse_frequencies(plain)
-        if own.rope_type != "default":
-            there = inverse_frequencies(own, own.context_length)
-            rows, base = [slowed_alike(there, base, row) for row in rows], there
+        if rotary.rope_type != "default":
+            present = inverse_frequencies(rotary, rotary.context_length)
+            rows, base = [slowed_alike(present, base, row) for row in rows], present
         for name in ("around", "long_factor"):
-            found.pop(name, None)
+            settings.pop(name, None)
         return {
-            **found,
+            **settings,
             "base": base,
             "factors": factors,
             "inverse_frequencies": rows,
-            "attention_factors": [attention_scaling(one) for one in schedules],
+            "attention_factors": [attention_scaling(schedule) for schedule in schedules],
         }
 
     def _at(self, factor: float, largest: float, rotary: Rotary) -> Rotary:
-        """The encoding that the schedule makes at a factor, the same at any length."""
+        """The encoding with the schedule at one factor, the same at any length."""
         numbers: dict[str, Any] = {}
         if self.around == "longrope":
             share = 1.0 if factor == largest else math.log(factor) / math.log(largest)
@@ -97,23 +101,23 @@ class Adaptive(Relation):
         return dataclasses.replace(rotary, theta=step.theta_after(rotary), parameters=parameters)
 
 
-def slowed_alike(there: list[float], plain: list[float], slowed: list[float]) -> list[float]:
-    """The frequencies of a schedule that stands already, each slowed as a plain one of the same wavelength would be.
+def slowed_alike(present: list[float], plain: list[float], slowed: list[float]) -> list[float]:
+    """Frequencies of a model with a schedule, each scaled as a plain one of the same wavelength would be.
 
     Args:
-        there: The frequencies to slow.
-        plain: Those of the model without its schedule, falling.
-        slowed: What a schedule makes of the plain ones.
+        present: The model's frequencies.
+        plain: Its frequencies without its schedule, in falling order.
+        slowed: The plain frequencies after the schedule that is applied.
     """
     kept = [new / old for old, new in zip(plain, slowed, strict=True)]
     step = math.log(plain[0] / plain[1])
-    found = []
-    for one in there:
-        place = min(max(math.log(plain[0] / one) / step, 0.0), len(plain) - 1.0)
-        left = min(int(place), len(plain) - 2)
-        share = kept[left] + (kept[left + 1] - kept[left]) * (place - left)
-        found.append(one * share)
-    return found
+    scaled = []
+    for frequency in present:
+        index = min(max(math.log(plain[0] / frequency) / step, 0.0), len(plain) - 1.0)
+        left = min(int(index), len(plain) - 2)
+        share = kept[left] + (kept[left + 1] - kept[left]) * (index - left)
+        scaled.append(frequency * share)
+    return scaled
 
 
 def rungs(factor: float) -> list[float]:

@@ -17,7 +17,7 @@ _FAMILIES = ("bloom", "falcon", "mpt")
 
 @dataclass(frozen=True, kw_only=True)
 class Slopes(Reaching, CodeMethod):
-    """What methods share that make the slopes of ALiBi gentler: m_h becomes m_h · s^(−e_h)."""
+    """Base of the methods that flatten the slopes of ALiBi: m_h becomes m_h · s^(−e_h)."""
 
     kind = "slopes"
     encoding = "alibi"
@@ -28,17 +28,17 @@ class Slopes(Reaching, CodeMethod):
 
     rows: str = param(
         "row-wise",
-        help="Whether each row stretches by its own length, so that short inputs stay as they were, or all by the "
+        help="Divide each row's slopes as its own position needs, which keeps short inputs unchanged, or all by the "
         "factor.",
         choices=("row-wise", "static"),
     )
 
     @abstractmethod
     def exponents(self, num_heads: int) -> list[float]:
-        """The power e of each head, in their order; 0 leaves a slope alone, 1 divides it by the whole factor."""
+        """The exponent e of each head; 0 keeps a slope, 1 divides it by the whole factor."""
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """The powers, and what the rows count from."""
+        """The exponents, and the length from which rows are scaled."""
         step = self.resolved(model.encoding)
         assert isinstance(model.encoding, Alibi)
         return {
@@ -49,15 +49,15 @@ class Slopes(Reaching, CodeMethod):
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
-        """Why the family cannot carry the code; empty where it can."""
-        untried = "" if family.model_type in _FAMILIES else "where it makes its biases was not tried"
-        return super().refusal(config, family) or untried
+        """Why the family cannot carry the code; empty if it can."""
+        unsupported = "" if family.model_type in _FAMILIES else "its biases are untested"
+        return super().refusal(config, family) or unsupported
 
     def caution_for(self, model: ModelConfig) -> str:
         """What happens within the original context length."""
         if self.rows == "static":
             return "every input changes, short ones too."
         return (
-            "rows within the original context length give what they gave; the farther a row beyond it, the gentler its "
-            "slopes, without end."
+            "rows within the original context length stay unchanged; the farther a row lies beyond it, the gentler its "
+            "slopes, without a limit."
         )

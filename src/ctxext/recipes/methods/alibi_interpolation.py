@@ -7,10 +7,11 @@ from ctxext.recipes.methods.alibi import Slopes
 
 @dataclass(frozen=True, kw_only=True)
 class AlibiInterpolation(Slopes):
-    """Divide all slopes of ALiBi, so that far tokens fade as near ones did. No training.
+    """Divide all ALiBi slopes by the factor, so that far tokens fade as near ones did. No training.
 
-    m_h becomes m_h / s. Row-wise, the row at position m has s = max(1, (m + 1) / L), whatever else is in the text or
-    the batch. Position Interpolation for ALiBi (2310.13017).
+    The slope m_h becomes m_h / s. Row-wise, the row at position m has s = max(1, (m + 1) / L), whatever else is in the
+    input or the batch. Use it for BLOOM, MPT and Falcon with ALiBi; ntk-alibi keeps near tokens sharper. Position
+    Interpolation for ALiBi (2310.13017).
     """
 
     name = "alibi-interpolation"
@@ -18,5 +19,5 @@ class AlibiInterpolation(Slopes):
     paper = "https://arxiv.org/abs/2310.13017"
 
     def exponents(self, num_heads: int) -> list[float]:
-        """1 for all."""
+        """1 for all heads."""
         return [1.0] * num_heads

@@ -12,11 +12,11 @@ from ctxext.recipes.param import param
 
 @dataclass(frozen=True, kw_only=True)
 class Bifocal(Relation):
-    """Keep near keys exact and divide far positions by the row's group, as Jet-Long does. No training.
+    """Keep near tokens at their exact distance and divide far positions by a group for each row. No training.
 
-    As published, far scores are those of floor(m / G) and floor(n / G), G = ceil((m + 1) / L), by the row and not by
-    the call, behind a jump at the border; the continuous border is Self-Extend's. A file with --groups gives every
-    rotated pair a group of its own (DPE, arXiv 2504.18857). Jet-Long 2026, section 3.
+    Beyond the window, positions are floor(m / G) and floor(n / G) with G = ceil((m + 1) / L): as published distances
+    jump at the border, by default they continue there as in self-extend. Use it like self-extend, with a smaller
+    window; --groups gives every rotated pair a group of its own (DPE, arXiv 2504.18857). Jet-Long 2026, section 3.
     """
 
     name = "bifocal"
@@ -26,20 +26,20 @@ class Bifocal(Relation):
     code_class = "Bifocal"
 
     window: int | None = param(
-        None, help="The farthest exact distance; a sixteenth of L where not given.", min=1, search=(16, 512)
+        None, help="Distances up to this stay exact. Default: a sixteenth of L.", min=1, search=(16, 512)
     )
     border: str = param(
         "continuous",
-        help="Behind the border go on from there (Self-Extend's way), or jump as published.",
+        help="Distances beyond the window continue from there (as in Self-Extend), or jump as published.",
         choices=("continuous", "published"),
         search=("continuous", "published"),
     )
     groups: tuple[float, ...] | None = param(
-        None, help="One group per rotated pair of dimensions: a file with a list of whole numbers."
+        None, help="Groups, one per rotated pair: a file with a list of whole numbers."
     )
 
     def summary(self) -> str:
-        """The step with its border where it is the published one."""
+        """The step with how far it reaches, and its border if that is the published one."""
         return super().summary() + (", border as published" if self.border == "published" else "")
 
     def defaults(self, length: int) -> dict[str, Any]:
@@ -49,21 +49,21 @@ class Bifocal(Relation):
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
         """The window must leave something to regroup, and groups must be whole."""
         if self.groups and any(group < 1 or group != int(group) for group in self.groups):
-            return "groups must be whole numbers of at least 1.", "Jet-Long's own rule needs no --groups."
+            return "groups must be whole numbers of at least 1.", "Jet-Long's rule needs no --groups."
         return window_problem(given(self.window), length)
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """Groups as whole numbers, one per pair.
+        """The numbers of the map, with groups as whole numbers.
 
         Raises:
-            CtxextError: there are not as many as rotated pairs.
+            CtxextError: there are not as many groups as rotated pairs.
         """
-        found = super().settings(model)
+        settings = super().settings(model)
         if self.groups:
             pairs = model.rotary.dim // 2
             if len(self.groups) != pairs:
                 raise CtxextError(
                     f"bifocal: groups has {len(self.groups)} numbers, but this model rotates {pairs} pairs."
                 )
-            found["groups"] = [int(group) for group in self.groups]
-        return found
+            settings["groups"] = [int(group) for group in self.groups]
+        return settings

@@ -1,4 +1,4 @@
-"""Wider buckets of distances, for T5 and its kin."""
+"""Wider buckets of distances, for T5 and related models."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -11,9 +11,10 @@ from ctxext.recipes.encodings.rotary import ModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class WiderBuckets(Reaching):
-    """Tell distances apart farther out in T5 and its kin, and more coarsely on the way. Meant to be trained a little.
+    """Widen T5's buckets of distances, so that farther tokens can be told apart. Meant for a short fine-tune.
 
-    relative_attention_max_distance, from which on all distances share a bucket, times the factor. T5 (1910.10683),
+    Multiplies relative_attention_max_distance, beyond which all distances share one bucket, by the factor. Use it for
+    T5 and related models, which read any length as they are, if they must tell far tokens apart. T5 (1910.10683),
     section 2.1.
     """
 
@@ -26,7 +27,7 @@ class WiderBuckets(Reaching):
     is_experimental = True
 
     def caution_for(self, model: ModelConfig) -> str:
-        """That nothing was wrong before, that nothing was measured, and which inputs change."""
+        """That any length ran before, that the gain is not measured, and which inputs change."""
         assert isinstance(model.encoding, Buckets)
         return (
             "no distance was out of range before, as far ones share a bucket: any length ran. What wider buckets gain "

@@ -15,10 +15,10 @@ _STILL = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Cope(Divided):
-    """Fade the slowest dimensions out along a cosine, on top of a raised base. Meant to be trained with.
+    """Fade the slowest RoPE frequencies out along a cosine, on top of a raised base. Meant to be trained with.
 
-    The last c frequencies are multiplied by (1 + cos(π · (i - i0) / (c - 1))) / 2, so that the slowest one no longer
-    rotates. "CoPE", arXiv 2602.05258, section 3.
+    The last c frequencies are multiplied by (1 + cos(π · (i - i0) / (c - 1))) / 2, so that the slowest stops rotating.
+    Use it with --theta before training on long texts. "CoPE", arXiv 2602.05258, section 3.
     """
 
     name = "cope"
@@ -28,28 +28,28 @@ class Cope(Divided):
     neutral: ClassVar[Mapping[str, Any]] = {"factor": 1, "num_faded": 0}
     caution = "it is meant to be trained with: fine-tune before you rely on it."
 
-    theta: float | None = param(None, help="The new base of the frequencies; the model's own where not given.", min=1.0)
+    theta: float | None = param(None, help="The new RoPE base (rope_theta). Default: the model's.", min=1.0)
     num_faded: int | None = param(
         None,
-        help="How many of the slowest pairs fade, c; three quarters of those that never complete a rotation.",
+        help="How many of the slowest pairs fade (c). Default: three quarters of those that never complete a rotation.",
         min=0,
     )
 
     def theta_after(self, rotary: Rotary) -> float:
-        """The base as given, or the model's own."""
+        """The chosen base, or the model's."""
         return self.theta or rotary.theta
 
     def attention_factor(self) -> float:
-        """None of its own."""
+        """1: CoPE has no temperature."""
         return 1.0
 
     def divisors(self, rotary: Rotary) -> list[float]:
-        """The inverse of the fading, which ends in a very large number."""
+        """The inverse of the fading; the last divisor is very large."""
         pairs, base = rotary.dim // 2, self.theta_after(rotary)
         never = sum(2 * math.pi * base ** (2 * i / rotary.span) > rotary.trained_length for i in range(pairs))
         count = min(round(0.75 * never) if self.num_faded is None else self.num_faded, pairs)
-        found = [1.0] * pairs
+        divisors = [1.0] * pairs
         for step in range(count):
             kept = (1 + math.cos(math.pi * step / max(count - 1, 1))) / 2
-            found[pairs - count + step] = 1 / max(kept, 1 / _STILL)
-        return found
+            divisors[pairs - count + step] = 1 / max(kept, 1 / _STILL)
+        return divisors

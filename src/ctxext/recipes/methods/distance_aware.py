@@ -1,4 +1,4 @@
-"""Distance-aware attention: a step that a fine-tune fills with what each head makes of the distance."""
+"""Distance-aware attention: weights by which a fine-tune teaches each head to use the distance."""
 
 import re
 from collections.abc import Iterable
@@ -13,20 +13,21 @@ from ctxext.recipes.code.method import PORTABLE, CodeMethod
 from ctxext.recipes.encodings.rotary import Config, ModelConfig
 from ctxext.recipes.methods.relation import LATENT, UNREACHED_ATTENTION
 
-_OWN = "distance.weight"
+_WEIGHT = "distance.weight"
 _ATTENTION = re.compile(
-    r"(?P<owner>(?:.+\.)?(?:layers|h|blocks)\.(?P<layer>\d+)\.(?:\w+\.)?(?:self_attn|self_attention|attention|attn))\.[^.]+\.weight"
+    r"(?P<module>(?:.+\.)?(?:layers|h|blocks)\.(?P<layer>\d+)\.(?:\w+\.)?(?:self_attn|self_attention|attention|attn))\.[^.]+\.weight"
 )
 _OTHER_TOWERS = re.compile(r"vision|visual|audio|speech|encoder")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistanceAware(CodeMethod):
-    """Let every head learn how its scores grow or fade with the distance. Changes nothing until it is trained.
+    """Let each head learn how its scores grow or fade with the distance. Changes nothing until it is fine-tuned.
 
-    A score above zero between tokens d apart times (1 + e^v) / (1 + e^(v − w·d/L)), with w = v = 0 at the start and L
-    the original context length; w and v of every head are weights, which ctxext finetune trains. DA-Transformer,
-    section 3.2, which also cuts scores below zero off; here they stay, so that a trained model stays what it was.
+    A positive score between tokens d apart is multiplied by (1 + e^v) / (1 + e^(v − w·d/L)), where L is the original
+    context length and w and v are two weights of each head, 0 at the start. Use it before ctxext finetune, which trains
+    them. DA-Transformer, section 3.2, which also cuts negative scores off; here they stay, so that the model starts
+    unchanged.
     """
 
     name = "distance-aware"
@@ -37,12 +38,12 @@ class DistanceAware(CodeMethod):
     code_class = "DistanceAware"
     is_published = False
     is_experimental = True
-    learned_tensors = (_OWN,)
-    caution = "as zeros its numbers change nothing; ctxext finetune trains them beside LoRA."
+    learned_tensors = (_WEIGHT,)
+    caution = "its weights start at zero and change nothing; ctxext finetune trains them beside LoRA."
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
-        """Why the attention of the family cannot be reached; empty where it can."""
+        """Why the family's attention cannot be changed; empty if it can."""
         if family.shared_rotary_key:
             return LATENT
         return super().refusal(config, family) or UNREACHED_ATTENTION.get(family.model_type, "")
@@ -56,32 +57,32 @@ class DistanceAware(CodeMethod):
         }
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
-        """Two numbers per head for each attention that takes part, in the smallest of the source's files.
+        """Two numbers per head for each attention, in the smallest of the source's files.
 
         Raises:
             CtxextError: the weights are not safetensors, or do not name one attention per layer.
         """
         if source.remote_sizes:  # A dry run on a repository whose weights were not fetched.
             return ()
-        there = stored_tensors(source)
-        home = min({path for path, _ in there.values()}, key=lambda path: (source.size_of(path), path))
-        settings, owners = self.settings(model), _attentions(there)
+        stored = stored_tensors(source)
+        home = min({path for path, _ in stored.values()}, key=lambda path: (source.size_of(path), path))
+        settings, attentions = self.settings(model), _attentions(stored)
         count: int = settings["num_heads"]
         tensors: list[NewTensor] = []
         zeros = bytes(2 * count * SIZES["F32"])
         for layer in settings["layers"]:
-            if len(found := owners.get(layer, [])) != 1:
-                told = f"several attentions: {', '.join(found)}" if found else "no attention that is known by its name"
-                raise CtxextError(f"Layer {layer} has {told}.", hint="Choose another method.")
-            tensors.append(NewTensor(f"{found[0]}.{_OWN}", home, "F32", None, (2, count), lambda _: iter([zeros])))
+            if len(names := attentions.get(layer, [])) != 1:
+                problem = f"several attentions: {', '.join(names)}" if names else "no attention that is known by its name"
+                raise CtxextError(f"Layer {layer} has {problem}.", hint="Choose another method.")
+            tensors.append(NewTensor(f"{names[0]}.{_WEIGHT}", home, "F32", None, (2, count), lambda _: iter([zeros])))
         return tuple(tensors)
 
 
 def _attentions(names: Iterable[str]) -> dict[int, list[str]]:
-    """For each layer its attentions by the names in the weights, sorted."""
-    found: dict[int, set[str]] = {}
+    """For each layer the modules of its attentions, by the names of the weights, sorted."""
+    attentions: dict[int, set[str]] = {}
     for name in names:
         match = _ATTENTION.fullmatch(name)
         if match and not _OTHER_TOWERS.search(name):
-            found.setdefault(int(match["layer"]), set()).add(match["owner"])
-    return {layer: sorted(owners) for layer, owners in found.items()}
+            attentions.setdefault(int(match["layer"]), set()).add(match["module"])
+    return {layer: sorted(modules) for layer, modules in attentions.items()}

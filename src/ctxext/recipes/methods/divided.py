@@ -1,4 +1,4 @@
-"""Schedules that give every frequency a divisor of its own, by a formula; carried as LongRoPE's lists."""
+"""Schedules with a divisor for each frequency, given by a formula and carried as LongRoPE's lists."""
 
 import math
 from abc import abstractmethod
@@ -15,13 +15,13 @@ from ctxext.recipes.methods.longrope import with_attention_factor
 
 @dataclass(frozen=True, kw_only=True)
 class Divided(Scaling):
-    """What these schedules share: one list for all lengths, so that neither cache nor batch changes anything."""
+    """Base of these schedules: one list for all lengths, so that neither cache nor batch matters."""
 
     rope_type = "longrope"
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
-        """Why the family cannot carry the schedule; empty where it can."""
+        """Why the family cannot carry the schedule; empty if it can."""
         allowed = family.rope_scaling_keys.get(cls.rope_type)
         if allowed is not None and "attention_factor" not in allowed:
             return "its configuration class takes no factor on cosine and sine, which this schedule needs"
@@ -39,7 +39,7 @@ class Divided(Scaling):
 
     @abstractmethod
     def divisors(self, rotary: Rotary) -> list[float]:
-        """How many times slower each rotated pair becomes."""
+        """The divisor of each rotated pair's frequency."""
 
     def attention_factor(self) -> float:
         """The factor on cos and sin; YaRN's."""

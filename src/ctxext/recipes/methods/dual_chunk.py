@@ -13,9 +13,11 @@ from ctxext.recipes.param import param
 
 @dataclass(frozen=True, kw_only=True)
 class DualChunk(Relation):
-    """Split positions into chunks: exact within one and to the one before, a fixed far row beyond. No training.
+    """Split positions into chunks: exact distances within a chunk and to the previous one, fixed beyond. No training.
 
-    Any cache and any chunking give the same, as a key's rotation never changes. An et al. 2024, section 3.
+    Inputs within L are answered bit for bit as before. Use it like self-extend, where attention within a few thousand
+    tokens must stay exact; Qwen2.5-1M is published with it. The rotation of a key never changes, so the cache and the
+    way a prompt is split make no difference. An et al. 2024, section 3.
     """
 
     name = "dca"
@@ -24,13 +26,15 @@ class DualChunk(Relation):
     code = (PORTABLE / "dual_chunk.py", *Relation.code)
     code_class = "Dca"
 
-    chunk_size: int | None = param(None, help="The largest distance used; L where not given.", min=2)
+    chunk_size: int | None = param(None, help="The largest distance used. Default: L.", min=2)
     local: int | None = param(
-        None, help="Tokens by which neighbouring chunks overlap; an eighth of the chunk where not given.", min=1
+        None,
+        help="Overlap of neighbouring chunks, in tokens. Default: an eighth of the chunk.",
+        min=1,
     )
 
     def adapted(self, model: ModelConfig) -> Self:
-        """The numbers of a `dual_chunk_attention_config`, with which Qwen2.5-1M is published and nothing runs it."""
+        """The step with the numbers of `dual_chunk_attention_config`, which Qwen2.5-1M has and transformers ignores."""
         published = model.read("dual_chunk_attention_config")
         if not isinstance(published, Mapping):
             return self
@@ -43,7 +47,7 @@ class DualChunk(Relation):
         )
 
     def defaults(self, length: int) -> dict[str, Any]:
-        """Chunks as long as L, which leaves all rows inside it as they were."""
+        """Chunks as long as L, which leaves all rows within it unchanged."""
         size = self.chunk_size or length
         return {"chunk_size": size, "local": max(size // 8, 1)}
 

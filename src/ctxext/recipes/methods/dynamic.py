@@ -11,9 +11,10 @@ from ctxext.recipes.encodings.rotary import Rotary
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicNtk(Scaling):
-    """Raise the base only as far as the current length needs, so that short inputs stay as they were.
+    """Raise the RoPE base with the length of the input, so that short inputs stay exactly as they were.
 
-    NTK-aware scaling with the factor of the current length. emozilla, July 2023.
+    NTK-aware scaling with the factor that the current length needs. Use it for single prompts without batching;
+    adaptive does the same for each token and agrees with its cache. emozilla, July 2023.
     """
 
     name = "dynamic"
@@ -23,11 +24,11 @@ class DynamicNtk(Scaling):
     caution = (
         "transformers picks one frequency set for a whole batch from its longest row, and keys cached before the "
         "original context length was crossed keep their old rotation: run one prompt at a time, whole; engines differ. "
-        "adaptive does by the row what this means to do, and agrees with its cache."
+        "adaptive does the same row by row and agrees with its cache."
     )
 
     def reach(self, encoding: Encoding) -> int:
-        """The trained length: transformers takes the maximum for it, and raising that switches the scaling off.
+        """The trained length: transformers reads it from the maximum, and raising that switches the scaling off.
 
         See docs/traps.md, trap 5.
         """

@@ -1,8 +1,8 @@
-"""How the rows of a longer position table are made of those of the old one: each is a sum of a few of them.
+"""Fills: how the rows of a longer position table are computed from the old rows, each as a weighted sum.
 
-A fill gives, for the new positions k, the old rows and their weights, both (positions, terms); L is the old number of
-positions and N the new one. Weights sum to 1; rows whose weight is 0 are not read. Where one term stands alone, the row
-is the old row's very bytes.
+A fill returns, for the new positions k, the old rows and their weights, both (positions, terms); L is the old number of
+positions and N the new number. Weights sum to 1; rows with a weight of 0 are not read. A row of a single term is copied
+byte for byte.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +38,7 @@ def hierarchical(k: "Array", old: int, new: int, alpha: float) -> "Terms":
 
 
 def linear(k: "Array", old: int, new: int, alpha: float) -> "Terms":
-    """Position k · L / N of the old table, between its two neighbours; the last row stands for what lies beyond."""
+    """Row k · L / N of the old table, interpolated between its two neighbours; the last row is repeated."""
     import numpy as np
 
     at = np.minimum(k * old / new, old - 1)
@@ -48,7 +48,7 @@ def linear(k: "Array", old: int, new: int, alpha: float) -> "Terms":
 
 
 def cubic(k: "Array", old: int, new: int, alpha: float) -> "Terms":
-    """The same position by cubic convolution of four rows (Keys 1981, a = −1/2); the ends are repeated."""
+    """The same, by cubic convolution of four rows (Keys 1981, a = −1/2); the ends are repeated."""
     import numpy as np
 
     at = np.minimum(k * old / new, old - 1)
@@ -67,13 +67,13 @@ FILLS: Mapping[str, Callable[["Array", int, int, float], "Terms"]] = {
     "linear": linear,
     "cubic": cubic,
 }
-"""The words of `--fill`."""
+"""The choices of `--fill`."""
 
 KEEPS_ROWS = ("tile", "hierarchical")
-"""Fills that leave the first L rows as they are, bit for bit."""
+"""Fills that keep the first L rows bit for bit."""
 
 DTYPES: Mapping[str, str] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-"""Number formats that rows can be made in, and how their bytes are read."""
+"""Supported number formats, and the numpy type that reads their bytes."""
 
 
 def filled(raw: memoryview, dtype: str, width: int, special: int, new: int, fill: str, alpha: float) -> Iterator[bytes]:
@@ -81,9 +81,9 @@ def filled(raw: memoryview, dtype: str, width: int, special: int, new: int, fill
 
     Args:
         raw: The bytes of the old table.
-        dtype: Its number format, one of `DTYPES`; sums are made in float64 and rounded once.
+        dtype: Its number format, one of `DTYPES`; sums are computed in float64 and rounded once.
         width: The size of a row.
-        special: How many rows stand before that of position 0; they are copied.
+        special: How many rows precede that of position 0; they are copied.
         new: How many positions the new table has.
         fill: One of `FILLS`.
         alpha: The α of the hierarchical fill.
@@ -95,19 +95,19 @@ def filled(raw: memoryview, dtype: str, width: int, special: int, new: int, fill
     rows, old = table[special:], len(table) - special
     for start in range(0, new, _ROWS_AT_ONCE):
         which, weights = FILLS[fill](np.arange(start, min(start + _ROWS_AT_ONCE, new)), old, new, alpha)
-        found = rows[which[:, 0]].copy()
+        computed = rows[which[:, 0]].copy()
         counted = weights != 0
         alone = counted.sum(axis=1) == 1
         copied = which[np.arange(len(which)), counted.argmax(axis=1)]
-        found[alone] = rows[copied[alone]]
+        computed[alone] = rows[copied[alone]]
         for row in np.flatnonzero(~alone):
             used = np.flatnonzero(counted[row])
-            found[row] = _rounded(weights[row, used] @ _as_float64(rows[which[row, used]], dtype), dtype)
-        yield found.tobytes()
+            computed[row] = _rounded(weights[row, used] @ _as_float64(rows[which[row, used]], dtype), dtype)
+        yield computed.tobytes()
 
 
 def continued(raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
-    """The bytes of a table of sinusoids that goes on: the old rows, then those of the next positions.
+    """The bytes of a longer table of sinusoids: the old rows, then those of the next positions.
 
     Row p is sin(p / 10000^(2i/d)) for i < d/2, then the cosines. Vaswani et al. 2017, section 3.5. The arguments are
     those of `filled`.

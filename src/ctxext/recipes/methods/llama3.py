@@ -12,10 +12,11 @@ from ctxext.recipes.param import param
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3(Scaling):
-    """Interpolate long wavelengths, keep short ones, blend between: the scaling of Llama 3.1.
+    """Divide slow RoPE frequencies by the factor, keep fast ones, blend in between, as Llama 3.1 does.
 
-    Wavelengths above L / low_freq_factor are divided by the factor, those below L / high_freq_factor are kept.
-    Llama 3.1 model code, 2024; "The Llama 3 Herd of Models", section 3.4.2.
+    Frequencies with a wavelength above L / low_freq_factor are divided by s, those below L / high_freq_factor are kept.
+    Use it for Llama 3 (preset llama-3.1-128k), or in place of yarn where attention must keep its scale. Llama 3.1 model
+    code, 2024; "The Llama 3 Herd of Models", section 3.4.2.
     """
 
     name = "llama3"
@@ -25,13 +26,13 @@ class Llama3(Scaling):
 
     low_freq_factor: float = param(
         1.0,
-        help="Rotations within the original context length below which all is interpolated.",
+        help="Dimensions with fewer rotations than this within the original context are divided by the factor.",
         min=0.01,
         search=(0.5, 2),
     )
     high_freq_factor: float = param(
         4.0,
-        help="Rotations within the original context length above which nothing is changed.",
+        help="Dimensions with more rotations than this stay unchanged.",
         min=0.01,
         search=(3, 32),
     )
@@ -45,7 +46,7 @@ class Llama3(Scaling):
             )
 
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Leave the schedule plain at factor 1: a frequency blended with itself is not the same to the last bit."""
+        """At factor 1, keep the plain schedule: blending a frequency with itself changes its last bit."""
         if self.resolved(model.rotary).stretch == 1 and not model.rotary.is_scaled:
             return model.with_encoding(model.rotary)
         return super().edit(model)

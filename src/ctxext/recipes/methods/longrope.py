@@ -17,7 +17,7 @@ from ctxext.recipes.param import SearchRange, param
 _KNOTS = 8
 _MAX_RISE = 3.0
 _MOST = 1.25
-"""No dimension is slowed by more than so many times the factor: the search space of section 3.2."""
+"""The largest divisor, in multiples of the factor: the search space of section 3.2."""
 
 
 def with_attention_factor(value: float) -> dict[str, float]:
@@ -34,13 +34,13 @@ def _num_knots(rotary: Rotary) -> int:
 
 
 def _starts(rotary: Rotary, factor: float) -> list[float]:
-    """How far YaRN's curve rises up to each knot, where one is an even share of the way to the factor."""
+    """How far YaRN's curve rises up to each knot; 1 is an even share of the way to the factor."""
     yarn = {"rope_type": "yarn", "factor": factor}
     plain, slowed = (
         inverse_frequencies(dataclasses.replace(rotary, parameters=parameters))
         for parameters in ({"rope_type": "default"}, yarn)
     )
-    curve = [math.log(own / other) / math.log(factor) for own, other in zip(plain, slowed, strict=True)]
+    curve = [math.log(old / new) / math.log(factor) for old, new in zip(plain, slowed, strict=True)]
     count = _num_knots(rotary)
     heights = [_between(curve, knot / (count - 1)) for knot in range(count)]
     rises = [count * (after - before) for before, after in itertools.pairwise(heights)]
@@ -61,9 +61,10 @@ def _num_pairs(encoding: Encoding) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class LongRope(Scaling):
-    """Divide every frequency by a factor of its own, found by search; one list inside the original context, one beyond.
+    """Divide each RoPE frequency by a divisor of its own, found by search; short and long inputs have separate lists.
 
-    θ_i becomes θ_i / λ̂_i. Ding et al. 2024, section 3; LongRoPE2, arXiv 2502.20082.
+    θ_i becomes θ_i / λ_i. Use it with a list from ctxext search or from a published model; a formula for the divisors
+    can be written down as such a list too. Ding et al. 2024, section 3; LongRoPE2, arXiv 2502.20082.
     """
 
     name = "longrope"
@@ -77,14 +78,14 @@ class LongRope(Scaling):
     )
 
     long_factor: tuple[float, ...] = param(
-        help="One divisor per rotated pair of dimensions beyond the original context length: a file with a list."
+        help="Divisors for inputs beyond the original context, one per rotated pair: a file with a list."
     )
     short_factor: tuple[float, ...] | None = param(
-        None, help="The same inside the original context length; ones where not given."
+        None, help="Divisors within the original context: a file with a list. Default: all 1."
     )
     attention_factor: float | None = param(
         None,
-        help="Multiplier of cos and sin, instead of sqrt(1 + ln(factor) / ln(original context length)).",
+        help="Temperature: multiplies cos and sin, instead of sqrt(1 + ln(factor) / ln(original length)).",
         min=0.01,
         search=(1.0, 1.6),
     )
@@ -101,10 +102,10 @@ class LongRope(Scaling):
 
     @classmethod
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
-        """How far the curve of factors rises at each of a few knots, and what becomes of the original context.
+        """How far the curve of divisors rises at each of a few knots, and which list the original context has.
 
-        No rise is below zero, so factors never fall from one dimension to the next: the paper's own constraint
-        (section 3.2). The curve starts as YaRN's, which is one of those that the paper's search starts from.
+        No rise is negative, so divisors never fall from one dimension to the next: the paper's constraint (section
+        3.2). The curve starts as YaRN's, one of those that the paper's search starts from.
         """
         rises = {
             f"rise_{knot}": SearchRange((0.0, _MAX_RISE), start) for knot, start in enumerate(_starts(rotary, factor))
@@ -114,7 +115,7 @@ class LongRope(Scaling):
 
     @classmethod
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
-        """The step whose factors, on a logarithmic scale, run straight from knot to knot."""
+        """The step whose divisors, on a logarithmic scale, are linear between knots."""
         count, pairs = _num_knots(rotary), rotary.dim // 2
         most, level, knots = math.log(_MOST * factor), 0.0, []
         for knot in range(count):
@@ -132,7 +133,7 @@ class LongRope(Scaling):
         """The `longrope` type of transformers.
 
         Raises:
-            CtxextError: a list has the wrong length or a factor below zero.
+            CtxextError: a list has the wrong length or a divisor that is not positive.
         """
         num_factors = rotary.dim // 2
         short = self.short_factor or (1.0,) * num_factors
@@ -145,7 +146,7 @@ class LongRope(Scaling):
                 raise CtxextError(f'longrope: {name} must be above zero, not "{min(factors):g}".')
         attention = self.attention_factor
         if attention is None and self.target_length is not None and self.stretch > 1:
-            # transformers 4 takes the factor from the two lengths, so what follows from ours is written out.
+            # transformers 4 derives the factor from the two lengths, so the temperature of ours is written out.
             attention = math.sqrt(1 + math.log(self.stretch) / math.log(rotary.trained_length))
         extra = {} if attention is None else with_attention_factor(attention)
         return {

@@ -14,12 +14,13 @@ from ctxext.recipes.param import param
 
 @dataclass(frozen=True, kw_only=True)
 class MsPoE(CodeMethod):
-    """Give every attention head its own position scale, so that the middle of the context is found. No training.
+    """Give each attention head a position scale of its own, to use the middle of the context better. No training.
 
-    Heads whose attention stands out least take the largest ratio. Zhang et al. 2024, "Found in the Middle", section 3.
-    The paper slows all frequencies of a head alike and orders heads again for each prompt, which ruined the real model
-    that it was measured on; by default a head slows its frequencies as ntk would, and heads are ordered once, over
-    calibration text, for which the model is loaded. The preset mspoe-paper is the paper's own form.
+    The least position-aware heads get the largest ratio. Use it on the context that a model already has; it
+    does not extend it. The paper divides all frequencies of a head alike and orders heads anew for each prompt, which
+    ruined the real model that it was measured on. By default heads scale their frequencies as ntk does and are ordered
+    once, over calibration text, for which the model is loaded; the preset mspoe-paper is the paper's form. Zhang et al.
+    2024, "Found in the Middle", section 3.
     """
 
     name = "mspoe"
@@ -41,55 +42,60 @@ class MsPoE(CodeMethod):
     }
     example: ClassVar[Mapping[str, Any]] = {**neutral, "ratio_min": 1.5, "ratio_max": 4.0, "schedule": "linear"}
 
-    ratio_min: float = param(1.2, help="Ratio of the head that stands out most.", min=1.0, search=(1.0, 2.0))
-    ratio_max: float = param(1.8, help="Ratio of the head that stands out least.", min=1.0, search=(1.0, 8.0))
+    ratio_min: float = param(1.2, help="Ratio of the most position-aware head.", min=1.0, search=(1.0, 2.0))
+    ratio_max: float = param(1.8, help="Ratio of the least position-aware head.", min=1.0, search=(1.0, 8.0))
     head_order: str = param(
         "calibrated",
-        help="Order heads again for each prompt (the paper), once over calibration text, or by their index.",
+        help="Order heads for each prompt (the paper), once over calibration text, or by their index.",
         choices=("prompt", "calibrated", "fixed"),
         search=("calibrated", "prompt", "fixed"),
     )
     first_layer: int = param(
-        2, help="The first layer that takes part; those before keep their rotary embedding.", min=0, search=(0, 3)
+        2, help="The first layer with scaled heads; earlier layers keep their rotary embedding.", min=0, search=(0, 3)
     )
     schedule: str = param(
         "ntk",
-        help="How a ratio slows a head: all frequencies alike (the paper), or as ntk or by-parts would.",
+        help="How a ratio scales a head: all frequencies alike (the paper), or as ntk or ntk-by-parts do.",
         choices=("linear", "ntk", "by-parts"),
         search=("linear", "ntk", "by-parts"),
     )
     ramp_fast: float = param(
         8.0,
-        help="With by-parts: rotations in the original context length above which a head keeps a frequency.",
+        help="With by-parts: frequencies with more rotations within the original context stay unchanged.",
         min=0,
         search=(4, 64),
     )
     ramp_slow: float = param(
-        1.0, help="With by-parts: rotations below which a head interpolates it fully.", min=0, search=(0.5, 4)
+        1.0,
+        help="With by-parts: frequencies with fewer rotations are divided by the whole ratio.",
+        min=0,
+        search=(0.5, 4),
     )
     rescale: str = param(
         "uniform",
         help="Compress all positions (the paper), or only those between --rescale-start and --rescale-end.",
         choices=("uniform", "middle"),
     )
-    rescale_start: int | None = param(None, help="With middle: where the compressed stretch begins, in tokens.", min=0)
-    rescale_end: int | None = param(None, help="With middle: where it ends, in tokens.", min=1)
+    rescale_start: int | None = param(None, help="With middle: first compressed position, in tokens.", min=0)
+    rescale_end: int | None = param(None, help="With middle: end of the compressed positions, in tokens.", min=1)
     variant: str = param(
-        "paper", help="What the paper says, or what its released code computes.", choices=("paper", "released")
+        "paper",
+        help="The method as the paper describes it, or as its released code computes it.",
+        choices=("paper", "released"),
     )
     ranks: tuple[tuple[int, ...], ...] | None = param(
-        None, help="Measured order: for each layer that takes part, each KV head's place.", measured=True
+        None, help="Calibrated order: for each layer, the rank of each KV head.", measured=True
     )
     ratios: tuple[tuple[float, ...], ...] | None = param(
-        None, help="Learned: the ratio of each KV head of each layer that takes part, by parts.", measured=True
+        None, help="Learned: for each layer, the ratio of each KV head, by parts.", measured=True
     )
     ramps: tuple[tuple[float, ...], ...] | None = param(
-        None, help="Learned: what each head multiplies --ramp-fast and --ramp-slow with.", measured=True
+        None, help="Learned: for each layer, the factor of each KV head on --ramp-fast and --ramp-slow.", measured=True
     )
     temperatures: tuple[tuple[float, ...], ...] | None = param(
-        None, help="Learned: each head's factor on cos and sin.", measured=True
+        None, help="Learned: for each layer, the factor of each KV head on cos and sin.", measured=True
     )
-    reaches: int | None = param(None, help="Learned: the context length that it was learned for.", measured=True)
+    reaches: int | None = param(None, help="Learned: the context length of the training, in tokens.", measured=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,7 +117,7 @@ class MsPoE(CodeMethod):
             raise CtxextError("mspoe: ratios, ramps and temperatures must be above zero.")
 
     def reach(self, encoding: Encoding) -> int:
-        """As before, or what was learned for."""
+        """The context length as before, or that of the training."""
         before = super().reach(encoding)
         return before if self.reaches is None else max(before, self.reaches)
 
@@ -130,12 +136,12 @@ class MsPoE(CodeMethod):
 
     @property
     def depends_on_prompt(self) -> bool:
-        """Whether each prompt orders the heads."""
+        """Whether heads are ordered by each prompt."""
         return self.head_order == "prompt"
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
-        """Why the family cannot give every head its own ratio; empty where it can."""
+        """Why the family does not support a ratio per head; empty if it does."""
         if family.shared_rotary_key:
             return "latent attention: all heads share one rotated key, so they cannot have scales of their own"
         return super().refusal(config, family)
@@ -165,8 +171,8 @@ class MsPoE(CodeMethod):
             settings |= {"trained_length": model.rotary.trained_length, "theta": model.rotary.theta}
             settings |= {"beta_fast": self.ramp_fast, "beta_slow": self.ramp_slow}
         if self.ratios:
-            assert self.ramps, "they go together"
-            assert self.temperatures, "they go together"
+            assert self.ramps, "given with ratios"
+            assert self.temperatures, "given with ratios"
             learned = {"ratios": self.ratios, "ramps": self.ramps, "temperatures": self.temperatures}
             if any([len(row) for row in rows] != [heads] * len(layers) for rows in learned.values()):
                 raise CtxextError(f"Learned heads need {len(layers)} layers with {heads} numbers each.")
@@ -177,13 +183,13 @@ class MsPoE(CodeMethod):
         return settings
 
     def _layers(self, model: ModelConfig) -> list[int]:
-        """The layers that take part: from `first_layer` on, those with full attention and a rotary embedding."""
+        """The layers with scaled heads: from `first_layer` on, those with full attention and a rotary embedding."""
         full = rotated_layers(model.config, model.family)
         layers = [index for index in full if index >= self.first_layer]
         if not full:
             raise CtxextError(
-                "Every layer with a rotary embedding has a sliding window, and those keep it: Ms-PoE would change "
-                "nothing."
+                "Every layer with a rotary embedding has a sliding window, and those stay as they are: Ms-PoE would "
+                "change nothing."
             )
         if not layers:
             raise CtxextError(
@@ -192,12 +198,12 @@ class MsPoE(CodeMethod):
         return layers
 
     def _ranks(self, model: ModelConfig, num_layers: int, num_heads: int) -> list[list[int]] | None:
-        """The number of each head's ratio by layer; None where each prompt chooses."""
+        """For each layer the rank of each head's ratio; None if heads are ordered by each prompt."""
         if self.head_order == "fixed":
             return [list(range(num_heads)) for _ in range(num_layers)]
         model_type = model.family.model_type
         if (reason := FIXED_ONLY.get(model_type)) and not self.ranks:
-            raise CtxextError(f'"{model_type}" takes a fixed order only: {reason}.', hint="--head-order fixed")
+            raise CtxextError(f'"{model_type}" supports a fixed order only: {reason}.', hint="--head-order fixed")
         if self.head_order == "prompt":
             return None
         ranks = [list(order) for order in self.ranks or ()]
@@ -207,7 +213,7 @@ class MsPoE(CodeMethod):
 
 
 _QUERIES_FIRST = "its attention rotates queries before it computes keys, and some layers use the keys of others"
-_SPLIT_FIRST = "its attention hands over only the part of each head that rotates, and awareness needs the whole"
+_SPLIT_FIRST = "its attention exposes only the part of each head that rotates, and the score needs the whole"
 
 FIXED_ONLY: Mapping[str, str] = {
     **dict.fromkeys(
@@ -215,7 +221,7 @@ FIXED_ONLY: Mapping[str, str] = {
     ),
     **dict.fromkeys(("gpt_neox_japanese", "persimmon", "phi", "stablelm"), _SPLIT_FIRST),
 }
-"""Families on which awareness cannot be seen, so that heads have a fixed order, and why."""
+"""Families whose attention cannot be scored, so that heads have a fixed order, and why."""
 
 
 def ratio_grid(ratio_min: float, ratio_max: float, num_heads: int, *, released: bool = False) -> list[float]:
@@ -225,13 +231,13 @@ def ratio_grid(ratio_min: float, ratio_max: float, num_heads: int, *, released: 
 
 
 def ranks_from_scores(scores: Sequence[float]) -> list[int]:
-    """Number each head's ratio: the most aware head takes the first and smallest, ties go to the lower head."""
+    """The rank of each head's ratio: the most position-aware head has the smallest, ties go to the lower head."""
     order = sorted(range(len(scores)), key=lambda head: (-scores[head], head))
     return [order.index(head) for head in range(len(scores))]
 
 
 def num_kv_heads(model: ModelConfig) -> int:
-    """How many KV heads a layer with full attention hands to its rotary embedding."""
+    """How many KV heads a layer with full attention passes through its rotary embedding."""
     if model.family.model_type == "falcon":  # The new architecture repeats its keys for every query first.
         multi_query = model.read("multi_query") and not model.read("new_decoder_architecture")
         return 1 if multi_query else int(model.read("num_attention_heads"))

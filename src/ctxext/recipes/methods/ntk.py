@@ -8,9 +8,11 @@ from ctxext.recipes.encodings.rotary import Rotary
 
 @dataclass(frozen=True, kw_only=True)
 class Ntk(Scaling):
-    """Raise the base so that the slowest frequency is interpolated and the fastest is kept. Every engine runs it.
+    """Raise the RoPE base: the fastest frequency stays, the slowest is divided by the factor. Every engine runs it.
 
-    b becomes b · s^(d / (d - 2)). bloc97, "NTK-aware scaled RoPE", June 2023; Peng et al. 2023, section 3.1.
+    The base b becomes b · s^(d / (d - 2)). Use it untrained where an engine supports no other schedule, as only
+    rope_theta changes; elsewhere yarn is the usual choice. bloc97, "NTK-aware scaled RoPE", June 2023; Peng et al.
+    2023, section 3.1.
     """
 
     name = "ntk"

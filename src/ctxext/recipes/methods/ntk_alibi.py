@@ -8,10 +8,11 @@ from ctxext.recipes.methods.alibi import Slopes
 
 @dataclass(frozen=True, kw_only=True)
 class NtkAlibi(Slopes):
-    """Divide the gentlest slope of ALiBi by the whole factor and the steepest not at all. No training.
+    """Divide the gentlest ALiBi slope by the whole factor and keep the steepest, with all others between. No training.
 
-    m_h becomes m_h · s^(−(h − 1) / (H − 1)) for the head whose slope is the h-th from the steepest of H: so it is
-    published for powers of two, and so it is here for any number of heads. s as in alibi-interpolation.
+    The slope m_h becomes m_h · s^(−(h − 1) / (H − 1)) for the head with the h-th steepest of H slopes, as published for
+    powers of two and used here for any number of heads; s as in alibi-interpolation. Use it first for BLOOM, MPT and
+    Falcon with ALiBi.
     """
 
     name = "ntk-alibi"
@@ -19,7 +20,7 @@ class NtkAlibi(Slopes):
     paper = "https://github.com/keezen/ntk_alibi"
 
     def exponents(self, num_heads: int) -> list[float]:
-        """By the place of the head's slope among all, from the steepest."""
+        """By the rank of the head's slope, from the steepest."""
         slopes = alibi_slopes(num_heads)
         steepest = sorted(slopes, reverse=True)
         return [steepest.index(slope) / max(num_heads - 1, 1) for slope in slopes]

@@ -15,10 +15,10 @@ _BETA_FAST, _BETA_SLOW = 32.0, 1.0
 
 
 def check_ends(name: str, fast: float, slow: float) -> None:
-    """Check that what rotates often is not what rotates seldom.
+    """Check the order of the ends of a ramp.
 
     Raises:
-        CtxextError: the ends of the ramp stand the wrong way round.
+        CtxextError: beta_fast is below beta_slow.
     """
     # Kimi K2 has both at 1: a step from one dimension to the next.
     if fast < slow:
@@ -27,10 +27,11 @@ def check_ends(name: str, fast: float, slow: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class NtkByParts(Scaling):
-    """Interpolate only the dimensions that never complete a rotation in the original context, and keep the fast ones.
+    """Divide slow RoPE frequencies by the factor, keep fast ones, blend in between: YaRN without its temperature.
 
-    A linear ramp between θ_i (more than β_fast rotations in the original context) and θ_i / s (fewer than β_slow).
-    Peng et al. 2023, section 3.2; transformers clamps the ramp's ends at d - 1.
+    A linear ramp from θ_i (more than β_fast rotations within the original context) to θ_i / s (fewer than β_slow). Use
+    it where the attention must keep its scale; otherwise prefer yarn. Peng et al. 2023, section 3.2; transformers
+    clamps the ends of the ramp at d - 1.
     """
 
     name = "ntk-by-parts"
@@ -40,20 +41,20 @@ class NtkByParts(Scaling):
 
     beta_fast: float | None = param(
         None,
-        help="Rotations within the original context length above which a dimension is left as it was.",
+        help="Dimensions with more rotations than this within the original context stay unchanged.",
         min=0,
         search=(8, 64),
         usual=_BETA_FAST,
     )
     beta_slow: float | None = param(
         None,
-        help="Rotations within the original context length below which a dimension is fully interpolated.",
+        help="Dimensions with fewer rotations than this are divided by the whole factor.",
         min=0,
         search=(0.5, 4),
         usual=_BETA_SLOW,
     )
     truncate: bool | None = param(
-        None, help="Round the ends of the ramp outwards to whole dimensions; gpt-oss does not.", usual=True
+        None, help="Round the ends of the ramp outwards to whole dimensions (gpt-oss does not).", usual=True
     )
 
     def __post_init__(self) -> None:
@@ -81,7 +82,7 @@ class NtkByParts(Scaling):
         return {**self.ramp(rotary), "attention_factor": 1.0, "mscale": 0.0}
 
     def ramp(self, rotary: Rotary) -> Mapping[str, Any]:
-        """The ramp; the original length is written out because the maximum has moved (docs/traps.md, trap 3)."""
+        """The ramp, with the original length written out because the maximum has changed (docs/traps.md, trap 3)."""
         return {
             "factor": self.stretch,
             "original_max_position_embeddings": rotary.trained_length,

@@ -10,9 +10,10 @@ from ctxext.recipes.methods.table import Rows
 
 @dataclass(frozen=True, kw_only=True)
 class Range(Rows):
-    """Let a model with computed sinusoids read longer inputs: the table goes on, nothing is stretched. No training.
+    """Extend a table of computed sinusoids to more positions; nothing is stretched. No training.
 
-    Row p holds sin and cos of p / 10000^(2i/d). No weight but that table changes, and short inputs stay as they were.
+    Row p holds sin and cos of p / 10000^(2i/d). Use it for Marian, Pegasus, M2M-100 and XGLM. Only that table changes,
+    and short inputs stay unchanged. Vaswani et al. 2017, section 3.5.
     """
 
     name = "range"

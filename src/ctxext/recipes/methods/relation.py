@@ -1,8 +1,8 @@
-"""Methods that change which distance a query sees: near keys at their own, far ones regrouped. No training.
+"""Base of the methods that map the distance between query and key: near keys exact, far ones regrouped.
 
-Every rule is a function of the row, the query's own position, never of the call: inputs inside the context length
-that the model had are answered bit for bit as before, and a prompt gives the same logits however it arrives: whole, in
-chunks or from a cache. Each method's map is a file in `portable/`; `portable/relation.py` is the attention.
+A map depends on the row, which is the position of the query, and never on the call: inputs within the context length
+of the source are answered bit for bit as before, and a prompt gives the same logits whole, in chunks or from a cache.
+Each method's map is a file in `portable/`; `portable/relation.py` is the attention.
 """
 
 import dataclasses
@@ -22,9 +22,9 @@ from ctxext.recipes.param import SearchRange, param
 
 @dataclass(frozen=True, kw_only=True)
 class Relation(CodeMethod):
-    """What all of these methods share: how far they reach, and the temperature of rows beyond the old length.
+    """How far a relation map reaches, and the temperature of rows beyond the old length.
 
-    L below is the context length that the model reads before this step, schedules that stand before it included.
+    L is the context length that the model reads before this step, after the schedules before it.
     """
 
     kind: ClassVar[Kind] = "attention"
@@ -41,22 +41,22 @@ class Relation(CodeMethod):
     target_length: int | None = param(None, help="The new context length in tokens, for example 32k.", min=1)
     temperature: str = param(
         "none",
-        help="What sharpens rows beyond the old length: nothing, or YaRN's, log-n's or Llama 4's rule on the row.",
+        help="How rows beyond the old length sharpen attention: not at all, or by the rule of YaRN, log-n or Llama 4.",
         choices=("none", "yarn", "logn", "llama4"),
     )
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
-        """Why the attention of the family cannot be reached; empty where it can."""
+        """Why the family's attention cannot be changed; empty if it can."""
         if family.shared_rotary_key:
             return LATENT
         return super().refusal(config, family) or UNREACHED_ATTENTION.get(family.model_type, "")
 
     def resolved(self, encoding: Encoding) -> Self:
-        """The same step with its factor and everything else that follows from the context length filled in.
+        """The same step with its factor and all defaults that follow from the context length filled in.
 
         Raises:
-            CtxextError: no length was given, or the geometry cannot reach it.
+            CtxextError: no length was given, or the options cannot reach it.
         """
         length = encoding.context_length
         if self.factor is not None:
@@ -86,12 +86,12 @@ class Relation(CodeMethod):
         return step
 
     def defaults(self, length: int) -> dict[str, Any]:
-        """What follows from L where it was not given."""
+        """Defaults that follow from L, by option."""
         return {}
 
     @classmethod
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
-        """Windows from a thirty-second of L to a half of it; words as they are declared."""
+        """Windows from a thirty-second of L to a half of it; other ranges as they are declared."""
         ranges, length = super().search_space(rotary, factor), rotary.context_length
         if "window" in ranges:
             start = cls(factor=factor).defaults(length)["window"]
@@ -104,7 +104,7 @@ class Relation(CodeMethod):
         return cls(**{**numbers, "factor": factor})
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """Why the numbers cannot reach the target from L, and the numbers that would; None where they can."""
+        """Why the options cannot reach the target from L, and a hint; None if they can."""
         return None
 
     def reach(self, encoding: Encoding) -> int:
@@ -121,13 +121,13 @@ class Relation(CodeMethod):
         """The numbers of the map, the layers, and L.
 
         Raises:
-            CtxextError: no layer looks back over the whole context with a rotary embedding, or the schedule goes by the
-                whole input.
+            CtxextError: no layer has full attention and a rotary embedding, or the model's schedule depends on the
+                length of the input.
         """
         if model.rotary.rope_type == "dynamic":  # Its formula starts from the length that the map raises, besides.
             raise CtxextError(
-                f"{self.name} goes by each row, and this model's dynamic schedule by the length of the whole input.",
-                hint="adaptive does row by row what dynamic means to do: convert a copy without the schedule with it.",
+                f"{self.name} depends on each row, and this model's dynamic schedule on the length of the whole input.",
+                hint="adaptive is the row-wise form of dynamic: convert a copy without the schedule with it.",
             )
         layers = rotated_layers(model.config, model.family)
         if not layers:
@@ -136,30 +136,30 @@ class Relation(CodeMethod):
             )
         length = model.rotary.context_length
         step = self.resolved(model.rotary)
-        own = {name: value for name, value in step.to_dict().items() if name not in _NOT_IN_MAPS}
+        numbers = {name: value for name, value in step.to_dict().items() if name not in _NOT_IN_MAPS}
         lengths = {"original_length": length, "target_length": step.reach(model.rotary)}
-        return {"layers": layers, **lengths, "temperature": self.temperature, **own}
+        return {"layers": layers, **lengths, "temperature": self.temperature, **numbers}
 
 
 _NOT_IN_MAPS = frozenset({"method", "factor", "temperature"})
 
 LATENT = "latent attention: its attention is computed from compressed keys, where positions cannot be moved"
-"""Why the attention of families whose heads share one rotated key cannot be reached."""
+"""Why the attention of families whose heads share one rotated key cannot be changed."""
 
 UNREACHED_ATTENTION: dict[str, str] = dict.fromkeys(
-    ("falcon", "gpt_neox_japanese"), "its attention is its own, and does not go through transformers' interface"
+    ("falcon", "gpt_neox_japanese"), "its attention does not go through transformers' attention interface"
 )
-"""Families whose attention does not go through transformers' attention interface, and why."""
+"""Families whose attention cannot be changed, and why."""
 
 
 def given(number: int | None) -> int:
-    """A number that `defaults` fills in where the user did not."""
+    """A number of a resolved step, which `defaults` has filled in."""
     assert number is not None, "resolve the step first"
     return number
 
 
 def window_problem(window: int, length: int) -> tuple[str, str] | None:
-    """Why a window leaves nothing to regroup, and one that does; None where it leaves something."""
+    """Why a window is too long, and a hint; None if it leaves something to regroup."""
     if window >= length:
         return f'a window of "{window}" leaves nothing of {length} tokens to regroup.', f"--window {length // 8}"
     return None

@@ -10,9 +10,10 @@ from ctxext.recipes.param import param
 
 @dataclass(frozen=True, kw_only=True)
 class ReRope(Relation):
-    """Show all far keys at one distance, that of the window's edge. No training.
+    """Keep distances within a window exact, and give all farther tokens the distance of its edge. No training.
 
-    Rows inside L stay as they were. Su 2023, "ReRoPE".
+    Rows within L stay unchanged. Use it where far tokens matter by content and not by order, as their order is lost.
+    Su 2023, "ReRoPE".
     """
 
     name = "rerope"
@@ -23,7 +24,7 @@ class ReRope(Relation):
 
     window: int | None = param(
         None,
-        help="Tokens within which distances stay exact, w; a quarter of L where not given.",
+        help="Distances up to this stay exact (w). Default: a quarter of L.",
         min=1,
         search=(16, 512),
     )

@@ -14,7 +14,7 @@ from ctxext.recipes.param import param
 class Resonance(Divided):
     """YaRN with every wavelength rounded to a whole number of tokens, so that phases repeat exactly. No training.
 
-    At factor 1 nothing is rounded. Wang et al. 2024, section 4.
+    At factor 1 nothing is rounded. A variant of yarn for comparisons. Wang et al. 2024, section 4.
     """
 
     name = "resonance"
@@ -23,9 +23,11 @@ class Resonance(Divided):
     is_experimental = True
 
     beta_fast: float = param(
-        32.0, help="Rotations within the original length above which YaRN leaves a dimension as it was.", min=0
+        32.0, help="YaRN leaves dimensions with more rotations than this within the original context unchanged.", min=0
     )
-    beta_slow: float = param(1.0, help="Rotations below which YaRN interpolates a dimension fully.", min=0)
+    beta_slow: float = param(
+        1.0, help="YaRN divides dimensions with fewer rotations than this by the whole factor.", min=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,10 +10,12 @@ from ctxext.recipes.param import param
 
 @dataclass(frozen=True, kw_only=True)
 class SelfExtend(Relation):
-    """Keep near keys at their own distance and group the positions of far ones; both meet at the border. No training.
+    """Keep near tokens at their exact distance and group the positions of far ones, so none is new. No training.
 
-    Far keys stand at floor(n / G), queries at floor(m / G) + w - w / G, in one softmax; G is the smallest that the
-    row's own length needs. Jin et al. 2024, section 3.2, with the group chosen by the row.
+    Beyond the window w, keys have the position floor(n / G) and queries floor(m / G) + w - w / G, in one softmax. G is
+    the smallest that the length up to the row needs, so inputs within L are answered bit for bit as before. Use it for
+    long inputs that must not cost quality on short ones. Jin et al. 2024, section 3.2, with the group chosen for each
+    row.
     """
 
     name = "self-extend"
@@ -24,12 +26,12 @@ class SelfExtend(Relation):
 
     window: int | None = param(
         None,
-        help="Tokens within which distances stay exact, w; an eighth of L where not given.",
+        help="Distances up to this stay exact (w). Default: an eighth of L.",
         min=1,
         search=(16, 512),
     )
     group: int | None = param(
-        None, help="A fixed number of far positions that share one, G, in the place of the row's own.", min=1
+        None, help="How many far positions share one (G), the same for all rows. Default: chosen for each row.", min=1
     )
 
     def defaults(self, length: int) -> dict[str, Any]:
@@ -39,12 +41,12 @@ class SelfExtend(Relation):
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
         """A fixed group reaches w + (L - w) · G."""
         window = given(self.window)
-        if found := window_problem(window, length):
-            return found
+        if problem := window_problem(window, length):
+            return problem
         if self.group is not None and window + (length - window) * self.group < target:
             needed = -(-(target - window) // (length - window))
             reach = window + (length - window) * self.group
             return f"a window of {window} and a group of {self.group} reach {reach} tokens, not {target}.", (
-                f"--group {needed}, or leave it out: every row then takes the smallest that it needs."
+                f"--group {needed}, or leave it out: every row then uses the smallest that it needs."
             )
         return None

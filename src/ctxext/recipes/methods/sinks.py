@@ -10,9 +10,10 @@ from ctxext.recipes.param import param
 
 @dataclass(frozen=True, kw_only=True)
 class Sinks(Relation):
-    """Read the first few tokens and the most recent ones only. Fluent for ever, forgets all between. A baseline.
+    """Attend to the first few tokens and the most recent ones only. Fluent at any length, without memory. A baseline.
 
-    Distances count what is read. Xiao et al. 2023, section 3 (StreamingLLM).
+    Distances count the tokens that are read. Use it for endless streams, or to see what a longer memory adds. Xiao et
+    al. 2023, section 3 (StreamingLLM).
     """
 
     name = "sinks"
@@ -24,16 +25,14 @@ class Sinks(Relation):
     caution = "what lies between the first tokens and the recent ones is not read at all."
 
     sinks: int = param(4, help="How many of the first tokens are always read.", min=1)
-    window: int | None = param(
-        None, help="How many recent tokens are read; all but the sinks of L where not given.", min=1
-    )
+    window: int | None = param(None, help="How many recent tokens are read. Default: L less the sinks.", min=1)
 
     def defaults(self, length: int) -> dict[str, Any]:
-        """All of L."""
+        """All of L, less the sinks."""
         return {"window": max(length - self.sinks, 1)}
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """What is read at once must fit into L."""
+        """Sinks and window must fit into L."""
         if self.sinks + given(self.window) > length:
             return (
                 f"{self.sinks} sinks and a window of {self.window} are more than the {length} tokens that it reads.",

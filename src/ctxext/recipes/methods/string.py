@@ -11,10 +11,11 @@ from ctxext.recipes.param import param
 
 @dataclass(frozen=True, kw_only=True)
 class String(Relation):
-    """Move far distances down, over those that were rarely trained. Uses a window better; hardly extends it.
+    """Shift far distances down to well-trained ones. Uses the existing context better; hardly extends it.
 
-    Distances beyond S become d - S + w. By default for rows beyond L only, so that short inputs stay as they were; with
-    --start all rows from there on. An et al. 2024, section 4.
+    Distances d beyond S become d - S + w. By default for rows beyond L only, so that short inputs stay unchanged; with
+    --start for all rows from there on. Use it on models whose longest distances were rarely trained. An et al. 2024,
+    section 4.
     """
 
     name = "string"
@@ -23,11 +24,13 @@ class String(Relation):
     code = (PORTABLE / "string.py", *Relation.code)
     code_class = "String"
     is_experimental = True
-    example: ClassVar[Mapping[str, Any]] = {"factor": 1.2}  # It reaches little farther.
+    example: ClassVar[Mapping[str, Any]] = {"factor": 1.2}  # Larger factors are out of its reach.
 
-    shift: int | None = param(None, help="Distances up to here stay exact, S; a third of L where not given.", min=1)
-    window: int | None = param(None, help="Where farther distances begin again, w; an eighth of L, at most 128.", min=0)
-    start: int | None = param(None, help="The first row that does so; L where not given.", min=0)
+    shift: int | None = param(None, help="Distances up to this stay exact (S). Default: a third of L.", min=1)
+    window: int | None = param(
+        None, help="Where farther distances start again (w). Default: an eighth of L, at most 128.", min=0
+    )
+    start: int | None = param(None, help="The first row with shifted distances. Default: L.", min=0)
 
     def defaults(self, length: int) -> dict[str, Any]:
         """The proportions of the paper."""

@@ -1,4 +1,4 @@
-"""Longer tables of positions, learned or computed: the methods that write weights, and only these."""
+"""Longer position tables, learned or computed. Of the methods, only these change existing weights."""
 
 import math
 from abc import abstractmethod
@@ -28,33 +28,33 @@ from ctxext.recipes.param import param
 
 @dataclass(frozen=True, kw_only=True)
 class Rows(Reaching):
-    """What methods share that give a table of positions more rows."""
+    """Base of the methods that lengthen a position table."""
 
     kind = "table"
     is_published = False
     layouts: ClassVar[Mapping[str, Layout]]
-    """The families whose tables are known."""
+    """The families whose tables are supported."""
 
     may_be_absent: ClassVar[bool] = False
-    """Whether the table need not lie among the weights, as it can be computed."""
+    """Whether the table may be missing from the weights, as it can be computed."""
 
     @abstractmethod
     def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
-        """The bytes of the longer table, given those of the old one (`fills.filled`)."""
+        """The bytes of the longer table, from those of the old one (arguments as in `fills.filled`)."""
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
-        """Why the table cannot be written; empty where it can."""
+        """Why the table cannot be lengthened; empty if it can."""
         if is_of_distances(config, family):
-            return "its table is one of distances, clipped at its end"
-        untried = "" if family.model_type in cls.layouts else "where its table lies was not tried"
-        return super().refusal(config, family) or untried
+            return "its table holds distances, clipped at its end"
+        unsupported = "" if family.model_type in cls.layouts else "the location of its table is not known"
+        return super().refusal(config, family) or unsupported
 
     def edit(self, model: ModelConfig) -> ModelConfig:
         """Write the new length wherever the configuration states the old one.
 
         Raises:
-            CtxextError: the model has no learned table, or none that was tried.
+            CtxextError: the model has no position table, or one that is not supported.
         """
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(
@@ -64,27 +64,28 @@ class Rows(Reaching):
         return model.with_context_length(self.resolved(model.encoding).reach(model.encoding))
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
-        """The table, or both of them in an encoder-decoder, and the buffers that count its rows.
+        """The new table, or two of them for an encoder-decoder, and the buffers with an entry per row.
 
         Raises:
-            CtxextError: no safetensors file has it, or its rows are not as many as config.json says.
+            CtxextError: no safetensors file has the table, or its rows are not as many as config.json says.
         """
         if source.remote_sizes:  # A dry run on a repository whose weights were not fetched.
             return ()
         table = model.encoding
         assert isinstance(table, LearnedTable)
-        found = stored_tensors(source)
-        named = [(ending, tensors_named([*found], ending)) for ending in table.layout.tensors]
+        stored = stored_tensors(source)
+        named = [(ending, tensors_named([*stored], ending)) for ending in table.layout.tensors]
         names = [name for _, listed in named for name in listed]
         if (table.layout.tensors and not (names or self.may_be_absent)) or any(len(listed) > 1 for _, listed in named):
-            told = f"several: {', '.join(names)}" if names else f"none named {' or '.join(table.layout.tensors)}"
-            raise CtxextError(f'"{source.name}" has no one position table in its weights but {told}.')
+            expected = " or ".join(table.layout.tensors)
+            problem = f"several position tables: {', '.join(names)}" if names else f"no position table {expected}"
+            raise CtxextError(f'The weights of "{source.name}" have {problem}.')
         rows = table.num_special + table.context_length
         new = table.num_special + self.reach(table)
-        buffers = [name for ending in BUFFERS for name in tensors_named([*found], ending)]
+        buffers = [name for ending in BUFFERS for name in tensors_named([*stored], ending)]
         return (
-            *(self._table(*found[name], name, table, rows) for name in names),
-            *(_buffer(*found[name], name, rows, new) for name in buffers),
+            *(self._table(*stored[name], name, table, rows) for name in names),
+            *(_buffer(*stored[name], name, rows, new) for name in buffers),
         )
 
     def _table(self, path: Path, entry: dict[str, Any], name: str, table: LearnedTable, rows: int) -> NewTensor:
@@ -95,9 +96,7 @@ class Rows(Reaching):
                 hint="Correct the length in config.json, or download the checkpoint again.",
             )
         if dtype not in DTYPES:
-            raise CtxextError(
-                f'"{name}" is {dtype}, in which no rows can be made.', hint=f"It takes {', '.join(DTYPES)}."
-            )
+            raise CtxextError(f'"{name}" is {dtype}, which is not supported.', hint=f"Supported: {', '.join(DTYPES)}.")
         new, special, width = self.reach(table), table.num_special, shape[1]
 
         def pieces(raw: memoryview) -> Iterator[bytes]:
@@ -121,10 +120,12 @@ def _buffer(path: Path, entry: dict[str, Any], name: str, rows: int, new: int) -
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Rows):
-    """Give a model with learned positions more of them, made of the rows it has. Meant to be trained a little.
+    """Lengthen a table of learned positions with rows made from the existing ones. Meant for a short fine-tune.
 
-    tile p_(k mod L); hierarchical α u_i + (1 − α) u_j, up to L² positions: both leave the first L rows as they are.
-    linear and cubic spread the rows over the new length, so that every input changes.
+    Use it for BERT, RoBERTa, GPT-2, OPT and other models without RoPE. tile repeats the rows, p_(k mod L); hierarchical
+    is α u_i + (1 − α) u_j, for up to L² positions: both keep the first L rows, and with them short inputs. linear and
+    cubic interpolate the rows over the new length, so every input changes. Beltagy et al. 2020 (Longformer), section 5;
+    Su 2020.
     """
 
     name = "table"
@@ -135,13 +136,13 @@ class Table(Rows):
 
     fill: str = param(
         "tile",
-        help="Of which rows the new ones are made: the old ones again, two of them weighed, or their neighbours.",
+        help="How new rows are made: repeated, as weighted sums of two, or interpolated between neighbours.",
         choices=tuple(FILLS),
     )
-    alpha: float = param(0.4, help="The weight of the coarse row in the hierarchical fill.", min=0.0, max=0.9)
+    alpha: float = param(0.4, help="Weight α of the coarse row in the hierarchical fill.", min=0.0, max=0.9)
 
     def summary(self) -> str:
-        """The step with its fill."""
+        """The step with how far it reaches, and its fill."""
         return f"{super().summary()} ({self.fill})"
 
     def resolved(self, encoding: Encoding) -> "Table":
@@ -155,13 +156,13 @@ class Table(Rows):
         if step.fill == "hierarchical" and reach > length**2:
             raise CtxextError(
                 f"hierarchical reaches {length**2} positions from {length}, not {reach}.",
-                hint="--fill tile has no end.",
+                hint="--fill tile reaches any length.",
             )
         return step
 
     def caution_for(self, model: ModelConfig) -> str:
-        """What the rows beyond the old end are, and whether short inputs stay as they were."""
-        kept = "inputs within the original context length give what they gave"
+        """That the new positions are untrained, and whether short inputs stay unchanged."""
+        kept = "inputs within the original context length are answered as before"
         changed = "every input changes, short ones too"
         return (
             "no position beyond the original context length was ever trained, so train a little (ctxext finetune "
@@ -170,5 +171,5 @@ class Table(Rows):
         )
 
     def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
-        """By the fill."""
+        """The bytes of the longer table, by the chosen fill."""
         return filled(raw, dtype, width, special, new, self.fill, self.alpha)

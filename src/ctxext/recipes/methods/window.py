@@ -10,9 +10,10 @@ from ctxext.recipes.param import param
 
 @dataclass(frozen=True, kw_only=True)
 class Window(Relation):
-    """Read the most recent tokens only. The approximate attention that every comparison needs. A baseline.
+    """Attend to the most recent tokens only: a sliding window. A baseline for comparisons.
 
-    Beltagy et al. 2020, section 3.1, on a model that was not trained for it.
+    Use it to see what a method gains over forgetting. Beltagy et al. 2020, section 3.1, on a model that was not trained
+    with it.
     """
 
     name = "window"
@@ -23,14 +24,14 @@ class Window(Relation):
     is_experimental = True
     caution = "what lies before the window is not read at all, and without the first tokens many models break."
 
-    window: int | None = param(None, help="How many recent tokens are read; L where not given.", min=1)
+    window: int | None = param(None, help="How many recent tokens are read. Default: L.", min=1)
 
     def defaults(self, length: int) -> dict[str, Any]:
         """All of L."""
         return {"window": length}
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """What is read at once must fit into L."""
+        """The window must fit into L."""
         if given(self.window) > length:
             return f"a window of {self.window} is more than the {length} tokens that it reads.", f"--window {length}"
         return None

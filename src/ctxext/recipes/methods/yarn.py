@@ -11,27 +11,29 @@ from ctxext.recipes.param import param
 
 @dataclass(frozen=True, kw_only=True)
 class Yarn(NtkByParts):
-    """Blend interpolated and original frequencies and sharpen attention. Useful untrained, best after a fine-tune.
+    """Blend interpolated and original RoPE frequencies and sharpen attention. Works untrained, best after a fine-tune.
 
-    NTK-by-parts, with cos and sin multiplied by 0.1 · ln(s) + 1. Peng et al. 2023, sections 3.2 to 3.4. With DeepSeek's
-    two numbers, which their attention reads too, by (0.1 · mscale · ln(s) + 1) / (0.1 · mscale_all_dim · ln(s) + 1).
+    ntk-by-parts, with cos and sin multiplied by a temperature of 0.1 · ln(s) + 1. Use it first for a RoPE model: most
+    engines run it, and it carries no code; short inputs lose a little. With DeepSeek's two weights the temperature is
+    (0.1 · mscale · ln(s) + 1) / (0.1 · mscale_all_dim · ln(s) + 1); DeepSeek's attention reads them too. Peng et al.
+    2023, sections 3.2 to 3.4.
     """
 
     name = "yarn"
     title = "YaRN"
 
     attention_factor: float | None = param(
-        None, help="Multiplier of cos and sin, instead of YaRN's 0.1 · ln(factor) + 1.", min=0.01, search=(1.0, 1.6)
+        None, help="Temperature: multiplies cos and sin, instead of 0.1 · ln(factor) + 1.", min=0.01, search=(1.0, 1.6)
     )
     mscale: float | None = param(
-        None, help="DeepSeek's weight of ln(factor) for cos and sin; with --mscale-all-dim.", min=0
+        None, help="DeepSeek's weight of ln(factor) in the temperature; with --mscale-all-dim.", min=0
     )
     mscale_all_dim: float | None = param(
-        None, help="DeepSeek's weight of ln(factor) for all dimensions of a head.", min=0
+        None, help="DeepSeek's weight of ln(factor) in its softmax scale; divides the temperature.", min=0
     )
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """The `yarn` type; the default temperature is left out, as some engines ignore it (docs/traps.md, trap 7)."""
+        """The `yarn` rope type, without a default temperature, as some engines ignore it (docs/traps.md, trap 7)."""
         names = ("attention_factor", "mscale", "mscale_all_dim")
         extra = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {**self.ramp(rotary), **extra}
