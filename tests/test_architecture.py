@@ -33,7 +33,7 @@ def layer_of(path: Path) -> str:
 
 def runs_without_ctxext(path: Path) -> bool:
     """Whether a file runs in processes that cannot import ctxext, so that it imports its neighbours relatively."""
-    is_script = path.parent.name == "verify" and path.stem.endswith(("_process", "_script"))
+    is_script = path.parent.name == "verify" and path.stem.endswith("_process")
     return layer_of(path) == "portable" or path.parent.name == "references" or is_script
 
 

@@ -208,7 +208,7 @@ def test_a_report_about_another_checkpoint_is_refused(llama_source, tmp_path):
     report = read_json(folder / "report.json")
     report["models"][1]["digest"] = "0" * 64
     (folder / "report.json").write_text(json.dumps(report))
-    with pytest.raises(CtxextError, match="none of them as this checkpoint stands now"):
+    with pytest.raises(CtxextError, match="but not this checkpoint in its present state"):
         pack(out, "me/tiny-yarn", report=folder)
     with pytest.raises(CtxextError, match="has no report"):
         pack(out, "me/tiny-yarn", report=tmp_path)

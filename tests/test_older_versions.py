@@ -14,8 +14,7 @@ import ctxext.portable
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.finetune.base import open_base
-from ctxext.recipes.code.own_code import carries_code, own_code, release_of, runs_only_own_code
-from ctxext.recipes.code.released import releases
+from ctxext.recipes.code.own_code import carries_code, own_code, release_of, releases, runs_only_own_code
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import verify
 from older_checkpoints import LOGITS, VERSIONS, lay_out

@@ -283,7 +283,12 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/publish/test_push.py::test_what_is_tried_again",),
     ),
     ("serving/row_wise.py", 'options["softcap"] = cap', "pass", _SERVING),
-    ("serving/row_wise.py", "if not torch.equal(found[held].sort().values, numbers):", "if not held.any():", _SERVING),
+    (
+        "serving/row_wise.py",
+        "if not torch.equal(decoded[written].sort().values, numbers):",
+        "if not written.any():",
+        _SERVING,
+    ),
     ("serving/row_wise.py", "key.shape[1], self.first_head", "key.shape[1], 0", _SERVING),
     ("serving/vllm_models.py", "rank * model.text_config.num_key_value_heads // ranks", "rank", _SERVING),
     (
@@ -767,8 +772,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "serving/row_wise.py",
-        "self.first = min(one.first for",
-        "self.first = max(one.first for",
+        "self.first = min(relation_map.first for",
+        "self.first = max(relation_map.first for",
         ("tests/serving/test_row_wise.py::test_several_maps_act_from_the_first_border_on_the_innermost_first",),
     ),
     (
@@ -914,7 +919,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     ("verify/clean_load.py", "        if error.signal:\n", "        if error.signal > 99:\n", _CHECKS),
     (
-        "verify/load_script.py",
+        "verify/checks_process.py",
         'f"{layer_type}_attention_scaling" if layer_type else "attention_scaling"',
         '"attention_scaling"',
         _CHECKS,
@@ -1062,7 +1067,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/search/test_decisions.py::test_what_others_are_compared_with_is_asked_more",),
     ),
     (
-        "search/recipe_file.py",
+        "search/run.py",
         "if out.exists() and not overwrite:",
         "if out.exists() and overwrite:",
         ("tests/search/test_decisions.py::test_where_a_recipe_may_be_written",),

@@ -21,7 +21,7 @@ from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.alibi_interpolation import AlibiInterpolation
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.system.isolated import run_isolated
-from ctxext.verify import clean_load, slopes_process, verify
+from ctxext.verify import checks_process, clean_load, verify
 from ctxext.verify.reference import reference_of
 from tiny_encodings import ALIBI, LENGTH, VOCABULARY
 
@@ -53,10 +53,11 @@ def sources(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
     def in_process(script, task):
-        if script.stem != "slopes_process":
+        content = json.loads(Path(task).read_text())
+        if content.get("check") != "slopes":
             return run_isolated(script, task)
-        comparison = slopes_process.compare(json.loads(Path(task).read_text()))
-        return subprocess.CompletedProcess(script, 0, json.dumps(comparison), "")
+        report = checks_process.check(content)
+        return subprocess.CompletedProcess(script, 0, json.dumps(report), "")
 
     monkeypatch.setattr(clean_load, "run_isolated", in_process)
 

@@ -16,8 +16,8 @@ from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Recipe, Yarn, method_named
 from ctxext.system.files import stamp_of
 from ctxext.verify import carried, clean_load, file_checks, loading_checks, logits, run, tensors
+from ctxext.verify.checks_process import rotary_modules
 from ctxext.verify.clean_load import LoadReport
-from ctxext.verify.load_script import rotary_modules
 from ctxext.verify.subject import Finding, Subject, training_of
 from small_llama import make_llama, read_json
 
@@ -597,7 +597,8 @@ def test_how_a_clean_process_ended(tmp_path, monkeypatch, code, output, errors, 
     for trust in (True, False):
         report = clean_load.load_in_clean_process(tmp_path, trust=trust, auto="AutoModel")
         assert report == (LoadReport(told) if told else LoadReport(name="X", parameters=3))
-    assert calls == [{"folder": str(tmp_path), "trust": trust, "auto": "AutoModel"} for trust in (True, False)]
+    expected = {"check": "load", "folder": str(tmp_path), "auto": "AutoModel"}
+    assert calls == [{**expected, "trust": trust} for trust in (True, False)]
 
 
 def test_every_rotary_embedding_is_named_with_its_own_numbers():

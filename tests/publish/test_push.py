@@ -13,7 +13,7 @@ from huggingface_hub import errors
 from safetensors.torch import save_file
 
 from ctxext.errors import CtxextError
-from ctxext.publish.push import PushOptions, prepare, told_in_one_line
+from ctxext.publish.push import PushOptions, hub_errors_in_one_line, prepare
 from ctxext.publish.upload_plan import seal
 from small_llama import read_json
 
@@ -132,7 +132,7 @@ def test_what_is_tried_again(status, attempts, monkeypatch):
         tried.append(1)
         error = errors.HfHubHTTPError.__new__(errors.HfHubHTTPError)
         error.response = SimpleNamespace(status_code=status)
-        with told_in_one_line("me/tiny"):
+        with hub_errors_in_one_line("me/tiny"):
             raise error
 
     monkeypatch.setattr(push_module.time, "sleep", lambda _seconds: None)
@@ -229,7 +229,7 @@ def test_options_that_contradict_each_other(converted):
     assert PushOptions() == PushOptions(private=False, create_pr=False, adapter=False, check=True)
     with pytest.raises(CtxextError, match="against main"):
         prepare(folder, "me/tiny", PushOptions(create_pr=True, revision="v2"))
-    with pytest.raises(CtxextError, match="no results of its own"):
+    with pytest.raises(CtxextError, match="no evaluation results"):
         prepare(folder, "me/tiny", PushOptions(adapter=True, report=folder))
 
 
@@ -323,7 +323,7 @@ def test_an_adapter_alone_names_its_base_and_no_folder_of_this_machine(commands,
         ["push", converted("mspoe"), "me/b", "--token", TOKEN],
         ["push", folder, "me/lora", "--adapter", "--base", "me/b", "--token", TOKEN],
     )
-    assert 'belongs to "b", which nobody finds' in refused
+    assert 'belongs to "b", which is not a Hub id' in refused
     assert "--base USER/b" in refused
     assert "me/b" in unknown
     assert code == 0, err

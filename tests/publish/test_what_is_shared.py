@@ -12,7 +12,7 @@ from huggingface_hub import errors
 from safetensors.torch import save_file
 
 from ctxext.errors import CtxextError
-from ctxext.publish.push import Push, PushOptions, prepare, told_in_one_line, usable_token
+from ctxext.publish.push import Push, PushOptions, hub_errors_in_one_line, prepare, usable_token
 from ctxext.publish.upload_plan import UploadPlan, adapter_in, seal, stage, total, training_command
 from small_llama import read_json
 
@@ -186,7 +186,7 @@ def test_the_base_of_an_adapter(named, base, found, revision, tmp_path):
 
 @pytest.mark.parametrize("named", ["/b", "b", "/home/me/b", "a/b/c", ""])
 def test_bases_that_nobody_finds(named, tmp_path):
-    with pytest.raises(CtxextError, match="which nobody finds on the Hub"):
+    with pytest.raises(CtxextError, match="which is not a Hub id"):
         prepare(adapter(tmp_path / "lora", named), "me/lora", PushOptions())
 
 
@@ -400,8 +400,8 @@ ANSWERS = [
     (answer(418, "I am a teapot"), "The Hub refused (status 418): I am a teapot", ""),
     (answer(418, "", "Bearer hf_OnceShown no"), "The Hub refused (status 418): Bearer … no", ""),
     (answer(429), "asks to slow down", "Wait a few minutes"),
-    (answer(500), "trouble of its own (status 500)", AGAIN),
-    (answer(502), "trouble of its own (status 502)", AGAIN),
+    (answer(500), "an internal error (status 500)", AGAIN),
+    (answer(502), "an internal error (status 502)", AGAIN),
     (OSError("[Errno 111] Connection refused by peer."), "cannot be reached: Connection refused.", AGAIN),
     (OSError(), "cannot be reached: OSError.", AGAIN),
     (OSError("x" * 500), f"cannot be reached: {'x' * 120}.", AGAIN),
@@ -415,7 +415,7 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("error", "message", "hint"), ANSWERS)
 def test_each_answer_of_the_hub_in_one_line(error, message, hint):
-    with pytest.raises(CtxextError) as raised, told_in_one_line("me/x"):
+    with pytest.raises(CtxextError) as raised, hub_errors_in_one_line("me/x"):
         raise error
     assert message in raised.value.message
     assert raised.value.message.count("\n") == 0
@@ -425,7 +425,7 @@ def test_each_answer_of_the_hub_in_one_line(error, message, hint):
 
 @pytest.mark.parametrize("error", [caused(KeyError("x")), RuntimeError("ours"), ValueError("ours")])
 def test_what_is_no_answer_of_the_hub_stays_a_fault(error):
-    with pytest.raises(type(error), match=str(error)), told_in_one_line("me/x"):
+    with pytest.raises(type(error), match=str(error)), hub_errors_in_one_line("me/x"):
         raise error
 
 
@@ -437,7 +437,7 @@ def test_what_may_pass_is_tried_three_times_with_longer_pauses(failures, monkeyp
     def action():
         tried.append(1)
         if len(tried) <= failures:
-            with told_in_one_line("me/x"):
+            with hub_errors_in_one_line("me/x"):
                 raise answer(503)
         return "done"
 

@@ -78,8 +78,8 @@ def test_slopes_that_transformers_does_not_read(attention, said):
     model = model_config(config)
     cautions = model.encoding.cautions(config, model.family, is_changed=True)
     told = (
-        f'config.json says alibi_bias_max "{said}", which transformers does not read: there its slopes are those of 8, '
-        "and these are what changes."
+        f'config.json says alibi_bias_max "{said}", which transformers ignores: it uses the slopes of 8, '
+        "and these are changed."
     )
     assert cautions == ((told,) if said else ())
 
@@ -140,7 +140,4 @@ def test_alibi_is_read_of_the_families_whose_code_was_tried():
     falcon = {"model_type": "falcon", "alibi": True, "num_attention_heads": 4}
     assert NtkAlibi.refusal(falcon, family_of(falcon)) == ""
     other = type(FAMILIES["bloom"])(model_type="new", positions="alibi")
-    assert (
-        NtkAlibi.refusal({"model_type": "new", "num_hidden_layers": 2}, other)
-        == "its biases are untested"
-    )
+    assert NtkAlibi.refusal({"model_type": "new", "num_hidden_layers": 2}, other) == "its biases are untested"

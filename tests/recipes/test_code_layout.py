@@ -8,7 +8,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Yarn
 from ctxext.recipes.code import layout as code_layout
-from ctxext.recipes.code.layout import code_of, depends_on_prompt, family_classes, without_code
+from ctxext.recipes.code.guards import code_of
+from ctxext.recipes.code.layout import depends_on_prompt, family_classes, without_code
 from ctxext.recipes.encodings.rotary import SENTINEL, model_config
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 

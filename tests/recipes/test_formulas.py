@@ -243,7 +243,7 @@ def test_a_schedule_is_not_put_on_another():
 def test_that_factor_and_length_were_given_apart_is_said():
     model = model_config({"model_type": "llama", "hidden_size": 32, "max_position_embeddings": LENGTH})
     apart = step_from_dict({"method": "yarn", "factor": 2, "target_length": 300}, "here").caution_for(model)
-    assert apart == "the context length is 300 tokens because you said so; the factor of 2 makes 256."
+    assert apart == "the context length is 300 tokens as requested; the factor of 2 gives 256."
     for numbers in ({"factor": 2}, {"target_length": 300}):
         assert step_from_dict({"method": "yarn", **numbers}, "here").caution_for(model) == ""
     dynamic = step_from_dict({"method": "dynamic", "factor": 2, "target_length": 300}, "here")

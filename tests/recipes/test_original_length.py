@@ -67,7 +67,7 @@ def test_factor_and_length_may_be_said_apart(llama, tmp_path):
     assert "recipe file" in caught.value.hint
     done = convert(str(llama), tmp_path / "out", Recipe([Llama3(factor=8, target_length=2048)]))
     assert (done.plan.rotary.parameters["factor"], done.plan.rotary.context_length) == (8.0, 2048)
-    assert "because you said so; the factor of 8 makes 1024" in done.plan.cautions[0]
+    assert "as requested; the factor of 8 gives 1024" in done.plan.cautions[0]
     assert not failures(verify(str(tmp_path / "out")))
     same = convert(str(llama), tmp_path / "same", Recipe([Llama3(factor=8, target_length=1024)]))
     assert same.plan.recipe.steps[0].target_length is None

@@ -213,8 +213,8 @@ def test_steps_that_go_together(names):
         (("yarn", "pi"), "twice"),
         (("self-extend", "rerope"), "twice"),
         (("abf", "abf"), "named twice"),
-        (("mspoe", "yarn"), "must stand after"),
-        (("abf", "mspoe", "yarn"), "must stand after"),
+        (("mspoe", "yarn"), "must come after"),
+        (("abf", "mspoe", "yarn"), "must come after"),
     ],
 )
 def test_steps_that_do_not(names, told):

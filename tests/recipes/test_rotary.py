@@ -33,7 +33,7 @@ def test_a_base_is_said_or_the_family_s_own():
     assert model_config(dict(LLAMA)).rotary.theta == 1e4
     assert model_config({**LLAMA, "rope_theta": 5e5}).rotary.theta == 5e5
     compass = {"model_type": "cohere_compass_text", **SIZES}
-    with pytest.raises(CtxextError, match="says no rope_theta"):
+    with pytest.raises(CtxextError, match="has no rope_theta"):
         model_config(compass)
     assert model_config({**compass, "rope_theta": 5e4}).rotary.theta == 5e4
 

@@ -61,7 +61,7 @@ def test_families_that_no_code_reaches(method, model_type, told):
 
 def test_code_is_for_layers_that_look_back_over_everything():
     sliding = {"model_type": "mistral", "num_hidden_layers": 2, "sliding_window": 8, "max_position_embeddings": LENGTH}
-    told = "every layer with a rotary embedding sees a window only, and those keep their own"
+    told = "every layer with a rotary embedding sees a window only, and those stay as they are"
     assert MsPoE.refusal(sliding, FAMILIES["mistral"]) == told
     assert MsPoE.refusal({**sliding, "sliding_window": None}, FAMILIES["mistral"]) == ""
     with pytest.raises(CtxextError, match=f'"mistral" cannot carry mspoe: {told}'):

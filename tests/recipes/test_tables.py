@@ -57,7 +57,7 @@ def test_how_many_positions(config, positions, special):
         ({**ROBERTA, "pad_token_id": -1}, "pad_token_id"),
         ({**ROBERTA, "pad_token_id": True}, "pad_token_id"),
         ({**ROBERTA, "pad_token_id": "1"}, "pad_token_id"),
-        ({"model_type": "whisper"}, "was not tried"),
+        ({"model_type": "whisper"}, "location of its table is not known"),
     ],
 )
 def test_configurations_that_do_not_say(config, told):

@@ -24,7 +24,6 @@ from ctxext.search.measurement import Measurement, measurement_from
 from ctxext.search.options import SearchOptions
 from ctxext.search.pareto import Point, best_of, is_hopeless, pareto_front, points_of
 from ctxext.search.picture import pareto_picture
-from ctxext.search.recipe_file import check_recipe_place, recipe_text
 from ctxext.search.storage import StudyPlace, study_beside
 from ctxext.search.study import Trial
 
@@ -255,17 +254,17 @@ def test_parts_have_every_question_and_document_once():
 
 def test_where_a_recipe_may_be_written(tmp_path):
     out = tmp_path / "best.yaml"
-    check_recipe_place(out, overwrite=False)
+    run.check_recipe_place(out, overwrite=False)
     out.write_text("")
-    check_recipe_place(out, overwrite=True)
+    run.check_recipe_place(out, overwrite=True)
     for place, message in (
         (out, "There is a file"),
         (tmp_path, "is a folder"),
         (tmp_path / "no" / "x", "is not there"),
     ):
         with pytest.raises(CtxextError, match=message):
-            check_recipe_place(place, overwrite=False)
-    text = recipe_text(Recipe([Yarn(factor=4, beta_fast=16.0)], "Wörter"), ["one", "two"])
+            run.check_recipe_place(place, overwrite=False)
+    text = run.recipe_text(Recipe([Yarn(factor=4, beta_fast=16.0)], "Wörter"), ["one", "two"])
     assert text.startswith("# one\n# two\n")
     assert "Wörter" in text
     assert [*yaml.safe_load(text)["steps"][0]] == [*Yarn(factor=4, beta_fast=16.0).to_dict()]

@@ -1,11 +1,12 @@
 """Push a finished checkpoint to the Hub through huggingface_hub; safe to run again."""
 
+import contextlib
 import glob
 import logging
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,17 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ctxext.errors import CtxextError
 from ctxext.publish.upload_plan import UploadPlan, adapter_in, pack, pack_adapter, seal, stage
 from ctxext.system.files import Progress
-from ctxext.system.tokens import LOG_IN, hub_token
+from ctxext.system.tokens import LOG_IN, hub_token, redacted
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
-import contextlib
-from collections.abc import Iterator, Mapping
-
-from ctxext.system.tokens import redacted
 
 # By HTTP status: what happened, and what to do.
-_TOLD: Mapping[int, tuple[str, str]] = {
+_MESSAGES: Mapping[int, tuple[str, str]] = {
     400: ("The Hub does not accept this: {said}", ""),
     401: ("The Hub does not accept the token.", LOG_IN),
     402: ("The Hub asks for a payment before it stores this.", "https://huggingface.co/settings/billing"),
@@ -34,11 +31,10 @@ _TOLD: Mapping[int, tuple[str, str]] = {
     429: ("The Hub asks to slow down.", "Wait a few minutes, then run the same command again."),
 }
 _AGAIN = "Run the same command again: what has arrived is not sent twice."
-_LATER = "Later, run the same command again: what has arrived is not sent twice."
 
 
 @contextlib.contextmanager
-def told_in_one_line(name: str) -> Iterator[None]:
+def hub_errors_in_one_line(name: str) -> Iterator[None]:
     """Report exceptions of the Hub's client in one line each.
 
     Args:
@@ -79,7 +75,7 @@ def told_in_one_line(name: str) -> Iterator[None]:
         raise CtxextError(f"The Hub does not accept the model card: {_clean(str(error))}") from error
 
 
-def is_passing(error: CtxextError) -> bool:
+def is_temporary(error: CtxextError) -> bool:
     """Whether the same command may succeed on a second try."""
     return error.hint == _AGAIN
 
@@ -100,8 +96,8 @@ def _of_status(error: Exception, name: str) -> CtxextError:
     if status == 401 and "nvalid" not in said and "username or password" not in said and "expired" not in said:
         return CtxextError(f'The Hub knows no "{name}" that this token may see.', hint=LOG_IN)
     if status >= 500:
-        return CtxextError(f"The Hub has trouble of its own (status {status}).", hint=_AGAIN)
-    message, hint = _TOLD.get(status, ("The Hub refused (status {status}): {said}", ""))
+        return CtxextError(f"The Hub has an internal error (status {status}).", hint=_AGAIN)
+    message, hint = _MESSAGES.get(status, ("The Hub refused (status {status}): {said}", ""))
     return CtxextError(message.format(name=name, said=said, status=status), hint=hint)
 
 
@@ -157,7 +153,7 @@ class Push:
     Attributes:
         url: Where it can be looked at.
         commit: The commit that holds it.
-        is_new: Whether anything had to be sent.
+        is_new: Whether anything was uploaded.
         sizes: Size in bytes of each file, by name.
         others: Files of the repository that were there before and are not part of the checkpoint.
     """
@@ -202,7 +198,7 @@ def prepare(
         raise CtxextError("A pull request is opened against main.", hint="Leave out --revision or --create-pr.")
     is_adapter = options.adapter or (not (folder / "config.json").is_file() and adapter_in(folder) is not None)
     if is_adapter and options.report:
-        raise CtxextError("An adapter alone has no results of its own.", hint="Leave out --adapter or --report.")
+        raise CtxextError("An adapter alone has no evaluation results.", hint="Leave out --adapter or --report.")
     if is_adapter:
         return pack_adapter(folder, repository, options.base)
     return pack(
@@ -248,7 +244,7 @@ def send(
         repository: The Hub id, user/name.
         options: How to share it.
         token: A Hub token that may write; the usual places are read where it is None.
-        progress: Called with what is being read, how much of it and how much in all.
+        progress: Called with the file that is read, bytes done and bytes in all.
         tell: Called with facts beside the result, one line each.
 
     Raises:
@@ -259,7 +255,7 @@ def send(
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     api = HfApi(token=usable_token(token), library_name="ctxext")
     if plan.base:
-        with told_in_one_line(plan.base):
+        with hub_errors_in_one_line(plan.base):
             api.model_info(plan.base)
     # Whatever the Hub refuses at once is known before large files are read.
     _patiently(lambda: _open(api, repository, options), tell)
@@ -289,7 +285,7 @@ def _patiently(action: Callable[[], _Result], tell: Callable[[str], None] | None
         try:
             return action()
         except CtxextError as error:
-            if not is_passing(error):
+            if not is_temporary(error):
                 raise
             if tell is not None:
                 tell(f"{error.message} Trying again ({attempt} of {_ATTEMPTS - 1}).")
@@ -299,7 +295,7 @@ def _patiently(action: Callable[[], _Result], tell: Callable[[str], None] | None
 
 def _open(api: "HfApi", repository: str, options: PushOptions) -> None:
     """Create the repository and the branch if they do not exist."""
-    with told_in_one_line(repository):
+    with hub_errors_in_one_line(repository):
         api.create_repo(repository, private=options.private or None, exist_ok=True)
         if options.private and not api.model_info(repository).private:
             raise CtxextError(
@@ -312,7 +308,7 @@ def _open(api: "HfApi", repository: str, options: PushOptions) -> None:
 def _upload(api: "HfApi", folder: Path, repository: str, options: PushOptions) -> Push:
     """Upload missing files, and check that all have arrived."""
     sizes = _sizes(folder)
-    with told_in_one_line(repository):
+    with hub_errors_in_one_line(repository):
         revision, create_pr = _target(api, repository, options)
         head = api.model_info(repository, revision=revision).sha
         done: Any = api.upload_folder(
@@ -337,7 +333,7 @@ def _upload(api: "HfApi", folder: Path, repository: str, options: PushOptions) -
 def _target(api: "HfApi", repository: str, options: PushOptions) -> tuple[str | None, bool]:
     """The branch to push to, and whether to open a pull request: an open one of the user with this title is reused.
 
-    Anybody may have opened one of the same title, which is ours unless --message says another.
+    One of another user may have the same title, as the title has a default.
     """
     if not options.create_pr:
         return options.revision, False

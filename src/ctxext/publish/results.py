@@ -42,7 +42,7 @@ def retrieval_table(report: Report, entry: Mapping[str, Any], task: str, picture
 
 
 def effective_table(report: Report, entry: Mapping[str, Any]) -> str:
-    """Up to which length each model keeps most of its own figure at the shortest; empty where one length was asked."""
+    """The length up to which each model keeps most of its score at the shortest; empty for a single length."""
     effective = {_name(model, entry): model["effective"] for model in report["models"] if model.get("effective")}
     if not effective:
         return ""
@@ -153,9 +153,9 @@ def _figure(figure: Mapping[str, Any] | None) -> str:
 
 
 def _picture(name: str, label: str, pictures: Sequence[str]) -> list[str]:
-    """A link to a picture, if the report has one of this name or of this model alone."""
+    """A link to a picture, if the report has one with this name, or with this name and a model."""
     stem = name.removesuffix(".png")
-    picture = name if name in pictures else next((one for one in pictures if one.startswith(f"{stem}-")), None)
+    picture = name if name in pictures else next((other for other in pictures if other.startswith(f"{stem}-")), None)
     return [f"![{label}]({FOLDER}/{picture})"] if picture else []
 
 
@@ -200,8 +200,8 @@ def entry_of(report: Report, digests: Sequence[str]) -> dict[str, Any]:
             return dict(entry)
     names = ", ".join(f'"{entry.get("name")}"' for entry in report["models"])
     raise CtxextError(
-        f"The report measured {names}, but none of them as this checkpoint stands now.",
-        hint="Evaluate it again: what is shown on the card must be what is shared.",
+        f"The report measured {names}, but not this checkpoint in its present state.",
+        hint="Evaluate it again: the card must show results of the files that are shared.",
     )
 
 
@@ -217,13 +217,13 @@ def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) 
 
     Args:
         report: The content of report.json.
-        entry: This checkpoint's part of it.
-        pictures: Names of the report's files that go along.
+        entry: The entry of this checkpoint.
+        pictures: Names of the report's pictures that are uploaded.
     """
     tasks = dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"])
-    said = "\n".join(f"- {sentence}" for sentence in findings(report))
-    called = f"`{entry['name']}` is the name under which this checkpoint was measured."
-    parts = [f"{called}\n\n{said}", *(retrieval_table(report, entry, task, pictures) for task in tasks)]
+    summary = "\n".join(f"- {sentence}" for sentence in findings(report))
+    name = f"`{entry['name']}` is the name under which this checkpoint was measured."
+    parts = [f"{name}\n\n{summary}", *(retrieval_table(report, entry, task, pictures) for task in tasks)]
     parts.append(effective_table(report, entry))
     parts += [
         perplexity_table(report, entry, pictures),
@@ -263,7 +263,9 @@ def _missing(report: Report, entry: Mapping[str, Any]) -> list[str]:
     if asked & scored and not settings["generate"]:
         missing.append("Free generation: the answers were scored, not written by the model.")
     if "needle" in asked and not settings.get("haystack"):
-        missing.append("Needles in natural text: they stood in prose that the package makes up from a small grammar.")
+        missing.append(
+            "Needles in natural text: they were hidden in prose that the package generates from a small grammar."
+        )
     return [*missing, _NEVER]
 
 

@@ -141,7 +141,7 @@ def pack(
     """
     subject = _subject(folder, rewritten=FOLDER if report else None, progress=progress)
     subject.checkpoint.check_files()  # Without the checks too: what a link leads to elsewhere is not to be shared.
-    checks = [one for one in READING if check and (read_weights or one is not check_weights)]
+    checks = [item for item in READING if check and (read_weights or item is not check_weights)]
     failed = failures(run_checks(checks, subject))
     if failed:
         raise CtxextError(
@@ -171,7 +171,7 @@ def pack_adapter(folder: Path, repository: str, base: str | None = None) -> Uplo
         base: The Hub id of the checkpoint that it belongs to; as the adapter names it where None.
 
     Raises:
-        CtxextError: there is no adapter, it holds more than an adapter does, or nobody could find its base.
+        CtxextError: there is no adapter, it contains other tensors, or its base is not on the Hub.
     """
     place = adapter_in(folder)
     if place is None:
@@ -186,8 +186,8 @@ def pack_adapter(folder: Path, repository: str, base: str | None = None) -> Uplo
     base_id = base or named
     if base_id.count("/") != 1 or Path(base_id).is_absolute():
         raise CtxextError(
-            f'The adapter belongs to "{Path(base_id).name}", which nobody finds on the Hub.',
-            hint=f"Push that checkpoint too, and say where it is: --base USER/{shlex.quote(Path(base_id).name)}",
+            f'The adapter belongs to "{Path(base_id).name}", which is not a Hub id.',
+            hint=f"Push that checkpoint too, and name it: --base USER/{shlex.quote(Path(base_id).name)}",
         )
     changed = {**config, "base_model_name_or_path": base_id, "revision": None if base else config.get("revision")}
     texts = {_ADAPTER_CONFIG: as_json(changed).encode()} if base else {}
@@ -241,7 +241,9 @@ def _check_adapter(weights: Path) -> None:
 
 def _subject(folder: Path, rewritten: str | None = None, progress: Progress | None = None) -> Subject:
     if not folder.is_dir():
-        raise CtxextError(f'There is no folder "{folder}".', hint="ctxext push takes what ctxext convert has made.")
+        raise CtxextError(
+            f'There is no folder "{folder}".', hint="ctxext push takes a checkpoint that ctxext convert wrote."
+        )
     subject = Subject(open_checkpoint(str(folder)), rewritten=rewritten, progress=progress)
     if not subject.manifest or not (subject.has_recipe or subject.manifest.get("finetune")):
         raise CtxextError(f'"{folder}" was not made by ctxext: it has no {MANIFEST}.', hint="ctxext convert --help")
@@ -290,7 +292,7 @@ def _measured(checkpoint: Checkpoint, folder: Path) -> Measured:
     """The report's entry for this checkpoint, matched by digest with and without a report published before."""
     report = read_report(folder)
     stripped = _AsMeasured(checkpoint.name, checkpoint.folder, checkpoint.config)
-    digests = [info_of("this", one).digest for one in (stripped, checkpoint)]
+    digests = [info_of("this", version).digest for version in (stripped, checkpoint)]
     return measured(report, entry_of(report, digests), [path.name for path in files_of(folder)])
 
 

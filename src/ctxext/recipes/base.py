@@ -14,12 +14,12 @@ from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, unsuppo
 from ctxext.recipes.param import SearchRange, checked, param, search_ranges
 
 Kind = Literal["table", "base", "schedule", "heads", "attention", "slopes", "buckets"]
-"""The rows of a learned table; the base of the frequencies; all frequencies by a factor; what each KV head makes of
-them; the attention itself; the slopes of biases; the buckets of distances."""
+"""What a method changes: the rows of a position table, the RoPE base, the schedule of frequencies, the scale of each KV
+head, the attention, the slopes of ALiBi, or the buckets of distances."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 CARRIED_BY_CODE: frozenset[Kind] = frozenset({"heads", "attention", "slopes"})
-"""Kinds that no configuration key can carry, so that the checkpoint brings code of its own."""
+"""Kinds that no configuration key can carry, so that the checkpoint carries modeling code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,21 +31,21 @@ class Method:
     paper: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
     encoding: ClassVar[str] = "rotary"
-    """The encoding that it is for, as families name theirs."""
+    """The position encoding that it changes, as in `Family.positions`."""
     kind: ClassVar[Kind]
-    """What it changes; the steps of a recipe stand in the order of their kinds."""
+    """What it changes."""
     is_published: ClassVar[bool] = True
-    """Whether there are numbers that its paper gives for any model; otherwise a search starts from a guess."""
+    """Whether its paper gives numbers for any model; otherwise a search starts from a guess."""
     is_experimental: ClassVar[bool] = False
-    """Whether help, lists and searches leave it out unless it is named: it gained nothing where it was measured."""
+    """Whether help, lists and searches leave it out unless it is named, as it gained nothing when measured."""
     neutral: ClassVar[Mapping[str, Any]] = {}
-    """Numbers at which a model stays as it was, bit for bit."""
+    """Numbers that leave a model unchanged, bit for bit."""
     example: ClassVar[Mapping[str, Any]] = {}
-    """Numbers that suit any small model: with these the method is tried and drawn."""
+    """Numbers that suit any small model, for tests and pictures."""
     difference: ClassVar[str] = ""
     """How it differs from its paper by default and what was measured of either; help begins with it."""
     caution: ClassVar[str] = ""
-    """What a user of the result must know, in one sentence; shown after converting and on the card."""
+    """A warning for users of the result, in one sentence; shown after converting and on the card."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -63,31 +63,31 @@ class Method:
         return cls(**cls.example)
 
     def adapted(self, model: ModelConfig) -> Self:
-        """The same step with what this very configuration says of its numbers, where they were not given."""
+        """The same step with unset numbers read from the model's configuration."""
         return self
 
     def resolved(self, encoding: Encoding) -> Self:
-        """The same step with everything filled in that depends on the model."""
+        """The same step with all numbers filled in that depend on the model."""
         return self
 
     def reach(self, encoding: Encoding) -> int:
-        """The context length after this step, in tokens; as before unless a method reaches further."""
+        """The context length after this step, in tokens; by default unchanged."""
         return encoding.context_length
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
-        """The tensors that the result has otherwise than its source; none, but for methods that say so.
+        """The tensors that differ between the result and its source; by default none.
 
         Args:
             source: The checkpoint to convert.
             model: Its configuration before this step.
 
         Raises:
-            CtxextError: the weights are not there in a form that can be rewritten.
+            CtxextError: the weights are missing or in a form that cannot be rewritten.
         """
         return ()
 
     def caution_for(self, model: ModelConfig) -> str:
-        """What a user of this very result must know; the method's own caution unless its numbers decide."""
+        """The warning for users of this result; by default `caution`."""
         return self.caution
 
     def summary(self) -> str:
@@ -104,7 +104,7 @@ class Method:
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
-        """Why this method cannot apply to such a model whatever its numbers; empty where it can."""
+        """Why this method cannot apply to a model, whatever its numbers; empty if it can."""
         if family.positions != cls.encoding:
             return f"it has {POSITIONS[family.positions]}, not {POSITIONS[cls.encoding]}"
         return family.reason
@@ -115,7 +115,7 @@ class Method:
 
         Args:
             rotary: The model's encoding.
-            factor: How many times longer the wanted context is.
+            factor: How many times longer the target context is.
         """
         return search_ranges(cls)
 
@@ -124,7 +124,7 @@ class Method:
         """The step with numbers from its search space.
 
         Raises:
-            CtxextError: the numbers do not go together.
+            CtxextError: the numbers contradict each other.
         """
         return cls(**numbers)
 
@@ -134,7 +134,7 @@ class Method:
         return cls.kind in CARRIED_BY_CODE
 
     def to_dict(self) -> dict[str, Any]:
-        """The step as it is written in a recipe file, without what was not given."""
+        """The step as it is written in a recipe file, without unset numbers."""
         numbers = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         plain = {key: _listed(value) for key, value in numbers.items()}
         return {"method": self.name, **{key: value for key, value in plain.items() if value is not None}}
@@ -149,7 +149,7 @@ _REACH = ("factor", "target_length")
 
 @dataclass(frozen=True, kw_only=True)
 class Reaching(Method):
-    """A method that reaches a longer context; it is given as a factor or as a length."""
+    """A method that reaches a longer context, given as a factor or as a length."""
 
     neutral: ClassVar[Mapping[str, Any]] = {"factor": 1}
     example: ClassVar[Mapping[str, Any]] = {"factor": 4}
@@ -158,9 +158,9 @@ class Reaching(Method):
     target_length: int | None = param(None, help="The new context length in tokens, for example 32k.", min=1)
 
     def resolved(self, encoding: Encoding) -> Self:
-        """The same step with its factor known, and with a target length only where that is not what the factor says.
+        """The same step with its factor, and with a target length only if that differs from the factor's.
 
-        Published models have both: Llama 3.1 was stretched 8 times from 8192 tokens and reads 131072.
+        Published models have both: Llama 3.1 has a factor of 8 over 8192 tokens and reads 131072.
 
         Raises:
             CtxextError: no length was given, or the target is not longer.
@@ -168,7 +168,7 @@ class Reaching(Method):
         if self.target_length is None:
             if self.factor is None:
                 raise CtxextError(
-                    f"{self.name} needs to know how far to reach.",
+                    f"{self.name} needs a factor or a target length.",
                     hint=f"Add --factor 4 or --target-length {4 * encoding.trained_length}.",
                 )
             return self
@@ -209,27 +209,27 @@ class Scaling(Reaching):
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
-        """Why the family cannot carry the schedule; empty where it can."""
+        """Why the family cannot carry the schedule; empty if it can."""
         return super().refusal(config, family) or unsupported(family, cls.rope_type)
 
-    def taken_over(self, replaced: Mapping[str, Any], made_by: str | None) -> dict[str, Any]:
-        """The numbers of a schedule of the same type which this step puts its own in the place of and does not name.
+    def taken_over(self, replaced: Mapping[str, Any], method: str | None) -> dict[str, Any]:
+        """The unset numbers of this step that a replaced schedule of the same type has.
 
         Args:
-            replaced: That schedule, as transformers writes it.
-            made_by: The method that made it; None where ctxext did not.
+            replaced: The replaced schedule, as transformers writes it.
+            method: The method of that schedule; None if ctxext did not write it.
         """
-        if replaced.get("rope_type") != self.rope_type or made_by not in (None, self.name):
+        if replaced.get("rope_type") != self.rope_type or method not in (None, self.name):
             return {}
-        own = [field.name for field in dataclasses.fields(self) if getattr(self, field.name) is None]
-        return {name: replaced[name] for name in own if name not in _REACH and replaced.get(name) is not None}
+        unset = [field.name for field in dataclasses.fields(self) if getattr(self, field.name) is None]
+        return {name: replaced[name] for name in unset if name not in _REACH and replaced.get(name) is not None}
 
     def caution_for(self, model: ModelConfig) -> str:
-        """That factor and context length were given apart, beside the method's own caution."""
+        """The caution of the method, and that factor and context length were given separately."""
         if self.target_length is None or self.factor is None:
             return super().caution_for(model)
-        reach = f"the factor of {self.factor:g} makes {round(self.factor * model.rotary.trained_length)}"
-        apart = f"the context length is {self.target_length} tokens because you said so; {reach}."
+        reach = f"the factor of {self.factor:g} gives {round(self.factor * model.rotary.trained_length)}"
+        apart = f"the context length is {self.target_length} tokens as requested; {reach}."
         return " ".join(part for part in (apart, super().caution_for(model)) if part)
 
     def edit(self, model: ModelConfig) -> ModelConfig:
@@ -255,13 +255,13 @@ class Scaling(Reaching):
 
     @classmethod
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
-        """What a search tries; a schedule may be made for more than the wanted context, never for less."""
-        own = {"factor": SearchRange((factor, 2 * factor), factor)} if cls.kind == "schedule" else {}
-        return {**own, **super().search_space(rotary, factor)}
+        """What a search tries; a schedule may reach beyond the target context, never less far."""
+        factors = {"factor": SearchRange((factor, 2 * factor), factor)} if cls.kind == "schedule" else {}
+        return {**factors, **super().search_space(rotary, factor)}
 
     @classmethod
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
-        """The step with numbers from its search space, and the wanted factor where that is not among them."""
+        """The step with numbers from its search space, and the target factor if that is not among them."""
         return cls(**{**numbers, "factor": max(factor, numbers.get("factor", factor))})
 
     def theta_after(self, rotary: Rotary) -> float:

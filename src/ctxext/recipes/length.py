@@ -1,4 +1,4 @@
-"""Lengths in tokens as people write them: 32768, 32k, 128K, 1M."""
+"""Lengths in tokens, human-readable: 32768, 32k, 128K, 1M."""
 
 import re
 
@@ -12,7 +12,7 @@ def parse_length(text: str) -> int:
     """Read a number of tokens; k is 1024 and M is 1024 k.
 
     Raises:
-        CtxextError: the text is not a positive length, or a longer one than there is.
+        CtxextError: the text is not a positive length, or exceeds any context.
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmM]?)\s*", text)
     value = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
@@ -23,17 +23,17 @@ def parse_length(text: str) -> int:
 
 
 def check_length(tokens: float) -> None:
-    """Refuse what is longer than any context.
+    """Check that a length is one that a context can have.
 
     Raises:
-        CtxextError: it is.
+        CtxextError: it is too long.
     """
     if tokens > LONGEST:
         raise CtxextError(f"{tokens:.3g} tokens are more than any context has.", hint=f"At most {LONGEST}.")
 
 
 def format_length(tokens: int) -> str:
-    """A length as people write it: 32k where it is whole, digits otherwise."""
+    """A length, human-readable: 32k if it is a whole number of k, digits otherwise."""
     for unit, size in (("M", 1024 * 1024), ("k", 1024)):
         if tokens >= size and tokens % size == 0:
             return f"{tokens // size}{unit}"

@@ -12,7 +12,7 @@ from typing import Any
 from ctxext.errors import CtxextError
 
 _LARGEST = 1e30
-"""Of any number, so that what is worked out with it stays finite; the same as in a stranger's files."""
+"""The largest number, so that all results stay finite; the same as for files of others."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,15 +51,14 @@ def param(
     """Declare a method's parameter.
 
     Args:
-        default: The value where none is given; left out, the parameter is required.
+        default: The default; without one, the parameter is required.
         help: One sentence for the user.
         min: The smallest legal value.
         max: The largest legal value.
         choices: The legal words of a text parameter.
         search: The range, or the values, that a search tries.
-        usual: The value that is used for None if the model names none; of a required parameter the paper's value, at
-            which a search starts.
-        measured: The result of a measurement: kept in recipe files, but not offered on the command line.
+        usual: The value that None stands for; for a required parameter, the paper's value, at which a search starts.
+        measured: Whether it is the result of a measurement: kept in recipe files, not an option of the command line.
     """
     limits = Limits(
         help=help, min=min, max=max, choices=tuple(choices), search=tuple(search), usual=usual, measured=measured
@@ -75,7 +74,7 @@ def limits_of(field: "dataclasses.Field[Any]") -> Limits:
 
 
 def default_of(field: "dataclasses.Field[Any]") -> Any:
-    """What a parameter is where neither the user nor the model says it; `dataclasses.MISSING` where it is required."""
+    """The default of a parameter; `dataclasses.MISSING` if it is required."""
     return limits_of(field).usual if field.default is None else field.default
 
 
@@ -90,8 +89,8 @@ class SearchRange:
 
     Attributes:
         values: The smallest and the largest number, or the words to choose from.
-        start: The published value, which is tried first; None where nothing is published.
-        optional: Whether some trials leave the number out, so that the method's own rule decides.
+        start: The published value, which is tried first; None if there is none.
+        optional: Whether some trials leave the number out and use the method's rule.
     """
 
     values: tuple[Any, ...]
@@ -100,12 +99,12 @@ class SearchRange:
 
     @property
     def is_choice(self) -> bool:
-        """Whether it is a list of words and not a range of numbers."""
+        """Whether it is a list of words, not a range of numbers."""
         return isinstance(self.values[0], str)
 
 
 def search_ranges(owner: type) -> dict[str, SearchRange]:
-    """What the declarations of a method say a search should try, by parameter."""
+    """The search ranges that a method declares, by parameter."""
     return {
         field.name: SearchRange(
             limits_of(field).search, search_start(owner, field.name), optional=default_of(field) is None
@@ -116,7 +115,7 @@ def search_ranges(owner: type) -> dict[str, SearchRange]:
 
 
 def search_start(owner: type, name: str) -> Any:
-    """The published value of a parameter: its default, or the paper's own where it has none."""
+    """The published value of a parameter: its default, or the paper's value if it is required."""
     (field,) = (field for field in dataclasses.fields(owner) if field.name == name)
     default = default_of(field)
     return limits_of(field).usual if default is dataclasses.MISSING else default
@@ -126,7 +125,7 @@ _TYPES: "weakref.WeakKeyDictionary[type, dict[str, Any]]" = weakref.WeakKeyDicti
 
 
 def _types(owner: type) -> dict[str, Any]:
-    """The declared types of a class's parameters; reading annotations costs more than everything that uses them."""
+    """The declared types of a class's parameters, cached, as reading annotations is slow."""
     if owner not in _TYPES:
         _TYPES[owner] = typing.get_type_hints(owner)
     return _TYPES[owner]
@@ -178,7 +177,7 @@ def checked(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any
 
 def _checked_number(option: str, value: Any, wanted: type) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not abs(value) <= _LARGEST:  # NaN is no more so.
+    if not is_number or not abs(value) <= _LARGEST:  # Also false for NaN.
         raise CtxextError(f'{option} must be a finite number of at most {_LARGEST:g}, not "{value}".')
     if wanted is int and value != int(value):
         raise CtxextError(f'{option} must be a whole number, not "{value}".')

@@ -30,8 +30,8 @@ class Recipe:
 
     Attributes:
         steps: The methods with their numbers.
-        description: What the recipe is for, where a file says so.
-        source: Where its numbers come from, where a file says so.
+        description: What the recipe is for; from a recipe file.
+        source: Where its numbers come from; from a recipe file.
     """
 
     steps: tuple[Method, ...]
@@ -61,12 +61,12 @@ class Recipe:
 
     @property
     def replaces_encoding(self) -> bool:
-        """Whether some step writes the encoding anew, so that it must start from a plain one."""
+        """Whether some step replaces the encoding, so that it must start from a plain one."""
         return any(not step.needs_code() for step in self.steps)
 
     @property
     def rewrites_weights(self) -> bool:
-        """Whether some step writes weights, which no configuration brings back."""
+        """Whether some step changes weights, which no configuration can restore."""
         return any(type(step).new_tensors is not Method.new_tensors for step in self.steps)
 
     def resolved(self, model: ModelConfig) -> "Recipe":
@@ -84,23 +84,23 @@ class Recipe:
         return Recipe(steps, self.description, self.source)
 
     def taking_over(self, model: ModelConfig) -> tuple["Recipe", dict[str, Any]]:
-        """The same recipe with the numbers that it does not name of a schedule of the same type which it replaces.
+        """The recipe with unset numbers taken from the schedule of the same type that it replaces.
 
         Args:
-            model: The model that has the schedule.
+            model: The model with the schedule.
 
         Returns:
-            The recipe, and the numbers.
+            The recipe, and the numbers that were taken over.
         """
         noted = (provenance(model.config).get("recipe") or {}).get("steps", [])
-        ours = [name for name in (str(step.get("method")) for step in noted) if not method_named(name).needs_code()]
-        made_by = ours[-1] if ours else None
+        names = [name for name in (str(step.get("method")) for step in noted) if not method_named(name).needs_code()]
+        previous = names[-1] if names else None
         steps, kept = [], dict[str, Any]()
         numbers = without_derived(model.rotary) if isinstance(model.encoding, Rotary) else {}
         for step in self.steps:
-            found = step.taken_over(numbers, made_by) if isinstance(step, Scaling) else {}
-            steps.append(dataclasses.replace(step, **found))
-            kept |= found
+            inherited = step.taken_over(numbers, previous) if isinstance(step, Scaling) else {}
+            steps.append(dataclasses.replace(step, **inherited))
+            kept |= inherited
         return Recipe(steps, self.description, self.source), kept
 
     def edit(self, model: ModelConfig, *, with_code: bool = True) -> ModelConfig:
@@ -120,19 +120,19 @@ class Recipe:
         return model
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
-        """The tensors that the result has otherwise than its source.
+        """The tensors that differ between the result and its source.
 
         Args:
             source: The checkpoint to convert.
-            model: Its configuration, on which the recipe was resolved.
+            model: Its configuration, for which the recipe was resolved.
 
         Raises:
-            CtxextError: the weights are not there in a form that can be rewritten.
+            CtxextError: the weights are missing or in a form that cannot be rewritten.
         """
         return tuple(tensor for step in self.steps for tensor in step.new_tensors(source, model))
 
     def code_files(self, config: Config) -> Mapping[str, str]:
-        """The modeling code that the result must carry: file name and content."""
+        """The modeling code that the result must carry, by file name."""
         return code_files(self.steps, config)
 
     def to_dict(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Recipe:
 
 
 def describe_step(step: Mapping[str, Any]) -> str:
-    """A step, as a recipe file writes it, in a few words."""
+    """A step of a recipe file in a few words."""
     try:
         return step_from_dict(step, "recipe").summary()
     except CtxextError:
@@ -154,17 +154,18 @@ def describe_step(step: Mapping[str, Any]) -> str:
 
 
 def _check_order(steps: Sequence[Method]) -> None:
-    """Refuse steps that would do a thing twice, or that stand before what they build on."""
-    twofold = {
+    """Refuse steps that conflict, or that come before a step on which they build."""
+    exclusive = {
         "schedule": "scale the same frequencies",
         "attention": "replace the same attention",
         "slopes": "change the same slopes",
     }
-    for kind, what in twofold.items():
+    for kind, what in exclusive.items():
         same = [step.name for step in steps if step.kind == kind]
         if len(same) > 1:
             raise CtxextError(
-                f"{' and '.join(same)} would {what} twice.", hint="Keep one of them; other steps may stand beside it."
+                f"{' and '.join(same)} would {what} twice.",
+                hint="Keep one of them; it may be combined with other steps.",
             )
     names = [step.name for step in steps]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -172,16 +173,15 @@ def _check_order(steps: Sequence[Method]) -> None:
     for before, after in itertools.pairwise(steps):
         if before.needs_code() and not after.needs_code():
             raise CtxextError(
-                f"{before.name} must stand after {after.name}: code builds on the schedule that the configuration "
-                "carries.",
+                f"{before.name} must come after {after.name}: code builds on the schedule of the configuration.",
                 hint=f"--method {after.name} --method {before.name}",
             )
 
 
 def plain_config(model: ModelConfig) -> ModelConfig:
-    """An extended model's configuration with what was done to it taken back: code, then schedule and length.
+    """The configuration of an extended model without its extension: no code, the plain schedule and length.
 
-    Where ctxext noted that only code was added, the source's own schedule stays as it is.
+    If ctxext noted that only code was added, the source's schedule stays.
     """
     noted = provenance(model.config)
     steps = [method_named(str(step.get("method"))) for step in (noted.get("recipe") or {}).get("steps", [])]
@@ -200,7 +200,7 @@ def step_from_dict(entry: Any, place: str) -> Method:
 
     Args:
         entry: The mapping with `method` and its numbers.
-        place: Where it stands, for errors.
+        place: Its place in the file, for errors.
 
     Raises:
         CtxextError: it is not a mapping, or names an unknown method or number.
@@ -232,12 +232,12 @@ def step_from_dict(entry: Any, place: str) -> Method:
 
 
 def option_hint(names: Iterable[str]) -> str:
-    """How the missing numbers are given on the command line."""
+    """A hint to give missing numbers on the command line."""
     return "Add " + " ".join(f"--{name.replace('_', '-')} …" for name in names) + "."
 
 
 def _number(text: str) -> Any:
-    """YAML 1.1 reads "1e6" as a word; read it as the number it is, and leave other words to the checks."""
+    """A number that YAML 1.1 reads as text ("1e6"); other text is left to the checks."""
     try:
         return float(text)
     except ValueError:
@@ -260,7 +260,7 @@ def recipe_of(recipe: "Recipe | Method | Iterable[Method] | str | Path") -> Reci
 
 
 def load_recipe(name: str) -> Recipe:
-    """Read a recipe file, or one of the presets that ship with the package.
+    """Read a recipe file or a preset of the package.
 
     Args:
         name: A path, or a preset's name.
@@ -295,7 +295,7 @@ def recipe_from_dict(content: Any, place: str) -> Recipe:
 
 
 def presets() -> dict[str, str]:
-    """The recipes that ship with the package: name and file content."""
+    """The recipes of the package: file content by name."""
     folder = resources.files("ctxext.recipes") / "presets"
     files = [entry for entry in folder.iterdir() if entry.name.endswith(".yaml")]
     return {file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8") for file in files}

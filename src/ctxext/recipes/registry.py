@@ -1,4 +1,4 @@
-"""The methods, in the order in which help shows them. Adding one is a file and a name here."""
+"""The methods, in the order of help. To add a method, write its file and name it here."""
 
 import difflib
 
@@ -65,7 +65,7 @@ def method_named(name: str) -> type[Method]:
     """The method class behind a name or an alias.
 
     Raises:
-        CtxextError: there is none; the nearest name is suggested.
+        CtxextError: there is no such method; the nearest name is suggested.
     """
     table = {key: method for method in METHODS for key in (method.name, *method.aliases)}
     if name.lower() in table:

@@ -1,12 +1,15 @@
 """A whole search: load, measure the plain model, try recipes, check the best on prompts that nothing else used."""
 
 import dataclasses
+import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.plan import already_extended
@@ -16,7 +19,6 @@ from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import Recipe
 from ctxext.search.options import SearchOptions
-from ctxext.search.recipe_file import check_recipe_place, recipe_text
 from ctxext.search.space import space_of
 from ctxext.search.storage import StudyPlace, study_beside
 from ctxext.system.extras import is_installed, require
@@ -219,3 +221,29 @@ def _header(
         **versions,
         **stock.facts(),
     }
+
+
+def recipe_text(recipe: Recipe, lines: Sequence[str]) -> str:
+    """The text of a recipe file, with the figures of the search in comments above it.
+
+    Args:
+        recipe: The recipe.
+        lines: The comment lines above it.
+    """
+    comments = "".join(f"# {line}\n" for line in lines)
+    return comments + yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, width=120)
+
+
+def check_recipe_place(out: Path, *, overwrite: bool) -> None:
+    """Check that the recipe file can be written.
+
+    Raises:
+        CtxextError: it is a folder or exists already, or its folder does not exist or cannot be written to.
+    """
+    folder = out.resolve().parent
+    if out.is_dir():
+        raise CtxextError(f'"{out}" is a folder, not a place for a recipe file.', hint=f"Name a file: {out}/best.yaml")
+    if out.exists() and not overwrite:
+        raise CtxextError(f'There is a file "{out}" already.', hint="Replace it with --overwrite, or choose another.")
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise CtxextError(f'"{folder}" is not there or cannot be written to.', hint="Choose another place.")

@@ -1,1 +1,1 @@
-"""What makes methods that follow the row run in engines that lay sequences end to end."""
+"""The vLLM plugin, which runs relation maps in an engine that packs sequences end to end."""

@@ -2,7 +2,7 @@
 
 
 def register() -> None:
-    """Put this package's form of vLLM's transformers backend in the place of vLLM's own.
+    """Replace vLLM's transformers backend by the one of this package.
 
     It differs for checkpoints with relation maps only. May be called any number of times.
     """

@@ -1,11 +1,11 @@
-"""An engine's attention in which rows beyond the first border are asked again, by the checkpoint's own relation maps.
+"""Attention of an engine that computes rows beyond the first border again, by the relation maps of the checkpoint.
 
-vLLM hands an attention queries and keys that are rotated by their own positions, and knows where each request begins
-and how long it is. A row's rule follows from its position alone, so nothing else is needed, and prefix caching, chunked
-prefill and any batch are right as they are: the cache holds what the engine always puts there. The engine's attention
-runs first, untouched; then, for each request with rows at or beyond the border, keys and values are gathered from its
-blocks and the portable functions (`portable/relation.py`) give these rows. Shapes: t tokens, h heads, g KV heads, n
-keys, d head, s tokens of a block.
+vLLM gives an attention queries and keys rotated by their positions, and the start and length of each request. The map
+of a row depends on its position alone, so this is enough, and prefix caching, chunked prefill and batches of any kind
+work unchanged, as the cache holds what the engine always writes. First the attention of the engine runs, unchanged.
+Then, for each request with rows at or beyond the border, keys and values are gathered from its blocks and the portable
+functions (`portable/relation.py`) compute these rows. Shapes: t tokens, h heads, g KV heads, n keys, d head dimensions,
+s tokens of a block.
 """
 
 import functools
@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-_DIGITS = 128  # Whole numbers that every number format of a cache holds exactly.
+_DIGITS = 128  # Every number format of a cache holds whole numbers up to this exactly.
 
 
 @functools.cache
 def row_wise(implementation: type) -> type:
-    """A backend's attention implementation that also writes the rows of `ctxext_rows`, which its objects are given."""
+    """A subclass of a backend's attention implementation that also writes the rows of its `ctxext_rows`."""
 
     class RowWise(implementation):  # type: ignore[misc]
-        __slots__ = ()  # An object of the engine's becomes one of these, so that both must be laid out alike.
+        __slots__ = ()  # The class of the engine's object is replaced, so that both need the same layout.
         ctxext_rows: Rows
 
         def forward(
@@ -38,7 +38,7 @@ def row_wise(implementation: type) -> type:
             *args: Any,
             **kwargs: Any,
         ) -> torch.Tensor:
-            """The engine's own attention, then the rows that read otherwise: query and output are (t, h, d)."""
+            """The engine's attention, then the rows with a relation map: query and output are (t, h, d)."""
             result: torch.Tensor = super().forward(
                 layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
             )
@@ -53,17 +53,17 @@ class Rows:
     """The rows of one layer that its relation maps change.
 
     Args:
-        part: The checkpoint's `Part` of this layer.
+        part: The `Part` of this layer, from the checkpoint's code.
         rotary: Its rotary embedding.
-        methods: The relation maps that act on it, innermost first.
-        first_head: The number of this rank's first KV head in the whole model.
+        methods: The relation maps of this layer, innermost first.
+        first_head: The index of this rank's first KV head in the whole model.
     """
 
     def __init__(self, part: Any, rotary: Any, methods: list[Any], first_head: int) -> None:
         self.part, self.rotary, self.methods, self.first_head = part, rotary, methods, first_head
         # Checkpoints of 0.2.0 have one map for all layers.
         maps = [getattr(method, "maps", {}).get(part.layer, method.map) for method in methods]
-        self.first = min(one.first for one in maps)
+        self.first = min(relation_map.first for relation_map in maps)
         self.layout: Layout | None = None
 
     def write(
@@ -72,7 +72,7 @@ class Rows:
         layer: Any,
         query: torch.Tensor,
         cache: torch.Tensor,
-        about: Any,
+        metadata: Any,
         output: torch.Tensor,
     ) -> None:
         """Replace the rows at `first` and beyond in the engine's output.
@@ -82,11 +82,10 @@ class Rows:
             layer: The engine's attention layer.
             query: Rotated queries of all requests, end to end (t, h, d).
             cache: The engine's cache of this layer.
-            about: Where requests begin and end (`query_start_loc`, `seq_lens`) and where their blocks lie
-                (`block_table`).
+            metadata: The start and end of requests (`query_start_loc`, `seq_lens`) and their blocks (`block_table`).
             output: The engine's output (t, h, d).
         """
-        starts, lengths = about.query_start_loc.tolist(), about.seq_lens.tolist()
+        starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
         for number, length in enumerate(lengths):
             start, stop = starts[number], starts[number + 1]
             first = max(self.first, length - (stop - start))
@@ -94,13 +93,13 @@ class Rows:
                 continue
             if self.layout is None:
                 self.layout = Layout(implementation, layer, cache)
-            key, value = self.layout.gathered(cache, about.block_table[number], length)
+            key, value = self.layout.gathered(cache, metadata.block_table[number], length)
             rows = query[stop - (length - first) : stop].transpose(0, 1)[None]
-            found = self.attended(implementation, rows, key, value, first)
-            output[stop - (length - first) : stop] = found[0].to(output.dtype)
+            attended = self.attended(implementation, rows, key, value, first)
+            output[stop - (length - first) : stop] = attended[0].to(output.dtype)
 
     def portable(self, name: str) -> Any:
-        """A file of the checkpoint's own code."""
+        """A module of the checkpoint's code."""
         return sys.modules[f"{type(self.part).__module__.rpartition('.')[0]}.{name}"]
 
     def attended(
@@ -127,16 +126,16 @@ class Rows:
 def _one_row(
     parts: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one row over all keys it is given: what a relation map asks of the attention inside it."""
+    """Attention of one row over all given keys: the inner attention of a relation map."""
     scores = parts.product(query, key.mT) * options["scaling"]
     return parts.softmaxed(scores, value, mask, (0, 1), key.shape[2] - 1, None, options)[0], None
 
 
 class Layout:
-    """Where a backend puts each number of a key and a value within a block of its cache.
+    """The place of each number of a key and a value within a block of a backend's cache.
 
-    Backends order a block as suits their kernels, some by the processor. So they are asked: keys and values whose
-    numbers are all different are written into an empty block by the backend itself, and looked up there.
+    Backends order a block as suits their kernels, some by the processor. So the order is measured: the backend writes
+    keys and values whose numbers are all different into an empty block, where they are looked up.
 
     Args:
         implementation: The engine's attention implementation.
@@ -144,7 +143,7 @@ class Layout:
         cache: The engine's cache of this layer, with `num_blocks` in one of its dimensions.
 
     Raises:
-        ValueError: what was written is not found again.
+        ValueError: the written numbers are not in the block.
     """
 
     def __init__(self, implementation: Any, layer: Any, cache: torch.Tensor) -> None:
@@ -156,7 +155,7 @@ class Layout:
     def _places(self, implementation: Any, layer: Any, cache: torch.Tensor, part: int) -> torch.Tensor:
         """Places (s · g · d) within a flattened block, of keys (part 0) or values (part 1)."""
         count = self.tokens * self.heads * self.size
-        numbers, found = torch.arange(count), torch.zeros(0, dtype=torch.long)
+        numbers, decoded = torch.arange(count), torch.zeros(0, dtype=torch.long)
         slots = torch.arange(self.tokens, device=cache.device)
         for digit in range(math.ceil(math.log(count, _DIGITS))):
             scratch = torch.zeros_like(cache.narrow(self.axis, 0, 1)).contiguous()
@@ -165,12 +164,12 @@ class Layout:
             pair = (coded, torch.zeros_like(coded)) if part == 0 else (torch.zeros_like(coded), coded)
             implementation.do_kv_cache_update(layer, *pair, scratch, slots)
             block = scratch.flatten().long().cpu()
-            found = (block - 1) * _DIGITS**digit + (found if digit else 0)
-        held = block > 0
-        if not torch.equal(found[held].sort().values, numbers):
-            raise ValueError("ctxext's vLLM plugin does not understand the cache of this attention backend.")
+            decoded = (block - 1) * _DIGITS**digit + (decoded if digit else 0)
+        written = block > 0
+        if not torch.equal(decoded[written].sort().values, numbers):
+            raise ValueError("ctxext's vLLM plugin does not support the cache of this attention backend.")
         places = torch.empty(count, dtype=torch.long)
-        places[found[held]] = held.nonzero().flatten()
+        places[decoded[written]] = written.nonzero().flatten()
         return places.to(cache.device)
 
     def gathered(self, cache: torch.Tensor, blocks: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:

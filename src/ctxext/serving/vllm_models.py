@@ -1,4 +1,4 @@
-"""vLLM's transformers backend, with attention that asks a checkpoint's relation maps."""
+"""vLLM's transformers backend with support for the relation maps of a checkpoint."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from ctxext.serving.row_wise import Rows, row_wise
 
 
 class _RowWise:
-    """Hands the attention of layers that take part to their methods once vLLM has made its own."""
+    """Binds the attention of layers with relation maps to them, once vLLM has created it."""
 
     def _create_attention_instances(self, prefix: str = "") -> None:
         super()._create_attention_instances(prefix)  # type: ignore[misc]
@@ -25,11 +25,11 @@ class TransformersMoEForCausalLM(_RowWise, backend.TransformersMoEForCausalLM): 
 
 
 def bind(model: Any) -> None:
-    """Give every attention of vLLM that a relation map acts on the rows of that map.
+    """Give the rows of relation maps to every attention of vLLM that they change.
 
     Raises:
-        ValueError: the model has something that was not worked out: several position axes or schedules, latent
-            attention, a quantized cache.
+        ValueError: the model has something that is not supported: several position axes or schedules, latent attention,
+            a quantized cache.
     """
     modules = list(model.model.modules())
     parts = [module.ctxext_part for module in modules if hasattr(module, "ctxext_part")]
@@ -39,13 +39,13 @@ def bind(model: Any) -> None:
     if len(rotaries) != 1 or set(rotaries[0].ctxext_layouts) != {None} or model.model_config.uses_mrope:
         raise ValueError("ctxext's vLLM plugin needs one rotary embedding with one position per token.")
     if model.cache_config.cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
-        raise ValueError("ctxext's vLLM plugin needs keys as they are: run with --kv-cache-dtype auto.")
+        raise ValueError("ctxext's vLLM plugin needs an unquantized cache: run with --kv-cache-dtype auto.")
     ranks, rank = get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
     first_head = rank * model.text_config.num_key_value_heads // ranks
     for part in parts:
         attention = getattr(part.attention, backend.VLLM_ATTN_ATTR, None)
         if attention is None or not hasattr(attention.impl, "do_kv_cache_update"):
-            raise ValueError(f"ctxext's vLLM plugin does not know the attention of layer {part.layer}.")
+            raise ValueError(f"ctxext's vLLM plugin does not support the attention of layer {part.layer}.")
         part.is_left_to_engine = True
         acting = [method for method in part.methods if hasattr(method, "map") and method.acts_on(part.layer)]
         if acting:

@@ -9,8 +9,8 @@ from typing import Any
 
 from ctxext.system.files import as_json
 from ctxext.system.isolated import fault_within, last_line_of_errors, run_isolated
+from ctxext.verify.checks_process import LOADED
 from ctxext.verify.reference import reference_error
-from ctxext.verify.script import LOADED
 
 
 class ScriptFailedError(Exception):
@@ -85,7 +85,8 @@ def load_in_clean_process(folder: Path, *, trust: bool, auto: str) -> LoadReport
         auto: The Auto class of transformers that loads it.
     """
     try:
-        return LoadReport(**answer_of("load_script", {"folder": str(folder.resolve()), "trust": trust, "auto": auto}))
+        task = {"check": "load", "folder": str(folder.resolve()), "trust": trust, "auto": auto}
+        return LoadReport(**answer_of("checks_process", task))
     except ScriptFailedError as error:
         if error.signal:
             return LoadReport(f"loading was stopped by signal {error.signal}, perhaps for lack of memory")

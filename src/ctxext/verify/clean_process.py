@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .script import LOADED, answer, reference_at, stock_folder
+from .checks_process import LOADED, answer, reference_at, stock_folder
 
 LEARNED = ".distance.weight"
 APPLY = ("apply_rotary_pos_emb", "apply_rotary_emb")

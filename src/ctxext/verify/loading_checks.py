@@ -116,13 +116,14 @@ def check_buckets(subject: Subject) -> Finding | None:
     plain = subject.plain.encoding
     assert isinstance(plain, Buckets)
     task: dict[str, Any] = {
+        "check": name,
         "numbers": step.to_dict(),
         "reference": str(reference_file(step)),
         "source": {"distance": plain.distance, "num_buckets": plain.num_buckets},
     }
     try:
         with staged(subject.checkpoint) as stage:
-            report = answer_of("buckets_process", {**task, "folder": str(stage.folder)}, {step.name: task["reference"]})
+            report = answer_of("checks_process", {**task, "folder": str(stage.folder)}, {step.name: task["reference"]})
     except ScriptFailedError as error:
         return Finding(name, FAILED, f"the buckets cannot be compared: {error}")
     if not report["stacks"]:
@@ -145,7 +146,9 @@ def check_tables(subject: Subject) -> Finding | None:
     try:
         with staged(subject.checkpoint) as stage:
             report = answer_of(
-                "table_process", {**task, "folder": str(stage.folder)}, {task["numbers"]["method"]: task["reference"]}
+                "checks_process",
+                {**task, "check": name, "folder": str(stage.folder)},
+                {task["numbers"]["method"]: task["reference"]},
             )
     except ScriptFailedError as error:
         return Finding(name, FAILED, f"the tables cannot be compared: {error}")

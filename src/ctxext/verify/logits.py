@@ -82,9 +82,9 @@ def compare_logits(
         task |= {"full_types": list(model.family.full_types), "theta": rotary.theta}
         task["positions"] = _positions(recipe, rotary, model.code["steps"])
     else:
-        script, length = "slopes_process", max(model.encoding.context_length, _NUM_TOKENS)
+        script, length = "checks_process", max(model.encoding.context_length, _NUM_TOKENS)
         task["stock"] = without_hub(stock.with_context_length(length).config)
-        task["count"] = _NUM_TOKENS
+        task |= {"check": "slopes", "count": _NUM_TOKENS}
     try:
         with staged(open_checkpoint(str(folder)), foreign=foreign) as stage:
             report = answer_of(script, {**task, "folder": str(stage.folder)}, references)

@@ -1,8 +1,8 @@
-"""What config.json of a checkpoint with code hides, so that no stock class can be built from it: by family, as data.
+"""Guards: values that config.json of a checkpoint with code hides, so that no stock class can load it, by family.
 
-A key that every supported transformers reads, keeps on saving and cannot build (or run) the family's model from. Mostly
-the activation, whose stand-in is the sentinel; the schedule's rope type is hidden beside it (`code_layout`), but half
-of that is lost where transformers 5 saves, and ALiBi has none. `ctxext_code.hidden` keeps the true values.
+A guard is a key that every supported version of transformers reads, keeps when saving, and cannot build or run the
+model with. Mostly it is the activation, replaced by the sentinel. The rope type is hidden too (`layout.py`), but
+transformers 5 loses half of that on saving, and ALiBi has none. `ctxext_code.hidden` keeps the true values.
 """
 
 import copy
@@ -12,11 +12,11 @@ from typing import Any
 from ctxext.errors import CtxextError
 
 CODE_KEY = "ctxext_code"
-"""The block of config.json that the shipped code reads: `rope` is the schedule that the sentinel hides, `held` what of
-it stays at another length, `hidden` the other values that are hidden, `steps` one entry for each method."""
+"""The block of config.json that the portable code reads: `rope` is the schedule that the sentinel hides, `held` its
+keys that stay at another length, `hidden` the other hidden values, `steps` one entry for each method."""
 
 SENTINEL = "ctxext_needs_trust_remote_code"
-"""The rope type and the activation that only a checkpoint's own code knows: plain transformers refuses to load them."""
+"""A rope type and activation that only a checkpoint's code knows: plain transformers refuses to load them."""
 
 _GELU_TANH = {"hidden_activation": (SENTINEL, "gelu_pytorch_tanh")}
 _GELU_NEW = {"activation_function": (SENTINEL, "gelu_new")}
@@ -47,7 +47,7 @@ GUARDS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
     # transformers 5 alone has these, and it keeps the rope type wherever it saves.
     **dict.fromkeys(("lfm2_moe", "lfm3", "minimax_m3_vl_text"), _NOTHING),
 }
-"""For each place in config.json what stands in for its value, and what the family's class assumes by default."""
+"""For each key of config.json the value that replaces its own, and the default of the family's class."""
 
 _USUAL = {"hidden_act": (SENTINEL, "silu")}
 
@@ -56,25 +56,34 @@ _OLDER_ACTIVATIONS = {"dbrx": "ffn_config.ffn_act_fn.name", "modernbert-decoder"
 # Where 0.1.0 and 0.2.0 hid a dropout, and where an activation that is not `hidden_act`.
 
 SHOWN = frozenset({"dbrx", "modernbert-decoder", "nemotron", "olmo", "olmo2", "phi3", "phi4_multimodal", "phimoe"})
-"""Families that in some version pass over a foreign rope type, or whose class refuses one: their own stays in sight."""
+"""Families that ignore an unknown rope type in some version, or whose class refuses one: theirs is not hidden."""
+
+
+def code_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The block that the portable code reads; empty if a configuration has none."""
+    nested = config.get("text_config")
+    for part in (config, nested if isinstance(nested, Mapping) else {}):
+        if isinstance(part.get(CODE_KEY), Mapping):
+            return part[CODE_KEY]  # type: ignore[no-any-return]
+    return {}
 
 
 def hide(text: dict[str, Any], model_type: str) -> dict[str, Any]:
-    """Put the stand-ins into the language model's part of a configuration, and return the true values by place."""
+    """Hide values in the language model's part of a configuration, and return the true values by key."""
     guards = GUARDS.get(model_type, _USUAL)
-    true = {place: _swap(text, place, stand_in) for place, (stand_in, _) in guards.items()}
+    true = {place: _swap(text, place, replacement) for place, (replacement, _) in guards.items()}
     return {place: usual if true[place] is None else true[place] for place, (_, usual) in guards.items()}
 
 
 def show(text: dict[str, Any], block: Mapping[str, Any]) -> None:
-    """Put the true values back.
+    """Restore the true values.
 
     Args:
-        text: The language model's part of a configuration; changed.
-        block: What `ctxext_code` says there.
+        text: The language model's part of a configuration; changed in place.
+        block: Its `ctxext_code`.
 
     Raises:
-        CtxextError: a value is hidden, and the block lacks it.
+        CtxextError: a value is hidden and missing from the block.
     """
     for place, value in true_values(block, str(text.get("model_type"))).items():
         _swap(text, place, value)
@@ -84,25 +93,25 @@ def show(text: dict[str, Any], block: Mapping[str, Any]) -> None:
 
 
 def true_values(block: Mapping[str, Any], model_type: str) -> dict[str, Any]:
-    """What a block says that is hidden, by place, whichever version wrote it."""
+    """The hidden values of a block by key, whichever version wrote it."""
     if "hidden" in block:
         return dict(block["hidden"] or {})
-    found = {}
+    values = {}
     if "dropout" in block:
-        found[_OLDER.get(model_type, "attention_dropout")] = block["dropout"]
+        values[_OLDER.get(model_type, "attention_dropout")] = block["dropout"]
     if block.get("hidden_act"):
-        found[_OLDER_ACTIVATIONS.get(model_type, "hidden_act")] = block["hidden_act"]
-    return found
+        values[_OLDER_ACTIVATIONS.get(model_type, "hidden_act")] = block["hidden_act"]
+    return values
 
 
 def is_older(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration has a block as 0.2.0 wrote it, before there was a guard for every family."""
-    block = _block_of(config)
-    return isinstance(block, Mapping) and "steps" in block and "hidden" not in block
+    """Whether a configuration has a block in the format of 0.2.0, before every family had a guard."""
+    block = code_of(config)
+    return "steps" in block and "hidden" not in block
 
 
 def upgraded(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with the guards of this version; the very same object where it has them."""
+    """The configuration with the guards of this version; the same object if it has them."""
     if not is_older(config):
         return config
     config = copy.deepcopy(config)
@@ -116,13 +125,8 @@ def upgraded(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _block_of(config: Mapping[str, Any]) -> Any:
-    nested = config.get("text_config")
-    return config.get(CODE_KEY) or (nested.get(CODE_KEY) if isinstance(nested, Mapping) else None)
-
-
 def _swap(text: dict[str, Any], place: str, value: Any) -> Any:
-    """Put a value at a dotted place of a configuration, and return what was there."""
+    """Set a dotted key of a configuration, and return its previous value."""
     *path, name = place.split(".")
     for part in path:
         inner = text.get(part) or {}
@@ -130,5 +134,5 @@ def _swap(text: dict[str, Any], place: str, value: Any) -> Any:
             raise CtxextError(f'"config.json": "{part}" is {inner!r}, expected a mapping.')
         text[part] = dict(inner)
         text = text[part]
-    was, text[name] = text.get(name), value
-    return was
+    previous, text[name] = text.get(name), value
+    return previous

@@ -1,10 +1,10 @@
-"""How a checkpoint with code of its own is laid out: its config.json, and the stub that names family and methods.
+"""The layout of a checkpoint with code: its config.json, and the stub file that names family and methods.
 
-The weights stay as they are. `config.json` keeps the stock `model_type` and gains three things: classes of its own
-(`architectures`, `auto_map`), a sentinel in the place of the rope type and of another key (`guards.py`) that only the
-shipped code understands, so that loading it as a stock model fails instead of being silently wrong, and one block,
-`ctxext_code`, with what is hidden and one entry for each method, for `portable/modeling_family.py` and, where there is
-no rope type, `portable/modeling_alibi.py`. Nothing here knows a method.
+The weights stay unchanged. `config.json` keeps the stock `model_type` and gains three things: the classes of the stub
+(`architectures`, `auto_map`); a sentinel that replaces the rope type and another key (`guards.py`), so that loading it
+as a stock model fails instead of being silently wrong; and the block `ctxext_code` with the hidden values and one entry
+per method, read by `portable/modeling_family.py` or, for families without a rope type, `portable/modeling_alibi.py`.
+Nothing here knows a method.
 """
 
 import copy
@@ -16,6 +16,7 @@ from typing import Any
 from ctxext.checkpoint.families import Family, text_config
 from ctxext.errors import CtxextError
 from ctxext.recipes.code import guards
+from ctxext.recipes.encodings.dialects import STOCK_KEYS
 from ctxext.recipes.encodings.rotary import (
     CODE_KEY,
     SENTINEL,
@@ -32,22 +33,22 @@ SHARED_FILES: Mapping[str, tuple[str, ...]] = {
     "rotary": ("configuration_ctxext.py", "method.py", "private_copy.py", "modeling_family.py"),
     "alibi": ("private_copy.py", "modeling_alibi.py"),
 }
-"""What every such checkpoint carries beside the stub and a file per method, by encoding; the last copies the family."""
+"""The files that all such checkpoints carry, by encoding; the last copies the family's module."""
 
 PREFIX = "Ctxext"
-"""Of the names of its classes."""
+"""The prefix of the stub's classes."""
 
 STUB_STYLE = "with heads"
-"""Of how `render_stub` writes the stub; another one wherever its text changes (`released.py`)."""
+"""The name of the stub's format; rename it whenever `render_stub` writes other text (`own_code.py`)."""
 
 AUTO_CLASSES = ("AutoModel", "AutoModelForCausalLM", "AutoModelForImageTextToText")
-"""The Auto classes that a stub may have classes for, beside those of `HEADS`."""
+"""The Auto classes that a stub may support, besides those of `HEADS`."""
 
 HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
-"""Heads that some families have on the same body, in some versions of transformers."""
+"""Other heads that some families have in some versions of transformers."""
 
 CONFIGURATION = "configuration_ctxext"
-"""The portable file by which a configuration with a hidden rope type is read, where `auto_map` names it."""
+"""The portable file that reads a configuration with a hidden rope type, as named in `auto_map`."""
 
 _TOWER = "its language model is another family's; convert that family's own checkpoint"
 _INDEXER = "its indexer reads the same rotary embedding, which must stay the model's own"
@@ -61,26 +62,23 @@ UNREACHED: Mapping[str, str] = {
     "qwen4_exp": _INDEXER,
     "qwen4_exp_text": _INDEXER,
 }
-"""Families whose rotary embedding the shipped code cannot reach, and why."""
+"""Families whose rotary embedding the portable code cannot change, and why."""
 
 _ORIGINAL = "original_max_position_embeddings"
-# What belongs to a schedule. Engines multiply lengths by a `factor`, so none may stay beside the sentinel.
-_SCHEDULE = frozenset(
-    {"rope_type", "type", "factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
-    | {"truncate", "low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "short_mscale", "long_mscale"}
-)
-# What stands beside a hidden schedule in `rope_scaling`, and one level up beside a plain one.
+# Keys that are in `rope_scaling` with a hidden schedule, and one level up with a plain one.
 _BESIDE_SCALING = frozenset({"rope_theta", "partial_rotary_factor"})
+# The keys that are hidden. Engines multiply lengths by a `factor`, so none may stay beside the sentinel.
+_SCHEDULE = STOCK_KEYS - _BESIDE_SCALING - {_ORIGINAL}
 
 
 @dataclass(frozen=True)
 class Classes:
-    """The family's own classes.
+    """The stock classes of a family.
 
     Attributes:
         modeling: The module that defines them, for example `transformers.models.llama.modeling_llama`.
         by_auto_class: The class behind each Auto class that can load the checkpoint.
-        heads: The names that its classes with another head have, by Auto class, in the versions that define them.
+        heads: The names of its classes with another head, by Auto class, whether or not this version defines them.
     """
 
     modeling: str
@@ -89,13 +87,13 @@ class Classes:
 
     @property
     def offered_heads(self) -> dict[str, str]:
-        """Those that the installed version defines."""
+        """The heads that the installed version of transformers defines."""
         code = Path(str(_origin(self.modeling))).read_text(encoding="utf-8")
         return {auto: name for auto, name in self.heads.items() if f"\nclass {name}(" in code}
 
 
 def family_classes(config: Mapping[str, Any]) -> Classes:
-    """Name the classes of a configuration's family, without importing its modeling code.
+    """The classes of a configuration's family, without importing its modeling code.
 
     Raises:
         CtxextError: transformers has no causal language model of this type.
@@ -113,21 +111,21 @@ def family_classes(config: Mapping[str, Any]) -> Classes:
     if causal_lm is None or not isinstance(model, str):
         raise CtxextError(f'The installed transformers has no causal language model of type "{model_type}".')
     classes = {"AutoModel": model, "AutoModelForCausalLM": causal_lm}
-    # A model type without code of its own borrows another's classes (internlm3 those of llama).
+    # A model type without modeling code borrows the classes of another (internlm3 those of llama).
     for name in (model_type, *(other for other, borrowed in causal_lms.items() if borrowed == causal_lm)):
         module = model_type_to_module_name(name)
         if origin := _origin(modeling := f"transformers.models.{module}.modeling_{module}"):
             whole = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(whole_type)
             if isinstance(whole, str) and f"\nclass {whole}(" in Path(origin).read_text(encoding="utf-8"):
                 classes["AutoModelForImageTextToText"] = whole
-            # The configuration of a whole model is not what heads on its language model take.
+            # Heads on a language model do not accept the configuration of a whole model.
             stem = model.removesuffix("Model") if model_type == whole_type else ""
             return Classes(modeling, classes, {f"AutoModelFor{head}": f"{stem}For{head}" for head in HEADS if stem})
     raise CtxextError(f'The installed transformers has no modeling code for "{model_type}".')
 
 
 def _origin(module: str) -> str | None:
-    """The file of a module, without importing it; None where it is not installed."""
+    """The file of a module, without importing it; None if it is not installed."""
     import importlib.util
 
     try:
@@ -138,23 +136,23 @@ def _origin(module: str) -> str | None:
 
 
 def refusal(family: Family) -> str:
-    """Why the shipped code cannot stand in a family's modeling code, whatever the method; empty where it can."""
+    """Why a family cannot carry code, whatever the method; empty if it can."""
     return family.reason or UNREACHED.get(family.model_type, "")
 
 
 def with_step(model: ModelConfig, name: str, settings: Mapping[str, Any]) -> ModelConfig:
-    """The configuration with one method more in its code; the first one hides the schedule.
+    """The configuration with another method in its code; the first one hides the schedule.
 
     Args:
-        model: The configuration after the steps before this one.
-        name: The method's, as its portable class has it.
+        model: The configuration after the previous steps.
+        name: The name of the method, as in its portable class.
         settings: Its numbers, as plain JSON.
 
     Raises:
         CtxextError: transformers has no classes for this family.
     """
     hidden = _with_hidden_schedule if isinstance(model.encoding, Rotary) else _with_hidden_values
-    config = copy.deepcopy(model.config) if code_of(model.config) else hidden(model)
+    config = copy.deepcopy(model.config) if guards.code_of(model.config) else hidden(model)
     text = _text(config, model.family)
     block = text[CODE_KEY]
     text[CODE_KEY] = {**block, "steps": [*block["steps"], {"method": name, **settings}]}
@@ -162,10 +160,10 @@ def with_step(model: ModelConfig, name: str, settings: Mapping[str, Any]) -> Mod
 
 
 def with_length(model: ModelConfig, length: int) -> ModelConfig:
-    """The configuration of a checkpoint with code at another context length in tokens, its schedule as it was.
+    """The configuration of a checkpoint with code at another context length in tokens; its schedule stays.
 
-    transformers works LongRoPE's factor on cos and sin out from the length that config.json claims (Phi-3), the new one
-    from now on: the old factor is written down beside the schedule.
+    transformers computes LongRoPE's factor on cos and sin from the length that config.json claims (Phi-3), which is now
+    the new one: the old factor is written beside the schedule.
     """
     longer, rotary = model.with_context_length(length), model.encoding
     if not isinstance(rotary, Rotary) or rotary.rope_type != "longrope":
@@ -178,25 +176,16 @@ def with_length(model: ModelConfig, length: int) -> ModelConfig:
     return ModelConfig(longer.config, model.family, longer.rotary.with_parameters({**rotary.parameters, **held}))
 
 
-def code_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The block that the shipped code reads; empty where a configuration has none."""
-    nested = config.get("text_config")
-    for part in (config, nested if isinstance(nested, Mapping) else {}):
-        if isinstance(part.get(CODE_KEY), Mapping):
-            return part[CODE_KEY]  # type: ignore[no-any-return]
-    return {}
-
-
 def depends_on_prompt(config: Mapping[str, Any]) -> bool:
-    """Whether some method chooses by the prompt, so that no other prompt may use its cache."""
-    return any(step.get("per_prompt") for step in code_of(config).get("steps", ()))
+    """Whether some method depends on the prompt, so that no other prompt may use its cache."""
+    return any(step.get("per_prompt") for step in guards.code_of(config).get("steps", ()))
 
 
 def _with_hidden_schedule(model: ModelConfig) -> Config:
-    """A copy of the configuration with its own classes, an empty list of steps, and the sentinel."""
+    """A copy of the configuration with the stub's classes, an empty list of steps, and the sentinel."""
     family, rotary = model.family, model.rotary
     classes = family_classes(model.config)
-    # A schedule that conversions do not offer for this family is kept as the source has it.
+    # A schedule that no method writes for this family is kept as in the source.
     kept = dict(rotary.parameters) if unsupported(family, rotary.rope_type) else {}
     plain = rotary.with_parameters({"rope_type": "default"}) if kept else rotary
     edited = write_rotary(model.config, family, plain)
@@ -211,16 +200,16 @@ def _with_hidden_schedule(model: ModelConfig) -> Config:
 
 
 def _with_hidden_values(model: ModelConfig) -> Config:
-    """The same for families without a schedule, where the guard stands alone."""
+    """The same for families without a schedule, which have the guard only."""
     edited = copy.deepcopy(model.config)
     text = _text(edited, model.family)
     text[CODE_KEY] = {"hidden": guards.hide(text, model.family.model_type), "steps": []}
-    # Code that the source brings is for a class of its own, which would not fit the family's.
+    # Code of the source belongs to another class, which would not fit the family's.
     return _naming(edited, family_classes(model.config), {}, by_rope_type=False)
 
 
 def _naming(edited: Config, classes: Classes, others: Mapping[str, Any], *, by_rope_type: bool) -> Config:
-    """The configuration, naming the classes of the stub."""
+    """The configuration with the names of the stub's classes."""
     stub, causal_lm = STUB_FILE.removesuffix(".py"), classes.by_auto_class["AutoModelForCausalLM"]
     named = [str(name) for name in edited.get("architectures") or ()]
     whole = classes.by_auto_class.get("AutoModelForImageTextToText")
@@ -233,7 +222,7 @@ def _naming(edited: Config, classes: Classes, others: Mapping[str, Any], *, by_r
 
 
 def without_code(config: Config) -> Config:
-    """A copy of a configuration that names the stock classes and the model's own schedule again."""
+    """A copy of a configuration with the stock classes and the model's schedule restored."""
     plain = copy.deepcopy(config)
     nested = plain.get("text_config")
     text = nested if isinstance(nested, dict) and nested.get(CODE_KEY) else plain
@@ -262,12 +251,12 @@ def _full(schedules: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
 
 
 def _own_schedule(schedules: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """What the sentinel takes the place of."""
+    """The keys that the sentinel replaces."""
     return {key: value for key, value in _full(schedules, family).items() if key in _SCHEDULE or key == _ORIGINAL}
 
 
 def _hide(text: Config, family: Family) -> None:
-    """Give the full-attention layers the rope type that only the shipped code understands, in both dialects."""
+    """Give the full-attention layers the sentinel as their rope type, in both dialects."""
     schedules = text["rope_parameters"]
     full = _full(schedules, family)
     hidden = {"rope_type": SENTINEL, **{key: value for key, value in full.items() if key not in _SCHEDULE}}
@@ -278,7 +267,7 @@ def _hide(text: Config, family: Family) -> None:
 
 
 def _text(edited: Config, family: Family) -> Config:
-    """The language model's part of a configuration, as a part of it that may be written to."""
+    """The language model's part of a configuration, as a copy in it that may be changed."""
     if text_config(edited, family) is edited or family.text_config is None:
         return edited
     edited[family.text_config] = dict(edited[family.text_config])
@@ -286,22 +275,20 @@ def _text(edited: Config, family: Family) -> Config:
     return text
 
 
-def render_stub(
-    classes: Classes, methods: Sequence[tuple[str, str, str]], files: Iterable[str], home: str = "modeling_family"
-) -> str:
-    """The text of the stub file: which family this checkpoint belongs to, and which methods stand in it.
+def render_stub(classes: Classes, methods: Sequence[tuple[str, str, str]], files: Iterable[str], home: str) -> str:
+    """The text of the stub file, which names the family and the methods of a checkpoint.
 
     Args:
-        classes: The family's.
+        classes: The classes of the family.
         methods: For each method its title, its portable module and its portable class.
-        files: Every module that travels; transformers 4 copies only those that the stub itself imports.
-        home: The one that copies the family's.
+        files: All modules of the checkpoint; transformers 4 copies only those that the stub itself imports.
+        home: The module that copies the family's.
     """
     titles = " and ".join(dict.fromkeys(title for title, _, _ in methods))
     named = {home: "family"}
     for _, module, name in methods:
         named[module] = f"{named[module]}, {name}" if module in named else name
-    # Of the others the name alone, as theirs might stand in the way of the methods'.
+    # Of other modules only `__name__` is imported, as their names might hide those of the methods.
     taken = {module: named.get(module, f"__name__ as _{module}") for module in sorted({*files, *named})}
     imports = "".join(f"from .{module} import {names}\n" for module, names in taken.items())
     listed = ", ".join(dict.fromkeys(name for _, _, name in methods))
@@ -309,10 +296,10 @@ def render_stub(
         f'\n\nclass {PREFIX}{name}(modeling.{name}):\n    """{name} with {titles}."""\n'
         for name in dict.fromkeys(classes.by_auto_class.values())
     )
-    # A class that two Auto classes load (Gemma 3) can be registered for one of them: the first.
+    # A class that two Auto classes load (Gemma 3) can be registered for one of them only: the first.
     first = {name: auto for auto, name in reversed(list(classes.by_auto_class.items()))}
     registered = "".join(f'{PREFIX}{name}.register_for_auto_class("{auto}")\n' for name, auto in first.items())
-    # Which heads a family has depends on the version of transformers that loads, and the text may not.
+    # Which heads a family has depends on the installed transformers; the text must not.
     heads = "".join(
         f'\nif hasattr(modeling, "{name}"):\n\n    class {PREFIX}{name}(modeling.{name}):\n'
         f'        """{name} with {titles}."""\n\n    {PREFIX}{name}.register_for_auto_class("{auto}")\n'

@@ -1,4 +1,4 @@
-"""A method that a checkpoint carries as code: what it adds to a method that configuration keys can carry."""
+"""Base of the methods that a checkpoint carries as modeling code."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,35 +12,41 @@ from ctxext.recipes.base import Method
 from ctxext.recipes.code import layout as code_layout
 from ctxext.recipes.encodings.rotary import Config, ModelConfig
 
-_ALL_SLIDING = "every layer with a rotary embedding sees a window only, and those keep their own"
+_ALL_SLIDING = "every layer with a rotary embedding sees a window only, and those stay as they are"
+
+_LATENT = "latent attention: its attention is computed from compressed keys, where positions cannot be moved"
+_UNREACHED_ATTENTION: Mapping[str, str] = dict.fromkeys(
+    ("falcon", "gpt_neox_japanese"), "its attention does not go through transformers' attention interface"
+)
+"""Families whose attention cannot be changed, and why."""
 
 PORTABLE: Traversable = resources.files("ctxext.portable")
-"""Where the modeling code that travels inside checkpoints is kept."""
+"""The folder of the modeling code that checkpoints carry."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeMethod(Method):
-    """A step whose numbers go to a class of portable code, beside those of the other steps with code."""
+    """A step whose numbers are read by a class of portable code."""
 
     code: ClassVar[tuple[Traversable, ...]]
-    """The files that travel: the one with the class first, then what it imports beside `method.py`."""
+    """The files that checkpoints carry: that of the class first, then its imports other than `method.py`."""
     code_class: ClassVar[str]
     """The name of the class, a `Method` of `portable/method.py` with the same `name` as this one."""
     learned_tensors: ClassVar[tuple[str, ...]] = ()
-    """The last parts of the names of weights that are the method's own, and are trained whole."""
+    """Name endings of the method's weights, which are trained whole."""
 
     @property
     def depends_on_prompt(self) -> bool:
-        """Whether it chooses something by each prompt, which then belongs to that prompt's cache."""
+        """Whether it depends on the prompt, so that a cache belongs to one prompt."""
         return False
 
     @property
     def is_trainable(self) -> bool:
-        """Whether a checkpoint may be fine-tuned as it is: not where each sequence would be read otherwise."""
+        """Whether a checkpoint may be fine-tuned as it is: not if each sequence is read differently."""
         return not self.depends_on_prompt
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """The numbers that the portable class reads, as plain JSON; `layers` lists the layers that take part.
+        """The numbers that the portable class reads, as plain JSON; `layers` lists the layers that it changes.
 
         Raises:
             CtxextError: the options do not fit the model.
@@ -49,12 +55,15 @@ class CodeMethod(Method):
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
-        """Why the family cannot carry the code; empty where it can."""
+        """Why the family cannot carry the code; empty if it can."""
+        if cls.kind == "attention" and family.shared_rotary_key:
+            return _LATENT
         reason = super().refusal(config, family) or code_layout.refusal(family)
-        return reason or ("" if rotated_layers(config, family) else _ALL_SLIDING)
+        reason = reason or ("" if rotated_layers(config, family) else _ALL_SLIDING)
+        return reason or (_UNREACHED_ATTENTION.get(family.model_type, "") if cls.kind == "attention" else "")
 
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Write the layout of a checkpoint with code (`code_layout`), with this step's numbers in it.
+        """Write the layout of a checkpoint with code (`layout.py`), including this step's numbers.
 
         Raises:
             CtxextError: the family cannot carry it, or the options do not fit the model.
@@ -70,22 +79,22 @@ class CodeMethod(Method):
 
 
 def code_files(steps: Iterable[Method], config: Config) -> Mapping[str, str]:
-    """The modeling code of a recipe: file name and content. Empty where no step needs any.
+    """The modeling code of a recipe, by file name; empty if no step needs any.
 
     Args:
-        steps: The recipe's.
-        config: The configuration of the model, whichever the steps before those with code.
+        steps: The steps of the recipe.
+        config: The configuration of the model.
 
     Raises:
         CtxextError: transformers has no classes for this family.
     """
-    own = [step for step in steps if isinstance(step, CodeMethod)]
-    if not own:
+    with_code = [step for step in steps if isinstance(step, CodeMethod)]
+    if not with_code:
         return {}
-    shared = code_layout.SHARED_FILES[own[0].encoding]
+    shared = code_layout.SHARED_FILES[with_code[0].encoding]
     files = [PORTABLE / name for name in shared]
-    files += [file for step in own for file in step.code]
-    methods = [(step.title, step.code[0].name.removesuffix(".py"), step.code_class) for step in own]
+    files += [file for step in with_code for file in step.code]
+    methods = [(step.title, step.code[0].name.removesuffix(".py"), step.code_class) for step in with_code]
     modules = [file.name.removesuffix(".py") for file in files]
     home = shared[-1].removesuffix(".py")
     stub = code_layout.render_stub(code_layout.family_classes(config), methods, modules, home)

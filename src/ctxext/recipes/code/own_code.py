@@ -1,30 +1,56 @@
-"""Whether loading a checkpoint would run only code that ctxext wrote: this version, or an earlier one.
+"""Whether loading a checkpoint runs only code of ctxext, of this version or an earlier one.
 
-What config.json says of its origin proves nothing, as anyone can write it: the files themselves are compared.
+Anyone can write anything into config.json, so the files themselves are compared by digest. `released.json` holds for
+each earlier release the SHA-256 of its portable files, the files of each method, and the Auto classes of its stub;
+`tools/record_release.py` adds a release. Files of two releases are never mixed.
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.recipes.code.layout import CONFIGURATION, SHARED_FILES, STUB_FILE, family_classes
+from ctxext.recipes.code.layout import (
+    CONFIGURATION,
+    SHARED_FILES,
+    STUB_FILE,
+    STUB_STYLE,
+    Classes,
+    family_classes,
+    render_stub,
+)
 from ctxext.recipes.code.method import CodeMethod
-from ctxext.recipes.code.released import code_of_releases, released_files, releases
 from ctxext.recipes.encodings import legacy
 from ctxext.recipes.encodings.rotary import CODE_KEY, provenance
 from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.recipes.registry import METHODS
 from ctxext.system.files import sha256_of
 
+
+def releases() -> Mapping[str, Mapping[str, Any]]:
+    """Every recorded release, by its version."""
+    content: dict[str, dict[str, Any]] = json.loads(
+        (resources.files("ctxext.recipes.code") / "released.json").read_text("utf-8")
+    )
+    return content
+
+
 CODE_FILES = frozenset(
-    {STUB_FILE, legacy.MODELING_FILE, *released_files(), *(name for names in SHARED_FILES.values() for name in names)}
-    | {file.name for method in METHODS if issubclass(method, CodeMethod) for file in method.code}
+    {STUB_FILE, legacy.MODELING_FILE}.union(
+        *SHARED_FILES.values(),
+        *(release["digests"] for release in releases().values()),
+        (file.name for method in METHODS if issubclass(method, CodeMethod) for file in method.code),
+    )
 )
-"""Names of the modeling code that this package writes, or wrote."""
+"""Names of the files of modeling code that this version or an earlier one writes."""
+
+_HAS_HEADS: Mapping[str, bool] = {"0.2.0": False, STUB_STYLE: True}
+"""Whether each format of the stub has classes for `layout.HEADS`; nothing else in it has changed so far."""
 
 _OF_MODELS = ("config.json", "tokenizer_config.json")
 _OF_PROCESSORS = ("processor_config.json", "preprocessor_config.json")
@@ -33,27 +59,27 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def own_code(checkpoint: Checkpoint) -> dict[str, str]:
-    """The modeling code that a converted checkpoint's recipe needs, as the version that wrote it did.
+    """The modeling code that a converted checkpoint's recipe needs, in the version that wrote it.
 
     Args:
         checkpoint: The converted checkpoint.
 
     Returns:
-        File names and the SHA-256 of their contents: the set of the version whose files these are, and of this one
-        where they are no version's.
+        File names and the SHA-256 of their contents: those of the version that the files match, or of this version if
+        they match none.
 
     Raises:
-        CtxextError: the configuration was broken by someone.
+        CtxextError: the configuration is broken.
     """
     sets = code_of_versions(checkpoint.config)
     return next((code for code in sets if _is_there(checkpoint, code)), sets[0] if sets else {})
 
 
 def code_of_versions(config: dict[str, Any]) -> list[dict[str, str]]:
-    """The modeling code that a configuration's recipe needs as each version wrote it, this one first.
+    """The modeling code that a configuration's recipe needs, as each version writes it; this version first.
 
     Raises:
-        CtxextError: the configuration was broken by someone.
+        CtxextError: the configuration is broken.
     """
     noted = provenance(config).get("recipe")
     if noted is None:
@@ -69,10 +95,31 @@ def code_of_versions(config: dict[str, Any]) -> list[dict[str, str]]:
         if not steps:
             return []
         names, classes = [step.name for step in steps], family_classes(config)
-        earlier = code_of_releases(steps[0].encoding, names, classes, STUB_FILE)
+        earlier = code_of_releases(steps[0].encoding, names, classes)
         return [{name: _digest(text) for name, text in files.items()}, *earlier]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CtxextError(f'"config.json" makes no sense: {type(error).__name__} {error}') from error
+
+
+def code_of_releases(encoding: str, methods: Sequence[str], classes: Classes) -> Iterator[dict[str, str]]:
+    """For each release the files of a checkpoint with these methods, stub included, with their digests.
+
+    Args:
+        encoding: The encoding of the methods, "rotary" or "alibi".
+        methods: The names of the methods with code, in the recipe's order.
+        classes: The classes of the family.
+    """
+    for release in releases().values():
+        if not all(method in release["methods"] for method in methods):
+            continue
+        shared, entries = release["shared"][encoding], [release["methods"][name] for name in methods]
+        files = {*shared, *(file for entry in entries for file in entry["files"])}
+        parts = [(entry["title"], entry["files"][0].removesuffix(".py"), entry["class"]) for entry in entries]
+        known = {auto: name for auto, name in classes.by_auto_class.items() if auto in release["auto_classes"]}
+        modules = [file.removesuffix(".py") for file in files]
+        heads = classes.heads if _HAS_HEADS[release["stub"]] else {}
+        stub = render_stub(Classes(classes.modeling, known, heads), parts, modules, shared[-1].removesuffix(".py"))
+        yield {**{file: release["digests"][file] for file in files}, STUB_FILE: _digest(stub)}
 
 
 def _is_there(checkpoint: Checkpoint, code: Mapping[str, str]) -> bool:
@@ -85,9 +132,9 @@ def _digest(text: str) -> str:
 
 
 def runs_only_own_code(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint carries code, and all that a model or a tokenizer is loaded with is ctxext's own.
+    """Whether the checkpoint carries code, and all code of its model and tokenizer is ctxext's.
 
-    What else transformers would run of the folder stays outside of what is loaded (`staging.py`).
+    Other files that transformers would run are left out of the folder that is loaded (`staging.py`).
     """
     places = list(_places(checkpoint, _OF_MODELS))
     ours = (STUB_FILE.removesuffix(".py"), CONFIGURATION)
@@ -100,21 +147,21 @@ def runs_only_own_code(checkpoint: Checkpoint) -> bool:
 
 
 def release_of(checkpoint: Checkpoint) -> str | None:
-    """The recorded release whose modeling code a checkpoint carries; None if it is no recorded one's.
+    """The recorded release whose modeling code a checkpoint carries; None if there is none.
 
     Raises:
-        CtxextError: the configuration was broken by someone.
+        CtxextError: the configuration is broken.
     """
     code = own_code(checkpoint)
     if not _is_there(checkpoint, code):
         return None
-    # The stub differs by family, and belongs to the same set of files as the others.
+    # The stub differs by family, so releases do not record its digest.
     shared = {name: digest for name, digest in code.items() if name != STUB_FILE}
     return next((name for name, release in releases().items() if shared.items() <= release["digests"].items()), None)
 
 
 def own_code_content(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """The modeling code by name, where all of it is ctxext's own, as it was when it was compared; empty otherwise."""
+    """The verified modeling code by file name, if all of it is ctxext's; empty otherwise."""
     if not runs_only_own_code(checkpoint):
         return {}
     code = own_code(checkpoint)
@@ -124,9 +171,9 @@ def own_code_content(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 
 def runs_by_itself(path: Path) -> bool:
-    """Whether transformers runs a file of a checkpoint that nothing names.
+    """Whether transformers runs a file of a checkpoint that no configuration names.
 
-    5 runs it with `trust_remote_code=True`, which a user of our code gives; 4.57 from any local folder, without.
+    transformers 5 runs it with `trust_remote_code=True`, as our code needs; 4.57 from any local folder, even without.
     """
     return path.parts[0] == "custom_generate"
 
@@ -137,9 +184,9 @@ def carries_code(checkpoint: Checkpoint) -> bool:
 
 
 def needs_code(config: Mapping[str, Any]) -> bool:
-    """Whether no stock class can stand for the code that a configuration names.
+    """Whether a configuration needs the code that it names.
 
-    Either transformers does not know the model type, or ctxext has hidden the schedule from it on purpose.
+    Either transformers does not know the model type, or ctxext has hidden the schedule from it.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -150,14 +197,14 @@ def needs_code(config: Mapping[str, Any]) -> bool:
 
 
 def check_pinned(checkpoint: Checkpoint, revision: str | None) -> None:
-    """Let other people's code run from the Hub only as it was when someone read it.
+    """Check that code of others runs from the Hub only at a pinned commit.
 
     Args:
-        checkpoint: Whose code would run.
-        revision: What the user asked for.
+        checkpoint: The checkpoint whose code would run.
+        revision: The revision that the user asked for.
 
     Raises:
-        CtxextError: it comes from the Hub, and the revision is a name that can move.
+        CtxextError: it comes from the Hub, and the revision is not a commit.
     """
     if checkpoint.revision and not _COMMIT.fullmatch(revision or ""):
         raise CtxextError(
@@ -167,7 +214,7 @@ def check_pinned(checkpoint: Checkpoint, revision: str | None) -> None:
 
 
 def _places(checkpoint: Checkpoint, names: Sequence[str]) -> Iterator[Any]:
-    """Everything in these files that names a class which is not transformers' own."""
+    """All entries of `auto_map` in these files."""
     for name in names:
         content = checkpoint.read_json(name) or {}
         for part in (content, *(value for value in content.values() if isinstance(value, dict))):

@@ -1,10 +1,10 @@
-"""What transformers is given to load: a folder of listed files, never a stranger's folder as it came.
+"""Staging: transformers loads from a temporary folder of listed files, never from an untrusted folder as it is.
 
-With trust transformers runs more of a folder than its modeling code (`custom_generate/generate.py`, code of tokenizers
-and processors), 4.57 some of it without trust too, and what a configuration names is fetched from the Hub (kernels for
-attention, other people's modules) or read from anywhere (an adapter, a vocabulary elsewhere). So every command loads
-from a folder that holds our code byte for byte as it was checked, config.json and the tokenizer's files without what
-names anything else, and links to the weights. docs/security.md lists the doors of transformers.
+With trust, transformers runs more of a folder than its modeling code (`custom_generate/generate.py`, code of tokenizers
+and processors), 4.57 some of it even without trust, and a configuration can name things to fetch from the Hub (kernels
+for attention, other people's modules) or to read from anywhere (an adapter, a vocabulary elsewhere). So every command
+loads from a folder with our code byte for byte as it was checked, config.json and the tokenizer's files without such
+names, and links to the weights. docs/security.md lists these entrances of transformers.
 """
 
 import json
@@ -30,7 +30,7 @@ _TOKENIZER = re.compile(
     r"|sentencepiece(\.bpe)?\.model|prophetnet\.tokenizer|(normalizer|emoji|byte_maps|word_shape|word_pronunciation)\.json"
     r"|special_tokens_map\.json|added_tokens\.json|chat_template\.(jinja|json)|additional_chat_templates/[^/]+\.jinja)$"
 )
-"""Data that some tokenizer of transformers 4.57 or 5.23 reads; pickles are not among them."""
+"""Data files of the tokenizers of transformers 4.57 and 5.23, other than pickles."""
 
 _NOT_FOR_TOKENIZERS = frozenset({"gguf_file", "init_inputs", "name_or_path", "custom_generate", "trust_remote_code"})
 _TOKENIZER_CONFIG, _GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
@@ -39,12 +39,12 @@ _EXPLICIT = "transformers_weights"
 
 @dataclass(frozen=True)
 class Staged:
-    """What may be loaded.
+    """A folder that may be loaded.
 
     Attributes:
         folder: The folder to load from.
-        trust: Whether the model is loaded with its code: our own, or a stranger's that the user allowed.
-        trust_tokenizer: Whether the tokenizer is; our own checkpoints have no code for one.
+        trust: Whether the model is loaded with its code: ours, or other code that the user allowed.
+        trust_tokenizer: Whether the tokenizer is loaded with its code; our checkpoints have none.
     """
 
     folder: Path
@@ -54,11 +54,11 @@ class Staged:
 
 @contextmanager
 def staged(checkpoint: Checkpoint, *, foreign: bool = False) -> Iterator[Staged]:
-    """A folder with the files of a checkpoint that are loaded, and nothing else.
+    """Stage a checkpoint in a temporary folder.
 
     Args:
-        checkpoint: Its files.
-        foreign: The user allowed whatever code it brings: it is loaded from its own folder, as it is.
+        checkpoint: The checkpoint to load.
+        foreign: The user allowed all of its code: it is loaded from its own folder, as it is.
 
     Raises:
         CtxextError: a file is a link to elsewhere, or cannot be used.
@@ -73,19 +73,19 @@ def staged(checkpoint: Checkpoint, *, foreign: bool = False) -> Iterator[Staged]
         try:
             write_stage(folder, checkpoint, checkpoint.config, code)
             yield Staged(folder, trust=bool(code))
-        except CtxextError as error:  # Nobody knows the temporary folder.
-            told = error.message.replace(str(folder), str(checkpoint.folder))
-            raise CtxextError(told, hint=error.hint) from error
+        except CtxextError as error:  # Name the checkpoint, not the temporary folder.
+            message = error.message.replace(str(folder), str(checkpoint.folder))
+            raise CtxextError(message, hint=error.hint) from error
 
 
 def write_stage(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any], code: Mapping[str, bytes]) -> None:
-    """Make a folder to load from.
+    """Create a folder to load from.
 
     Args:
-        folder: The folder to make.
-        checkpoint: Whose weights and tokenizer it gets.
+        folder: The folder to create.
+        checkpoint: The checkpoint with the weights and the tokenizer.
         config: The content of config.json.
-        code: Our modeling code by name; where there is none, no code can run.
+        code: Our modeling code by file name; without any, no code can run.
 
     Raises:
         CtxextError: a file is a link to elsewhere, or cannot be used.
@@ -106,7 +106,7 @@ def write_stage(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any],
 
 
 def rename(loaded: Any, checkpoint: Checkpoint) -> Any:
-    """Let a loaded model or tokenizer say where it comes from: the temporary folder is gone soon."""
+    """Set the name of a loaded model or tokenizer to its checkpoint, instead of the temporary folder."""
     name = str(checkpoint.folder)
     for part in (loaded, getattr(loaded, "config", loaded)):
         if hasattr(part, "name_or_path"):
@@ -117,22 +117,22 @@ def rename(loaded: Any, checkpoint: Checkpoint) -> Any:
 
 
 def own_classes(config: dict[str, Any], code: Mapping[str, bytes | str]) -> dict[str, Any]:
-    """A configuration that names only classes which our code defines; where there is none, nothing of it can run."""
+    """A configuration whose `auto_map` names only classes of our code; without code, none can run."""
     auto_map = config.get("auto_map")
     if not code or not isinstance(auto_map, dict):
         return config
-    own = {auto: place for auto, place in auto_map.items() if f"{str(place).partition('.')[0]}.py" in code}
-    return {**config, "auto_map": own}
+    ours = {auto: place for auto, place in auto_map.items() if f"{str(place).partition('.')[0]}.py" in code}
+    return {**config, "auto_map": ours}
 
 
 def _tokenizer_config(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A tokenizer's settings without places to read from: its files are found by their names."""
+    """A tokenizer's settings without paths: its files are loaded by their standard names."""
     dropped = {key for key in content if key in _NOT_FOR_TOKENIZERS or key.endswith("_file")}
     return {key: value for key, value in content.items() if key not in dropped}
 
 
 def _linked_files(checkpoint: Checkpoint, config: Mapping[str, Any]) -> list[Path]:
-    """Weights and data of the tokenizer, relative to the folder; pickles only where there is nothing else."""
+    """Weights and data of the tokenizer, relative to the folder; pickled weights only if there are no others."""
     names = {path.as_posix(): path for path in checkpoint.files}
     weights = {name for name in names if _LOADED.match(name) or _INDEX.match(name)}
     if isinstance(explicit := config.get(_EXPLICIT), str):

@@ -1,7 +1,7 @@
-"""What every encoding of positions is to a recipe: read from config.json, written back, and taken back again.
+"""Base of the position encodings: read from config.json, written back, and restored to what it was.
 
-A family of models says which it has (`Family.positions`), a method which it is for (`Method.encoding`). What belongs to
-one encoding alone stands in its own file: `rotary.py`, `learned.py`.
+A family names its encoding (`Family.positions`), and a method the encoding that it changes (`Method.encoding`). Each
+encoding has a file: `rotary.py`, `learned.py`, `biases.py`.
 """
 
 import copy
@@ -23,16 +23,16 @@ POSITIONS = {
     "relative": "relative position biases",
     "none": "no position embeddings",
 }
-"""The encodings, by the name that a family has for its own."""
+"""The encodings by name, as in `Family.positions`."""
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a model knows where a token stands.
+    """How a model encodes the position of a token.
 
     Attributes:
-        trained_length: The original context length: what the model was trained on, in tokens.
-        context_length: The context it claims now, in tokens.
+        trained_length: The original context length: that of the training, in tokens.
+        context_length: The present context length, in tokens.
     """
 
     trained_length: int
@@ -40,72 +40,72 @@ class Encoding:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether something already stretches the original context length."""
+        """Whether the original context length is extended already."""
         return self.context_length > self.trained_length
 
     @property
     def claimed_length(self) -> int:
-        """What config.json says, in tokens."""
+        """The context length in config.json, in tokens."""
         return self.declared_length or self.context_length
 
     @property
     def declared_length(self) -> int | None:
-        """What config.json claims where nothing makes the model read so much, in tokens; None elsewhere."""
+        """The length that config.json claims without anything that extends the model to it; None otherwise."""
         return None
 
     @property
     def lacks_original(self) -> bool:
-        """Whether it is stretched from a length that nothing says."""
+        """Whether it is extended from an unknown length."""
         return False
 
     @property
     def schedule_summary(self) -> str:
-        """How it is stretched, in a few words."""
+        """How it is extended, in a few words."""
         return f"{self.carrier} from {self.trained_length} tokens"
 
     @property
     def usable_length(self) -> int:
-        """The context it is meant for, in tokens."""
+        """The context length that it is meant for, in tokens."""
         return self.context_length
 
     @property
     def carrier(self) -> str:
-        """What engines must understand of it."""
+        """What engines must support to run it."""
         raise NotImplementedError
 
     @property
     def numbers(self) -> Mapping[str, Any]:
-        """The numbers beside the carrier."""
+        """The numbers of the carrier."""
         return {}
 
     @property
     def learned_tensors(self) -> tuple[str, ...]:
-        """The last parts of the names of the weights that are this encoding, which a training trains too."""
+        """Name endings of the weights of this encoding, which fine-tuning trains too."""
         return ()
 
     @property
     def first_index(self) -> int:
-        """What `position_ids` call the first position."""
+        """The first position in `position_ids`."""
         return 0
 
     def describe(self) -> str:
-        """The encoding in one line, for people."""
+        """The encoding in one line, human-readable."""
         raise NotImplementedError
 
     def noted(self) -> dict[str, Any]:
-        """What a converted checkpoint must remember of this, its source's encoding, to take a recipe back."""
+        """What a converted checkpoint notes of its source's encoding, so that the recipe can be undone."""
         return {"trained_length": self.trained_length, "source_length": self.context_length}
 
     def plain(self, noted: Mapping[str, Any]) -> Self:
-        """The encoding as it was before the recipe that a configuration notes."""
+        """The encoding before the recipe that a configuration notes."""
         return dataclasses.replace(self, context_length=self.trained_length)
 
     def at_length(self, length: int) -> Self:
-        """The same encoding with another context length in tokens."""
+        """The same encoding at another context length in tokens."""
         return dataclasses.replace(self, context_length=length)
 
     def written(self, config: Config, family: Family) -> Config:
-        """A copy of a configuration that carries this encoding.
+        """A copy of a configuration with this encoding.
 
         Raises:
             CtxextError: the family cannot carry it.
@@ -113,7 +113,7 @@ class Encoding:
         return self.with_length_written(config, family)
 
     def with_length_written(self, config: Config, family: Family) -> Config:
-        """A copy of a configuration that says this context length; all else is left alone."""
+        """A copy of a configuration with this context length; all else stays."""
         edited = copy.deepcopy(config)
         nested = edited.get(family.text_config) if family.text_config else None
         self.state_length(nested if isinstance(nested, dict) else edited, family)
@@ -124,17 +124,17 @@ class Encoding:
         text[family.length_key] = self.context_length
 
     def cautions(self, config: Config, family: Family, *, is_changed: bool) -> tuple[str, ...]:
-        """What a user must know of such an encoding.
+        """Warnings for users of a model with this encoding.
 
         Args:
             config: The content of config.json.
             family: Its family.
-            is_changed: Whether a recipe changes all of it, and not what reads it.
+            is_changed: Whether a recipe replaces its schedule.
         """
         return ()
 
 
 def provenance(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What ctxext noted in a configuration that it made; empty for others."""
+    """The notes of ctxext in a configuration that it wrote; empty for others."""
     noted = config.get("ctxext")
     return noted if isinstance(noted, dict) else {}

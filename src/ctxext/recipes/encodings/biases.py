@@ -1,4 +1,4 @@
-"""Encodings that are biases on scores: ALiBi's fall with the distance, T5's are learned for buckets of distances."""
+"""Position encodings as biases on scores: ALiBi's fall with the distance, T5's are learned per bucket of distances."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ _MOST = 2**31
 
 @dataclass(frozen=True)
 class Alibi(Encoding):
-    """Biases that fall with the distance, by a slope for each head.
+    """Biases that fall with the distance, with one slope per head.
 
     Attributes:
-        num_heads: How many slopes there are.
-        bias_max: What config.json says of MPT's slopes, 2^(−bias_max·h/H), which transformers does not read.
-        stops: Whether transformers stops at the context length, as it makes biases that long (MPT).
+        num_heads: The number of slopes.
+        bias_max: alibi_bias_max of MPT's config.json, for slopes of 2^(−bias_max·h/H), which transformers ignores.
+        stops: Whether transformers stops at the context length, as it computes biases up to there only (MPT).
     """
 
     num_heads: int
@@ -29,11 +29,11 @@ class Alibi(Encoding):
 
     @property
     def carrier(self) -> str:
-        """ALiBi itself; what code makes of it is told beside it."""
+        """ALiBi itself; steps with code are shown separately."""
         return "alibi"
 
     def describe(self) -> str:
-        """That nothing ends, or where only transformers does."""
+        """That no position is out of range, or where transformers stops."""
         end = ", though transformers stops there" if self.stops else ""
         return (
             f"ALiBi: {self.num_heads} slopes, by which scores fall with the distance; no position past "
@@ -41,29 +41,29 @@ class Alibi(Encoding):
         )
 
     def plain(self, noted: Mapping[str, Any]) -> Self:
-        """At the length that the source said."""
+        """At the source's length."""
         return self.at_length(int(noted.get("source_length") or self.trained_length))
 
     def cautions(self, config: Config, family: Family, *, is_changed: bool) -> tuple[str, ...]:
-        """That transformers has the model otherwise than it was trained."""
+        """That transformers runs the model with other slopes than it was trained with."""
         if self.bias_max == _USUAL_BIAS_MAX:
             return ()
         return (
-            f'config.json says alibi_bias_max "{self.bias_max:g}", which transformers does not read: there its slopes '
-            f"are those of {_USUAL_BIAS_MAX}, and these are what changes.",
+            f'config.json says alibi_bias_max "{self.bias_max:g}", which transformers ignores: it uses the '
+            f"slopes of {_USUAL_BIAS_MAX}, and these are changed.",
         )
 
 
 def read_alibi(config: Config, family: Family, original_length: int | None = None) -> Alibi:
-    """Read how many slopes a model has, and how long it claims its texts may be.
+    """Read the number of slopes and the context length.
 
     Raises:
-        CtxextError: a number is missing or no size.
+        CtxextError: a number is missing or not a size.
     """
     length, heads = (_size(config, family, key) for key in ("max_position_embeddings", "num_attention_heads"))
     attention = text_config(config, family).get("attn_config")
-    said = attention.get("alibi_bias_max") if isinstance(attention, Mapping) else None
-    bias_max = float(said) if isinstance(said, int | float) else _USUAL_BIAS_MAX
+    declared = attention.get("alibi_bias_max") if isinstance(attention, Mapping) else None
+    bias_max = float(declared) if isinstance(declared, int | float) else _USUAL_BIAS_MAX
     trained = original_length or provenance(config).get("trained_length") or length
     return Alibi(int(trained), length, heads, bias_max, stops=family.model_type == "mpt")
 
@@ -73,8 +73,8 @@ class Buckets(Encoding):
     """Learned biases, one for each bucket of distances and each head.
 
     Attributes:
-        distance: From where on all distances share the last bucket, in tokens.
-        num_buckets: How many there are; an encoder has half of them for each side.
+        distance: The distance from which on all share the last bucket, in tokens.
+        num_buckets: The number of buckets; an encoder has half of them for each side.
     """
 
     distance: int
@@ -82,18 +82,18 @@ class Buckets(Encoding):
 
     @property
     def carrier(self) -> str:
-        """The buckets."""
+        """Buckets."""
         return "buckets"
 
     def describe(self) -> str:
-        """That nothing ends."""
+        """That no distance is out of range."""
         return (
             f"buckets of relative biases, as in T5: distances of {self.distance} tokens and more share the last of "
             f"{self.num_buckets}, so any length runs and no distance is out of range"
         )
 
     def noted(self) -> dict[str, Any]:
-        """The distance too."""
+        """The lengths and the distance."""
         return {**super().noted(), "source_distance": self.distance}
 
     def plain(self, noted: Mapping[str, Any]) -> Self:
@@ -103,7 +103,7 @@ class Buckets(Encoding):
         return dataclasses.replace(plain, distance=int(distance or self.distance))
 
     def state_length(self, text: Config, family: Family) -> None:
-        """Write the length, which no class reads, and the distance, which they do."""
+        """Write the length, which no class reads, and the distance, which they read."""
         super().state_length(text, family)
         text[_DISTANCE] = self.distance
 
@@ -112,10 +112,10 @@ _DISTANCE, _NUM_BUCKETS = "relative_attention_max_distance", "relative_attention
 
 
 def read_buckets(config: Config, family: Family, original_length: int | None = None) -> Buckets:
-    """Read how distances fall into buckets, and how long a model claims its texts may be.
+    """Read the buckets and the context length.
 
     Raises:
-        CtxextError: a number is missing or no size.
+        CtxextError: a number is missing or not a size.
     """
     length, distance, count = (
         _size(config, family, key) for key in ("max_position_embeddings", _DISTANCE, _NUM_BUCKETS)
@@ -131,17 +131,17 @@ def alibi_slopes(num_heads: int) -> list[float]:
     (2108.12409), section 3 and its code.
     """
     power = 1 << (num_heads.bit_length() - 1)
-    own = [2 ** (-8 * (head + 1) / power) for head in range(power)]
-    return own + [2 ** (-8 * (2 * extra + 1) / (2 * power)) for extra in range(num_heads - power)]
+    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    return slopes + [2 ** (-8 * (2 * extra + 1) / (2 * power)) for extra in range(num_heads - power)]
 
 
 def _size(config: Config, family: Family, key: str) -> int:
-    """A positive whole number of config.json.
+    """A positive whole number in config.json.
 
     Raises:
-        CtxextError: it is none.
+        CtxextError: it is not one.
     """
     value = read(config, family, key)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
-        raise CtxextError(f'config.json says nothing usable for {family.aliases.get(key, key)}: "{value}".')
+        raise CtxextError(f'config.json has no usable {family.aliases.get(key, key)}: "{value}".')
     return value

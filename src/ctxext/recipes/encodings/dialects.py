@@ -1,4 +1,4 @@
-"""How a schedule is laid out in config.json, in the dialects of transformers 4 and 5, by what a family's code takes."""
+"""The layout of a schedule in config.json, in the dialects of transformers 4 and 5, as a family's code accepts it."""
 
 import copy
 from collections.abc import Mapping
@@ -15,41 +15,41 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
-"""Numbers without which transformers builds no such schedule."""
+"""The numbers that transformers requires, by rope type."""
 
 KEPT = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
-"""Keys of a schedule that say something else, and stay whatever becomes of it."""
-_STOCK = frozenset(
+"""Keys beside a schedule that stay when it is replaced."""
+STOCK_KEYS = frozenset(
     {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"}
     | {"attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"}
     | {"low_freq_factor", "high_freq_factor", "short_factor", "long_factor"}
-    | {"short_mscale", "long_mscale"}  # What vLLM reads for longrope, and `longrope` and its kin write.
+    | {"short_mscale", "long_mscale"}  # Written by `longrope` and related methods for vLLM.
 )
-"""What transformers' rope types read of a schedule, in any family, and engines beside them."""
+"""Keys that transformers' rope types read in any family, or engines do."""
 _OF_FAMILY: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), frozenset({"alpha"})),
-    "ministral3": frozenset({"max_position_embeddings"}),  # Nothing reads it, and the class lets it pass.
+    "ministral3": frozenset({"max_position_embeddings"}),  # Nothing reads it, and the class accepts it.
 }
-"""What a family's code reads beside that; `Family.required_keys` are some of it too."""
+"""Further keys that a family's code reads, besides `Family.required_keys`."""
 
 
 def known_keys(text: Mapping[str, Any], family: Family) -> frozenset[str]:
-    """The keys of a schedule whose meaning is known in a family."""
+    """The keys of a schedule that are known for a family."""
     names = (family.model_type, str(text.get("model_type")))
-    return _STOCK.union(KEPT, family.required_keys, *(_OF_FAMILY.get(name, ()) for name in names))
+    return STOCK_KEYS.union(KEPT, family.required_keys, *(_OF_FAMILY.get(name, ()) for name in names))
 
 
 def check_numbers(parameters: Mapping[str, Any]) -> None:
-    """Refuse a schedule that lacks a number.
+    """Check that a schedule has all its numbers.
 
     Raises:
-        CtxextError: it does.
+        CtxextError: one is missing.
     """
     for key in _NEEDED.get(str(parameters["rope_type"]), ()):
         if parameters.get(key) is None:
             raise CtxextError(
                 f'The schedule "{parameters["rope_type"]}" of config.json lacks "{key}".',
-                hint="Add it there, in rope_scaling as in rope_parameters, or take the schedule out.",
+                hint="Add it to rope_scaling and rope_parameters, or remove the schedule.",
             )
 
 
@@ -63,7 +63,7 @@ def rope_scaling(family: Family, parameters: Mapping[str, Any]) -> dict[str, Any
 
 
 def nested_by_type(config: Config, family: Family, full: Mapping[str, Any]) -> dict[str, Any]:
-    """The schedule by layer type; the sliding layers keep their own rotary embedding (docs/traps.md, trap 9)."""
+    """The schedule by layer type; sliding layers keep theirs (docs/traps.md, trap 9)."""
     source = text_config(config, family).get("rope_parameters") or {}
     nested = {key: copy.deepcopy(value) for key, value in source.items() if isinstance(value, dict)}
     local_theta = read(config, family, "local_rope_theta")
@@ -73,7 +73,7 @@ def nested_by_type(config: Config, family: Family, full: Mapping[str, Any]) -> d
 
 
 def write_explicit(config: Config, edited: Config, text: Config, family: Family) -> None:
-    """Say what some readers would otherwise guess: the head's size, the sliding base and the weights' type."""
+    """Write values that some readers would otherwise guess: head size, base of sliding layers, dtype."""
     head_dim = read(config, family, "head_dim")
     if head_dim and family.explicit_head_dim and not family.shared_rotary_key:
         text.setdefault("head_dim", int(head_dim))
@@ -86,7 +86,7 @@ def write_explicit(config: Config, edited: Config, text: Config, family: Family)
 
 
 def write_length(text: Config, family: Family, length: int) -> None:
-    """State a context length in tokens wherever the family reads it."""
+    """Write a context length in tokens wherever the family reads it."""
     text[family.length_key] = length
     for key in (LENGTH_ABOVE, LENGTH_REACHED):
         if text.get(key):
@@ -94,13 +94,13 @@ def write_length(text: Config, family: Family, length: int) -> None:
 
 
 def native_type(family: Family, rope_type: str) -> str:
-    """The name under which a family carries a schedule: where a part of the head rotates, linear is `proportional`."""
+    """A family's name for a rope type: with partial rotation, linear can be `proportional`."""
     is_plain = rope_type == "default" or (rope_type == "linear" and family.plain_type != "default")
     return family.plain_type if is_plain else rope_type
 
 
 def unsupported(family: Family, rope_type: str) -> str:
-    """Why a family does not carry a schedule; empty where it does."""
+    """Why a family does not support a rope type; empty if it does."""
     if family.reason:
         return family.reason
     if rope_type == "default" or native_type(family, rope_type) in family.rope_types:

@@ -1,6 +1,6 @@
-"""Position tables: where each family keeps its own, and which keys of config.json say how long it is.
+"""Position tables: the tensors and the keys of config.json by family.
 
-Most are learned. Computed ones hold sinusoids, which a longer table goes on with; some families keep them among the
+Most tables are learned. Computed ones hold sinusoids, which a longer table continues; some families keep them in the
 weights.
 """
 
@@ -20,10 +20,10 @@ class Layout:
     """A family's position table.
 
     Attributes:
-        tensors: The last parts of the tensors' names; what stands before differs from class to class.
-        length_keys: The keys of config.json that state the length; the first must be there, others follow it.
-        special: How many rows stand before that of position 0; "padding" for those up to the padding token's.
-        counts_special: Whether the keys count these rows too.
+        tensors: The endings of the tensors' names; the prefix differs between classes.
+        length_keys: The keys of config.json with the length; the first is required, others follow it.
+        special: The number of rows before that of position 0; "padding" for those up to the padding token's.
+        counts_special: Whether the keys include these rows.
     """
 
     tensors: tuple[str, ...]
@@ -32,17 +32,17 @@ class Layout:
     counts_special: bool = False
 
     def num_special(self, text: Mapping[str, Any]) -> int:
-        """How many rows stand before that of position 0, by a configuration."""
+        """The number of rows before that of position 0."""
         if self.special != PADDING:
             return int(self.special)
         padding = text.get("pad_token_id", 1)
         if not isinstance(padding, int) or isinstance(padding, bool) or padding < 0:
-            raise CtxextError(f'config.json says nothing usable for pad_token_id: "{padding}".')
+            raise CtxextError(f'config.json has no usable pad_token_id: "{padding}".')
         return padding + 1
 
 
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
-"""Older checkpoints keep them among the weights: 0, 1, 2 ... and zeros, one for every row of the table."""
+"""Buffers in the weights of older checkpoints: 0, 1, 2 ... and zeros, one for every row of the table."""
 
 _ENCODER = ("embeddings.position_embeddings.weight",)
 _TOWERS = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
@@ -69,7 +69,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }
-"""The families with a learned table that were tried, by model type."""
+"""The supported families with a learned table, by model type."""
 
 COMPUTED: Mapping[str, Layout] = {
     "m2m_100": Layout(tensors=()),
@@ -77,7 +77,7 @@ COMPUTED: Mapping[str, Layout] = {
     "pegasus": Layout(tensors=_TOWERS),
     "xglm": Layout(tensors=()),
 }
-"""The families with a computed table that were tried; those without tensors make theirs anew for any length."""
+"""The supported families with a computed table; those without tensors compute it for any length."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class LearnedTable(Encoding):
     """A table with one row per position.
 
     Attributes:
-        layout: Where it is.
-        num_special: How many rows stand before that of position 0.
+        layout: Its place in the weights and in config.json.
+        num_special: The number of rows before that of position 0.
     """
 
     layout: Layout
@@ -94,7 +94,7 @@ class LearnedTable(Encoding):
 
     @property
     def carrier(self) -> str:
-        """The table itself; a longer one is no more than that."""
+        """The table, of any length."""
         return "table"
 
     @property
@@ -104,11 +104,11 @@ class LearnedTable(Encoding):
 
     @property
     def first_index(self) -> int:
-        """Where the keys count the rows for others, `position_ids` do too; elsewhere the model adds them itself."""
+        """The number of special rows if the keys count them; otherwise the model adds them itself."""
         return self.num_special * self.layout.counts_special
 
     def describe(self) -> str:
-        """How many rows it has, and how many of them are for positions."""
+        """The number of rows, and how many of them are special."""
         special = f" after {self.num_special} for others" if self.num_special else ""
         return (
             f"learned position embeddings: a table with one row for each of {self.context_length} positions{special}, "
@@ -116,7 +116,7 @@ class LearnedTable(Encoding):
         )
 
     def state_length(self, text: Config, family: Family) -> None:
-        """Write this length into all its keys, each as it counts."""
+        """Write this length into all its keys."""
         length = self.context_length + self.num_special * self.layout.counts_special
         for number, key in enumerate(self.layout.length_keys):
             if number == 0 or key in text:
@@ -125,10 +125,10 @@ class LearnedTable(Encoding):
 
 @dataclass(frozen=True)
 class DistanceTable(LearnedTable):
-    """A table whose rows are for distances, as Shaw et al. have them (1803.02155)."""
+    """A table with a row for each distance (Shaw et al. 2018, 1803.02155)."""
 
     def describe(self) -> str:
-        """How far it tells distances apart."""
+        """The largest distance that it distinguishes."""
         return (
             f"learned embeddings of distances, clipped at {self.context_length - 1}: farther tokens all look "
             "equally far, and more rows would have to be trained"
@@ -141,34 +141,34 @@ class ComputedTable(LearnedTable):
 
     @property
     def learned_tensors(self) -> tuple[str, ...]:
-        """None: sinusoids stay what they are."""
+        """None: sinusoids are not trained."""
         return ()
 
     def describe(self) -> str:
-        """How far it reaches."""
+        """The number of positions."""
         return f"sinusoidal position embeddings: a table computed for {self.context_length} positions"
 
 
 def read_learned(config: Config, family: Family, original_length: int | None = None) -> LearnedTable:
-    """Read how long a model's learned table is.
+    """Read the length of a learned table.
 
     Raises:
-        CtxextError: nobody tried the family, or its configuration does not say.
+        CtxextError: the family is not supported, or its configuration does not name the length.
     """
     kind = DistanceTable if is_of_distances(config, family) else LearnedTable
     return kind(*_read(config, family, LAYOUTS, original_length))
 
 
 def is_of_distances(config: Config, family: Family) -> bool:
-    """Whether a configuration asks for embeddings of distances in the place of positions."""
+    """Whether a configuration uses embeddings of distances instead of positions."""
     return text_config(config, family).get("position_embedding_type") not in ("absolute", None)
 
 
 def read_computed(config: Config, family: Family, original_length: int | None = None) -> ComputedTable:
-    """Read how long a model's computed table is.
+    """Read the length of a computed table.
 
     Raises:
-        CtxextError: nobody tried the family, or its configuration does not say.
+        CtxextError: the family is not supported, or its configuration does not name the length.
     """
     return ComputedTable(*_read(config, family, COMPUTED, original_length))
 
@@ -179,8 +179,8 @@ def _read(
     layout = layouts.get(family.model_type)
     if layout is None:
         raise CtxextError(
-            f'"{family.model_type}" has {POSITIONS[family.positions]}; where its table lies was not tried.',
-            hint=f"Tried: {', '.join(layouts)}.",
+            f'"{family.model_type}" has {POSITIONS[family.positions]}; the location of its table is not known.',
+            hint=f"Supported: {', '.join(layouts)}.",
         )
     text = text_config(config, family)
     special, key = layout.num_special(text), layout.length_keys[0]
@@ -188,7 +188,7 @@ def _read(
     smallest = 2 + special * layout.counts_special
     if not isinstance(length, int) or isinstance(length, bool) or not smallest <= length <= 10**8:
         raise CtxextError(
-            f'config.json says nothing usable for {key}: "{length}".',
+            f'config.json has no usable {key}: "{length}".',
             hint="Add the number of positions the model was trained on to config.json.",
         )
     positions = length - special * layout.counts_special
@@ -197,5 +197,5 @@ def _read(
 
 
 def tensors_named(names: Sequence[str], ending: str) -> list[str]:
-    """Those names of tensors that end with whole parts."""
+    """The names that are or end with an ending, by whole dotted parts."""
     return [name for name in names if name == ending or name.endswith(f".{ending}")]

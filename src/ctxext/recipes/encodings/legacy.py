@@ -1,7 +1,7 @@
-"""Checkpoints that ctxext 0.1.0 and 0.2.0 wrote: how their config.json says what this version says otherwise.
+"""Checkpoints of ctxext 0.1.0 and 0.2.0: their config.json is converted to the format of this version.
 
-They go on loading with the code that they carry. Here their configuration is read as this version would have written
-it, so that nothing else has to know of them; their files of code are recognised by digest (`own_code`).
+They still load with the code that they carry. Only this file knows the old formats; their files of code are recognised
+by digest (`own_code.py`).
 """
 
 import copy
@@ -13,22 +13,22 @@ from ctxext.recipes.code import guards
 _BLOCK, _PREFIX = "ctxext_mspoe", "MsPoE"
 MODELING_FILE = "modeling_mspoe.py"
 MODELING_DIGEST = "10971240fb82767fe3edba8513c36b1da7371de328e71a18bf8a59c99eb057b9"
-"""SHA-256 of the file that every checkpoint of 0.1.0 with code carries."""
+"""SHA-256 of the modeling code in every checkpoint of 0.1.0 with code."""
 
 
 def is_legacy(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is one that 0.1.0 wrote for a checkpoint with code."""
+    """Whether 0.1.0 wrote a configuration, for a checkpoint with code."""
     parts = (config, config.get("text_config"))
     return any(isinstance(part, Mapping) and isinstance(part.get(_BLOCK), Mapping) for part in parts)
 
 
 def is_earlier(config: Mapping[str, Any]) -> bool:
-    """Whether an earlier version wrote a configuration for a checkpoint with code."""
+    """Whether an earlier version wrote a configuration, for a checkpoint with code."""
     return is_legacy(config) or guards.is_older(config)
 
 
 def upgraded(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration as this version writes it; the very same object where it needs no change."""
+    """The configuration in the format of this version; the same object if it needs no change."""
     if not is_legacy(config):
         return guards.upgraded(config)
     config = copy.deepcopy(config)
@@ -49,12 +49,12 @@ def upgraded(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def stub(modeling: str, model: str, causal_lm: str) -> str:
-    """The text of the stub file as 0.1.0 wrote it.
+    """The text of the stub file in 0.1.0.
 
     Args:
         modeling: The family's module.
         model: Its class without a head.
-        causal_lm: Its class with one.
+        causal_lm: Its class with a head.
     """
     return f'''"""{causal_lm} with Ms-PoE: a position scale per attention head. The method is in {MODELING_FILE}."""
 

@@ -1,7 +1,7 @@
-"""A checkpoint's rotary encoding: read from config.json in either dialect, written back in both.
+"""The rotary encoding of a checkpoint: read from config.json in either dialect, written in both.
 
-transformers 5 keeps everything in `rope_parameters`; transformers 4 reads `rope_theta` and `rope_scaling`. A file with
-only one of them is misread by the other version in silence (docs/traps.md, trap 1), so both are always written, alike.
+transformers 5 keeps everything in `rope_parameters`; transformers 4 reads `rope_theta` and `rope_scaling`. The other
+version silently misreads a file with only one of them (docs/traps.md, trap 1), so both are always written.
 """
 
 import copy
@@ -44,25 +44,9 @@ from ctxext.recipes.encodings.dialects import native_type as native_type
 from ctxext.recipes.encodings.dialects import unsupported as unsupported
 from ctxext.recipes.encodings.learned import COMPUTED, LAYOUTS, read_computed, read_learned
 
-OTHER_READERS: Mapping[str, Callable[[Config, Family, int | None], Encoding]] = {
-    "learned": read_learned,
-    "sinusoidal": read_computed,
-    "alibi": read_alibi,
-    "buckets": read_buckets,
-}
-"""By the name that families have for theirs."""
-
-
-def is_read(family: Family) -> bool:
-    """Whether one of them knows the family."""
-    if family.positions in ("learned", "sinusoidal"):
-        return family.model_type in {**LAYOUTS, **COMPUTED}
-    return family.positions in OTHER_READERS
-
-
 _ORIGINAL = "original_max_position_embeddings"
 _FROM_ORIGINAL = ("llama3", "longrope", "yarn")
-"""Rope types whose formula asks for the original length, which some files keep one level up (Phi-3)."""
+"""Rope types whose formula needs the original length, which some files keep one level up (Phi-3)."""
 _LENGTH_KEYS_4X = ("longrope",)
 
 
@@ -73,14 +57,14 @@ class Rotary(Encoding):
     Attributes:
         theta: The base b of the inverse frequencies b^(-2i/d).
         dim: How many dimensions of a head are rotated.
-        span: The d of the exponent: `dim`, but the whole head where a part of it rotates at the whole head's pace.
-        trained_length: The original context length: what the model was trained on before any schedule, in tokens.
-        context_length: The context it reads now, in tokens: what config.json claims where a schedule or a raised base
-            makes it so, and the original length where nothing does.
+        span: The d of the exponent: `dim`, or the size of the whole head in families with proportional frequencies.
+        trained_length: The original context length: that of the training before any schedule, in tokens.
+        context_length: The present context length, in tokens: that of config.json if a schedule or a raised base
+            extends the model, otherwise the original length.
         parameters: The schedule as transformers writes it, `rope_type` and numbers, without theta.
-        declared_length: What config.json claims where nothing makes the model read so much, in tokens; None elsewhere.
-        length_origin: Where the original context length was read, for people.
-        theta_origin: What the base was worked out from, for people; empty where config.json says it.
+        declared_length: The length in config.json if nothing extends the model to it, in tokens; None otherwise.
+        length_origin: Where the original context length was read, human-readable.
+        theta_origin: How the base was computed, human-readable; empty if config.json has it.
     """
 
     theta: float
@@ -98,18 +82,18 @@ class Rotary(Encoding):
 
     @property
     def is_scaled(self) -> bool:
-        """Whether some schedule already stretches the original context length."""
+        """Whether a schedule extends the original context length already."""
         return self.rope_type != "default" or self.context_length > self.trained_length
 
     @property
     def usable_length(self) -> int:
-        """The context it is meant for, in tokens; `dynamic` keeps the original maximum in config.json."""
+        """The context length that it is meant for, in tokens; `dynamic` keeps the original maximum in config.json."""
         factor = self.parameters.get("factor") or 1.0 if self.rope_type == "dynamic" else 1.0
         return round(self.claimed_length * float(factor))
 
     @property
     def schedule_length(self) -> int:
-        """The length in tokens that the schedule's formula starts from: its own, where it names one."""
+        """The original length in the schedule's formula, in tokens: the schedule's, if it names one."""
         return int(self.parameters.get(_ORIGINAL) or self.trained_length)
 
     @property
@@ -122,7 +106,7 @@ class Rotary(Encoding):
 
     @property
     def lacks_original(self) -> bool:
-        """Whether the schedule stretches from a length that nothing says."""
+        """Whether the schedule extends from an unknown length."""
         return self.rope_type == "linear" and self.length_origin == MAXIMUM
 
     @property
@@ -145,7 +129,7 @@ class Rotary(Encoding):
         return f"rotary, {self.rope_type} schedule, theta {self.theta:g}{origin} · {self.dim} dimensions"
 
     def noted(self) -> dict[str, Any]:
-        """The base too."""
+        """The lengths and the base."""
         lengths = super().noted()
         return {
             "trained_length": lengths["trained_length"],
@@ -164,7 +148,7 @@ class Rotary(Encoding):
         )
 
     def at_length(self, length: int) -> "Rotary":
-        """The same with another context length, which is then what it reads."""
+        """The same encoding at another context length, which it then reads."""
         return dataclasses.replace(self, context_length=length, declared_length=None)
 
     def state_length(self, text: Config, family: Family) -> None:
@@ -176,26 +160,26 @@ class Rotary(Encoding):
         return write_rotary(config, family, self)
 
     def cautions(self, config: Config, family: Family, *, is_changed: bool) -> tuple[str, ...]:
-        """What its sliding layers make of it."""
-        found = []
+        """Warnings about sliding layers."""
+        warnings = []
         if family.sliding_follows and sliding_layers(config, family) and is_changed:
-            found.append("its sliding-window layers read the same schedule as the others, so they change too.")
+            warnings.append("its sliding-window layers read the same schedule as the others, so they change too.")
         if not rotated_layers(config, family):
             window = read(config, family, "sliding_window")
-            found.append(
+            warnings.append(
                 f"all its layers see a window of {window} tokens only, which a longer schedule does not widen."
             )
-        return tuple(found)
+        return tuple(warnings)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model's configuration, read once: what each step of a recipe is given, and hands on changed.
+    """A model's configuration, read once: the input and output of each step of a recipe.
 
     Attributes:
         config: The content of config.json.
-        family: What differs in its family.
-        encoding: The encoding of positions that it says.
+        family: Its family.
+        encoding: Its position encoding.
     """
 
     config: Config
@@ -204,10 +188,10 @@ class ModelConfig:
 
     @property
     def rotary(self) -> Rotary:
-        """The encoding where it is rotary.
+        """The rotary encoding.
 
         Raises:
-            CtxextError: it is another.
+            CtxextError: the model has another encoding.
         """
         if not isinstance(self.encoding, Rotary):
             raise _not_rotary(self.family)
@@ -219,17 +203,17 @@ class ModelConfig:
 
     @property
     def code(self) -> Mapping[str, Any]:
-        """The block that the checkpoint's own code reads; empty where it carries none."""
+        """The block that the checkpoint's code reads; empty if it carries none."""
         block = text_config(self.config, self.family).get(CODE_KEY)
         return block if isinstance(block, Mapping) else {}
 
     @property
     def is_extended(self) -> bool:
-        """Whether a schedule stretches its context, or code of ours changes how it uses it."""
+        """Whether a schedule or code of ctxext changes how it uses its context."""
         return self.encoding.is_scaled or bool(self.code)
 
     def with_encoding(self, encoding: Encoding) -> "ModelConfig":
-        """The same model with another encoding, written wherever it is read from.
+        """The same model with another encoding, written wherever it is read.
 
         Raises:
             CtxextError: the family cannot carry it.
@@ -237,21 +221,21 @@ class ModelConfig:
         return ModelConfig(encoding.written(self.config, self.family), self.family, encoding)
 
     def with_context_length(self, length: int) -> "ModelConfig":
-        """The same model with another context length in tokens; its schedule is left alone."""
+        """The same model with another context length in tokens; its schedule stays."""
         encoding = self.encoding.at_length(length)
         return ModelConfig(encoding.with_length_written(self.config, self.family), self.family, encoding)
 
 
 def model_config(config: Config, original_length: int | None = None) -> ModelConfig:
-    """Resolve the content of config.json, whichever version of ctxext wrote it.
+    """Read the content of config.json, whichever version of ctxext wrote it.
 
     Args:
         config: The content of config.json.
-        original_length: What the model was trained on, in tokens, where the user knows better than its files.
+        original_length: The length of the training, in tokens, if the user gives it.
 
     Raises:
-        CtxextError: the family is unknown, has an encoding that nothing can be done to, cannot be converted, or its
-            context length is missing.
+        CtxextError: the family is unknown, its encoding is not supported, it cannot be converted, or its context length
+            is missing.
     """
     upgraded = legacy.upgraded(config)
     family = family_of(upgraded)
@@ -272,7 +256,7 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
     Args:
         config: The content of config.json.
         family: Its family.
-        original_length: What the model was trained on, in tokens, where the user knows better.
+        original_length: The length of the training, in tokens, if the user gives it.
 
     Raises:
         CtxextError: the family is not rotary or cannot be converted, or its context length, its base or a number of its
@@ -288,7 +272,7 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
     theta = read(config, family, "rope_theta")
     if theta is None:
         raise CtxextError(
-            "config.json says no rope_theta, and its family has none of its own.",
+            "config.json has no rope_theta, and its family has no default.",
             hint="Add the base that the model was trained with to config.json.",
         )
     parameters["rope_type"] = parameters.get("rope_type") or parameters.pop("type", None) or "default"
@@ -304,7 +288,7 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
     context_length = claimed_length(config, family)
     if not isinstance(context_length, int | float) or context_length <= 0:
         raise CtxextError(
-            f'config.json says nothing usable for max_position_embeddings: "{context_length}".',
+            f'config.json has no usable max_position_embeddings: "{context_length}".',
             hint="Add the length the model was trained on to config.json.",
         )
     claimed, noted = int(context_length), provenance(config)
@@ -332,12 +316,12 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
 
 
 def _base_of_alpha(theta: float, alpha: float, dim: int) -> tuple[float, str]:
-    """Hunyuan's `dynamic` with an alpha: one base at every length, whatever the other numbers of the schedule say.
+    """Hunyuan's `dynamic` with an alpha: one base at every length, whatever the other numbers of the schedule.
 
     Returns:
-        The base that the model was trained with, and what it was worked out from.
+        The base of the training, and how it was computed.
     """
-    # The modeling code's own expression, so that what is written gives the same frequencies to the last bit.
+    # The expression of the modeling code, so that the result has the same frequencies to the last bit.
     return theta * alpha ** (dim / (dim - 2)), f"{theta:g} · {alpha:g}^({dim}/{dim - 2}), by alpha"
 
 
@@ -345,7 +329,7 @@ def attention_scaling(rotary: Rotary) -> float:
     """The factor on cos and sin.
 
     YaRN: 0.1 · ln(s) + 1, and with DeepSeek's two numbers the quotient of 0.1 · mscale · ln(s) + 1 and the same with
-    mscale_all_dim; LongRoPE: sqrt(1 + ln(s) / ln(L)); otherwise 1. A schedule without a factor has that of its lengths.
+    mscale_all_dim; LongRoPE: sqrt(1 + ln(s) / ln(L)); otherwise 1. Without a factor, s is the ratio of the lengths.
     """
     numbers = rotary.parameters
     if numbers.get("attention_factor") is not None:
@@ -363,22 +347,30 @@ def attention_scaling(rotary: Rotary) -> float:
     return 0.1 * math.log(factor) + 1
 
 
-READERS: Mapping[str, Callable[[Config, Family, int | None], Encoding]] = {"rotary": read_rotary, **OTHER_READERS}
-"""How each encoding that a method exists for is read."""
+READERS: Mapping[str, Callable[[Config, Family, int | None], Encoding]] = {
+    "rotary": read_rotary,
+    "learned": read_learned,
+    "sinusoidal": read_computed,
+    "alibi": read_alibi,
+    "buckets": read_buckets,
+}
+"""The reader of each encoding that has methods."""
 
 
 def is_readable(family: Family) -> bool:
-    """Whether `model_config` knows the family's encoding, though its very configuration may lack something."""
-    return family.positions == "rotary" or is_read(family)
+    """Whether `model_config` supports the family's encoding, although a configuration may lack something."""
+    if family.positions in ("learned", "sinusoidal"):
+        return family.model_type in {**LAYOUTS, **COMPUTED}
+    return family.positions in READERS
 
 
 def _full_attention_parameters(text: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """The full-attention layers' schedule as one flat dict."""
+    """The schedule of the full-attention layers as one flat dict."""
     merged: dict[str, Any] = {}
     for key in reversed(schedule_keys(text, family)):
-        found = text.get(key) or {}
-        nested = [found[name] for name in family.full_types if isinstance(found.get(name), dict)]
-        flat = {} if any(isinstance(value, dict) for value in found.values()) else found
+        schedule = text.get(key) or {}
+        nested = [schedule[name] for name in family.full_types if isinstance(schedule.get(name), dict)]
+        flat = {} if any(isinstance(value, dict) for value in schedule.values()) else schedule
         merged.update(nested[0] if nested else flat)
     block = text.get(CODE_KEY)
     if isinstance(block, Mapping):
@@ -388,12 +380,12 @@ def _full_attention_parameters(text: Mapping[str, Any], family: Family) -> dict[
 
 
 def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
-    """A copy of a config that carries the given rotary encoding in both dialects.
+    """A copy of a configuration with a rotary encoding in both dialects.
 
     Args:
         config: The content of config.json; not changed.
         family: Its family.
-        rotary: What the full-attention layers shall use from now on.
+        rotary: The encoding of the full-attention layers.
 
     Raises:
         CtxextError: the family cannot carry such a schedule.
@@ -404,7 +396,7 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
         )
     check_known(config, family, rotary)
     edited = copy.deepcopy(config)
-    # The nested part is a dict of the copy, so that writing into it writes into `edited`.
+    # The nested part is a dict within the copy, so that changing it changes `edited`.
     text: Config = edited[family.text_config] if text_config(edited, family) is not edited else edited  # type: ignore[index]
     parameters = {"rope_theta": rotary.theta, **_schedule(config, family, rotary)}
     partial = read(config, family, "partial_rotary_factor")
@@ -431,15 +423,15 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
 
 
 def check_known(config: Config, family: Family, after: Rotary | None = None) -> None:
-    """Refuse to change a schedule with a key that is not known, which the change would drop.
+    """Check that a schedule has no unknown key, which a change would drop.
 
     Args:
         config: The content of config.json.
         family: Its family.
-        after: What its schedule shall be; keys that are still in it are not dropped.
+        after: The new schedule; its keys are not dropped.
 
     Raises:
-        CtxextError: it has one.
+        CtxextError: it has an unknown key.
     """
     text = text_config(config, family)
     beside = [
@@ -454,26 +446,26 @@ def check_known(config: Config, family: Family, after: Rotary | None = None) -> 
         raise CtxextError(
             f'The schedule of config.json has "{unknown}", which "{family.model_type}" does not read in any known '
             "version of transformers: another schedule would drop it.",
-            hint="Take it out of rope_scaling and rope_parameters if nothing that runs the model reads it.",
+            hint="Remove it from rope_scaling and rope_parameters if nothing that runs the model reads it.",
         )
 
 
 def without_derived(rotary: Rotary) -> dict[str, Any]:
-    """A schedule's numbers without those that follow from its factor, which another factor must have anew.
+    """A schedule's numbers without those derived from its factor, which change with another factor.
 
-    Olmo 3 writes out attention_factor 1.2079441541679836, which is 0.1 · ln 8 + 1. A number is its rule's where it
-    agrees in all the digits that it has, at least two behind the point; a factor of 1 says that there is none.
+    Olmo 3 has an attention_factor of 1.2079441541679836, which is 0.1 · ln 8 + 1. A number is derived if it agrees with
+    its formula in all its digits, at least two after the decimal point; a derived 1 does not count.
     """
     numbers = dict(rotary.parameters)
-    said = numbers.pop("attention_factor", None)
+    declared = numbers.pop("attention_factor", None)
     by_rule = attention_scaling(rotary.with_parameters(numbers))
-    digits = len(repr(float(said)).partition(".")[2]) if said is not None else 0
-    is_derived = by_rule != 1 and digits >= 2 and abs(said - by_rule) < max(10.0**-digits, 1e-12)
+    digits = len(repr(float(declared)).partition(".")[2]) if declared is not None else 0
+    is_derived = by_rule != 1 and digits >= 2 and abs(declared - by_rule) < max(10.0**-digits, 1e-12)
     return numbers if is_derived else dict(rotary.parameters)
 
 
 def _schedule(config: Config, family: Family, rotary: Rotary) -> dict[str, Any]:
-    """The numbers of the schedule with what the family's own code wants beside them."""
+    """The numbers of the schedule with further keys that the family's code requires."""
     old = _full_attention_parameters(text_config(config, family), family)
     kept = {key: old[key] for key in KEPT if key in old}
     schedule = {**kept, **rotary.parameters, "rope_type": native_type(family, rotary.rope_type)}

@@ -5,13 +5,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ctxext.checkpoint.families import Family, read, rotated_layers
+from ctxext.checkpoint.families import read, rotated_layers
 from ctxext.checkpoint.new_tensor import SIZES, NewTensor, stored_tensors
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
-from ctxext.recipes.encodings.rotary import Config, ModelConfig
-from ctxext.recipes.methods.relation import LATENT, UNREACHED_ATTENTION
+from ctxext.recipes.encodings.rotary import ModelConfig
 
 _WEIGHT = "distance.weight"
 _ATTENTION = re.compile(
@@ -41,13 +40,6 @@ class DistanceAware(CodeMethod):
     learned_tensors = (_WEIGHT,)
     caution = "its weights start at zero and change nothing; ctxext finetune trains them beside LoRA."
 
-    @classmethod
-    def refusal(cls, config: Config, family: Family) -> str:
-        """Why the family's attention cannot be changed; empty if it can."""
-        if family.shared_rotary_key:
-            return LATENT
-        return super().refusal(config, family) or UNREACHED_ATTENTION.get(family.model_type, "")
-
     def settings(self, model: ModelConfig) -> dict[str, Any]:
         """The layers, the number of heads, and L."""
         return {
@@ -72,7 +64,9 @@ class DistanceAware(CodeMethod):
         zeros = bytes(2 * count * SIZES["F32"])
         for layer in settings["layers"]:
             if len(names := attentions.get(layer, [])) != 1:
-                problem = f"several attentions: {', '.join(names)}" if names else "no attention that is known by its name"
+                problem = (
+                    f"several attentions: {', '.join(names)}" if names else "no attention that is known by its name"
+                )
                 raise CtxextError(f"Layer {layer} has {problem}.", hint="Choose another method.")
             tensors.append(NewTensor(f"{names[0]}.{_WEIGHT}", home, "F32", None, (2, count), lambda _: iter([zeros])))
         return tuple(tensors)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from importlib.abc import Traversable
 from typing import Any, ClassVar, Self
 
-from ctxext.checkpoint.families import Family, rotated_layers
+from ctxext.checkpoint.families import rotated_layers
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Kind
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
 from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
+from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
 from ctxext.recipes.param import SearchRange, param
 
 
@@ -45,13 +45,6 @@ class Relation(CodeMethod):
         choices=("none", "yarn", "logn", "llama4"),
     )
 
-    @classmethod
-    def refusal(cls, config: Config, family: Family) -> str:
-        """Why the family's attention cannot be changed; empty if it can."""
-        if family.shared_rotary_key:
-            return LATENT
-        return super().refusal(config, family) or UNREACHED_ATTENTION.get(family.model_type, "")
-
     def resolved(self, encoding: Encoding) -> Self:
         """The same step with its factor and all defaults that follow from the context length filled in.
 
@@ -65,7 +58,7 @@ class Relation(CodeMethod):
             factor = self.target_length / length
         else:
             raise CtxextError(
-                f"{self.name} needs to know how far to reach.",
+                f"{self.name} needs a factor or a target length.",
                 hint=f"Add --factor 4 or --target-length {4 * length}.",
             )
         if self.target_length and self.factor and self.target_length != round(self.factor * length):
@@ -142,14 +135,6 @@ class Relation(CodeMethod):
 
 
 _NOT_IN_MAPS = frozenset({"method", "factor", "temperature"})
-
-LATENT = "latent attention: its attention is computed from compressed keys, where positions cannot be moved"
-"""Why the attention of families whose heads share one rotated key cannot be changed."""
-
-UNREACHED_ATTENTION: dict[str, str] = dict.fromkeys(
-    ("falcon", "gpt_neox_japanese"), "its attention does not go through transformers' attention interface"
-)
-"""Families whose attention cannot be changed, and why."""
 
 
 def given(number: int | None) -> int:

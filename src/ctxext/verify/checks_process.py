@@ -1,0 +1,276 @@
+"""Run by `clean_load.py` in a process without ctxext: checks of a loaded model other than its attention.
+
+It is called with the path of a JSON file, its task, and prints one JSON object, its answer, in the last line. The task
+has `check`, one of `CHECKS`, and the input of that function. `clean_process.py`, which compares attention, is a
+separate script.
+"""
+
+import functools
+import importlib.util
+import json
+import sys
+import tempfile
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LOADED = "loaded"
+"""The line that a script prints once the converted model has answered: a failure after it is the script's."""
+
+
+def reference_at(path: str) -> Any:
+    """A reference, as a module of a package made of its folder, so that it can import the files beside it."""
+    package = sys.modules["references"] = types.ModuleType("references")
+    package.__path__ = [str(Path(path).parent)]
+    spec = importlib.util.spec_from_file_location(f"references.{Path(path).stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def stock_folder(out: Path, config: dict[str, Any], place: str) -> Path:
+    """A folder with the stock configuration and links to the weights."""
+    folder = Path(place)
+    (folder / "config.json").write_text(json.dumps(config))
+    for path in out.iterdir():
+        if path.suffix in (".safetensors", ".bin") or path.name.endswith(".index.json"):
+            (folder / path.name).symlink_to(path.resolve())
+    return folder
+
+
+def answer(compare: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Print what a comparison returns for the task on the command line."""
+    task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    sys.stdout.write(json.dumps(compare(task)) + "\n")
+
+
+def rotary_modules(model: Any) -> list[dict[str, Any]]:
+    """Name, layer type, inverse frequencies and scaling of each rotary embedding."""
+    entries = []
+    for name, buffer in model.named_buffers():
+        module_name, _, buffer_name = name.rpartition(".")
+        if not buffer_name.endswith("inv_freq") or "original" in buffer_name or buffer.dim() != 1:
+            continue
+        layer_type = buffer_name.removesuffix("inv_freq").rstrip("_")
+        module = model.get_submodule(module_name)
+        scaling = getattr(module, f"{layer_type}_attention_scaling" if layer_type else "attention_scaling", 1.0)
+        entry = {"module": module_name, "layer_type": layer_type, "frequencies": buffer.float().tolist()}
+        entries.append({**entry, "scaling": float(scaling if scaling is not None else 1.0)})
+    return entries
+
+
+def load(task: dict[str, Any]) -> dict[str, Any]:
+    """Load a model and describe it: class, number of parameters, missing weights, and `rotary_modules`.
+
+    The task has `folder`, `trust` and `auto`, the Auto class that loads it.
+    """
+    import transformers
+
+    model, info = getattr(transformers, task["auto"]).from_pretrained(
+        task["folder"], trust_remote_code=task["trust"], dtype="auto", output_loading_info=True
+    )
+    return {
+        "name": type(model).__name__,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "missing": sorted(map(str, info["missing_keys"])),
+        "rotary": rotary_modules(model),
+    }
+
+
+def table_of(model: Any, name: str, endings: list[str]) -> Any:
+    """A table of a loaded model; classes differ in the prefix of its name."""
+    ending = next(ending for ending in endings if name.endswith(ending))
+    return next(
+        weight
+        for full_name, weight in model.named_parameters()
+        if full_name == ending or full_name.endswith("." + ending)
+    ).detach()
+
+
+def compared_table(task: dict[str, Any], model: Any, name: str, origin: str | None) -> dict[str, Any]:
+    """The difference of a table from the one that the reference builds from the original rows."""
+    import torch
+    from safetensors import safe_open
+
+    reference, special = reference_at(task["reference"]), task["special"]
+    table = table_of(model, name, task["endings"])
+    rows = table[special:].double()
+    if len(rows) != task["count"]:
+        return {"name": name, "rows": len(rows)}
+    if origin is None:
+        where = reference.original(task["numbers"], rows, task["length"], task["count"])
+        if where is None:
+            return {"name": name, "rows": len(rows), "unknown": True}
+        old, same = rows[where], True
+    else:
+        with safe_open(origin, framework="pt") as file:
+            source = file.get_tensor(name)
+        old, same = source[special:].double(), torch.equal(source[:special].to(table.dtype), table[:special])
+    wanted = reference.rows(task["numbers"], old, task["count"])
+    difference = (rows - wanted.to(table.dtype).double()).abs().max().item()
+    kept = bool(torch.equal(rows[: len(old)], old))
+    scale = wanted.abs().max().item()
+    return {"name": name, "rows": len(rows), "difference": difference, "scale": scale, "same": same, "kept": kept}
+
+
+def compare_tables(task: dict[str, Any]) -> dict[str, Any]:
+    """Compare the position tables of a loaded model with the reference.
+
+    The task has `folder`; `auto`, the Auto class that loads it; `tables`, for each its name in the weights and the file
+    of the source with it, if known; `endings`; `special`; `length` and `count`, the old and the new number of
+    positions; `numbers`, the step; and `reference`, its file.
+    """
+    import torch
+    import transformers
+
+    model = getattr(transformers, task["auto"]).from_pretrained(task["folder"], dtype="auto")
+    tables = [compared_table(task, model, name, origin) for name, origin in task["tables"].items()]
+    epsilon = torch.finfo(next(iter(model.parameters())).dtype).eps
+    return {"tables": tables, "epsilon": epsilon}
+
+
+SMALL = {"d_model": 8, "d_kv": 4, "d_ff": 8, "vocab_size": 16, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 1}
+SMALL |= {"num_experts": 1, "num_sparse_encoder_layers": 0, "num_sparse_decoder_layers": 0}
+TABLE = "relative_attention_bias"
+
+
+def noted(lookups: list[tuple[bool, Any]], is_encoder: bool, _: Any, args: Any) -> None:
+    """Keep the buckets that a table is asked for."""
+    lookups.append((is_encoder, args[0]))
+
+
+def looked_up(folder: str, length: int) -> list[tuple[bool, Any]]:
+    """For each table whether its stack is bidirectional, and the buckets (queries, keys) that are looked up."""
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    config = AutoConfig.from_pretrained(folder)
+    for name, value in SMALL.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    lookups = list[tuple[bool, Any]]()
+    model = AutoModel.from_config(config).eval()
+    for name, module in model.named_modules():
+        if name.endswith(f".{TABLE}") and "global" not in name:
+            note = functools.partial(noted, lookups, name.startswith("encoder"))
+            module.register_forward_pre_hook(note)
+    ids = torch.ones(1, length, dtype=torch.long)
+    with torch.no_grad():
+        model(input_ids=ids, decoder_input_ids=ids)
+    return lookups
+
+
+def compare_buckets(task: dict[str, Any]) -> dict[str, Any]:
+    """Compare every bucket of distances that a model looks up with the reference.
+
+    The task has `folder`; `numbers`, the step; `reference`, its file; and `source`, the source's `distance` and
+    `num_buckets`. Buckets depend on config.json alone, so a very small model with the checkpoint's configuration reads
+    a text longer than any distance that it distinguishes, up to 2000 tokens, and the lookups in its tables are
+    compared.
+    """
+    reference, source = reference_at(task["reference"]), task["source"]
+    length = min(int(source["distance"] * task["numbers"]["factor"]) + 20, 2000)
+    wrong, distances, lookups = set(), set(), looked_up(task["folder"], length)
+    for is_encoder, buckets in lookups:
+        queries, keys = buckets.shape[-2:]
+        offset = queries if keys == 3 * queries else 0  # LongT5 looks from a block at itself and its neighbours.
+        for query in {0, queries // 2, queries - 1}:
+            for key, bucket in enumerate(buckets.reshape(-1, queries, keys)[0, query].tolist()):
+                relative = key - offset - query
+                if not is_encoder and relative > 0:
+                    continue  # Masked.
+                place = reference.bucket(task["numbers"], {**source, "bidirectional": is_encoder}, relative)
+                distances.add(relative)
+                # Where the logarithm is a whole number, its last bit decides.
+                if bucket not in (int(place - 1e-4), int(place + 1e-4)):
+                    wrong.add(relative)
+    return {"stacks": len(lookups), "distances": len(distances), "wrong": sorted(wrong, key=abs)}
+
+
+BUILDERS = ("build_alibi_tensor", "build_mpt_alibi_tensor")
+
+
+def token_by_token(stock: Any, input_ids: Any, settings: dict[str, Any], reference: Any) -> Any:
+    """The logits of the stock model when each row has the slopes that the reference says."""
+    import torch
+
+    modeling: Any = sys.modules[type(stock).__module__]
+    name = next(name for name in BUILDERS if hasattr(modeling, name))
+    original, heads, logits, cache = getattr(modeling, name), stock.config.num_attention_heads, [], None
+    # Falcon rounds slopes, positions and their products; what is left of them for a row is not rounded.
+    dtype = torch.bfloat16 if stock.config.model_type == "falcon" else torch.float32
+    plain = torch.tensor(reference.slopes({**settings, "factor": 1}, heads, 0))
+    try:
+        for row in range(input_ids.shape[1]):
+            shares = torch.tensor(reference.slopes(settings, heads, row)) / plain
+            bias = (plain.to(dtype)[:, None] * torch.arange(row + 1)).float() * shares[:, None]
+            setattr(modeling, name, lambda *args, bias=bias, **kwargs: bias[:, None])
+            mask = torch.ones(1, row + 1, dtype=torch.long)
+            with torch.no_grad():
+                out = stock(input_ids[:, row : row + 1], attention_mask=mask, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            logits.append(out.logits)
+    finally:
+        setattr(modeling, name, original)
+    return torch.cat(logits, 1)
+
+
+def compare_slopes(task: dict[str, Any]) -> dict[str, float]:
+    """Load a checkpoint with ALiBi and compare its logits with the reference.
+
+    The task has `folder`; `stock`, the config.json of the same model without code; `steps`, its only method with
+    settings and reference (references/README.md); and `count`, a number of tokens. The expected logits come from the
+    stock model, which reads token after token with the slopes of each row; no code is shared with the checkpoint's.
+
+    Rows beyond the original context length need few tokens if that is small: it is set to a third of the tokens here,
+    in the loaded model and for the reference. The check of the configuration verifies the value in config.json.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    out, (step,) = Path(task["folder"]), task["steps"]
+    settings = {**step["settings"], "original_length": max(task["count"] // 3, 1)}
+    config = AutoConfig.from_pretrained(out, trust_remote_code=True)
+    config.ctxext_code["steps"] = [settings]
+    if hasattr(config, "max_seq_len"):  # MPT stops there.
+        config.max_seq_len = max(config.max_seq_len, task["count"])
+    loaded = AutoModelForCausalLM.from_pretrained(
+        out, config=config, trust_remote_code=True, dtype=torch.float32
+    ).eval()
+    input_ids = torch.randint(0, config.vocab_size, (1, task["count"]))
+    with torch.no_grad():
+        logits = loaded(input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False).logits
+    del loaded
+    print(LOADED, flush=True)  # noqa: T201
+    with tempfile.TemporaryDirectory() as place:
+        folder = stock_folder(out, task["stock"], place)
+        stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        unchanged = stock(input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False).logits
+    expected = token_by_token(stock, input_ids, settings, reference_at(step["reference"]))
+    return {
+        "difference": (logits - expected).abs().max().item(),
+        "scale": expected.abs().max().item(),
+        "change": (unchanged - expected).abs().max().item(),
+    }
+
+
+CHECKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "load": load,
+    "tables": compare_tables,
+    "buckets": compare_buckets,
+    "slopes": compare_slopes,
+}
+
+
+def check(task: dict[str, Any]) -> dict[str, Any]:
+    """Run the check that the task names."""
+    return CHECKS[task["check"]](task)
+
+
+if __name__.endswith("__main__"):
+    answer(check)
