@@ -736,14 +736,14 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "publish/upload_plan.py",
-        "for one in (stripped, checkpoint)]",
-        "for one in (checkpoint,)]",
+        "for version in (stripped, checkpoint)]",
+        "for version in (checkpoint,)]",
         ("tests/publish/test_what_is_shared.py::test_what_lies_in_the_folder_of_a_report_is_no_other_checkpoint",),
     ),
     (
         "publish/upload_plan.py",
-        "for one in (stripped, checkpoint)]",
-        "for one in (stripped,)]",
+        "for version in (stripped, checkpoint)]",
+        "for version in (stripped,)]",
         ("tests/publish/test_what_is_shared.py::test_what_lies_in_the_folder_of_a_report_is_no_other_checkpoint",),
     ),
     (
@@ -993,7 +993,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "recipes/code/staging.py",
-        "own = {auto: place for auto, place in auto_map.items() if f\"{str(place).partition('.')[0]}.py\" in code}",
+        "ours = {auto: place for auto, place in auto_map.items() if f\"{str(place).partition('.')[0]}.py\" in code}",
         "own = dict(auto_map)",
         _STAGING,
     ),

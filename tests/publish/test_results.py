@@ -203,7 +203,7 @@ def test_conditions():
 def test_a_report_is_about_a_checkpoint_as_it_stands():
     content = report()
     assert entry_of(content, ["c" * 64, "a" * 64])["name"] == "demo"
-    with pytest.raises(CtxextError, match='measured "demo", "mine", but none of them'):
+    with pytest.raises(CtxextError, match='measured "demo", "mine", but not this'):
         entry_of(content, ["c" * 64])
 
 

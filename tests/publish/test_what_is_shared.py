@@ -163,7 +163,7 @@ def test_links_in_a_report_s_folder_are_not_shared(name, secret, converted, tmp_
 
 def test_a_report_about_another_checkpoint_is_refused(converted, tmp_path):
     place = with_report(converted("mspoe"), tmp_path / "r")
-    with pytest.raises(CtxextError, match='measured "mine", but none of them'):
+    with pytest.raises(CtxextError, match='measured "mine", but not this'):
         prepare(converted("yarn"), "me/tiny", PushOptions(report=place))
 
 

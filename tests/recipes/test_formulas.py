@@ -247,7 +247,7 @@ def test_that_factor_and_length_were_given_apart_is_said():
     for numbers in ({"factor": 2}, {"target_length": 300}):
         assert step_from_dict({"method": "yarn", **numbers}, "here").caution_for(model) == ""
     dynamic = step_from_dict({"method": "dynamic", "factor": 2, "target_length": 300}, "here")
-    assert dynamic.caution_for(model).endswith(f"makes 256. {dynamic.caution}")
+    assert dynamic.caution_for(model).endswith(f"gives 256. {dynamic.caution}")
 
 
 def test_a_schedule_under_both_of_its_names_is_one():

@@ -126,7 +126,7 @@ def test_names_of_tensors_end_with_whole_parts():
     ("method", "config", "reason"),
     [
         (Table, BERT, ""),
-        (Table, {**BERT, "position_embedding_type": "relative_key"}, "its table is one of distances"),
+        (Table, {**BERT, "position_embedding_type": "relative_key"}, "its table holds distances"),
         (Table, {"model_type": "whisper"}, "the location of its table is not known"),
         (Table, {"model_type": "llama"}, "it has rotary position embeddings, not learned position embeddings"),
         (Range, {"model_type": "marian"}, ""),

@@ -119,7 +119,7 @@ def test_a_cache_that_is_not_understood_is_refused(way):
         UNKNOWN[way](lambda *pair: known.do_kv_cache_update(layer, *pair, cache, slots), cache, key, value)
 
     engine.do_kv_cache_update = update
-    with pytest.raises(ValueError, match="does not understand"):
+    with pytest.raises(ValueError, match="does not support"):
         Layout(engine, None, torch.zeros(BLOCKS, GROUPS, TOKENS, 2 * SIZE))
 
 
