@@ -1,10 +1,12 @@
 """What the methods declare: numbers where nobody said one, what a command offers, where a search starts."""
 
 import dataclasses
+import typing
 
 import pytest
 
 from ctxext.checkpoint.families import FAMILIES
+from ctxext.cli.method_options import method_parameters
 from ctxext.recipes import METHODS
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.param import default_of, options_of, search_ranges, search_start
@@ -107,3 +109,12 @@ def test_a_search_may_leave_out_what_has_no_number_of_its_own():
         "attention_factor": ((1.0, 1.6), None, True),
     }
     assert search_start(method_named("abf"), "theta") == 5e5
+
+
+def test_help_of_an_option_of_several_methods_names_each_meaning():
+    helps = {parameter.name: typing.get_args(parameter.annotation)[1].help for parameter in method_parameters()}
+    assert "bifocal: Distances up to this stay exact. Default: a sixteenth of L." in helps["window"]
+    assert "rerope: Distances up to this stay exact (w). Default: a quarter of L." in helps["window"]
+    assert "mspoe: The method as the paper describes it" in helps["variant"]
+    assert helps["beta_fast"].startswith("Dimensions"), "one meaning for all its methods"
+    assert helps["shift"].startswith("string: "), "experimental methods share a panel"

@@ -34,19 +34,18 @@ def option_owners() -> dict[str, list[str]]:
 def method_parameters() -> list[inspect.Parameter]:
     """A keyword parameter with its typer option for every method option, None where not given."""
     owners, parameters = option_owners(), []
-    fields = {field.name: (method, field) for method in reversed(METHODS) for field in options_of(method)}
+    first_owner = {field.name: method for method in reversed(METHODS) for field in options_of(method)}
     for name in owners:
-        method, field = fields[name]
+        method = first_owner[name]
         shared = name in ("factor", "target_length")
         usual = [owner for owner in owners[name] if not method_named(owner).is_experimental]
         panel = f"Options of {', '.join(usual)}" if usual else _EXPERIMENTAL_PANEL
         panel = _SHARED_PANEL if shared else panel
-        of = "" if usual else f"{', '.join(owners[name])}: "
         is_text = get_origin(value_type(method, name)) is tuple or name.endswith("_length")
         is_switch = value_type(method, name) is bool
         option = typer.Option(
             f"{option_name(name)}/--no-{option_name(name)[2:]}" if is_switch else option_name(name),
-            help=of + help_of(field),
+            help=_shared_help(name, usual or owners[name], always_named=not usual),
             rich_help_panel=panel,
             show_default=False,
             metavar="FILE" if get_origin(value_type(method, name)) is tuple else None,
@@ -60,6 +59,17 @@ def method_parameters() -> list[inspect.Parameter]:
 def help_of(field: "dataclasses.Field[Any]") -> str:
     """What help says of a method's option, with its limits and its default."""
     return limits_of(field).describe() + _default_note(default_of(field))
+
+
+def _shared_help(name: str, methods: Sequence[str], *, always_named: bool) -> str:
+    """The help of an option; if methods describe it differently, once for each of them."""
+    texts: dict[str, list[str]] = {}
+    for method in methods:
+        field = next(field for field in options_of(method_named(method)) if field.name == name)
+        texts.setdefault(help_of(field), []).append(method)
+    if len(texts) == 1 and not always_named:
+        return next(iter(texts))
+    return " ".join(f"{', '.join(names)}: {text}" for text, names in texts.items())
 
 
 def option_name(name: str) -> str:

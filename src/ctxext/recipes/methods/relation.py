@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from ctxext.checkpoint.families import rotated_layers
 from ctxext.errors import CtxextError
-from ctxext.recipes.base import Kind
+from ctxext.recipes.base import Kind, Reaching
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
 from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
@@ -21,7 +21,7 @@ from ctxext.recipes.param import SearchRange, param
 
 
 @dataclass(frozen=True, kw_only=True)
-class Relation(CodeMethod):
+class Relation(Reaching, CodeMethod):
     """How far a relation map reaches, and the temperature of rows beyond the old length.
 
     L is the context length that the model reads before this step, after the schedules before it.
@@ -34,11 +34,7 @@ class Relation(CodeMethod):
         PORTABLE / "relation_parts.py",
     )
     is_published = False
-    neutral: ClassVar[Mapping[str, Any]] = {"factor": 1}
-    example: ClassVar[Mapping[str, Any]] = {"factor": 4}
 
-    factor: float | None = param(None, help="How many times longer the new context is.", min=1.0)
-    target_length: int | None = param(None, help="The new context length in tokens, for example 32k.", min=1)
     temperature: str = param(
         "none",
         help="How rows beyond the old length sharpen attention: not at all, or by the rule of YaRN, log-n or Llama 4.",
@@ -102,8 +98,7 @@ class Relation(CodeMethod):
 
     def reach(self, encoding: Encoding) -> int:
         """The new context length in tokens."""
-        assert self.factor is not None, "resolve the step first"
-        return round(self.factor * encoding.context_length)
+        return round(self.stretch * encoding.context_length)
 
     def summary(self) -> str:
         """The step with how far it reaches, and its temperature if it has one."""
