@@ -33,7 +33,7 @@ class Method:
     encoding: ClassVar[str] = "rotary"
     """The position encoding that it changes, as in `Family.positions`."""
     kind: ClassVar[Kind]
-    """What it changes."""
+    """What it changes; a search combines methods in the order of `KINDS`."""
     is_published: ClassVar[bool] = True
     """Whether its paper gives numbers for any model; otherwise a search starts from a guess."""
     is_experimental: ClassVar[bool] = False
