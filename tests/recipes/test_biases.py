@@ -39,7 +39,7 @@ def test_sizes_are_whole_numbers_from_1_to_2_to_the_31(config, key):
     for value in (1, 2**31):
         model_config({**config, key: value})
     for value in (0, 2**31 + 1, 7.0, "7", True, None):
-        with pytest.raises(CtxextError, match=f'nothing usable for {key}: "{value}"'):
+        with pytest.raises(CtxextError, match=f'no usable {key}: "{value}"'):
             model_config({**config, key: value})
 
 

@@ -60,7 +60,7 @@ def test_a_block_that_says_nothing_changes_nothing(published):
 
 
 def test_others_must_say_how_far(llama_source):
-    with pytest.raises(CtxextError, match="how far to reach"):
+    with pytest.raises(CtxextError, match="a factor or a target length"):
         convert(str(llama_source), "never", Recipe([DualChunk()]))
 
 

@@ -25,7 +25,7 @@ def test_a_length_is_a_number_above_zero(length, is_read):
     if is_read:
         assert model_config(config).rotary.trained_length == length
         return
-    with pytest.raises(CtxextError, match=f'nothing usable for max_position_embeddings: "{length}"'):
+    with pytest.raises(CtxextError, match=f'no usable max_position_embeddings: "{length}"'):
         model_config(config)
 
 
