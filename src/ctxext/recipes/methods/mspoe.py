@@ -16,10 +16,10 @@ from ctxext.recipes.param import param
 class MsPoE(CodeMethod):
     """Give each attention head a position scale of its own, to use the middle of the context better. No training.
 
-    The least position-aware heads get the largest ratio. Use it on the context that a model already has; it
-    does not extend it. The paper divides all frequencies of a head alike and orders heads anew for each prompt, which
-    ruined the real model that it was measured on. By default heads scale their frequencies as ntk does and are ordered
-    once, over calibration text, for which the model is loaded; the preset mspoe-paper is the paper's form. Zhang et al.
+    The least position-aware heads get the largest ratio. Use it on the context that a model already has; it does not
+    extend it. The paper divides all frequencies of a head alike and orders heads anew for each prompt, which ruined
+    the real model that it was measured on. By default heads scale their frequencies as ntk does and are ordered once,
+    over calibration text, for which the model is loaded; the preset mspoe-paper is the paper's form. Zhang et al.
     2024, "Found in the Middle", section 3.
     """
 
