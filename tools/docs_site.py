@@ -12,7 +12,6 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("converters", "recipes", "evaluate", "finetune", "search", "verify", "publish")
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
 
 
@@ -58,12 +57,10 @@ def moved(text: str, place: Path, to: Path) -> str:
 
 
 def api_page() -> str:
-    """The names that each package passes on, with their docstrings."""
-    blocks = []
-    for room in ROOMS:
-        tree = (ROOT / "src" / "ctxext" / room / "__init__.py").read_text(encoding="utf-8")
-        pairs = re.findall(r"^    from (ctxext\.[\w.]+) import (.+)$", tree, re.MULTILINE)
-        names = [(module, name.strip()) for module, line in pairs for name in line.split(",")]
-        shown = [f"::: {module}.{name}\n    options: {{heading_level: 3}}\n" for module, name in names]
-        blocks.append("\n".join([f"## ctxext.{room}\n", *shown]))
-    return "\n".join(["# Python API\n", "What each package exports. A page of examples: `docs/python.md`.\n", *blocks])
+    """What `from ctxext import` reaches, with its docstrings."""
+    text = (ROOT / "src" / "ctxext" / "__init__.py").read_text(encoding="utf-8")
+    pairs = re.findall(r"^    from (ctxext\.[\w.]+) import (.+)$", text, re.MULTILINE)
+    names = sorted((name.strip(), module) for module, line in pairs for name in line.split(","))
+    shown = [f"::: {module}.{name}\n    options: {{heading_level: 2}}\n" for name, module in names]
+    head = "# Python API\n\nWhat `from ctxext import` reaches; [python.md](python.md) shows it in use.\n"
+    return "\n".join([head, *shown])
