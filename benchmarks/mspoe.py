@@ -126,9 +126,9 @@ def main() -> None:
     print(f"{'':12}" + "".join(f"{head:>20}{'':9}" for head in heads))
     base = [*(min(values) for values in times["stock"]), peaks["stock"]]
     for kind in KINDS:
-        found = [*(min(values) for values in times[kind]), peaks[kind]]
-        cells = [f"{found[0]:20.3f}", f"{1000 * found[1]:20.3f}", f"{found[2]:20.1f}"]
-        ratios = [f" ×{a / b:<7.3f}" for a, b in zip(found, base, strict=True)]
+        values = [*(min(seconds) for seconds in times[kind]), peaks[kind]]
+        cells = [f"{values[0]:20.3f}", f"{1000 * values[1]:20.3f}", f"{values[2]:20.1f}"]
+        ratios = [f" ×{a / b:<7.3f}" for a, b in zip(values, base, strict=True)]
         print(f"{kind:12}" + "".join(cell + ratio for cell, ratio in zip(cells, ratios, strict=True)))
 
 

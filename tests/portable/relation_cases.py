@@ -78,6 +78,8 @@ class Call:
         self.is_left_to_engine = False
         self.tables = Tables(None, [], positions, Frame(torch.tensor(BASE), None, 1.0, torch.float32), {})
 
+    rotates_heads_alike = True
+
     def needs_sequences(self, what):
         """Engines that lay sequences end to end are refused by the seam."""
 

@@ -1,11 +1,15 @@
 """Relation maps: each method against loops in float64, in every form that its attention takes."""
 
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from transformers import DynamicCache
 
+from ctxext.portable import method as seam
+from ctxext.portable.mspoe import MsPoE
 from ctxext.portable.relation import Relation
 from ctxext.portable.relation_parts import begins_again
 from ctxext.portable.rerope import Rerope, ReRopeMap
@@ -113,7 +117,7 @@ def test_every_form_equals_loops(name, layout):
             output, _ = method.attend(stock, call, *tensors, None)
             close(output, out[:, None], [0])
             if row >= method.map.first:
-                assert form_of(call) == ("tiles" if backend == "sdpa" else "one")
+                assert form_of(call) == ("step" if backend == "sdpa" else "one")
 
 
 @pytest.mark.parametrize("size", [16, 64])
@@ -456,3 +460,42 @@ def test_a_traced_plan_has_the_rungs_of_a_cache_that_is_longer_than_the_target(n
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     plan = method.plan(Call(torch.arange(total)[None]), method.map, tensors, tensors, tensors, None, {})
     assert int(plan.rows.rung.max()) <= max(int(rung.max()) for rung in plan.pieces[-1].rungs)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_step_equals_one_call_over_joined_keys(name, alike):
+    """Near keys from the cache and turned ones beside it, whether all heads rotate alike or a method rotates them."""
+    query, key, value, *_ = case(name)
+    method = made(name)
+    for row in (130, 191, 299):
+        tensors = query[:, :, row : row + 1], key[:, :, : row + 1], value[:, :, : row + 1]
+        results = []
+        for backend, form in (("sdpa", "step"), ("other", "one")):
+            call = Call(torch.tensor([[row]]), backend=backend)
+            call.rotates_heads_alike = alike
+            results.append(method.attend(stock, call, *tensors, None)[0])
+            assert form_of(call) == form
+        torch.testing.assert_close(*results, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["self-extend", "bifocal", "dca", "rerope", "string", "adaptive"])
+def test_layers_share_the_turns_of_a_step(name):
+    """Only the first layer of a step computes angles, of its query and of a key that becomes far."""
+    query, key, value, *_ = case(name)
+    method, cache = made(name), DynamicCache()
+    for row in (200, 201, 202):
+        memory = {}
+        tensors = query[:, :, row : row + 1], key[:, :, : row + 1], value[:, :, : row + 1]
+        calls = [Call(torch.tensor([[row]]), layer, cache, memory) for layer in range(2)]
+        outputs = [method.attend(stock, call, *tensors, None)[0] for call in calls]
+        assert torch.equal(*outputs)
+        if row > 200:
+            assert calls[0].turns <= 4
+            assert calls[1].turns == 0
+
+
+def test_heads_that_a_method_rotates_are_not_taken_for_alike():
+    alike = seam.Call.rotates_heads_alike.fget
+    assert alike(SimpleNamespace(methods=[made("dca")]))
+    assert not alike(SimpleNamespace(methods=[made("dca"), MsPoE({})]))

@@ -137,6 +137,11 @@ class Call:
             raise ValueError(f'{what} needs whole sequences; "{name}" attention lays them end to end.')
 
     @property
+    def rotates_heads_alike(self):
+        """Whether all heads rotate by the same tables, as no method rotates them."""
+        return all(type(method).rotate is Method.rotate for method in self.methods)
+
+    @property
     def is_plain(self):
         """Whether no method takes part in this layer."""
         return not any(method.acts_on(self.layer) for method in self.methods)

@@ -7,6 +7,7 @@ chooses), `schedule`, `rescale` and `variant`; or, instead of ratios and ranks, 
 rotary, r ratios, c columns of cos and sin.
 """
 
+import functools
 import math
 
 import torch
@@ -14,6 +15,7 @@ from transformers.utils import logging
 
 from .method import Method, angles_of, per_column, state_of, waves
 
+PIECE = 131072  # How many numbers of a query are rotated at once on a processor, so that they stay in its cache.
 CALIBRATED = "Converted with --head-order calibrated it answers alike however it is run."
 
 
@@ -21,15 +23,24 @@ class MsPoE(Method):
     """Rotates each KV head, and all queries that read it, with that head's ratio."""
 
     name = "mspoe"
+    kept = None  # The inverse frequencies and columns of the last call, and what `frequencies` returned.
     length = 0  # Of the last call without a cache, to detect a text that grows.
 
     def tables(self, inner, frame, turn):
         """The inner tables, for layers that take no part, and cos and sin of every ratio (r, b, l, 2 c)."""
         if "heads" in self.settings:  # Each layer has its own curves, and computes its own tables.
             return inner(frame, turn), (turn, frame)
-        frequencies = head_frequencies(self.settings, frame.inverse)[:, frame.columns]
-        angles = angles_of(turn, frequencies[:, None, None], self.moved)
+        angles = angles_of(turn, self.frequencies(frame)[:, None, None], self.moved)
         return inner(frame, turn), torch.cat(waves(frame, angles), -1)
+
+    def frequencies(self, frame):
+        """The frequencies (r, c) of every ratio. On a processor they are kept while the model's are the same."""
+        if torch.compiler.is_compiling() or frame.inverse.device.type != "cpu":
+            return head_frequencies(self.settings, frame.inverse)[:, frame.columns]
+        if self.kept is None or not all(map(torch.equal, self.kept[:2], (frame.inverse, frame.columns))):
+            frequencies = head_frequencies(self.settings, frame.inverse)[:, frame.columns]
+            self.kept = frame.inverse.clone(), frame.columns, frequencies
+        return self.kept[2]
 
     def moved(self, positions):
         """Positions as the ratios see them, (1 or r, b, l, 1 or c): only a stretch of them may be compressed."""
@@ -51,14 +62,54 @@ class MsPoE(Method):
         heads = call.kv_heads or total
         tensors = [tensor.view(*tensor.shape[:axis], heads, -1, *tensor.shape[axis + 1 :]) for tensor in tensors]
         here = slice(call.first_head, call.first_head + heads)  # Tensor parallelism: a rank holds a slice of them.
+        rows = 3 if axis == 1 else 1  # The axis of rows.
+        length = tensors[0].shape[rows]
         if "heads" in self.settings:
-            cos, sin = self.layer_tables(call.layer, table, here)
+            waves_of = functools.partial(cut, self.layer_tables(call.layer, table, here))
+        elif length == 1 and (pair := self.row_tables(call, table, here)) is not None:
+            waves_of = functools.partial(cut, pair)
         else:
             ranks = self.ranks(call, tensors, axis)
-            cos, sin = pick(table, ranks if ranks.shape[1] == heads else ranks[:, here])
-        if axis == 2:
-            cos, sin = cos.transpose(1, 2), sin.transpose(1, 2)
-        return [tensor.flatten(axis, axis + 1) for tensor in inner(tensors, (cos, sin), axis + 1, call)]
+            waves_of = functools.partial(pick, table, ranks if ranks.shape[1] == heads else ranks[:, here])
+
+        def rotated(start, count):
+            cos, sin = waves_of(start, count)
+            if axis == 2:
+                cos, sin = cos.transpose(1, 2), sin.transpose(1, 2)
+            return inner([tensor.narrow(rows, start, count) for tensor in tensors], (cos, sin), axis + 1, call)
+
+        step = max(32, PIECE * length // max(tensors[0].numel(), 1))
+        if length < 2 * step or torch.compiler.is_compiling() or any(x.requires_grad or x.is_cuda for x in tensors):
+            return [tensor.flatten(axis, axis + 1) for tensor in rotated(0, length)]
+        results = []
+        for start in range(0, length, step):
+            count = min(step, length - start)
+            pieces = rotated(start, count)
+            if not results:
+                pairs = zip(tensors, pieces, strict=True)
+                results = [torch.empty_like(tensor, dtype=piece.dtype) for tensor, piece in pairs]
+            for result, piece in zip(results, pieces, strict=True):
+                result.narrow(rows, start, count).copy_(piece)
+        return [result.flatten(axis, axis + 1) for result in results]
+
+    def row_tables(self, call, table, here):
+        """Cos and sin (1, g, 1, c) for a single row, picked for all layers at once, or None if each layer must pick."""
+        if torch.compiler.is_compiling() or table.shape[1] > 1:
+            return None
+        name, layers = (self.name, "row", id(table)), self.settings["layers"]
+        if name not in call.memory:
+            ranks = self.settings.get("ranks")
+            if ranks is not None:
+                ranks = torch.tensor(ranks, device=table.device)
+            elif call.cache is not None:
+                kept = [state_of(call.cache).rows.get((self.name, layer)) for layer in layers]
+                is_whole = all(x is not None and len(x) == 1 and x.device == table.device for x in kept)
+                ranks = torch.cat(kept) if is_whole else None
+            if ranks is None:
+                return None
+            cos, sin = pick(table, ranks[:, here] if ranks.shape[1] > here.stop - here.start else ranks)
+            call.memory[name] = table, list(zip(cos.split(1), sin.split(1), strict=True))
+        return call.memory[name][1][layers.index(call.layer)]
 
     def layer_tables(self, layer, table, here):
         """Cos and sin (b, g, l, c) of a layer whose heads have their own curves: see `curve_frequencies`."""
@@ -214,9 +265,18 @@ def curve_frequencies(settings, inverse, ratios, ramps):
     return inverse * (1 - ((fast / rotations).log() / width).clamp(0, 1) * (1 - 1 / ratios))
 
 
-def pick(table, ranks):
-    """Cos and sin (b, g, l, c) from tables (r, b, l, 2 c) and the numbers of the heads' ratios (1 or b, g)."""
+def cut(pair, start, count):
+    """Cos and sin (b, g, count, c) of the rows from `start` on."""
+    return pair if count == pair[0].shape[2] else [wave[:, :, start : start + count] for wave in pair]
+
+
+def pick(table, ranks, start=0, count=None):
+    """Cos and sin (b, g, l, c) from tables (r, b, l, 2 c) and the numbers of the heads' ratios (1 or b, g).
+
+    With a count those of so many rows from `start` on.
+    """
     batch = table.shape[1]
+    table = table if count in (None, table.shape[2]) else table[:, :, start : start + count]
     rows = ranks if batch == 1 else ranks * batch + torch.arange(batch, device=ranks.device)[:, None]
     picked = table.flatten(0, 1).index_select(0, rows.flatten())
     return picked.view(*rows.shape, *picked.shape[1:]).chunk(2, -1)

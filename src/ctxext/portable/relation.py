@@ -2,9 +2,9 @@
 
 This file travels inside checkpoints. Queries and keys arrive rotated by their positions, and are cached so; far ones
 are turned to the positions that the map gives. Rows that the map does not change are bit-equal to the inner attention.
-The others take one of three forms: one call of the inner attention for a single row; tiles merged by their log-sum-exp
-if only causality hides keys; blocks of rows with one softmax for everything else. Shapes: b batch, h heads, g key
-heads, l rows, n keys, d head.
+The others take one of four forms. If only causality hides keys: tiles merged by their log-sum-exp, or for a single row
+one attention each of near and far keys, which no step copies. Otherwise: one call of the inner attention for a single
+row, or blocks of rows with one softmax. Shapes: b batch, h heads, g key heads, l rows, n keys, d head.
 """
 
 from collections import namedtuple
@@ -47,8 +47,11 @@ Plan = namedtuple("Plan", ["form", "map", "places", "rows", "scales", "base", "f
 # Rows `start` to `stop`: keys below `low` are far for all of them, from `high` on near, and from `end` on hidden. The
 # rungs that occur are tensors (b or 1, 1): one for each sequence of the batch.
 Block = namedtuple("Block", ["start", "stop", "low", "high", "end", "rungs"])
-# A single row: keys below `low` stay far for later rows while `rungs` and `origins` are the same; keys between the two
-# borders of `hole` are not read.
+# A single row of near, middle and far keys: the number of its key table, the `parts` (name, first key, end) that hold
+# keys, and the `matrix` (d, parts * d) that scales and turns its query for each of them, or None if heads differ.
+Step = namedtuple("Step", ["rung", "parts", "matrix"])
+# A single row in one call: keys below `low` stay far for later rows while `rungs` and `origins` are the same; keys
+# between the two borders of `hole` are not read.
 Single = namedtuple("Single", ["low", "rungs", "origins", "hole"])
 
 
@@ -75,6 +78,8 @@ class Relation(Method):
             query, key, value, mask = self.one(call, plan, query, key, value, mask)
         if plan.form in ("inside", "one"):
             return inner(query, key, value, mask, **kwargs)
+        if plan.form == "step":
+            return self.step(call, plan, query, key, value, scaling(call, query, kwargs)), None
         stock = None, None
         if plan.served:
             stock = serve(inner, plan.served, plan.base, query, key, value, mask, kwargs)
@@ -134,9 +139,10 @@ class Relation(Method):
         start = int(m[0, first])
         if not trains and plain == start - first and is_tiled(call, query, value, total, kwargs):
             m = m[:1, first:]
-            pieces = stages(rules, start, start + length - first)
             read = Places(m, m, None, None), rules.rows(m, m), scales_of(rules, m), plain, first
-            return Plan("tiles", rules, *read, served, pieces)
+            if length == 1:
+                return Plan("step", rules, *read, 0, self.one_step(call, rules, *read[:3], query.shape[3]))
+            return Plan("tiles", rules, *read, served, stages(rules, start, start + length - first))
         read = places, rules.rows(m, places.rotated), scales_of(rules, m), base, first
         if length == 1 and (not rules.drops_keys or plain is not None or getattr(mask, "ndim", 0) == 4):
             return Plan("one", rules, *read, 0, self.single(rules, read[1], places.keys, plain, len(key), trains))
@@ -195,6 +201,51 @@ class Relation(Method):
         is_middle = (n >= rows.middle) & (n < rows.near)
         return [chosen(is_middle, *pair) for pair in zip((rows.at_far, rows.at_middle), ends, strict=True)]
 
+    def one_step(self, call, rules, places, rows, scales, size):
+        """The Step of a plan for one row, with queries of a size."""
+        borders = torch.stack([border[0, 0] for border in (rows.rung, rows.far, rows.middle, rows.near, places.rows)])
+        rung, far, middle, near, last = borders.tolist()
+        parts = ("near", near, last + 1), ("middle", middle, near), ("far", 0, far)
+        parts = [part for part in parts if part[1] < part[2] and (part[0] != "middle" or rows.at_middle is not None)]
+        matrix = None
+        if call.rotates_heads_alike:
+            basis = torch.eye(size, device=places.rows.device)[None, :, None]  # Each vector as a head.
+            queries = self.step_queries(call, rules, places.rows, rows, scales, parts, basis)
+            matrix = torch.cat(queries, -1)[0, :, 0]
+        return Step(rung, parts, matrix)
+
+    def step_queries(self, call, rules, m, rows, scales, parts, query):
+        """The query (b, h, 1, d) of a row at m, scaled and turned for each of its parts."""
+        query = scaled(call, query, scales)
+        ends = {"middle": (rows.at_middle, None), "far": (rows.at_far, rules.slowed(rows.rung))}
+        names = [part[0] for part in parts]
+        return [query if name == "near" else call.turn(query, ends[name][0], m, ends[name][1]) for name in names]
+
+    def step(self, call, plan, query, key, value, scale):
+        """The output (b, 1, h, d) of a single row if only causality hides keys: its parts, merged by log-sum-exp.
+
+        Near and middle keys are views of the cache, far ones of the turned keys beside it.
+        """
+        step, (batch, heads, _, size), groups = plan.pieces, query.shape, key.shape[1]
+        if step.matrix is None:
+            m = plan.places.rows
+            queries = self.step_queries(call, plan.map, m, plan.rows, plan.scales, step.parts, query)
+        else:
+            queries = (query.float() @ step.matrix).to(query.dtype).chunk(len(step.parts), -1)
+        run, output, sums = operator(query.device.type, query.dtype), None, None
+        for (part, low, high), turned_query in zip(step.parts, queries, strict=True):
+            keys = self.far_keys(call, plan, key, step.rung, high, True) if part == "far" else key
+            # Heads that share a key head are rows of one product, which is faster.
+            states = turned_query.view(batch, groups, -1, size), keys[:, :, low:high], value[:, :, low:high]
+            more, its_sums = run(*states, None, False, scale)[:2]
+            its_sums = its_sums[..., : heads // groups]
+            if output is None:
+                output, sums = more.float(), its_sums
+            else:
+                output = output.lerp(more.float(), torch.sigmoid(its_sums - sums)[..., None])
+                sums = torch.logaddexp(sums, its_sums) if part == "middle" else None  # Far keys are the last part.
+        return output.to(query.dtype).reshape(batch, 1, heads, size)
+
     def tiles(self, call, plan, stock, query, key, value, scale):
         """The output where only causality hides keys: tiles of each run of rows, near and far, in one softmax."""
         (batch, heads, length, size), groups, first = query.shape, key.shape[1], plan.first
@@ -203,21 +254,17 @@ class Relation(Method):
             output[:, :first] = stock[:, :first]
         query, rows = scaled(call, query[:, :, first:], plan.scales), plan.rows
         parts, m, slowed = {"near": query}, plan.places.rows, plan.map.slowed(rows.rung)
-        if length == 1 and rows.at_middle is not None:  # Both in one call.
-            at = torch.cat([rows.at_far, rows.at_middle], 1)
-            parts["far"], parts["middle"] = turned(call, torch.cat([query, query], 2), at, m).chunk(2, 2)
-        else:
-            if any(end for _, end, _ in plan.pieces):
-                parts["far"] = turned(call, query, rows.at_far, m, slowed, "far")
-            if rows.at_middle is not None:
-                parts["middle"] = turned(call, query, rows.at_middle, m, name="middle")
+        if any(end for _, end, _ in plan.pieces):
+            parts["far"] = turned(call, query, rows.at_far, m, slowed, "far")
+        if rows.at_middle is not None:
+            parts["middle"] = turned(call, query, rows.at_middle, m, name="middle")
         parts = {name: part.unflatten(1, (groups, -1)) for name, part in parts.items()}
         changed = output[:, first:].transpose(1, 2)
         total = changed if changed.dtype == torch.float32 else torch.empty_like(changed, dtype=torch.float32)
         total, sums = total.unflatten(1, (groups, -1)), total.new_empty(*total.shape[:3]).unflatten(1, (groups, -1))
         origin, written, bands = plan.base + first, set(), {}
         for rung, end, tiles in plan.pieces:
-            far_key = self.far_keys(call, plan, key, rung, end)
+            far_key = self.far_keys(call, plan, key, rung, end, plan.base and rung == plan.pieces[-1][0])
             for part, start, stop, low, high, form in tiles:
                 if form == "band" and (stop - start, high - low) not in bands:
                     bands[stop - start, high - low] = band(stop - start, high - low, query, heads // groups)
@@ -232,23 +279,40 @@ class Relation(Method):
             changed.copy_(total.flatten(1, 2))
         return output
 
-    def far_keys(self, call, plan, key, rung, end):
+    def far_keys(self, call, plan, key, rung, end, is_last):
         """Keys (b, g, at least `end`, d) turned for far rows of a rung. A cache keeps those of the last rung."""
         if not plan.map.turns_keys or rung == 0 or end == 0:
             return key
-        is_kept = plan.base and rung == plan.pieces[-1][0] and self.settings.get("side_cache", True) and can_keep(call)
+        is_kept = is_last and self.settings.get("side_cache", True) and can_keep(call)
         side = side_of(call, key, [rung] * len(key), [0] * len(key)) if is_kept else None
         start = side.filled if side else 0
         if start < end:
             end = key.shape[2] if side else end  # Keys that are near now are far for later rows.
-            n, rungs = torch.arange(start, end, device=key.device)[None], torch.tensor([[rung]], device=key.device)
-            slowed, name = plan.map.slowed(rungs), None if side else "keys"
-            far_key = turned(call, key[:, :, start:end], plan.map.keys(n, n, rungs), n, slowed, name)
+            if end == start + 1 and call.rotates_heads_alike:
+                far_key = (key[:, :, start:end].float() @ self.key_matrix(call, plan.map, key, start, rung)).to(
+                    key.dtype
+                )
+            else:
+                far_key = self.turned_keys(call, plan.map, key[:, :, start:end], start, rung, None if side else "keys")
             if not side:
                 return far_key
             side.buffer[:, :, start:end] = far_key
             keep_side(call, side._replace(filled=end))
         return side.buffer
+
+    def turned_keys(self, call, rules, key, start, rung, name=None):
+        """Keys (b, g, n, d) from number `start` on, turned for far rows of a rung."""
+        n = torch.arange(start, start + key.shape[2], device=key.device)[None]
+        rungs = torch.tensor([[rung]], device=key.device)
+        return turned(call, key, rules.keys(n, n, rungs), n, rules.slowed(rungs), name)
+
+    def key_matrix(self, call, rules, key, number, rung):
+        """The matrix (d, d) that turns the key of a number for far rows of a rung, computed once per forward."""
+        name = (self.name, id(rules), "key matrix", number, rung, key.device)
+        if name not in call.memory:
+            basis = torch.eye(key.shape[3], device=key.device)[None, :, None]  # Each vector as a head.
+            call.memory[name] = self.turned_keys(call, rules, basis, number, rung)[0, :, 0]
+        return call.memory[name]
 
     def blocks(self, call, plan, query, key, value, mask, kwargs):
         """Output (b, l, h, d) and weights, or None, of all rows from the plan's first on, block by block."""
