@@ -2,12 +2,15 @@
 
 import copy
 import functools
+import shutil
 
 import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 from ctxext.portable.method import state_of
+from ctxext.recipes import METHODS as RECIPES
+from portable_checkpoints import llama, load, write
 from relation_cases import BASE, METHODS, Attached, made
 
 TOTAL = 300
@@ -208,3 +211,19 @@ def test_fine_tuning_gradients_do_not_depend_on_checkpointing(name):
         network.eval()
     for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+@torch.no_grad()
+def test_layers_of_a_loaded_model_share_one_plan(tmp_path, monkeypatch):
+    """Positions and masks are read once for all layers, not once in each."""
+    llama(tmp_path / "source")
+    shutil.copytree(tmp_path / "source", tmp_path / "one_plan")
+    recipe = next(recipe for recipe in RECIPES if recipe.name == "self-extend")
+    network = load(write(tmp_path / "one_plan", recipe(factor=2)))
+    method, plans = type(network.model.layers[0].ctxext_part.methods[0]), []
+    original = method.cheapest_plan
+    monkeypatch.setattr(method, "cheapest_plan", lambda *args: plans.append(original(*args)) or plans[-1])
+    ids = torch.randint(1, 64, (1, 300), generator=torch.Generator().manual_seed(0))
+    cache = network(ids[:, :299]).past_key_values
+    network(ids[:, 299:], past_key_values=cache)
+    assert [plan.form for plan in plans] == ["tiles", "step"]

@@ -282,13 +282,14 @@ def model_init(methods, rotation, original, model, config, *args, **kwargs):
     text = config.get_text_config()
     with true_values(text, settings), true_values(text, {"hidden": settings and schedule_of_4(text)}):
         original(model, config, *args, **kwargs)
+    shared = methods(settings) if settings else []  # By all layers, which then share plans by their maps.
     for layer in model.modules() if settings else ():
         # An attention applies rotary embeddings in its forward; its parent is a decoder layer.
         codes = ((child, getattr(inspect.unwrap(child.forward), "__code__", None)) for child in layer.children())
         attention = next((c for c, code in codes if code and not {*APPLY}.isdisjoint(code.co_names)), None)
         if attention is not None:
             rotary = next((child for child in attention.children() if hasattr(child, "ctxext_layouts")), None)
-            layer.ctxext_part = part = Part(methods(settings), attention, rotation, rotary)
+            layer.ctxext_part = part = Part(shared, attention, rotation, rotary)
             for method in part.methods:
                 if part.layer is None or method.acts_on(part.layer):
                     method.equip(attention)
