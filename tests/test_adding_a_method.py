@@ -225,8 +225,8 @@ def test_a_reference_that_takes_one_layer_for_all_is_noticed(checkout, llama_sou
     try:
         file.write_text(right.replace(*change))
         words = ["convert", llama_source, tmp_path / "out", "-m", "layered", "--factor", "4"]
-        with pytest.raises(AssertionError, match=wrong) as told:
+        with pytest.raises(AssertionError, match=wrong) as caught:
             ran(checkout, "-m", "ctxext", *words)
     finally:
         file.write_text(right)
-    assert "does not load" not in str(told.value)
+    assert "does not load" not in str(caught.value)

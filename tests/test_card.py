@@ -309,7 +309,7 @@ def test_words_of_a_report_are_no_part_of_the_pages_form(llama_source, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("documents", {}, '"settings.documents.name"'),
         ("documents", "", '"settings.documents" is'),
@@ -321,7 +321,7 @@ def test_words_of_a_report_are_no_part_of_the_pages_form(llama_source, tmp_path)
         ("kv_ids", {}, '"settings.kv_ids" is'),
     ],
 )
-def test_settings_of_a_report_that_are_empty_are_named(key, value, told, llama_source, tmp_path):
+def test_settings_of_a_report_that_are_empty_are_named(key, value, message, llama_source, tmp_path):
     folder = tmp_path / "report"
     folder.mkdir()
     report = read_json(REPORT / "report.json")
@@ -329,4 +329,4 @@ def test_settings_of_a_report_that_are_empty_are_named(key, value, told, llama_s
     (folder / "report.json").write_text(json.dumps(report))
     with pytest.raises(CtxextError) as caught:
         read_report(folder)
-    assert told in caught.value.message
+    assert message in caught.value.message

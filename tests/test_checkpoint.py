@@ -38,13 +38,13 @@ def made(folder: Path, **files) -> Checkpoint:
 
 def test_names_that_may_be_published(tmp_path):
     folder = tmp_path / "home" / "model"
-    for name, revision, told in (
+    for name, revision, expected in (
         ("you/model", COMMIT, "you/model"),
         ("demo", None, "demo"),
         (str(folder), None, "model"),
         (f"{folder}/../model", None, "model"),
     ):
-        assert Checkpoint(name, folder, {}, revision).public_name == told
+        assert Checkpoint(name, folder, {}, revision).public_name == expected
 
 
 def test_a_folder_may_be_reached_by_a_link(tmp_path, monkeypatch):
@@ -224,7 +224,7 @@ SHARDS = {"weight_map": {"w": "model-00001-of-00002.safetensors", "b": "model-00
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "message"),
     [
         ({"model.safetensors": safetensors()}, ""),
         ({"pytorch_model.bin": b"x"}, ""),
@@ -248,12 +248,12 @@ SHARDS = {"weight_map": {"w": "model-00001-of-00002.safetensors", "b": "model-00
         ({"model.safetensors": safetensors(), "extra.safetensors": b"1"}, "truncated or not a safetensors file"),
     ],
 )
-def test_weights(files, told, tmp_path):
+def test_weights(files, message, tmp_path):
     source = made(tmp_path / "in", **files)
-    if not told:
+    if not message:
         source.check_weights()
         return
-    with pytest.raises(CtxextError, match=told):
+    with pytest.raises(CtxextError, match=message):
         source.check_weights()
 
 
@@ -326,12 +326,12 @@ def test_a_header_larger_than_any_is_not_read(tmp_path):
 def test_places_that_hold_none(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
-    for name, told in (
+    for name, message in (
         ("file", "is a file"),
         ("empty", "has no config.json"),
         ("no such/place/here", "There is no folder"),
     ):
-        with pytest.raises(CtxextError, match=told):
+        with pytest.raises(CtxextError, match=message):
             open_checkpoint(str(tmp_path / name))
     source = open_checkpoint(str(made(tmp_path / "in").folder), original_length=64)
     assert (source.config, source.revision, source.remote_sizes, source.original_length) == (LLAMA, None, {}, 64)
@@ -379,6 +379,6 @@ def test_lengths_that_are_claimed(tmp_path):
         "tokenizer_config.json": 512,
         "generation_config.json": 20,
     }
-    for length, told in ((10**12 - 1, {"tokenizer_config.json": 10**12 - 1}), (10**12, {})):
+    for length, claimed in ((10**12 - 1, {"tokenizer_config.json": 10**12 - 1}), (10**12, {})):
         source = made(tmp_path / "two", **{"tokenizer_config.json": {"model_max_length": length}})
-        assert claimed_lengths(source, family) == {"config.json": 128, **told}
+        assert claimed_lengths(source, family) == {"config.json": 128, **claimed}

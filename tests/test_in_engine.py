@@ -186,12 +186,12 @@ def test_no_line_for_what_an_engine_does_not_serve():
 
 
 def test_where_they_are_told(run, yarn):
-    told = run("convert", "demo", "--method", "yarn", "--factor", "2", "--dry-run").stdout
-    line = next(line.strip() for line in told.splitlines() if "vllm serve" in line)
+    output = run("convert", "demo", "--method", "yarn", "--factor", "2", "--dry-run").stdout
+    line = next(line.strip() for line in output.splitlines() if "vllm serve" in line)
     assert shlex.split(line)[2] == "SOURCE"
     assert line in run("inspect", yarn).stdout
     card = (yarn / "README.md").read_text()
-    assert "draft model does not inherit" in told
+    assert "draft model does not inherit" in output
     assert "draft model does not inherit" in card
     assert "vllm serve SOURCE" in card
     assert "--hf-overrides" in card

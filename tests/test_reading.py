@@ -34,7 +34,7 @@ def shown(value) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ('{"a": 1, "a": 2}', 'key "a" twice'),
         ('{"x": 1, "a": 1, "b": 1, "b": 2, "a": 2}', 'key "b" twice'),
@@ -50,8 +50,8 @@ def shown(value) -> str:
     ],
     ids=shown,
 )
-def test_json_that_nobody_needs(text, told):
-    with pytest.raises(CtxextError, match=told) as caught:
+def test_json_that_nobody_needs(text, message):
+    with pytest.raises(CtxextError, match=message) as caught:
         parse_json(text, "x.json")
     assert caught.value.message.startswith('"x.json" ')
 
@@ -82,7 +82,7 @@ def aliased(count) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (aliased(17), "uses more than 16 YAML aliases"),
         (BOMB, "uses more than 16 YAML aliases"),
@@ -101,15 +101,15 @@ def aliased(count) -> str:
     ],
     ids=shown,
 )
-def test_yaml_that_nobody_needs(text, told):
-    with pytest.raises(CtxextError, match=told) as caught:
+def test_yaml_that_nobody_needs(text, message):
+    with pytest.raises(CtxextError, match=message) as caught:
         parse_yaml(text, "x.yaml")
     assert caught.value.message.startswith('"x.yaml" ')
 
 
-@pytest.mark.parametrize(("length", "told"), [(4_000_000, "not valid YAML"), (4_000_001, "larger than 4 MB")])
-def test_the_largest_yaml_that_is_looked_at(length, told):
-    with pytest.raises(CtxextError, match=told):
+@pytest.mark.parametrize(("length", "message"), [(4_000_000, "not valid YAML"), (4_000_001, "larger than 4 MB")])
+def test_the_largest_yaml_that_is_looked_at(length, message):
+    with pytest.raises(CtxextError, match=message):
         parse_yaml("\x01" * length, "x.yaml")  # Its first character is refused, without a look at the others.
 
 

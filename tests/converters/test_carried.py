@@ -44,10 +44,10 @@ def test_what_would_have_no_effect_is_refused_and_nothing_is_written(llama, tmp_
     ignoring(monkeypatch)
     with pytest.raises(
         CtxextError, match=rf'{transformers.__version__} does not carry this for "llama": pi ×4'
-    ) as told:
+    ) as caught:
         convert(str(llama), tmp_path / "out", BY_FOUR)
-    assert "would have no effect" in told.value.message
-    assert "--no-verify" in told.value.hint
+    assert "would have no effect" in caught.value.message
+    assert "--no-verify" in caught.value.hint
     assert not (tmp_path / "out").exists()
     convert(str(llama), tmp_path / "out", BY_FOUR, check=False)
     assert (tmp_path / "out" / "config.json").exists()

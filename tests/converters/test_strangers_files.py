@@ -76,7 +76,7 @@ def test_what_is_not_the_old_length_stays_byte_for_byte(text, llama, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b'{"x": "\xe9"}', "is not text in UTF-8: byte 7"),
         (b'{"truncation": {"max_length": 64}, "truncation": null}', 'has the key "truncation" twice'),
@@ -85,9 +85,9 @@ def test_what_is_not_the_old_length_stays_byte_for_byte(text, llama, tmp_path):
         (b'{"x": ' + b"[" * 100_000, "is not valid JSON"),
     ],
 )
-def test_a_tokenizer_that_cannot_be_read_is_named(content, told, llama, tmp_path):
+def test_a_tokenizer_that_cannot_be_read_is_named(content, message, llama, tmp_path):
     (llama / "tokenizer.json").write_bytes(content)
-    with pytest.raises(CtxextError, match=told) as caught:
+    with pytest.raises(CtxextError, match=message) as caught:
         converted(llama, tmp_path)
     assert "tokenizer.json" in caught.value.message
     assert not (tmp_path / "out").exists()
@@ -138,15 +138,15 @@ def test_code_takes_no_files_place(name, llama, tmp_path):
 
 
 def test_a_length_that_config_json_does_not_name_is_said(run, llama, tmp_path):
-    told = "names no context length: 2048 tokens are its configuration class's default"
+    message = "names no context length: 2048 tokens are its configuration class's default"
     config = read_json(llama / "config.json")
-    assert told not in run("convert", llama, tmp_path / "out", "-m", "yarn", "--factor", "2").stderr
+    assert message not in run("convert", llama, tmp_path / "out", "-m", "yarn", "--factor", "2").stderr
     assert json.loads(run("inspect", llama, "--json").stdout)["default_length"] is None
     del config["max_position_embeddings"]
     (llama / "config.json").write_text(json.dumps(config))
     (llama / "tokenizer_config.json").unlink(missing_ok=True)
-    assert told in run("convert", llama, tmp_path / "out2", "-m", "yarn", "--factor", "2").stderr
-    assert told in (tmp_path / "out2" / "README.md").read_text()
+    assert message in run("convert", llama, tmp_path / "out2", "-m", "yarn", "--factor", "2").stderr
+    assert message in (tmp_path / "out2" / "README.md").read_text()
     said = " ".join(run("inspect", llama).stdout.split())
     assert "config.json names none: this is the default of its configuration class" in said
     assert json.loads(run("inspect", llama, "--json").stdout)["default_length"] == 2048

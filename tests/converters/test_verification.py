@@ -90,14 +90,14 @@ BROKEN = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_fault_of_a_reference_in_the_check_after_converting(kind, llama, tmp_path, monkeypatch):
-    text, told = BROKEN[kind]
+    text, message = BROKEN[kind]
     (tmp_path / "broken.py").write_text(text)
     for module in (reference, logits):
         monkeypatch.setattr(module, "reference_file", lambda method: tmp_path / "broken.py")
     with pytest.raises(CtxextError) as error:
         convert(str(llama), tmp_path / "out", Recipe([ReRope(factor=4)]))
     assert error.value.message.startswith("The reference of rerope fails: ")
-    assert told in error.value.message
+    assert message in error.value.message
     assert "mend the reference" in error.value.hint
 
 

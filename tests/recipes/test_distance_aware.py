@@ -60,7 +60,7 @@ def test_other_towers_have_layers_of_their_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "message"),
     [
         ([QUERY.format(0)], "Layer 1 has no attention that is known by its name."),
         (
@@ -69,11 +69,11 @@ def test_other_towers_have_layers_of_their_own(tmp_path):
         ),
     ],
 )
-def test_one_attention_for_each_layer(names, told, tmp_path):
+def test_one_attention_for_each_layer(names, message, tmp_path):
     write(tmp_path, "model.safetensors", names)
     with pytest.raises(CtxextError) as caught:
         added(tmp_path)
-    assert caught.value.message == told
+    assert caught.value.message == message
 
 
 def test_weights_that_were_left_on_the_hub_are_not_asked(tmp_path):

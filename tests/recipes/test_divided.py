@@ -104,10 +104,10 @@ def test_nothing_is_sharpened_at_factor_one():
 
 @pytest.mark.parametrize("name", DIVIDED)
 def test_classes_that_take_no_factor_on_cosine_and_sine(name):
-    told = "its configuration class takes no factor on cosine and sine, which this schedule needs"
-    assert DIVIDED[name].refusal({}, FAMILIES["phi3"]) == told
+    message = "its configuration class takes no factor on cosine and sine, which this schedule needs"
+    assert DIVIDED[name].refusal({}, FAMILIES["phi3"]) == message
     assert DIVIDED[name].refusal({}, FAMILIES["llama"]) == ""
-    with pytest.raises(CtxextError, match=f'"phi3": {told}'):
+    with pytest.raises(CtxextError, match=f'"phi3": {message}'):
         DIVIDED[name](factor=2).edit(model_config({**llama(8, 1e4, 128), "model_type": "phi3"}))
 
 

@@ -103,7 +103,7 @@ def test_longrope_takes_its_long_list_beyond_the_original_length():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "told"),
+    ("schedule", "message"),
     [
         (rotary("proportional"), "are not known"),
         (rotary("linear"), 'lacks "factor"'),
@@ -112,8 +112,8 @@ def test_longrope_takes_its_long_list_beyond_the_original_length():
         (rotary("llama3", factor=2, low_freq_factor=1.0, high_freq_factor=1.0), "makes no sense"),
     ],
 )
-def test_schedules_that_make_none(schedule, told):
-    with pytest.raises(CtxextError, match=told):
+def test_schedules_that_make_none(schedule, message):
+    with pytest.raises(CtxextError, match=message):
         inverse_frequencies(schedule)
 
 
@@ -197,9 +197,9 @@ def test_at_factor_one_there_is_one_rung_and_it_is_the_full_list():
 
 @pytest.mark.parametrize(("around", "divisors"), [("longrope", None), ("yarn", [1.0, 2.0, 4.0, 8.0])])
 def test_longrope_alone_needs_its_list(around, divisors):
-    with pytest.raises(CtxextError, match="long_factor goes with longrope, and longrope needs it") as told:
+    with pytest.raises(CtxextError, match="long_factor goes with longrope, and longrope needs it") as caught:
         rows_of(around=around, long_factor=divisors)
-    assert told.value.hint == "--around longrope --long-factor FILE"
+    assert caught.value.hint == "--around longrope --long-factor FILE"
 
 
 def test_a_schedule_is_searched_for_up_to_twice_the_wanted_factor():

@@ -90,7 +90,7 @@ def test_the_schedule():
 
 
 @pytest.mark.parametrize(
-    ("lists", "told"),
+    ("lists", "message"),
     [
         ({"long_factor": (1.0,)}, "long_factor has 1 numbers, but this model rotates 2 pairs"),
         ({"long_factor": (1.0,) * 3}, "long_factor has 3 numbers, but this model rotates 2 pairs"),
@@ -99,8 +99,8 @@ def test_the_schedule():
         ({"long_factor": (1.0, 1.0), "short_factor": (2.0, -1.0)}, 'short_factor must be above zero, not "-1"'),
     ],
 )
-def test_lists_of_another_model(lists, told):
-    with pytest.raises(CtxextError, match=told):
+def test_lists_of_another_model(lists, message):
+    with pytest.raises(CtxextError, match=message):
         LongRope(factor=2, **lists).schedule(rotary(4))
 
 

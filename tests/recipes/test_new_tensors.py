@@ -56,7 +56,7 @@ def test_sizes_are_those_of_the_formats(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "step", "tensors", "told"),
+    ("config", "step", "tensors", "expected"),
     [
         (GPT2, Table(factor=2), {"wpe.weight": ((3, WIDTH), "F32"), "w": ((9, 2), "F32")}, ["wpe.weight 3×2 → 6×2"]),
         (GPT2, Table(factor=2), {"transformer.wpe.weight": ((3, WIDTH), "BF16")}, ["transformer.wpe.weight 3×2 → 6×2"]),
@@ -88,9 +88,9 @@ def test_sizes_are_those_of_the_formats(tmp_path):
     ],
     ids=lambda value: value.get("model_type", "") if isinstance(value, dict) else "",
 )  # fmt: skip
-def test_what_is_lengthened(config, step, tensors, told, tmp_path):
+def test_what_is_lengthened(config, step, tensors, expected, tmp_path):
     lengthened = made(tmp_path, step, config, tensors)
-    assert [str(one) for one in lengthened] == told
+    assert [str(one) for one in lengthened] == expected
     assert {one.path.as_posix() for one in lengthened} <= {"model.safetensors"}
     for one in lengthened:
         assert one.dtype == tensors[one.name][1]
@@ -107,7 +107,7 @@ def test_the_rows_are_those_of_the_fill(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "tensors", "told"),
+    ("config", "tensors", "message"),
     [
         (GPT2, {"wte.weight": ((3, WIDTH), "F32")}, "have no position table wpe.weight"),
         (
@@ -128,8 +128,8 @@ def test_the_rows_are_those_of_the_fill(tmp_path):
         (GPT2, {"wpe.weight": ((3, WIDTH), "F8_E4M3")}, "is F8_E4M3, which is not supported"),
     ],
 )
-def test_weights_without_such_a_table(config, tensors, told, tmp_path):
-    with pytest.raises(CtxextError, match=told):
+def test_weights_without_such_a_table(config, tensors, message, tmp_path):
+    with pytest.raises(CtxextError, match=message):
         made(tmp_path, Table(factor=2), config, tensors)
 
 

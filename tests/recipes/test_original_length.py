@@ -119,8 +119,8 @@ def test_inspect_says_which_length_and_why(name, run, tmp_path):
     result = run("inspect", write(name, tmp_path / name))
     for words in SAID[name]:
         assert words in " ".join(result.stdout.split())
-    told = json.loads(run("inspect", tmp_path / name, "--original-length", "2k", "--json").stdout)["rotary"]
-    assert (told["trained_length"], told["trained_length_from"]) == (2048, "--original-length")
+    inspection = json.loads(run("inspect", tmp_path / name, "--original-length", "2k", "--json").stdout)["rotary"]
+    assert (inspection["trained_length"], inspection["trained_length_from"]) == (2048, "--original-length")
 
 
 def test_every_command_takes_it(run, tmp_path):

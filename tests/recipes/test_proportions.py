@@ -208,7 +208,7 @@ def test_steps_that_go_together(names):
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "message"),
     [
         (("yarn", "pi"), "twice"),
         (("self-extend", "rerope"), "twice"),
@@ -217,8 +217,8 @@ def test_steps_that_go_together(names):
         (("abf", "mspoe", "yarn"), "must come after"),
     ],
 )
-def test_steps_that_do_not(names, told):
-    with pytest.raises(CtxextError, match=told):
+def test_steps_that_do_not(names, message):
+    with pytest.raises(CtxextError, match=message):
         recipe(*names)
 
 

@@ -26,7 +26,7 @@ def test_what_is_written_is_read_again():
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ([], 'needs a list of "steps"'),
         ({}, 'needs a list of "steps"'),
@@ -45,8 +45,8 @@ def test_what_is_written_is_read_again():
         ({"steps": [{"method": "mspoe", "first_layer": "2"}]}, "first_layer must be a finite number"),
     ],
 )
-def test_what_is_no_recipe(content, told):
-    with pytest.raises(CtxextError, match=told):
+def test_what_is_no_recipe(content, message):
+    with pytest.raises(CtxextError, match=message):
         recipe_from_dict(content, "x")
 
 

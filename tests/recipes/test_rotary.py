@@ -224,19 +224,19 @@ def test_a_nested_text_model_is_written_where_it_stands():
 
 
 def test_what_sliding_layers_make_of_a_schedule():
-    def told(config, is_changed=True):
+    def cautions_of(config, is_changed=True):
         model = model_config(config)
         return model.rotary.cautions(model.config, model.family, is_changed=is_changed)
 
-    (follows,) = told(GRANITE)
+    (follows,) = cautions_of(GRANITE)
     assert "sliding-window layers read the same schedule" in follows
-    assert told(GRANITE, is_changed=False) == ()
-    assert told({**GRANITE, "layer_types": ["full_attention"] * 4}) == ()
-    assert told({"model_type": "gemma3_text", **SIZES, "num_hidden_layers": 6, "sliding_window": 8}) == ()
+    assert cautions_of(GRANITE, is_changed=False) == ()
+    assert cautions_of({**GRANITE, "layer_types": ["full_attention"] * 4}) == ()
+    assert cautions_of({"model_type": "gemma3_text", **SIZES, "num_hidden_layers": 6, "sliding_window": 8}) == ()
     mistral = {"model_type": "mistral", **SIZES, "sliding_window": 8}
-    (blind,) = told(mistral, is_changed=False)
+    (blind,) = cautions_of(mistral, is_changed=False)
     assert "a window of 8 tokens only" in blind
-    assert told({**mistral, "sliding_window": None}) == ()
+    assert cautions_of({**mistral, "sliding_window": None}) == ()
 
 
 def test_whether_code_or_a_schedule_extends_it():

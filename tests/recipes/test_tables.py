@@ -46,7 +46,7 @@ def test_how_many_positions(config, positions, special):
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({**BERT, "max_position_embeddings": 1}, "max_position_embeddings"),
         ({**BERT, "max_position_embeddings": 10**8 + 1}, "max_position_embeddings"),
@@ -60,8 +60,8 @@ def test_how_many_positions(config, positions, special):
         ({"model_type": "whisper"}, "location of its table is not known"),
     ],
 )
-def test_configurations_that_do_not_say(config, told):
-    with pytest.raises(CtxextError, match=told):
+def test_configurations_that_do_not_say(config, message):
+    with pytest.raises(CtxextError, match=message):
         model_config(dict(config))
 
 
