@@ -11,7 +11,7 @@ from ctxext.checkpoint.opening import open_checkpoint, read_safetensors_header
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.reading import parse_json, parse_yaml, read_text
-from ctxext.reading.markdown import in_markdown
+from ctxext.reading.strict import in_markdown
 from ctxext.recipes import Recipe, Yarn, load_recipe
 from ctxext.system.files import has_stamp, sha256_of, stamp_of
 from ctxext.verify import verify

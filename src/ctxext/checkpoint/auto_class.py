@@ -44,4 +44,4 @@ def _found(config: Mapping[str, Any]) -> tuple[str, str]:
     if name.endswith(_EITHER) and not config.get("is_encoder_decoder"):
         name = ""  # A multimodal model, whose language model is a causal one.
     # GPT2LMHeadModel ends with both.
-    return next((found for ending, found in _ENDINGS.items() if name.endswith(ending)), _ENDINGS["ForCausalLM"])
+    return next((auto for ending, auto in _ENDINGS.items() if name.endswith(ending)), _ENDINGS["ForCausalLM"])

@@ -274,14 +274,14 @@ _SCHEDULE_KEYS = ("rope_scaling", "rope_parameters")
 
 def _schedules(text: Mapping[str, Any], family: Family, types: tuple[str, ...]) -> list[Mapping[str, Any]]:
     """The rope dicts that the given layer types read, the strongest first."""
-    found: list[Mapping[str, Any]] = []
+    schedules: list[Mapping[str, Any]] = []
     for key in schedule_keys(text, family):
         value = text.get(key)
         if isinstance(value, Mapping):
             nested = [value[name] for name in types if isinstance(value.get(name), Mapping)]
             flat = not any(isinstance(item, Mapping) for item in value.values())
-            found += nested or ([value] if flat else [])
-    return found
+            schedules += nested or ([value] if flat else [])
+    return schedules
 
 
 def _first(*values: Any) -> Any:

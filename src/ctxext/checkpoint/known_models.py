@@ -36,9 +36,9 @@ class KnownModel:
 
     def is_like(self, config: Mapping[str, Any], family: Family, schedule: Mapping[str, Any]) -> bool:
         """Whether a configuration has all of the facts; left-out keys count as their class default."""
-        found = {"rope_type": "default", **schedule}
+        numbers = {"rope_type": "default", **schedule}
         return family.model_type in self.model_types and all(
-            (found.get(key) if key in _OF_SCHEDULE else read(config, family, key)) in _listed(wanted)
+            (numbers.get(key) if key in _OF_SCHEDULE else read(config, family, key)) in _listed(wanted)
             for key, wanted in self.facts.items()
         )
 

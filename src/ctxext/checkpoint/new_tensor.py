@@ -56,15 +56,15 @@ def stored_tensors(source: Checkpoint) -> dict[str, tuple[Path, dict[str, Any]]]
     Raises:
         CtxextError: there are none, or two files hold one name.
     """
-    found: dict[str, tuple[Path, dict[str, Any]]] = {}
+    tensors: dict[str, tuple[Path, dict[str, Any]]] = {}
     for path in source.loaded_safetensors:
         for name, entry in read_safetensors_header(source.folder / path).items():
-            if name in found:
-                raise CtxextError(f'"{path}" holds "{name}", which "{found[name][0]}" holds too.')
-            found[name] = (path, entry)
-    if not found:
+            if name in tensors:
+                raise CtxextError(f'"{path}" holds "{name}", which "{tensors[name][0]}" holds too.')
+            tensors[name] = (path, entry)
+    if not tensors:
         raise CtxextError(
             f'"{source.name}" holds its weights as pytorch_model.bin, of which no part can be rewritten alone.',
             hint="Load it once and save_pretrained it, which writes safetensors; then convert that.",
         )
-    return found
+    return tensors

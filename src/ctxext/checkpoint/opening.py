@@ -61,11 +61,11 @@ class Checkpoint:
     @cached_property
     def files(self) -> list[Path]:
         """Every file, relative to the folder, sorted; version control and caches left out."""
-        found = []
+        paths = []
         for root, folders, names in os.walk(self.folder):
             folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
-            found += [(Path(root) / name).relative_to(self.folder) for name in names]
-        return sorted(path for path in found if not path.name.startswith(".") or path.name == ".gitattributes")
+            paths += [(Path(root) / name).relative_to(self.folder) for name in names]
+        return sorted(path for path in paths if not path.name.startswith(".") or path.name == ".gitattributes")
 
     @cached_property
     def weight_files(self) -> list[Path]:
@@ -210,9 +210,9 @@ def read_safetensors_header(path: Path) -> dict[str, Any]:
     """
 
     def broken(fault: str = "") -> CtxextError:
-        told = f": {fault}" if fault else ""
+        reason = f": {fault}" if fault else ""
         return CtxextError(
-            f'"{path.name}" is truncated or not a safetensors file{told}.', hint="Download the file again."
+            f'"{path.name}" is truncated or not a safetensors file{reason}.', hint="Download the file again."
         )
 
     with open_regular(path) as file:

@@ -283,16 +283,16 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
         return (UNKNOWN, "", BY_SOURCE)
     if family != "llama" and (variant, engine) in _LLAMA_ONLY:
         return _LLAMA_ONLY[variant, engine]
-    found, better = worst(variant, engine), worst(variant, f"{engine} with metadata")
+    difference, better = worst(variant, engine), worst(variant, f"{engine} with metadata")
     if reason := measured()["cells"].get(variant, {}).get(engine, {}).get("refused"):
         return (WRONG, "", reason)
-    if found is None:
+    if difference is None:
         return (UNKNOWN, arguments, f"{variant} was not tried")
-    if found <= TOLERANCE:
+    if difference <= TOLERANCE:
         return (PARTLY if variant == "dynamic" else EXACT, arguments, remark)
     if better is not None and better <= TOLERANCE and (carrier == "yarn" or gguf_name(model) in _READ_ROPE_FREQS):
         return _METADATA[carrier]
-    differs = f"log-probabilities differ by up to {found:.2g}"
+    differs = f"log-probabilities differ by up to {difference:.2g}"
     if _TWO_LISTS in variant and _worst_beyond(variant, engine) <= TOLERANCE:
         return (PARTLY, arguments, f"{remark}; below the original context length {differs}")
     remedy = "convert again, which writes the keys that it reads" if variant.endswith(_BARE) else ""

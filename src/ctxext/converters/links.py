@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import stat
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -107,21 +108,31 @@ def copy_range(reading: int, writing: int, start: int, size: int, target: Path) 
 
 
 def _piece(reading: int, writing: int, size: int, target: Path) -> int:
-    """Copy a piece at the files' positions; gives how many bytes."""
+    """Copy a piece at the files' positions, through this process only as a last resort; gives how many bytes."""
     count = 0
-    if hasattr(os, "copy_file_range"):
+    for kernel_copies in (_copy_file_range, _sendfile):
         try:
-            count = os.copy_file_range(reading, writing, size)
+            count = kernel_copies(reading, writing, size)
         except OSError as error:
             if error.errno not in _CANNOT:
                 raise
-    if not count:
-        piece = os.read(reading, min(size, 1 << 22))
-        while count < len(piece):
-            count += os.write(writing, piece[count:])
+        if count:
+            return count
+    piece = os.read(reading, min(size, 1 << 22))
+    while count < len(piece):
+        count += os.write(writing, piece[count:])
     if not count:
         raise CtxextError(f'"{target.name}" became shorter while it was copied.', hint="Run the same command again.")
     return count
+
+
+def _copy_file_range(reading: int, writing: int, size: int) -> int:
+    return os.copy_file_range(reading, writing, size) if hasattr(os, "copy_file_range") else 0
+
+
+def _sendfile(reading: int, writing: int, size: int) -> int:
+    """Where the first cannot, as between disks under an older kernel; macOS and BSD send to sockets alone."""
+    return os.sendfile(writing, reading, None, size) if sys.platform == "linux" else 0
 
 
 LINKS: Mapping[str, tuple[Way, ...]] = {

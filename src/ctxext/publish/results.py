@@ -16,8 +16,8 @@ from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.reading import checked
 from ctxext.reading import report as schemas
-from ctxext.reading.markdown import in_markdown
 from ctxext.reading.schemas import read_json_object
+from ctxext.reading.strict import in_markdown
 
 _TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}
 FOLDER = "report"

@@ -22,6 +22,7 @@ _MAX_ALIASES = 16
 _OF_VALUES = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """What PyYAML raises where a value is not as its tag says, or where merges of aliases nest too deep for it."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
+_SPACES = re.compile(r"[\x00-\x20\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 
 
 def read_text(path: Path, limit: int = _MAX_BYTES) -> str:
@@ -56,11 +57,11 @@ def parse_json(text: str, name: str, *, constants: bool = True) -> Any:
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        content = dict(pairs)
+        if len(content) < len(pairs):
             double = _first_double([key for key, _ in pairs])
             raise CtxextError(f'"{name}" has the key "{double}" twice.', hint="Keep one of the two.")
-        return found
+        return content
 
     def whole(digits: str) -> int:
         if len(digits) > _MAX_DIGITS:
@@ -172,6 +173,11 @@ def check_characters(content: Any, place: str) -> None:
             elif isinstance(item, str) and _SURROGATE.search(item):
                 raise CtxextError(f"{place} holds half a character (a lone surrogate), which no file can.")
         level, depth = following, depth + 1
+
+
+def in_markdown(text: str) -> str:
+    """A word of a stranger as it may stand on a page: one line, neither a tag, nor a picture, nor a table's edge."""
+    return _SPACES.sub(" ", text).replace("<", "&lt;").replace("![", "!&#91;").replace("|", "&#124;")
 
 
 def _too_deep(place: str) -> CtxextError:

@@ -22,6 +22,8 @@ from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling
 from ctxext.recipes.recipe import Recipe
 from ctxext.system.loading import without_hub
+from ctxext.verify.measured import TOLERANCE as MEASURED_TOLERANCE
+from ctxext.verify.measured import measured_rotations
 from ctxext.verify.reference import expected_frequencies
 
 if TYPE_CHECKING:
@@ -67,6 +69,9 @@ def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig,
         return None
     family, largest = plain.family, 0.0
     lengths = sorted({max(plain.rotary.trained_length // 2, 2), stock.rotary.usable_length})
+    known = _measured_difference(recipe, plain, stock, lengths)
+    if known is not None:
+        return known
     before, after = rotations(source, lengths), rotations(stock.config, lengths)
     for length in lengths:
         wanted = expected_rotation(recipe, plain, stock, length)
@@ -77,15 +82,29 @@ def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig,
                 if change > _TOLERANCE:
                     raise _refused(family, f"{entry.module} of its sliding layers would rotate otherwise too")
                 continue
-            difference = _difference(entry, *wanted)
-            if not difference < _TOLERANCE:
+            off = difference(entry, *wanted)
+            if not off < _TOLERANCE:
                 steps = ", ".join(step.summary() for step in recipe.steps if not step.needs_code())
-                problem = f"{entry.module} would differ from {steps} by {difference:.1e}"
+                problem = f"{entry.module} would differ from {steps} by {off:.1e}"
                 raise _refused(family, f"{steps} would have no effect" if change < _TOLERANCE else problem)
-            largest = max(largest, difference)
+            largest = max(largest, off)
     if not after[lengths[0]]:
         raise _refused(family, "no rotary embedding was found in it")
     return largest
+
+
+def _measured_difference(
+    recipe: Recipe, plain: ModelConfig, stock: ModelConfig, lengths: Sequence[int]
+) -> float | None:
+    """The same for a class that was measured; None where the class itself must be asked, so for all that differs."""
+    turned = measured_rotations(stock.config, stock.family, lengths)
+    if turned is None:
+        return None
+    largest = 0.0
+    for length, (frequencies, scaling) in turned.items():
+        rotation = Rotation("", "", tuple(sorted(set(frequencies))), scaling)
+        largest = max(largest, difference(rotation, *expected_rotation(recipe, plain, stock, length)))
+    return largest if largest < _TOLERANCE - MEASURED_TOLERANCE else None
 
 
 def expected_rotation(
@@ -111,7 +130,7 @@ def expected_rotation(
 
 def _change(entry: Rotation, was: Rotation | None) -> float:
     """How far a rotary embedding is from that of the source; infinite if the source has none of this name."""
-    return math.inf if was is None else _difference(entry, was.frequencies, was.scaling)
+    return math.inf if was is None else difference(entry, was.frequencies, was.scaling)
 
 
 def _is_sliding(entry: Rotation, family: Family, change: float) -> bool:
@@ -121,7 +140,7 @@ def _is_sliding(entry: Rotation, family: Family, change: float) -> bool:
     return any(word in f"{entry.module}.{entry.layer_type}" for word in ("local", *family.sliding_types))
 
 
-def _difference(entry: Rotation, wanted: Sequence[float], scaling: float) -> float:
+def difference(entry: Rotation, wanted: Sequence[float], scaling: float) -> float:
     """The largest relative difference of a frequency or of the factor; infinite if their number differs."""
     frequencies = [frequency for frequency in entry.frequencies if frequency > 0]
     if len(frequencies) != len(set(wanted)):

@@ -1,0 +1,231 @@
+"""What the rotary embedding of a stock class rotates by, without importing transformers, for measured classes.
+
+Asking the class costs the import of torch and of transformers: four seconds of processor time and 300 MB. Many classes
+rotate by the stock formulas of their schedule and by nothing else. For those `measured.json` says so, by the digest of
+the files that decide: `tools/measure_rotary_classes.py` held each class against the formulas, with numbers drawn from
+all of `RANGES`. What is not as it was measured is not answered here: another version, an edited file, a key or a number
+outside of the ranges, two dialects that disagree. The class itself is asked then.
+"""
+
+import functools
+import hashlib
+import importlib.util
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from ctxext.checkpoint.families import Family
+from ctxext.errors import CtxextError
+from ctxext.recipes.encodings.frequencies import inverse_frequencies
+from ctxext.recipes.encodings.rotary import Rotary, attention_scaling
+
+RECORD = Path(__file__).with_name("measured.json")
+TOLERANCE = 1e-5
+"""How far a measured class may be from the formulas; what a recipe may be from them is the rest of the tolerance."""
+
+_SHARED = ("__init__.py", "configuration_utils.py", "modeling_rope_utils.py")
+"""What decides beside the files of a family; the first states the version."""
+
+LENGTHS = (64, 1 << 20)
+"""Original context lengths that were measured, in tokens."""
+
+RANGES: Mapping[str, tuple[float, float]] = {
+    "factor": (1, 64),
+    "attention_factor": (0.1, 10),
+    "mscale": (0, 2),
+    "mscale_all_dim": (0, 2),
+    "beta_fast": (8, 128),
+    "beta_slow": (0.5, 4),
+    "low_freq_factor": (0.5, 1),
+    "high_freq_factor": (4, 16),
+    "short_factor": (0.5, 1e6),
+    "long_factor": (0.5, 1e6),
+    "rope_theta": (1e3, 1e10),
+}
+"""The numbers of a schedule that were measured: from where to where."""
+
+_LISTS = ("short_factor", "long_factor")
+_ORIGINAL = "original_max_position_embeddings"
+KEYS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    "default": (frozenset(), frozenset()),
+    "linear": (frozenset({"factor"}), frozenset()),
+    "dynamic": (frozenset({"factor"}), frozenset()),
+    "yarn": (
+        frozenset({"factor", _ORIGINAL}),
+        frozenset({"attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"}),
+    ),
+    "llama3": (frozenset({"factor", _ORIGINAL, "low_freq_factor", "high_freq_factor"}), frozenset()),
+    "longrope": (
+        frozenset({"factor", _ORIGINAL, *_LISTS}),
+        frozenset({"attention_factor", "short_mscale", "long_mscale"}),
+    ),
+}
+"""The keys of each rope type: those that must be there, and those that may."""
+_UNREAD = frozenset({"short_mscale", "long_mscale"})
+"""Keys for vLLM, which transformers does not read; the measured schedules have them too."""
+
+DIMENSIONS = (8, 512)
+"""Dimensions of a head that were measured, even numbers."""
+
+_TOP = frozenset({"rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", _ORIGINAL})
+_SUSPECT = re.compile(r"rope|rotar|theta|partial|position|per_layer|freq|_config$")
+_HARMLESS = frozenset({"quantization_config", "partial_rotary_factor"})
+
+
+def is_plain(family: Family) -> bool:
+    """Whether a family writes one flat schedule for all its layers, in the keys of Llama: only those are measured."""
+    plain = Family(model_type=family.model_type)
+    odd = (
+        *("positions", "text_config", "length_key", "theta_key", "partial_key", "rotary_dim_key", "nested_rope"),
+        *("local_theta_key", "layer_theta_key", "plain_type", "rope_scaling", "rope_scaling_keys", "required_keys"),
+        *("explicit_default", "explicit_head_dim", "shared_rotary_key", "rotated", "scalable", "reason", "aliases"),
+    )
+    partial = {**family.defaults, **family.defaults_4x}.get("partial_rotary_factor", 1.0)
+    return partial == 1 and all(getattr(family, name) == getattr(plain, name) for name in odd)
+
+
+def digest_of(model_type: str) -> str | None:
+    """The digest of the files of the installed transformers that decide how a family rotates; None without them."""
+    try:
+        spec = importlib.util.find_spec("transformers")
+    except ValueError:  # A module without one was put in its place.
+        return None
+    if spec is None or not spec.origin or not re.fullmatch(r"[a-z0-9_]+", model_type):
+        return None
+    package, digest = Path(spec.origin).parent, hashlib.sha256()
+    folder = f"models/{model_type}"
+    own = (f"{folder}/configuration_{model_type}.py", f"{folder}/modeling_{model_type}.py")
+    try:
+        for name in (*_SHARED, *own):
+            digest.update(hashlib.sha256((package / name).read_bytes()).digest())
+    except OSError:
+        return None
+    return digest.hexdigest()
+
+
+def is_imported(model_type: str) -> bool:
+    """Whether the family's classes are in this process, where they may differ from the files and cost little to ask."""
+    return f"transformers.models.{model_type}.modeling_{model_type}" in sys.modules
+
+
+@functools.cache
+def measured() -> Mapping[str, Mapping[str, Any]]:
+    """The content of measured.json: by digest the `family`, the version of `transformers` and the `rope_types`."""
+    return json.loads(RECORD.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def measured_rotations(
+    config: Mapping[str, Any], family: Family, lengths: Sequence[int]
+) -> dict[int, tuple[list[float], float]] | None:
+    """By length the inverse frequencies and the factor on cos and sin of a stock model of this configuration.
+
+    Args:
+        config: The content of a config.json without code.
+        family: Its family.
+        lengths: Lengths of sequences in tokens.
+
+    Returns:
+        None where the class of the installed transformers must be asked.
+    """
+    if not is_plain(family) or is_imported(family.model_type):
+        return None
+    rotary = flat_rotary(config)
+    if rotary is None:
+        return None
+    entry = measured().get(digest_of(family.model_type) or "", {})
+    if entry.get("family") != family.model_type or rotary.rope_type not in entry["rope_types"]:
+        return None
+    try:
+        return formulas(rotary, lengths)
+    except CtxextError:
+        return None
+
+
+def formulas(rotary: Rotary, lengths: Sequence[int]) -> dict[int, tuple[list[float], float]]:
+    """By length the inverse frequencies and the factor on cos and sin that the stock formulas give.
+
+    Raises:
+        CtxextError: the numbers make no sense.
+    """
+    return {length: (inverse_frequencies(rotary, length), attention_scaling(rotary)) for length in lengths}
+
+
+def flat_rotary(config: Mapping[str, Any]) -> Rotary | None:
+    """The schedule of a configuration, as the classes of either version of transformers read it.
+
+    This reads the file by itself, and not as recipes do, so that a mistake of theirs is not made twice.
+
+    Returns:
+        None where it is not wholly within what was measured, or the two dialects differ.
+    """
+    parameters: Any = config.get("rope_parameters")
+    length: Any = config.get("max_position_embeddings")
+    if not isinstance(parameters, Mapping) or not _is_length(length) or any(map(_is_odd, config.items())):
+        return None
+    schedule = {key: value for key, value in parameters.items() if key != "rope_theta"}
+    rope_type, theta = str(schedule.get("rope_type")), parameters.get("rope_theta", 0)
+    beside = config.get("rope_scaling")
+    beside = {"rope_type": "default"} if beside is None else beside
+    if schedule != beside or theta != config.get("rope_theta") or rope_type not in KEYS:
+        return None
+    dim, numbers = _head_dim(config), {key: value for key, value in schedule.items() if key != "rope_type"}
+    needed, allowed = KEYS[rope_type]
+    if dim is None or not needed <= numbers.keys() <= needed | allowed or not _in_range("rope_theta", theta):
+        return None
+    if not all(_is_measured(key, value, dim // 2) for key, value in numbers.items()):
+        return None
+    original = numbers.get(_ORIGINAL, length)
+    if config.get(_ORIGINAL, original) != original or (rope_type == "dynamic" and original > LENGTHS[1]):
+        return None
+    # transformers 4 takes longrope's factor from the two lengths.
+    if rope_type == "longrope" and (
+        config.get(_ORIGINAL) is None or not math.isclose(length, original * numbers["factor"], rel_tol=1e-9)
+    ):
+        return None
+    return Rotary(
+        theta=float(theta), dim=dim, span=dim, trained_length=original, context_length=length, parameters=schedule
+    )
+
+
+def _is_odd(item: tuple[str, Any]) -> bool:
+    """Whether a key of config.json may say something of positions that was not measured."""
+    key, value = item
+    if key == "partial_rotary_factor":
+        return bool(value != 1)
+    return key not in _TOP and key not in _HARMLESS and bool(_SUSPECT.search(key))
+
+
+def _head_dim(config: Mapping[str, Any]) -> int | None:
+    """The size of a head; None where config.json leaves it to the class, or the class would refuse the sizes."""
+    hidden, heads, dim = (config.get(key) for key in ("hidden_size", "num_attention_heads", "head_dim"))
+    if not (_is_whole(hidden) and _is_whole(heads) and _is_whole(dim)) or heads < 1 or hidden % heads:
+        return None
+    return dim if dim % 2 == 0 and DIMENSIONS[0] <= dim <= DIMENSIONS[1] else None
+
+
+def _is_whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_length(value: Any) -> bool:
+    return _is_whole(value) and LENGTHS[0] <= value <= LENGTHS[1] * RANGES["factor"][1]
+
+
+def _is_measured(key: str, value: Any, pairs: int) -> bool:
+    """Whether a number of a schedule is one of those that were measured."""
+    if key == "truncate":
+        return isinstance(value, bool)
+    if key == _ORIGINAL:
+        return _is_whole(value) and LENGTHS[0] <= value <= LENGTHS[1]
+    if key in _LISTS:
+        return isinstance(value, list) and len(value) == pairs and all(_in_range(key, number) for number in value)
+    return key in _UNREAD or _in_range(key, value)
+
+
+def _in_range(key: str, value: Any) -> bool:
+    low, high = RANGES[key]
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
