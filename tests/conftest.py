@@ -34,6 +34,11 @@ from forked_processes import Processes
 from sampled import mark
 from small_llama import make_llama
 
+# What is imported while tests are collected is kept compiled, also where Python is told otherwise: compiling all tests
+# takes as long as importing torch and transformers.
+KEEPS_NO_BYTECODE = sys.dont_write_bytecode
+sys.dont_write_bytecode = False
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 compiled_once.install()
 # The commands are built once: for each command line again that is a third of a quick one.
@@ -67,6 +72,7 @@ def pytest_collection_finish() -> None:
     """What is loaded by now stays: whoever collects garbage, as each training does, need not look at it again."""
     if "torch" in sys.modules:
         leave_meta_weights()
+    sys.dont_write_bytecode = KEEPS_NO_BYTECODE
     gc.collect()
     gc.freeze()
 
@@ -84,44 +90,37 @@ def leave_meta_weights() -> None:
             kind.reset_parameters = functools.partialmethod(functools.partial(reset, kind.reset_parameters))
 
 
-FORKED: dict[str, Processes] = {}
+SHARED: list[Processes] = []
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node) -> None:
-    """Workers of pytest-xdist share the processes that are forked."""
-    if not FORKED:
-        FORKED.update({kind: Processes(kind) for kind in ("clean", "ours")})
-    node.workerinput["forked"] = {kind: processes.place or processes.start() for kind, processes in FORKED.items()}
+    """Workers of pytest-xdist share the process that is forked."""
+    if not SHARED:
+        SHARED.append(Processes("clean"))
+    node.workerinput["forked"] = SHARED[0].place or SHARED[0].start()
 
 
 def pytest_unconfigure() -> None:
-    for processes in FORKED.values():
-        processes.end()
-    FORKED.clear()
-
-
-@pytest.fixture(scope="session")
-def forked(request) -> dict[str, str]:
-    """The sockets of the processes that are forked, where workers share them."""
-    return getattr(request.config, "workerinput", {}).get("forked", {})
+    while SHARED:
+        SHARED.pop().end()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def clean_processes(forked):
+def clean_processes(request):
     """Clean processes are forks of one that has torch and transformers loaded."""
     from ctxext.system import isolated
 
-    isolated.subprocess = processes = Processes("clean", forked.get("clean"))
+    isolated.subprocess = processes = Processes("clean", getattr(request.config, "workerinput", {}).get("forked"))
     yield processes
     isolated.subprocess = subprocess
     processes.end()
 
 
 @pytest.fixture(scope="session")
-def our_processes(clean_processes, forked):
+def our_processes(clean_processes):
     """In the place of `subprocess`: forks of a process that has ctxext loaded too."""
-    processes = Processes("ours", forked.get("ours"))
+    processes = Processes("ours", clean=clean_processes)
     os.environ["CTXEXT_CLEAN"] = clean_processes.listening()
     yield processes
     processes.end()
@@ -131,6 +130,24 @@ def our_processes(clean_processes, forked):
 def real_processes(monkeypatch) -> None:
     """Clean processes are what they are for a user: a new Python each."""
     monkeypatch.setattr("ctxext.system.isolated.subprocess", subprocess)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def intervals_once():
+    """Intervals of effective lengths are drawn once for the same answers: many tests report the same ones."""
+    from ctxext.evaluate.report import report
+
+    drawn, effective = {}, report._effective
+
+    def cached(counts):
+        key = repr(counts)
+        if key not in drawn:
+            drawn[key] = effective(counts)
+        return dict(drawn[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "_effective", cached)
+        yield
 
 
 @pytest.fixture(scope="session")

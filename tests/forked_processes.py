@@ -2,15 +2,18 @@
 
 There are two kinds. A `clean` one has torch and transformers loaded and nothing of ctxext; `conftest.py` puts it into
 `ctxext.system.isolated`, and a test that asks for the fixture `real_processes` gets real ones. One of `ours` has loaded
-ctxext too, and reads the settings of the Hub's client anew. `run` takes the arguments of `subprocess.run` for `python
+ctxext too. Both read the settings of the Hub's client anew. `run` takes the arguments of `subprocess.run` for `python
 -c CODE` and `python -m ctxext` and executes the same code; whatever else it is asked is run for real.
 
 Run as a script this is a process that forks: it listens on a socket, reads one JSON object for each connection (`code`,
 `words`, `cwd`, `env`, `input`, and `timeout` in seconds or 0) and answers with one (`returncode`, `stdout`, `stderr`).
+Asked for `ours`, a socket, a fork of the clean one loads ctxext and listens there, so that torch and transformers are
+loaded once for both.
 """
 
 import atexit
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -61,12 +64,13 @@ class Processes:
     Args:
         kind: "clean" or "ours".
         place: A socket on which one listens already.
+        clean: For "ours": the clean one that it is a fork of, once it is needed.
     """
 
     CompletedProcess = subprocess.CompletedProcess
 
-    def __init__(self, kind: str, place: str | None = None) -> None:
-        self.kind, self.place, self.process, self.has_answered = kind, place, None, False
+    def __init__(self, kind: str, place: str | None = None, clean: "Processes | None" = None) -> None:
+        self.kind, self.place, self.clean, self.process, self.has_answered = kind, place, clean, None, False
         self.environment = compared(dict(os.environ))
         if kind == "clean":
             from ctxext.system.isolated import SETTINGS
@@ -97,19 +101,26 @@ class Processes:
             return subprocess.run(command, **options)
         given = {"code": code[0], "words": words[3:], "cwd": str(options.get("cwd") or Path.cwd())}
         given["timeout"] = options.get("timeout") or 0
-        with socket.socket(socket.AF_UNIX) as there:
-            there.connect(self.listening())
-            there.sendall(json.dumps({**given, "env": environment, "input": options.get("input", "")}).encode())
-            there.shutdown(socket.SHUT_WR)
-            answer = json.loads(received(there))
+        answer = self.ask({**given, "env": environment, "input": options.get("input", "")})
         if given["timeout"] and answer["returncode"] == -signal.SIGALRM:
             raise subprocess.TimeoutExpired(command, given["timeout"], answer["stdout"], answer["stderr"])
         return subprocess.CompletedProcess(command, answer["returncode"], answer["stdout"], answer["stderr"])
 
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer of the process that forks."""
+        with socket.socket(socket.AF_UNIX) as there:
+            there.connect(self.listening())
+            there.sendall(json.dumps(request).encode())
+            there.shutdown(socket.SHUT_WR)
+            return json.loads(received(there))
+
     def start(self) -> str:
         """Begin to load, and say at which socket it will listen."""
+        if self.clean:
+            self.place = f"{self.clean.listening()}-ours"
+            return self.place
         self.place = str(Path(tempfile.mkdtemp(prefix="ctxext-forks-")) / "socket")
-        words = [sys.executable, __file__, self.kind, self.place]
+        words = [sys.executable, __file__, self.place]
         environment = {**self.environment, "HF_HUB_OFFLINE": "1"}
         self.process = subprocess.Popen(words, env=environment, cwd="/", stdout=subprocess.DEVNULL)
         return self.place
@@ -118,6 +129,8 @@ class Processes:
         """The socket, once somebody listens on it."""
         place = self.place or self.start()
         deadline = time.monotonic() + 300
+        if self.clean and not self.has_answered:
+            self.clean.ask({"ours": place})
         while not self.has_answered:
             with socket.socket(socket.AF_UNIX) as there, contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
                 there.connect(place)
@@ -133,8 +146,8 @@ class Processes:
             self.process.kill()
             self.process.wait()
             shutil.rmtree(Path(self.place).parent)
-            self.place = self.process = None
-            self.has_answered = False
+        self.place = self.process = None
+        self.has_answered = False
 
 
 def received(connection: socket.socket) -> bytes:
@@ -147,9 +160,9 @@ def read_settings_anew(environment: dict[str, str]) -> None:
     for name in ("transformers.utils.hub", "transformers.utils", "transformers.dynamic_module_utils"):
         if name in sys.modules and "HF_MODULES_CACHE" in environment:
             sys.modules[name].HF_MODULES_CACHE = environment["HF_MODULES_CACHE"]
+    constants = importlib.reload(sys.modules["huggingface_hub.constants"])
+    sys.modules["huggingface_hub.hf_api"].api.endpoint = constants.ENDPOINT
     if "ctxext" in sys.modules:
-        constants = importlib.reload(sys.modules["huggingface_hub.constants"])
-        sys.modules["huggingface_hub.hf_api"].api.endpoint = constants.ENDPOINT
         isolated = sys.modules["ctxext.system.isolated"]
         isolated.subprocess = Processes("clean", environment["CTXEXT_CLEAN"])
 
@@ -199,12 +212,11 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         return {"returncode": code, "stdout": output.read().decode(), "stderr": errors.read().decode()}
 
 
-def serve(listener: socket.socket) -> None:
-    """Answer each connection in a process of its own, so that several may be under way, while the tests run."""
+def serve(listener: socket.socket, starter: int) -> None:
+    """Answer each connection in a process of its own, so that several may be under way, while who started it lives."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    tests = os.getppid()
-    while os.getppid() == tests:
-        if not select.select([listener], [], [], 5)[0]:
+    while is_alive(starter):
+        if not select.select([listener], [], [], 2)[0]:
             continue
         here, _ = listener.accept()
         with here:
@@ -213,22 +225,43 @@ def serve(listener: socket.socket) -> None:
             listener.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             with contextlib.suppress(BrokenPipeError):
-                asked = received(here)
-                if asked:  # Who only tries whether somebody listens sends nothing.
-                    here.sendall(json.dumps(answer(json.loads(asked))).encode())
+                asked = json.loads(received(here) or "null")  # Who only tries whether somebody listens sends nothing.
+                if asked and "ours" in asked:
+                    here.sendall(b"{}")
+                    here.close()
+                    load_and_serve(OURS, asked["ours"], starter)
+                elif asked:
+                    here.sendall(json.dumps(answer(asked)).encode())
             os._exit(0)
 
 
-if __name__ == "__main__":
-    KIND, PLACE = sys.argv[1:]
-    sys.path[0] = ""
-    with contextlib.redirect_stdout(sys.stderr):
-        for module in CLEAN if KIND == "clean" else [*CLEAN, *OURS]:
-            __import__(module)
-    assert KIND == "ours" or not any(name.split(".")[0] == "ctxext" for name in sys.modules)
-    with socket.socket(socket.AF_UNIX) as LISTENER:
-        LISTENER.bind(PLACE)
-        LISTENER.listen(64)
+def is_alive(process: int) -> bool:
+    """Whether there is such a process."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def load_and_serve(modules: list[str], place: str, starter: int) -> None:
+    """Import these modules, then serve at a socket; do nothing where somebody listens there already."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        try:
+            listener.bind(place)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return
+            raise
+        with contextlib.redirect_stdout(sys.stderr):
+            for module in modules:
+                __import__(module)
+        listener.listen(64)
         gc.collect()
         gc.freeze()
-        serve(LISTENER)
+        serve(listener, starter)
+
+
+if __name__ == "__main__":
+    sys.path[0] = ""
+    load_and_serve(CLEAN, sys.argv[1], os.getppid())

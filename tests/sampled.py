@@ -15,6 +15,9 @@ import re
 import pytest
 
 SAMPLED = {
+    "cli/test_faults.py::test_streams_that_are_closed_full_or_of_few_signs": (
+        r"^(demo|demo --json >&-|demo --json \| head -c 1|nothing 2>/dev/full)$"
+    ),
     "converters/test_families.py::test_every_method_or_a_reason": r"^(llama|gemma3_text|phi3|gpt_neox|gpt_oss)$",
     "converters/test_families.py::test_factor_one_changes_nothing": r"^(llama|gemma3_text|phi3|gpt_neox|gpt_oss)$",
     "converters/test_table.py::test_a_family": (
@@ -26,10 +29,20 @@ SAMPLED = {
     ),
     "evaluate/test_run.py::test_killed_and_resumed_is_as_uninterrupted": "",
     "evaluate/test_scored_is_written.py::test_scored_is_written": (
-        r"^(yarn|dynamic|mspoe by-parts prompt|mspoe ntk calibrated|yarn\+mspoe prompt|self-extend|adaptive)$"
+        r"^(yarn|dynamic|mspoe ntk calibrated|yarn\+mspoe prompt|self-extend|adaptive)$"
     ),
     "finetune/test_finetune_command.py::test_interrupted_and_resumed": "",
-    "finetune/test_merge.py::test_merged_equals_the_adapter_on_its_base": r"-True$|embeddings-False$",
+    "finetune/test_chunked_loss.py::test_loss_and_gradients_equal_the_plain_forward": "-7-|^llama-",
+    "finetune/test_masking.py::test_loss_and_gradients_equal_the_plain_forward": (
+        r"^(albert|bert)-1-True$|^(camembert|distilbert)-1-False$|^(electra|longformer)-1000-True$"
+        r"|^(roberta|xlm-roberta)-1000-False$"
+    ),
+    "finetune/test_merge.py::test_merged_equals_the_adapter_on_its_base": (
+        r"^(lora|rslora|dora|norms and embeddings)-True$|embeddings-False$"
+    ),
+    "finetune/test_merge_kinds.py::test_merged_equals_the_adapter": "^tied-|embedding|head|both",
+    "finetune/test_merge_kinds.py::test_what_cannot_be_merged_is_refused_with_its_reason": "^tied-|rows",
+    "finetune/test_stopping.py::test_sigterm_saves_the_step_that_runs": "^0$",
     "finetune/test_trained_tables.py::test_skipped_positions_reach_rows_that_short_windows_do_not": r"^(gpt2|roberta)$",
     "finetune/test_trained_tables.py::test_the_table_is_trained_and_merged": r"^(gpt2|opt|bert|roberta)$",
     "portable/test_backends.py::test_traces_without_a_graph_break": "prompt",
@@ -85,7 +98,6 @@ SAMPLED = {
 
 ONE_LINE = (
     "cli/test_faults.py",
-    "cli/test_interrupts.py",
     "cli/test_terminal.py",
     "converters/test_output_directory.py",
     "converters/test_verification_far.py::test_real_widths_by_default_options",

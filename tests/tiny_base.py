@@ -1,6 +1,5 @@
 """A tiny extended checkpoint with a tokenizer of numbered words, and data for it."""
 
-import contextlib
 import dataclasses
 import json
 import random
@@ -13,6 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from ctxext.converters import convert
 from ctxext.finetune import TrainingOptions, finetune
+from ctxext.finetune.curve import draw_losses
 from ctxext.finetune.documents import Document
 from ctxext.recipes import Recipe, Yarn
 
@@ -67,20 +67,19 @@ def write_jsonl(path: Path, **sizes) -> Path:
     return path
 
 
-QUICK = TrainingOptions(length=64, steps=6, batch_size=2, rank=4, learning_rate=5e-3, save_every=2)
+QUICK = TrainingOptions(length=64, steps=6, batch_size=2, rank=4, learning_rate=5e-3, save_every=6)
 PARALLEL = dataclasses.replace(QUICK, batch_size=4, pack="run-on", steps=5)
 
 
 def tune(base: Path, out: Path, options: TrainingOptions = QUICK, *, is_drawn: bool = False, **others):
     """Train; the curve of losses is drawn where asked, as that takes longer than a short training."""
     given = {"data": {"name": "random"}, **others}
-    drawn = contextlib.nullcontext() if is_drawn else mock.patch("ctxext.finetune.curve.draw_losses", leave_file)
-    with drawn:
+    with mock.patch("ctxext.finetune.curve.draw_losses", draw_losses if is_drawn else leave_file):
         return finetune(str(base), out, lambda *_: map(Document, documents()), options, **given)
 
 
 def leave_file(losses, lengths, path: Path) -> None:
-    """In the place of a drawing."""
+    """Replaces a drawing."""
     path.write_bytes(b"not drawn")
 
 

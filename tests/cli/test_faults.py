@@ -89,6 +89,7 @@ def test_an_exit_is_an_exit(what, raised):
     ["demo", "demo --json >&-", "demo >/dev/full", "demo --json | head -c 1", "nothing 2>&-", "nothing 2>/dev/full"],
 )
 def test_streams_that_are_closed_full_or_of_few_signs(line):
+    """Each in a process of its own, as the streams are those that Python begins with."""
     command = f"{sys.executable} -m ctxext inspect {line}"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=False)

@@ -135,11 +135,11 @@ def test_every_option_is_in_a_table(command):
     lines = (EVAL, SEARCH, PUSH, VERIFY, MERGE, INSPECT, CONVERT, AUTO, FINETUNE, *OTHERS)
     words = {word for line in lines if line[0] == command for word in line}
     words |= {word for more, _ in TRAININGS for word in more} if command == "finetune" else set()
-    own = set(option_owners()) if command == "convert" else set()
+    of_methods = set(option_owners()) if command == "convert" else set()
     missing = [
         one.name
         for one in typer.main.get_command(app).commands[command].params
-        if one.param_type_name == "option" and one.name not in OUTPUT | own
+        if one.param_type_name == "option" and one.name not in OUTPUT | of_methods
         if not words & {*one.opts, *one.secondary_opts}
     ]
     assert missing == []

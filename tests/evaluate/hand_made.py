@@ -1,5 +1,6 @@
 """A tiny model with a tokenizer, and models made by hand whose answers are known beforehand."""
 
+import functools
 import random
 from itertools import islice
 
@@ -14,7 +15,9 @@ from ctxext.evaluate.tasks import kv, needle, passkey
 WINDOW = 512
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+@functools.cache
+def trained_tokenizer() -> str:
+    """A tokenizer of 640 tokens, as JSON."""
     text = [
         passkey.OPENING,
         passkey.FILLER,
@@ -30,6 +33,11 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(text, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return tokenizer.to_str()
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer.from_str(trained_tokenizer())
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
 
 

@@ -45,20 +45,23 @@ class LLM:
     def generate(self, prompts, params, use_tqdm=True):
         params = params if isinstance(params, list) else [params] * len(prompts)
         self.calls.append([prompt["prompt_token_ids"] for prompt in prompts])
-        return [self.answer(prompt["prompt_token_ids"], own) for prompt, own in zip(prompts, params, strict=True)]
+        return [self.answer(prompt["prompt_token_ids"], wanted) for prompt, wanted in zip(prompts, params, strict=True)]
 
-    def answer(self, ids, own):
-        assert len(ids) + own.max_tokens <= self.options["max_model_len"]
-        assert own.temperature == 0.0, "only greedy decoding is asked for"
+    def answer(self, ids, wanted):
+        assert len(ids) + wanted.max_tokens <= self.options["max_model_len"]
+        assert wanted.temperature == 0.0, "only greedy decoding is asked for"
         output = self.model(torch.tensor([ids]), use_cache=True)
-        scores = output.logits[0].float().log_softmax(-1)
-        read = [None, *({token: logprob(scores[at, token])} for at, token in enumerate(ids[1:]))]
+        read = None
+        if wanted.prompt_logprobs is not None:
+            scores = output.logits[0, :-1].float().log_softmax(-1)
+            known = scores.gather(-1, torch.tensor(ids[1:])[:, None]).flatten().tolist()
+            read = [None, *({token: logprob(score)} for token, score in zip(ids[1:], known, strict=True))]
         written, tables = [], []
-        for _ in range(own.max_tokens):
+        for _ in range(wanted.max_tokens):
             token = int(output.logits[0, -1].argmax())
             written.append(token)
             tables.append({token: logprob(output.logits[0, -1].float().log_softmax(-1)[token])})
-            if token in own.stop_token_ids:
+            if token in wanted.stop_token_ids:
                 break
             output = self.model(torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True)
         one = types.SimpleNamespace(token_ids=tuple(written), logprobs=tables)

@@ -112,7 +112,7 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_clear_line(run, checkpoint, tmp_path, monkeypatch, case):
-    words, spoil, told = BAD[case]
+    words, spoil, expected = BAD[case]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     shutil.copytree(checkpoint, tmp_path / "model")
@@ -127,7 +127,7 @@ def test_bad_input_is_one_clear_line(run, checkpoint, tmp_path, monkeypatch, cas
     models = ["model"] if words is not None else ["model", "model"]
     result = run("eval", *models, *(words or []))
     assert isinstance(result.exception, CtxextError), result.output
-    assert told in result.exception.message
+    assert expected in result.exception.message
     assert "\n" not in result.exception.message
     assert result.exit_code == 1
     assert result.stdout == ""

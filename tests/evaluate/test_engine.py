@@ -35,7 +35,7 @@ def vllm(monkeypatch):
     return stub
 
 
-def told(result):
+def error_of(result):
     """What a command that was refused says, with its hint."""
     assert isinstance(result.exception, CtxextError)
     return f"{result.exception.message} {result.exception.hint}"
@@ -50,10 +50,10 @@ def cells(report):
 
 def test_the_same_cells_as_transformers(tmp_path):
     asked = Settings(
-        tasks=("needle", "kv", "documents", "variables"),
+        tasks=("needle", "kv", "variables"),
         lengths=(256, 640),
         depths=(0.0, 1.0),
-        samples=2,
+        samples=1,
         kv_ids="number",
         allow_beyond=True,
     )
@@ -65,7 +65,7 @@ def test_the_same_cells_as_transformers(tmp_path):
     assert llm.options["enable_prefix_caching"]
     assert llm.options["max_model_len"] == 640
     assert llm.options["hf_overrides"] == {"max_position_embeddings": 640}
-    assert len(llm.calls) == 8, "one call per task and length"
+    assert len(llm.calls) == 6, "one call per task and length"
     # Prompts of one question stand side by side and begin alike.
     first, second = llm.calls[0][:2]
     assert first[:100] == second[:100]
@@ -105,7 +105,7 @@ def test_it_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "loading", "told"),
+    ("changes", "loading", "message"),
     [
         ({"tasks": ("needle", "short", "perplexity")}, {}, "short and perplexity cannot be measured through vLLM"),
         ({"harness": ("ruler-6",)}, {}, "--harness does not go through"),
@@ -113,22 +113,22 @@ def test_it_goes_on_where_it_was(tmp_path):
         ({}, {"attention": "eager"}, "chooses device"),
     ],
 )
-def test_what_it_cannot_do_is_refused(changes, loading, told):
-    with pytest.raises(CtxextError, match=told):
+def test_what_it_cannot_do_is_refused(changes, loading, message):
+    with pytest.raises(CtxextError, match=message):
         evaluate(["demo"], Settings(**{**SMALL, **changes}), loading=Loading(engine="vllm", **loading))
     assert not stub_vllm.made
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "message"),
     [
         (DynamicNtk(factor=4), 'vLLM does not serve "out": vLLM returned numbers that are not finite'),
         (MsPoE(head_order="prompt", first_layer=0), 'vLLM does not serve "out": needs --head-order calibrated'),
     ],
 )
-def test_a_checkpoint_that_it_does_not_serve_is_refused(tmp_path, step, told):
+def test_a_checkpoint_that_it_does_not_serve_is_refused(tmp_path, step, message):
     convert("demo", tmp_path / "out", Recipe([step]), check=False)
-    with pytest.raises(CtxextError, match=told):
+    with pytest.raises(CtxextError, match=message):
         evaluate([str(tmp_path / "out")], Settings(**SMALL), loading=ENGINE)
 
 
@@ -169,7 +169,10 @@ def test_what_the_engine_is_asked_for():
     assert engine.write([[1, 2], [3]], [5, 7], ends=(8, 9)) == [[4, 9], [4, 9]]
     prompts, params = asked.pop()
     assert prompts == [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [3]}]
-    assert [(own.max_tokens, own.stop_token_ids, own.temperature) for own in params] == [(5, [8, 9], 0), (7, [8, 9], 0)]
+    assert [(each.max_tokens, each.stop_token_ids, each.temperature) for each in params] == [
+        (5, [8, 9], 0),
+        (7, [8, 9], 0),
+    ]
     assert engine.log_probabilities([[1, 2, 3], [5, 6]]) == [[-2, -3], [-6]]
 
 
@@ -216,17 +219,17 @@ def test_command_line(run, tmp_path):
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["settings"]["tasks"] == ["needle"]
     assert stub_vllm.made[0].options["tensor_parallel_size"] == 1
-    assert "is no JSON object" in told(run("eval", "demo", "--engine", "vllm", "--engine-args", "[1]"))
-    assert 'There is no engine "sglang"' in told(run("eval", "demo", "--engine", "sglang"))
-    assert "Name it with --engine vllm" in told(run("eval", "demo", "--engine-args", '{"seed": 1}'))
+    assert "is no JSON object" in error_of(run("eval", "demo", "--engine", "vllm", "--engine-args", "[1]"))
+    assert 'There is no engine "sglang"' in error_of(run("eval", "demo", "--engine", "sglang"))
+    assert "Name it with --engine vllm" in error_of(run("eval", "demo", "--engine-args", '{"seed": 1}'))
 
 
 def test_without_it_one_line_and_a_hint(monkeypatch, run):
     monkeypatch.delitem(sys.modules, "vllm")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     result = run("eval", "demo", "--engine", "vllm")
-    assert "vLLM is not installed." in told(result)
-    assert "ctxext[vllm]" in told(result)
+    assert "vLLM is not installed." in error_of(result)
+    assert "ctxext[vllm]" in error_of(result)
 
 
 def test_auto_is_what_transformers_would_compute_in():

@@ -1,7 +1,12 @@
+"""The sentences of a report, and the intervals in them."""
+
+import math
+
 import pytest
 
 from ctxext.evaluate.report.colours import ink, shade
 from ctxext.evaluate.report.findings import findings, percent
+from ctxext.evaluate.report.intervals import mean_interval, wilson_interval
 from ctxext.evaluate.report.report import make_report
 
 
@@ -38,8 +43,8 @@ def test_a_curve_that_is_coarser_than_the_context_is_passed_over(width, is_told)
     buckets = [[(2.0 if start < 512 else 1.5) * width, width] for start in range(0, 8192, width)]
     models = [{"name": "a", "source": None, "trained_length": 512}]
     record = {**text, "width": width, "buckets": buckets, "lengths": {}}
-    told = findings(make_report({"models": models, "settings": {"tasks": ["perplexity"]}}, [record]))
-    assert told == (
+    sentences = findings(make_report({"models": models, "settings": {"tasks": ["perplexity"]}}, [record]))
+    assert sentences == (
         [
             "Loss on long text, from the last half of the original context length to the last half of the text: "
             "a falls (-0.50) nats per token."
@@ -57,7 +62,9 @@ def short_record(model, sample, loss):
 def test_the_cost_is_paired_by_document():
     models = [{"name": "s", "source": None, "trained_length": 512}, {"name": "x", "source": "s", "trained_length": 512}]
     losses = {"s": (1.0, 3.0, 2.0), "x": (1.1, 3.1, 2.1)}
-    records = [short_record(name, n, loss) for name, own in losses.items() for n, loss in enumerate(own)]
+    records = [
+        short_record(name, n, loss) for name, by_document in losses.items() for n, loss in enumerate(by_document)
+    ]
     report = make_report({"models": models, "settings": {"tasks": ["short"]}}, records)
     against = report["models"][1]["short"]["against"]
     assert against["model"] == "s"
@@ -83,3 +90,40 @@ def test_text_reads_on_every_shade():
         colour = shade(step / 100)
         pair = sorted((luminance("#{:02x}{:02x}{:02x}".format(*colour)), luminance(ink(colour))))
         assert (pair[1] + 0.05) / (pair[0] + 0.05) > 3.9
+
+
+@pytest.mark.parametrize(
+    ("correct", "samples", "low", "high"),
+    [  # Newcombe, Statistics in Medicine 17 (1998), table I, method 3.
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_wilson_equals_the_published_figures(correct, samples, low, high):
+    assert wilson_interval(correct, samples) == pytest.approx((low, high), abs=5e-5)
+    mirrored = wilson_interval(samples - correct, samples)
+    assert mirrored == pytest.approx((1 - high, 1 - low), abs=5e-5)
+
+
+def test_nothing_asked_is_nothing_known():
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+def test_mean_interval():
+    mean, half = mean_interval([1.0, 2.0, 3.0, 4.0])
+    assert mean == 2.5
+    assert half == pytest.approx(3.182446 * math.sqrt(5 / 3 / 4))
+    assert mean_interval([1.0]) == (1.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("count", "quantile"), [(2, 12.7062), (8, 2.36462), (11, 2.22814), (31, 2.04227), (121, 1.97993)]
+)
+def test_few_values_have_a_wider_interval(count, quantile):
+    """Quantiles from the published tables of Student's t."""
+    values = [float(number % 2) for number in range(count)]
+    middle = sum(values) / count
+    spread = math.sqrt(sum((value - middle) ** 2 for value in values) / (count - 1) / count)
+    assert mean_interval(values)[1] == pytest.approx(quantile * spread, rel=2e-3)

@@ -136,9 +136,9 @@ def test_losses_hang_on_no_text_before():
 
 def test_a_forward_that_somebody_replaced_stays_replaced():
     model = tiny_llama()
-    own = model.model.forward = model.model.forward
+    forward_before = model.model.forward = model.model.forward
     loss.token_losses(ready(model), IDS)
-    assert model.model.__dict__["forward"] is own
+    assert model.model.__dict__["forward"] is forward_before
 
 
 class Whole(LlamaForCausalLM):

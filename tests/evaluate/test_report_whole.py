@@ -111,13 +111,13 @@ def test_cells_are_what_was_answered_whoever_asked_twice():
     for model in content["models"]:
         name = model["name"]
         assert (model["dtype"], model["device"]) == (f"type-{name}", "cpu")
-        told = [(c["task"], c["length"], c["depth"], c["correct"], c["samples"]) for c in model["cells"]]
+        cells = [(c["task"], c["length"], c["depth"], c["correct"], c["samples"]) for c in model["cells"]]
         needles = [
             ("needle", length, depth, count, 4)
             for length, counts in RIGHT[name].items()
             for depth, count in zip(DEPTHS, counts, strict=True)
         ]
-        assert told == [("variables", 256, None, 1.75, 2), *needles]
+        assert cells == [("variables", 256, None, 1.75, 2), *needles]
         for cell in model["cells"]:
             assert cell["share"] == cell["correct"] / cell["samples"]
             assert (cell["low"], cell["high"]) == wilson_interval(cell["correct"], cell["samples"])
@@ -218,8 +218,8 @@ def test_a_few_answers_say_little_of_an_effective_length(right, samples):
 
 
 def test_sentences_of_the_whole():
-    told = findings(report())
-    variables, needle, text, cost = told
+    sentences = findings(report())
+    variables, needle, text, cost = sentences
     assert variables == "variables at 256 tokens: stock finds 88 % (26–99), ext<i> 88 %, other 88 %."
     assert needle == (
         "needle at 1024 tokens: ext<i> finds 62 % (31–86), other 0 %; ext<i> is uneven: 25 % at depth 0 %, "
@@ -238,20 +238,20 @@ def test_sentences_of_the_whole():
 
 
 @pytest.mark.parametrize(
-    ("losses", "told"),
+    ("losses", "figures"),
     [
         ([9.0, 1.0, 1.0, 1.02], "stays (+0.01)"),
         ([9.0, 2.0, 1.0, 1.5], "falls (-0.75)"),
         ([9.0, 1.0, 2.0, 1.5], "rises (+0.75)"),
     ],
 )
-def test_what_the_second_half_of_a_text_does(losses, told):
+def test_what_the_second_half_of_a_text_does(losses, figures):
     """Of a text twice as long as the context; of a shorter one nothing is said."""
     buckets = [[loss * 256, 256] for loss in losses]
     text = {"model": "stock", "task": "perplexity", "depth": None, "samples": [0], "width": 256, "lengths": {}}
     header = {"settings": Settings(tasks=("perplexity",)).to_dict(), "models": [facts("stock")], "versions": VERSIONS}
     (sentence,) = findings(make_report(header, [{**text, "length": 1024, "buckets": buckets, "seconds": 1.0}]))
-    assert sentence.endswith(f": stock {told} nats per token.")
+    assert sentence.endswith(f": stock {figures} nats per token.")
     shorter = {**text, "length": 1023, "buckets": buckets, "seconds": 1.0}
     assert findings(make_report(header, [shorter])) == []
 

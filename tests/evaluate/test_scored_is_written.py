@@ -46,9 +46,9 @@ def converted(name, checkpoint, folder, tokenizer):
 
 
 def questions_with_known_answers(loaded, length):
-    """Needle prompts whose answer is what the model writes there; of each third prompt the last token is another."""
+    """Needle prompts whose answer is what the model writes there; of each second question the last token is another."""
     settings = Settings(depths=(0.0, 0.5, 1.0))
-    questions = make_questions(Needle(num_needles=3), loaded.encoder, length, range(3), settings)
+    questions = make_questions(Needle(num_needles=3), loaded.encoder, length, range(2), settings)
     rights = []
     for row, question in enumerate(questions):
         for prompt in question:
@@ -60,9 +60,9 @@ def questions_with_known_answers(loaded, length):
                 said.append(int(output.logits[0, -1].argmax()))
                 token = torch.tensor([said[-1:]])
                 output = loaded.model(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
-            said[-1] = (said[-1] + (row == 2)) % 640
+            said[-1] = (said[-1] + (row == 1)) % 640
             prompt.ids[-prompt.num_answer :] = said
-        rights.append(row != 2)
+        rights.append(row != 1)
     return questions, [rights] * 3
 
 

@@ -211,13 +211,13 @@ def test_greedy_decoding_takes_none_of_the_checkpoint_s_settings_but_its_tokens(
     logits = torch.zeros(2, 5)
     logits[:, 3] = -torch.inf
     writer = Writer([logits], eos_token_id=end, pad_token_id=padding, temperature=3.0)
-    own = writer.generation_config
+    settings_before = writer.generation_config
     assert generation._greedy(loaded_with(writer), tokens(2, 6), 2) == [[7, 8], [7, 8]]
     asked = writer.asked
     assert (asked["pad_token_id"], asked["max_new_tokens"], asked["do_sample"]) == (wanted, 2, False)
     assert asked["settings"].eos_token_id == end
-    assert asked["settings"] is not own
-    assert writer.generation_config is own
+    assert asked["settings"] is not settings_before
+    assert writer.generation_config is settings_before
     logits[0, 1] = torch.nan
     with pytest.raises(CtxextError, match="not numbers"):
         generation._greedy(loaded_with(writer), tokens(2, 6), 2)

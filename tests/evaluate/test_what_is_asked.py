@@ -120,7 +120,7 @@ def changed(part, **changes):
 
 
 @pytest.mark.parametrize(
-    ("header", "told"),
+    ("header", "difference"),
     [
         (changed("settings", samples=5), "samples 4, now 5"),
         (changed("settings", lengths=[256, 512]), "lengths 256, now 256,512"),
@@ -132,12 +132,12 @@ def changed(part, **changes):
         ({**HEADER, "versions": {}}, "torch 2.9, now None"),
     ],
 )
-def test_only_the_same_run_is_gone_on_with(header, told, tmp_path):
+def test_only_the_same_run_is_gone_on_with(header, difference, tmp_path):
     ResultsLog(tmp_path).begin(HEADER, resume=False, overwrite=False)
     ResultsLog(tmp_path).begin(json.loads(json.dumps(HEADER)), resume=True, overwrite=False)
     with pytest.raises(CtxextError) as refused:
         ResultsLog(tmp_path).begin(header, resume=True, overwrite=False)
-    assert f"as this run differs: {told}." in refused.value.message
+    assert f"as this run differs: {difference}." in refused.value.message
 
 
 def line(model, sample, **more):
@@ -197,7 +197,7 @@ CONFIG = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
 
 def plan_of(name, lengths, tasks, samples, depths, documents=(), config=CONFIG):
     info = SimpleNamespace(name=name, checkpoint=SimpleNamespace(config=config))
-    works = tuple(SimpleNamespace(keys=[SimpleNamespace(length=n) for n in own]) for own in documents)
+    works = tuple(SimpleNamespace(keys=[SimpleNamespace(length=n) for n in counts]) for counts in documents)
     return ModelPlan(info, lengths, tasks, works, Settings(samples=samples, depths=depths))
 
 
@@ -216,16 +216,16 @@ def test_what_a_run_costs_and_how_long_it_takes():
         plan_of("a", (1000, 3000), ("kv", "needle"), 3, (0.0, 1.0), [[500], [700]]),
         plan_of("b", (1000,), ("kv",), 3, (0.0,)),
     ]
-    told, clock = [], [100.0]
-    meter = Meter(plans, lambda *given: told.append(given), 3, clock=lambda: clock[0])
+    shown, clock = [], [100.0]
+    meter = Meter(plans, lambda *given: shown.append(given), 3, clock=lambda: clock[0])
     total = 12 * (cost(1000) + cost(3000)) + cost(500) + cost(700) + 3 * cost(1000)
     tokens = 12 * 4000 + 1200 + 3000
-    assert told == [(f"29 prompts and documents of {tokens:,} tokens", 0, total)]
+    assert shown == [(f"29 prompts and documents of {tokens:,} tokens", 0, total)]
     clock[0] = 200.0  # Loading takes a while, which says nothing of what is left.
     meter.begin()
     meter.skip("a", [500, 700], "a documents")
     reached = cost(500) + cost(700)
-    assert told[-1] == ("a documents", reached, total)
+    assert shown[-1] == ("a documents", reached, total)
     spent = 0
     for number, (seconds, lengths) in enumerate(((10.0, [1000, 1000]), (30.0, [3000])), 1):
         clock[0] += seconds
@@ -236,9 +236,9 @@ def test_what_a_run_costs_and_how_long_it_takes():
         assert left > 120
         minutes = f"{round(left / 60)} min left"
         advice = ", half of it with --samples 1" if left >= 600 else ""
-        assert told[-1] == (f"a kv ({minutes}{advice})", reached, total)
+        assert shown[-1] == (f"a kv ({minutes}{advice})", reached, total)
     meter.skip_plan(plans[1])
-    assert told[-1] == ("b", reached + 3 * cost(1000), total)
+    assert shown[-1] == ("b", reached + 3 * cost(1000), total)
 
 
 @pytest.mark.parametrize(
@@ -255,13 +255,13 @@ def test_what_a_run_costs_and_how_long_it_takes():
     ],
 )
 def test_time_left_in_words(seconds, shown):
-    told, clock = [], [0.0]
+    labels, clock = [], [0.0]
     meter = Meter(
-        [plan_of("a", (100,), ("kv",), 2, (0.5,))], lambda *given: told.append(given[0]), 2, clock=lambda: clock[0]
+        [plan_of("a", (100,), ("kv",), 2, (0.5,))], lambda *given: labels.append(given[0]), 2, clock=lambda: clock[0]
     )
     clock[0] = float(seconds)
     meter.advance("a", [100], "kv")
-    assert told[-1].startswith(f"kv ({shown}")
+    assert labels[-1].startswith(f"kv ({shown}")
 
 
 class Asked:
@@ -281,7 +281,7 @@ def test_portions_cover_every_sample_once_and_every_process_has_some(processes, 
     assert [work.length for work in works] == sorted(work.length for work in works)
     for length in (64, 128):
         samples = [work.samples for work in works if work.length == length]
-        assert [n for own in samples for n in own] == [0, 1, 2, 3, 4]
+        assert [n for numbers in samples for n in numbers] == [0, 1, 2, 3, 4]
         assert max(map(len, samples)) == size
     assert made.num_samples == 1 * 2 * 2 * 5 + 1
 
@@ -299,7 +299,7 @@ def info(reach=1024, table=False, kind="causal", trained=512, folder=None, noted
 
 
 @pytest.mark.parametrize(
-    ("asked", "lengths", "beyond", "told"),
+    ("asked", "lengths", "beyond", "advice"),
     [
         (info(), (256, 1024), False, None),
         (info(), (256, 1025), False, "--allow-beyond"),
@@ -310,13 +310,13 @@ def info(reach=1024, table=False, kind="causal", trained=512, folder=None, noted
         (info(), (), False, "--lengths"),
     ],
 )
-def test_lengths_that_a_model_does_not_claim(asked, lengths, beyond, told):
-    if told is None:
+def test_lengths_that_a_model_does_not_claim(asked, lengths, beyond, advice):
+    if advice is None:
         check_context_length(asked, lengths, allow_beyond=beyond)
     else:
         with pytest.raises(CtxextError) as refused:
             check_context_length(asked, lengths, allow_beyond=beyond)
-        assert told in refused.value.hint
+        assert advice in refused.value.hint
 
 
 @pytest.fixture
@@ -635,9 +635,9 @@ def test_other_documents_hold_no_answer():
 def test_lists_of_needles_ask_for_what_they_tell():
     for seed in range(10):
         values = NeedleValues().pieces(random.Random(seed))
-        told = [needle.rsplit(" ", 1)[1].rstrip(".") for needle in values.needles]
+        values_said = [needle.rsplit(" ", 1)[1].rstrip(".") for needle in values.needles]
         keys = {needle.split(" numbers of the ")[1].split(" is ")[0] for needle in values.needles[:-1]}
-        assert (tuple(told[:-1]), len(keys)) == (values.wanted, 1)
+        assert (tuple(values_said[:-1]), len(keys)) == (values.wanted, 1)
         assert next(iter(keys)) in values.question
         assert next(iter(keys)) not in values.needles[-1]
         several = NeedleQuestions().pieces(random.Random(seed))
@@ -718,7 +718,7 @@ def test_the_mean_of_ruler_is_named_by_what_was_run():
 
 
 @pytest.mark.parametrize(
-    ("tasks", "harness", "loading", "processes", "told"),
+    ("tasks", "harness", "loading", "processes", "message"),
     [
         (("needle",), (), {}, 1, None),
         (("needle", "perplexity", "short"), (), {}, 1, "perplexity and short"),
@@ -729,12 +729,12 @@ def test_the_mean_of_ruler_is_named_by_what_was_run():
         (("needle",), (), {}, 2, "starts its processes itself"),
     ],
 )
-def test_what_an_engine_cannot_be_asked(tasks, harness, loading, processes, told, monkeypatch):
+def test_what_an_engine_cannot_be_asked(tasks, harness, loading, processes, message, monkeypatch):
     monkeypatch.setattr(served, "vllm_version", lambda: "1")
-    if told is None:
+    if message is None:
         served.check_tasks(tasks, harness, Loading(**loading), processes)
     else:
-        with pytest.raises(CtxextError, match=told):
+        with pytest.raises(CtxextError, match=message):
             served.check_tasks(tasks, harness, Loading(**loading), processes)
 
 
@@ -795,15 +795,15 @@ def test_an_engine_is_given_prompts_without_their_answers():
 
 
 @pytest.mark.parametrize(
-    ("choices", "told"),
+    ("choices", "message"),
     [
         ({"dtype": "fp64"}, "not a dtype"),
         ({"engine": "other"}, "no engine"),
         ({"engine_arguments": {"a": 1}}, "those of an engine"),
     ],
 )
-def test_ways_of_loading_that_there_are_not(choices, told):
-    with pytest.raises(CtxextError, match=told):
+def test_ways_of_loading_that_there_are_not(choices, message):
+    with pytest.raises(CtxextError, match=message):
         Loading(**choices)
     Loading(engine="vllm", engine_arguments={"a": 1}, dtype="fp16")
 

@@ -37,7 +37,7 @@ def test_beginnings_that_leave_the_base(given, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"peft_type": "IA3"}, "it is IA3, and only LoRA is merged"),
         ({"peft_type": None}, "it is None, and only LoRA is merged"),
@@ -50,10 +50,10 @@ def test_beginnings_that_leave_the_base(given, tmp_path):
         ({"lora_bias": True}, 'its matrices have biases ("lora_bias")'),
     ],
 )
-def test_what_is_more_than_a_sum_of_matrices(changes, told, tmp_path):
+def test_what_is_more_than_a_sum_of_matrices(changes, message, tmp_path):
     with pytest.raises(CtxextError) as caught:
         read(tmp_path, **changes)
-    assert caught.value.message == f'"{tmp_path}" cannot be merged: {told}.'
+    assert caught.value.message == f'"{tmp_path}" cannot be merged: {message}.'
     assert "merge_and_unload" in caught.value.hint
 
 
@@ -65,15 +65,15 @@ def test_what_is_read_beside(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"lora_alpha": "8"}, '"lora_alpha" is "\'8\'", expected'),
         ({"alpha_pattern": {"q_proj": "8"}}, r'"alpha_pattern\.q_proj" is "\'8\'", expected'),
         ({"fan_in_fan_out": 1}, '"fan_in_fan_out" is "1", expected'),
     ],
 )
-def test_numbers_that_are_none(changes, told, tmp_path):
-    with pytest.raises(CtxextError, match=f'"adapter_config.json": {told}'):
+def test_numbers_that_are_none(changes, message, tmp_path):
+    with pytest.raises(CtxextError, match=f'"adapter_config.json": {message}'):
         read(tmp_path, **changes)
 
 

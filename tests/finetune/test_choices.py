@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
+from ctxext.evaluate.report.colours import series_style
 from ctxext.finetune import prepare
 from ctxext.finetune.batches import pose_positions, restarting_positions
 from ctxext.finetune.curve import draw_losses, smoothed
@@ -64,8 +65,8 @@ SETTLED = [
 
 @pytest.mark.parametrize(("choices", "expected"), SETTLED)
 def test_what_depends_on_the_base(choices, expected):
-    found = settled(**choices)
-    assert {name: getattr(found, name) for name in expected} == expected
+    options = settled(**choices)
+    assert {name: getattr(options, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -301,16 +302,16 @@ def test_what_is_said_of_the_data(counts, choices, lines):
 def test_remedies_that_are_left(choices, left):
     options = settled(**choices)
     facts = {field.name: 0 for field in dataclasses.fields(Plan)} | {"options": options}
-    found = [text.lstrip("-").split()[0].strip(":,").partition("-parallel")[0] for text in Plan(**facts).remedies]
-    assert found == left.split()
+    named = [text.lstrip("-").split()[0].strip(":,").partition("-parallel")[0] for text in Plan(**facts).remedies]
+    assert named == left.split()
     assert [Plan(**{**facts, "peak_memory": n, "available_memory": 5}).fits for n in (4, 5, 6)] == [True, True, False]
 
 
 def test_memory_at_another_length():
     cost = SimpleNamespace(logit_bytes=lambda length: 1000 * length)
-    found = Measured((10, 30), (50 + 10_000, 90 + 30_000), before=0, seconds=1.0, available=0)
-    assert found.peak_at(80, cost) == 90 + 2 * 50 + 80_000
-    falling = dataclasses.replace(found, peaks=(90 + 10_000, 50 + 30_000))
+    rising = Measured((10, 30), (50 + 10_000, 90 + 30_000), before=0, seconds=1.0, available=0)
+    assert rising.peak_at(80, cost) == 90 + 2 * 50 + 80_000
+    falling = dataclasses.replace(rising, peaks=(90 + 10_000, 50 + 30_000))
     assert falling.peak_at(80, cost) == 50 + 80_000, "more tokens never take less"
     options = settled(attention="shifted", group=8, micro_batch=2)
     made = Cost(tiny(), options, learned_share=0.5)
@@ -439,28 +440,28 @@ def mixed(tmp_path, weights=(None, None), sizes=(5, 9), **more):
         sources.append(Source(str(path), weight))
     tmp_path.joinpath("kept").mkdir(exist_ok=True)
     mixture = Mixture(sources, ("train",), RecordReader(), tmp_path / "kept", **{"seed": 0, **more})
-    found = []
+    texts = []
     for _, record, size in mixture:
         assert size == len(json.dumps(record))
         mixture.took(len(record["text"]))
-        found.append(record["text"])
-    return mixture, found
+        texts.append(record["text"])
+    return mixture, texts
 
 
 def test_all_records_once_in_an_order_of_the_seed_s(tmp_path):
     every = ["0" * n for n in range(1, 6)] + ["1" * n for n in range(1, 10)]
-    mixture, found = mixed(tmp_path)
-    assert sorted(found) == every
+    mixture, texts = mixed(tmp_path)
+    assert sorted(texts) == every
     assert (mixture.num_records, mixture.num_characters) == (14, sum(len(json.dumps({"text": t})) for t in every))
-    assert mixed(tmp_path)[1] == found != mixed(tmp_path, seed=1)[1]
+    assert mixed(tmp_path)[1] == texts != mixed(tmp_path, seed=1)[1]
 
 
 def test_weights_are_shares_and_the_smaller_source_comes_again(tmp_path):
-    mixture, found = mixed(tmp_path, (3.0, 1.0))
-    tokens = Counter(text[0] for text in found for _ in text)
+    mixture, texts = mixed(tmp_path, (3.0, 1.0))
+    tokens = Counter(text[0] for text in texts for _ in text)
     assert tokens["0"] / tokens["1"] == pytest.approx(3, abs=0.4)
-    assert {text for text in found if text[0] == "1"} == {"1" * n for n in range(1, 10)}, "until each was taken"
-    again = [text for text in found if text[0] == "0"]
+    assert {text for text in texts if text[0] == "1"} == {"1" * n for n in range(1, 10)}, "until each was taken"
+    again = [text for text in texts if text[0] == "0"]
     assert sorted(again[:5]) == sorted(again[5:10])
     assert again[:5] != again[5:10], "another order each time"
     assert mixture.num_records == 14
@@ -468,9 +469,9 @@ def test_weights_are_shares_and_the_smaller_source_comes_again(tmp_path):
 
 @pytest.mark.parametrize("share", [0.2, 0.8, 1.0])
 def test_long_records_have_their_share_of_the_tokens(share, tmp_path):
-    _, found = mixed(tmp_path, sizes=(1, 40), long_share=share, is_long=lambda text: len(text) > 30)
-    lengths = [len(text) for text in found]
-    is_long = [len(json.dumps({"text": text})) > 30 for text in found]
+    _, texts = mixed(tmp_path, sizes=(1, 40), long_share=share, is_long=lambda text: len(text) > 30)
+    lengths = [len(text) for text in texts]
+    is_long = [len(json.dumps({"text": text})) > 30 for text in texts]
     got = sum(n for n, long in zip(lengths, is_long, strict=True) if long) / sum(lengths)
     assert got == pytest.approx(share, abs=0.06)
 
@@ -480,21 +481,21 @@ def state(step=3, last=10, first=True):
 
 
 def test_the_line_of_a_step(tmp_path, monkeypatch):
-    told, clock = [], iter([100.0, 108.0])
+    shown, clock = [], iter([100.0, 108.0])
     monkeypatch.setattr("ctxext.finetune.watch.time.perf_counter", lambda: next(clock))
     monkeypatch.setattr("ctxext.finetune.watch.memory_in_use", lambda: 3 << 29)
     path = tmp_path / "steps.jsonl"
     path.write_text("".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3)) + '{"step": 2\n')
-    line = LiveLine(lambda *given: told.append(given), 1000, path)
+    line = LiveLine(lambda *given: shown.append(given), 1000, path)
     line.on_train_begin(None, state(2), None)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
     line.on_log(None, state(6), None, {"loss": 1.5, "learning_rate": 0.1, "grad_norm": 2.0, "epoch": 1})
-    assert told == [("step 6 / 10 · loss 1.500 · 500 tokens/s · 1.5 GiB · 8 s left", 6, 10)]
+    assert shown == [("step 6 / 10 · loss 1.500 · 500 tokens/s · 1.5 GiB · 8 s left", 6, 10)]
     expected = {"step": 6, "loss": 1.5, "learning_rate": 0.1, "grad_norm": 2.0, "tokens_per_second": 500.0}
     assert json.loads(path.read_text().splitlines()[-1]) == {**expected, "memory": 3 << 29, "seconds": 8.0}
     line.on_log(None, state(6), None, {"eval_loss": 1.0})
     line.on_log(None, state(6, first=False), None, {"loss": 1.0})
-    assert len(told) == 1
+    assert len(shown) == 1
     for loss in (math.nan, math.inf, -math.inf):
         with pytest.raises(CtxextError, match="not finite at step 6"):
             line.on_log(None, state(6), None, {"loss": loss})
@@ -527,18 +528,18 @@ def test_a_second_ctrl_c_is_python_s_own():
 
 
 def test_losses_by_position_begin_again_after_each_evaluation(tmp_path):
-    sums, told = PositionLosses(), []
+    sums, lines = PositionLosses(), []
     device = torch.device("cpu")
     for part, total, count in ((0, 4.0, 2), (0, 2.0, 1), (3, 5.0, 10)):
         sums.add(part, torch.tensor(total), count)
-    evaluations = Evaluations(sums, None, tmp_path / "steps.jsonl", told.append)
+    evaluations = Evaluations(sums, None, tmp_path / "steps.jsonl", lines.append)
     evaluations.on_evaluate(SimpleNamespace(device=device), state(), None, {"eval_loss": 1.25})
-    assert told == ["step 3: loss 1.250 on the evaluation data (2.000, –, –, 0.500 by position)"]
+    assert lines == ["step 3: loss 1.250 on the evaluation data (2.000, –, –, 0.500 by position)"]
     assert sums.take(device) == [None] * 4
     written = {"step": 3, "eval_loss": 1.25, "eval_loss_by_position": [2.0, None, None, 0.5]}
     assert json.loads((tmp_path / "steps.jsonl").read_text()) == written
     evaluations.on_evaluate(SimpleNamespace(device=device), state(first=False), None, {"eval_loss": 1.25})
-    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == len(told) == 1
+    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == len(lines) == 1
     assert needle_probe(None, None, None, 64, 0, num_processes=2) is None
 
 
@@ -560,10 +561,10 @@ def test_what_is_held_out_is_read_once_at_the_full_length(tmp_path):
     from ctxext.finetune.data import sequence_file
 
     torch.arange(3 * 256, dtype=torch.int32).numpy().tofile(sequence_file(tmp_path, 256))
-    found = held_out_sequences(tmp_path, options, 3, Reading())
-    assert len(found) == 3
-    assert {entry["input_ids"].shape for entry in (found[0], found[1], found[2])} == {(1, 256)}
-    assert len({int(found[n]["input_ids"][0, 0]) for n in range(3)}) == 3
+    sequences = held_out_sequences(tmp_path, options, 3, Reading())
+    assert len(sequences) == 3
+    assert {entry["input_ids"].shape for entry in (sequences[0], sequences[1], sequences[2])} == {(1, 256)}
+    assert len({int(sequences[n]["input_ids"][0, 0]) for n in range(3)}) == 3
 
 
 def test_a_run_is_known_by_its_model_data_and_choices(tmp_path):
@@ -652,7 +653,7 @@ def test_cards_of_a_training_say_what_it_was_made_of(tmp_path, monkeypatch):
     facts = []
     monkeypatch.setattr(card, "card_metadata", lambda checkpoint: {"license": "mit"})
     monkeypatch.setattr(card, "cautions_of", lambda checkpoint, recipe, model: ("Mind the gap.",))
-    monkeypatch.setattr(card, "render", lambda found: facts.append(found) or "card")
+    monkeypatch.setattr(card, "render", lambda card_facts: facts.append(card_facts) or "card")
     folder = make_base(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     config["ctxext"] |= {"source": "me/llama", "revision": "abc"}
@@ -676,3 +677,17 @@ def test_the_card_of_an_adapter_says_how_its_base_was_made(tmp_path):
     assert "yaml" not in text
     del config["ctxext"]
     assert "convert" not in card.adapter_card(Checkpoint("me/long", folder, config, revision="def"))
+
+
+def test_smoothing_keeps_a_slope_and_flattens_noise():
+    steps = range(1, 201)
+    assert smoothed(steps, [float(step) for step in steps]) == pytest.approx([float(step) for step in steps])
+    noisy = [float(step % 2) for step in steps]
+    assert max(abs(value - 0.5) for value in smoothed(steps, noisy)[10:-10]) < 0.1
+
+
+def test_sixteen_curves_are_told_apart_and_a_single_step_can_be_drawn(tmp_path):
+    assert len({series_style(number) for number in range(16)}) == 16
+    draw_losses([(1, 2.0)], [64], tmp_path / "one.png")
+    draw_losses([(step, 2.0) for step in range(1, 41)], [2 ** (step // 3) for step in range(40)], tmp_path / "many.png")
+    assert (tmp_path / "many.png").read_bytes().startswith(b"\x89PNG")

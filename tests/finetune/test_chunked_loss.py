@@ -1,6 +1,7 @@
 """The loss in pieces equals the family's own, with its gradients, for families with caps and scales too."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -13,8 +14,11 @@ from transformers import (
 )
 
 from ctxext.errors import CtxextError
+from ctxext.finetune.base import load_base, open_base
 from ctxext.finetune.loss import use_chunked_loss
+from ctxext.finetune.prepare import with_adapter
 from hand_made import nested
+from tiny_base import PARALLEL, TRAINED, make_base
 
 SIZES = {
     "vocab_size": 50,
@@ -68,10 +72,10 @@ def test_loss_and_gradients_equal_the_plain_forward(name, piece, frozen_head):
     labels[:, 0] = labels[1, 9:12] = -100
     given = {"input_ids": ids, "labels": labels, "position_ids": torch.arange(23).expand(2, -1)}
     given["attention_mask"] = torch.ones_like(ids)
-    expected, found = plain(**given).loss, pieces(**given).loss
-    assert torch.allclose(expected, found, atol=1e-5)
+    expected, loss_in_pieces = plain(**given).loss, pieces(**given).loss
+    assert torch.allclose(expected, loss_in_pieces, atol=1e-5)
     expected.backward()
-    found.backward()
+    loss_in_pieces.backward()
     for (name, one), two in zip(plain.named_parameters(), pieces.parameters(), strict=True):
         if one.grad is not None:
             assert torch.allclose(one.grad, two.grad, atol=1e-5), name
@@ -180,11 +184,11 @@ def test_dropout_is_off_while_it_is_tried_and_as_before_afterwards(training):
 
 def test_a_forward_that_somebody_replaced_stays_replaced():
     model = make("llama")
-    own = model.model.forward = model.model.forward
+    forward_before = model.model.forward = model.model.forward
     use_chunked_loss(model, 7)
     ids = torch.randint(3, 50, (1, 23))
     model(input_ids=ids, labels=ids)
-    assert model.model.__dict__["forward"] is own
+    assert model.model.__dict__["forward"] is forward_before
 
 
 def test_the_vocabulary_may_stand_in_a_configuration_within_another():
@@ -219,9 +223,9 @@ def test_an_encoder_is_held_against_labels_at_their_own_places():
     pieces, ids = copy.deepcopy(plain), torch.randint(3, 50, (2, 23))
     use_chunked_loss(pieces, 7, is_masked=True)
     labels = torch.where(torch.arange(23) % 5 == 2, ids, -100)
-    seen, found = given_to_the_base(pieces, input_ids=ids, labels=labels)
+    seen, loss_in_pieces = given_to_the_base(pieces, input_ids=ids, labels=labels)
     assert seen == {}
-    assert torch.allclose(found, plain(input_ids=ids, labels=labels).loss, atol=1e-5)
+    assert torch.allclose(loss_in_pieces, plain(input_ids=ids, labels=labels).loss, atol=1e-5)
 
 
 def test_what_lies_between_the_base_and_the_output_embedding_learns():
@@ -232,8 +236,8 @@ def test_what_lies_between_the_base_and_the_output_embedding_learns():
     use_chunked_loss(pieces, 7, is_masked=True)
     for model in (plain, pieces):
         model(input_ids=ids, labels=ids).loss.backward()
-    wanted, found = (model.cls.predictions.transform.dense.weight.grad for model in (plain, pieces))
-    assert torch.allclose(found, wanted, atol=1e-6)
+    wanted, gradient = (model.cls.predictions.transform.dense.weight.grad for model in (plain, pieces))
+    assert torch.allclose(gradient, wanted, atol=1e-6)
 
 
 def test_of_one_token_that_is_learned_the_loss_is_its_own():
@@ -270,9 +274,9 @@ def test_what_a_source_says_counts_in_training_where_it_knows_the_positions(trai
         answers = -mine[:, :-1].gather(-1, ids[:, 1:, None]).sum()
         divergence = (said.exp() * (said - mine)).sum()
     use_chunked_loss(model, 7, Says(source, known))
-    found = model(input_ids=ids, labels=ids, position_ids=places, num_items_in_batch=items).loss
+    mean_loss = model(input_ids=ids, labels=ids, position_ids=places, num_items_in_batch=items).loss
     wanted = answers / (items or 44) + (training and known) * 3 * divergence / (80 if items else 46)
-    assert found.item() == pytest.approx(wanted.item(), rel=1e-4)
+    assert mean_loss.item() == pytest.approx(wanted.item(), rel=1e-4)
 
 
 class Told:
@@ -289,8 +293,8 @@ class Told:
 @pytest.mark.parametrize("parts", [1, 3, 4])
 def test_the_loss_of_each_part_of_the_positions_is_told_outside_training(parts):
     model = make("llama")
-    told = Told(parts)
-    use_chunked_loss(model, 5, by_position=told)
+    losses = Told(parts)
+    use_chunked_loss(model, 5, by_position=losses)
     ids = torch.randint(3, 50, (2, 24))
     labels = ids.clone()
     labels[0, 9:12] = -100
@@ -302,13 +306,13 @@ def test_the_loss_of_each_part_of_the_positions_is_told_outside_training(parts):
     each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none", ignore_index=-100)
     size = 24 // parts
     wanted = [each[:, part * size : (part + 1) * size].sum().item() for part in range(parts)]
-    assert told.sums[0].tolist() == pytest.approx(wanted, rel=1e-4)
-    assert told.counts == [int((targets[:, part * size : (part + 1) * size] != -100).sum()) for part in range(parts)]
-    assert whole.item() == pytest.approx(sum(wanted) / sum(told.counts), rel=1e-4)
-    told.counts.clear()
+    assert losses.sums[0].tolist() == pytest.approx(wanted, rel=1e-4)
+    assert losses.counts == [int((targets[:, part * size : (part + 1) * size] != -100).sum()) for part in range(parts)]
+    assert whole.item() == pytest.approx(sum(wanted) / sum(losses.counts), rel=1e-4)
+    losses.counts.clear()
     model.train()
     model(input_ids=ids, labels=labels)
-    assert told.counts == []
+    assert losses.counts == []
 
 
 def test_labels_that_are_shifted_already_are_taken_as_they_are():
@@ -335,9 +339,9 @@ def test_the_sum_is_divided_by_what_the_trainer_counted():
     model = make("llama")
     use_chunked_loss(model, 5)
     ids = torch.randint(3, 50, (1, 21))
-    own = model(input_ids=ids, labels=ids).loss
+    alone = model(input_ids=ids, labels=ids).loss
     shared = model(input_ids=ids, labels=ids, num_items_in_batch=torch.tensor(80)).loss
-    assert torch.allclose(own * 20, shared * 80)
+    assert torch.allclose(alone * 20, shared * 80)
 
 
 def test_logits_of_the_whole_sequence_never_exist():
@@ -363,3 +367,35 @@ def test_logits_of_the_whole_sequence_never_exist():
         model(input_ids=ids, labels=ids).loss.backward()
     # The head's own gradient has vocabulary × width numbers; logits would have 400 × 5000.
     assert largest <= 5000 * 32
+
+
+def test_gradients_equal_those_of_the_same_weights_unpacked(tmp_path):
+    """bitsandbytes has a kernel without a gradient, and takes it once a model was in eval mode."""
+    functional = pytest.importorskip("bitsandbytes.functional")
+    base = open_base(str(make_base(tmp_path, hidden_size=64, intermediate_size=64)), 64)  # It packs blocks of 64.
+    options = dataclasses.replace(PARALLEL, quantize="4bit").settled(window=128, trained_length=TRAINED)
+    packed, plain = (
+        load_base(base, chosen, None)[0] for chosen in (options, dataclasses.replace(options, quantize="none"))
+    )
+    unpacked = dict(plain.named_parameters())
+    num_packed = 0
+    with torch.no_grad():
+        for name, weight in packed.named_parameters():
+            if hasattr(weight, "quant_state"):
+                num_packed += 1
+                unpacked[name].copy_(functional.dequantize_4bit(weight.data, weight.quant_state))
+    assert num_packed == 14
+    ids = torch.randint(2, 64, (2, 40), generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for model in (packed, plain):
+        use_chunked_loss(model)
+        torch.manual_seed(0)
+        trained = with_adapter(model, options)
+        # Away from zero, where one of the two matrices has no gradient.
+        for name, weight in trained.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.1)
+        trained.train()(input_ids=ids, labels=ids).loss.backward()
+        gradients.append({name: weight.grad for name, weight in trained.named_parameters() if weight.requires_grad})
+    for name, gradient in gradients[0].items():
+        assert torch.allclose(gradient, gradients[1][name], atol=1e-4, rtol=1e-3), name

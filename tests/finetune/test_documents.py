@@ -24,9 +24,9 @@ CHAT = [
 
 @pytest.fixture
 def tokenizer(base):
-    found = AutoTokenizer.from_pretrained(base)
-    found.chat_template = TEMPLATE
-    return found
+    tokenizer_with_template = AutoTokenizer.from_pretrained(base)
+    tokenizer_with_template.chat_template = TEMPLATE
+    return tokenizer_with_template
 
 
 def read(tmp_path, tokenizer, *records, **options):
@@ -111,8 +111,8 @@ def test_messages_of_weight_zero_are_read_and_not_learned(tmp_path, tokenizer):
 def test_other_formats_say_the_same_as_our_own(tmp_path, tokenizer):
     names = {"user": "human", "assistant": "gpt"}
     shared = [{"from": names[turn["role"]], "value": turn["content"]} for turn in CHAT]
-    found, wanted = (read(tmp_path, tokenizer, record) for record in ({"conversations": shared}, {"messages": CHAT}))
-    assert found == wanted
+    ids, wanted = (read(tmp_path, tokenizer, record) for record in ({"conversations": shared}, {"messages": CHAT}))
+    assert ids == wanted
     asked = {"instruction": "w2 w3", "input": "", "output": "w4"}
     assert read(tmp_path, tokenizer, asked) == read(tmp_path, tokenizer, {"messages": CHAT[:2]})
     tokenizer.chat_template = None

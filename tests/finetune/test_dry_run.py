@@ -23,18 +23,18 @@ def plan(base, options=QUICK, **others):
 
 def test_it_says_what_a_training_reports(base, tmp_path):
     options = dataclasses.replace(QUICK, steps=3)
-    found, done = plan(base, options), tune(base, tmp_path / "out", options)
-    assert found.data == done.data
-    assert (found.num_trained, found.num_parameters) == (done.num_trained, done.num_parameters)
-    assert found.num_tokens == 64 * found.data.num_sequences + 32 * sum(found.data.num_shorter.values())
-    assert found.seconds_per_step > 0
-    assert json.dumps(found.to_dict())
+    planned, done = plan(base, options), tune(base, tmp_path / "out", options)
+    assert planned.data == done.data
+    assert (planned.num_trained, planned.num_parameters) == (done.num_trained, done.num_parameters)
+    assert planned.num_tokens == 64 * planned.data.num_sequences + 32 * sum(planned.data.num_shorter.values())
+    assert planned.seconds_per_step > 0
+    assert json.dumps(planned.to_dict())
 
 
 def test_what_does_not_fit_gets_remedies_that_are_left(base):
-    found = plan(base, dataclasses.replace(QUICK, micro_batch=2, checkpointing=True))
-    assert found.fits
-    tight = dataclasses.replace(found, available_memory=found.peak_memory - 1)
+    planned = plan(base, dataclasses.replace(QUICK, micro_batch=2, checkpointing=True))
+    assert planned.fits
+    tight = dataclasses.replace(planned, available_memory=planned.peak_memory - 1)
     assert not tight.fits
     assert tight.remedies[0].startswith("--micro-batch 1")
     assert not any(text.startswith("--checkpointing") for text in tight.remedies)

@@ -39,12 +39,12 @@ def test_it_learns_and_reports(base, tmp_path):
     lines, steps = [], []
     out = tmp_path / "out"
     options = change(steps=30, learning_rate=1e-2, batch_size=4, micro_batch=2)
-    done = tune(base, out, options, is_drawn=True, tell=lines.append, progress=lambda *told: steps.append(told))
+    done = tune(base, out, options, is_drawn=True, tell=lines.append, progress=lambda *state: steps.append(state))
     long = [loss for step, loss in done.losses if step % 5]
     assert sum(long[-5:]) / 5 < sum(long[:5]) / 5 - 0.2
     assert lines[0] == "data: 24 documents, 3,120 tokens → 48 sequences of 64; 48 tokens dropped"
     assert lines[1:] == ["      and 48 of 32 tokens", "      each sequence is seen 2.0 times"]
-    assert [told[1] for told in steps if "loss" in told[0]] == list(range(1, 31))
+    assert [state[1] for state in steps if "loss" in state[0]] == list(range(1, 31))
     assert "tokens/s" in steps[0][0]
     report = json.loads((out / "finetune.json").read_text())
     assert report["data"]["num_sequences"] == 48
@@ -59,7 +59,7 @@ def test_it_learns_and_reports(base, tmp_path):
 
 def test_the_same_seed_gives_the_same_weights(base, tmp_path):
     for name, seed in (("one", 1), ("two", 1), ("three", 2)):
-        tune(base, tmp_path / name, change(seed=seed, steps=3))
+        tune(base, tmp_path / name, change(seed=seed, steps=2))
     assert furthest(adapter(tmp_path / "one"), adapter(tmp_path / "two")) == 0
     assert furthest(adapter(tmp_path / "one"), adapter(tmp_path / "three")) > 1e-3
 
@@ -72,14 +72,14 @@ def test_accumulation_and_checkpointing_change_nothing(base, tmp_path):
 
 @pytest.mark.parametrize("dropout", [0.0, pytest.param(0.3, marks=pytest.mark.thorough)])
 def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout, our_processes):
-    options = change(dropout=dropout)
+    options = change(dropout=dropout, save_every=2)
     tune(base, tmp_path / "straight", options)
     script = (
         "import os, signal, sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
         "from pathlib import Path\nfrom tiny_base import QUICK, tune\nimport dataclasses\n"
         "def stop(text, done, total):\n    if done == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"options = dataclasses.replace(QUICK, dropout={dropout})\n"
+        f"options = dataclasses.replace(QUICK, dropout={dropout}, save_every=2)\n"
         f"tune(Path({str(base)!r}), Path({str(tmp_path / 'killed')!r}), options, progress=stop)\n"
     )
     result = our_processes.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -135,7 +135,7 @@ def stop_after(step):
 def test_resume_refuses_other_settings_and_another_recipe(base, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(Stopped):
-        tune(base, out, progress=stop_after(3))
+        tune(base, out, change(save_every=2), progress=stop_after(3))
     kept = sorted(path.name for path in training_folder(out).iterdir())
     with pytest.raises(CtxextError, match='another rank: "4", not "8"'):
         tune(base, out, change(rank=8), resume=True)
@@ -211,10 +211,10 @@ def test_what_this_machine_lacks_is_said(base, tmp_path, monkeypatch):
 
 
 def test_data_that_is_too_short_is_refused(base, tmp_path):
-    for found, message in (([], "no text"), (documents(4, 20), "longest has 20")):
+    for texts, message in (([], "no text"), (documents(4, 20), "longest has 20")):
         with pytest.raises(CtxextError, match=message):
             finetune(
-                str(base), tmp_path / "out", lambda *_, found=found: map(Document, found), QUICK, data={"name": "short"}
+                str(base), tmp_path / "out", lambda *_, texts=texts: map(Document, texts), QUICK, data={"name": "short"}
             )
     assert list(tmp_path.iterdir()) == []
 
@@ -314,7 +314,7 @@ def test_optimizers_are_the_trainers_own(base, tmp_path):
         ("betas", {"beta1": 0.5, "beta2": 0.6}),
         ("noise", {"neftune": 20.0}),
     ):
-        tune(base, tmp_path / name, change(steps=3, **options))
+        tune(base, tmp_path / name, change(steps=2, **options))
         if name != "plain":
             assert furthest(adapter(tmp_path / name), adapter(tmp_path / "plain")) > 1e-4, name
     with pytest.raises(CtxextError, match='--optimizer "adamw_torh"') as caught:
@@ -337,7 +337,7 @@ def test_muon_is_torchs_own_with_adamw_beside_it(base):
     assert len(tables) == 2
     groups = [{"params": tables, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=0.02, betas=(0.9, 0.95))
-    schedules = [torch.optim.lr_scheduler.LambdaLR(own, lambda step: 0.5**step) for own in (pair, muon, adamw)]
+    schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: 0.5**step) for each in (pair, muon, adamw)]
     ids = torch.arange(24).view(2, 12)
     for _ in range(3):
         for model, optimizers in zip(models, ([pair], [muon, adamw]), strict=True):

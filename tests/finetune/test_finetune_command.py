@@ -66,8 +66,8 @@ def test_adapter_and_merge_by_itself(base, data, tmp_path):
 
 def test_demo_documents_are_made_for_any_tokenizer(base, tmp_path):
     result = run("finetune", base, tmp_path / "out", "--data", "demo", *OPTIONS, "--json")
-    found = json.loads(result.stdout)["data"]
-    assert found["num_sequences"] == 6
+    data_report = json.loads(result.stdout)["data"]
+    assert data_report["num_sequences"] == 6
 
 
 def test_before_and_after_in_one_report(base, data, tmp_path):
@@ -109,9 +109,9 @@ def test_interrupted_and_resumed(base, data, tmp_path):
     while process.poll() is None and not (steps.is_file() and steps.read_text()):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate()
+    _, errors = process.communicate()
     assert process.returncode != 0
-    assert f"ctxext {' '.join(map(str, words))} --resume" in told
+    assert f"ctxext {' '.join(map(str, words))} --resume" in errors
     assert not (tmp_path / "out").exists()
     done = len(steps.read_text().splitlines())
     assert 0 < done < 400
@@ -134,12 +134,13 @@ def test_a_dry_run_trains_nothing(base, data, tmp_path):
 
 
 def test_epochs_see_all_of_the_data(base, data, tmp_path):
-    """24 documents of two sequences each: two epochs of batches of four are 24 steps."""
+    """6 documents of two sequences each: two epochs of batches of four are 6 steps."""
+    write_jsonl(data, count=6)
     words = ("--length", "64", "--epochs", "2", "--batch-size", "4", "--rank", "4", "--short-share", "0", "--no-merge")
     result = run("finetune", base, tmp_path / "out", "--data", data, *words, "--json")
     content = json.loads(result.stdout)
-    assert content["options"]["steps"] == len(content["losses"]) == 24
-    assert content["data"]["num_documents"] == 24
+    assert content["options"]["steps"] == len(content["losses"]) == 6
+    assert content["data"]["num_documents"] == 6
     assert "each sequence is seen 2.0 times" in result.stderr
     with pytest.raises(CtxextError, match="demo has no end"):
         run("finetune", base, tmp_path / "other", "--data", "demo", *words)

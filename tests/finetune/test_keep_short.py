@@ -60,12 +60,12 @@ def test_divergence_and_its_gradients_equal_the_plain_formula(piece, frozen_head
     labels = ids.clone()
     labels[:, :15] = -100
     given = {"input_ids": ids, "position_ids": torch.arange(20).expand(2, -1), "attention_mask": torch.ones_like(ids)}
-    found = pieces(**given, labels=labels, num_items_in_batch=10).loss
+    loss_in_pieces = pieces(**given, labels=labels, num_items_in_batch=10).loss
     mine, said = plain(**given).logits.log_softmax(-1), teacher(**given).logits.log_softmax(-1)
     answers = torch.nn.functional.cross_entropy(mine[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
     expected = answers / 10 + WEIGHT * (said.exp() * (said - mine)).sum() / 80
-    assert abs(found.item() - expected.item()) < 1e-4
-    found.backward()
+    assert abs(loss_in_pieces.item() - expected.item()) < 1e-4
+    loss_in_pieces.backward()
     expected.backward()
     for (name, one), two in zip(pieces.named_parameters(), plain.parameters(), strict=True):
         assert (one.grad is None) == (two.grad is None), name

@@ -40,10 +40,10 @@ def test_loss_and_gradients_equal_the_plain_forward(model_type, piece, frozen_he
     ids = torch.randint(5, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
     ids, labels = make_masker(tokenizer, 0.4)(ids, ids.clone(), "seed")
     given = {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
-    expected, found = plain(**given).loss, pieces(**given).loss
-    assert torch.allclose(expected, found, atol=1e-5)
+    expected, loss_in_pieces = plain(**given).loss, pieces(**given).loss
+    assert torch.allclose(expected, loss_in_pieces, atol=1e-5)
     expected.backward()
-    found.backward()
+    loss_in_pieces.backward()
     for (name, one), two in zip(plain.named_parameters(), pieces.named_parameters(), strict=True):
         if one.grad is not None:
             assert torch.allclose(one.grad, two[1].grad, atol=1e-5), name

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -15,6 +14,7 @@ from ctxext.checkpoint.opening import read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.finetune import merge
 from ctxext.recipes import MsPoE, Yarn
+from ctxext.system.isolated import SETTINGS
 from tiny_base import QUICK, load, logits, make_base, tune
 
 MSPOE = MsPoE(head_order="fixed", first_layer=0, schedule="by-parts", ratio_min=1.5, ratio_max=4)
@@ -46,9 +46,9 @@ def test_merged_equals_the_adapter_on_its_base(tmp_path, case, tied):
     base = make_base(tmp_path, tie_word_embeddings=tied)
     out = tmp_path / "out"
     tune(base, out, change(**CASES[case]))
-    found, expected, before = logits(load(out)), logits(with_adapter(base, out)), logits(load(base))
-    assert (found - expected).abs().max() < 1e-4
-    assert (found - before).abs().max() > 1e-2
+    merged, expected, before = logits(load(out)), logits(with_adapter(base, out)), logits(load(base))
+    assert (merged - expected).abs().max() < 1e-4
+    assert (merged - before).abs().max() > 1e-2
     if case == "norms and embeddings":
         header, old = (read_safetensors_header(folder / "model.safetensors") for folder in (out, base))
         assert header == old
@@ -69,7 +69,7 @@ def test_a_base_in_four_bits_is_merged_into_its_own_weights(tmp_path):
     assert "base in 4bit while training" in (out / "ctxext.json").read_text()
 
 
-def test_mspoe_base_keeps_its_code_and_loads_without_ctxext(tmp_path):
+def test_mspoe_base_keeps_its_code_and_loads_without_ctxext(tmp_path, clean_processes):
     base, out = make_base(tmp_path, Yarn(factor=4), MSPOE), tmp_path / "tuned"
     tune(base, out)
     assert (logits(load(out)) - logits(with_adapter(base, out))).abs().max() < 1e-4
@@ -92,7 +92,8 @@ def test_mspoe_base_keeps_its_code_and_loads_without_ctxext(tmp_path):
         "ids = torch.randint(2, 64, (2, 48), generator=torch.Generator().manual_seed(1))\n"
         f"torch.save(model(ids).logits, {str(tmp_path / 'logits.pt')!r})"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    result = clean_processes.run([sys.executable, "-c", script], capture_output=True, env={**os.environ, **SETTINGS})
+    assert result.returncode == 0, result.stderr
     assert (torch.load(tmp_path / "logits.pt") - logits(load(out))).abs().max() < 1e-6
 
 
@@ -152,7 +153,7 @@ def test_adapter_names_no_folder_of_this_machine(tuned):
 
 def test_progress_ends_with_all_of_the_bytes(base, tuned, tmp_path):
     seen = []
-    merge(str(base), tuned / "adapter", tmp_path / "out", progress=lambda *told: seen.append(told))
+    merge(str(base), tuned / "adapter", tmp_path / "out", progress=lambda *state: seen.append(state))
     size = (base / "model.safetensors").stat().st_size
     assert seen[-1] == ("merging", size, size)
     assert [done for _, done, _ in seen] == sorted({done for _, done, _ in seen})

@@ -81,10 +81,10 @@ def test_every_file_comes_along_but_weights_in_other_forms_and_an_older_adapter(
     (adapter / "runs" / "deep").mkdir(parents=True)
     (adapter / "runs" / "deep" / "note.txt").write_text("")
     seen, out = [], tmp_path / "out"
-    done = merge(str(model), adapter, out, progress=lambda *told: seen.append(told))
-    own = ["adapter_config.json", "adapter_model.safetensors", "runs/deep/note.txt"]
+    done = merge(str(model), adapter, out, progress=lambda *state: seen.append(state))
+    of_the_adapter = ["adapter_config.json", "adapter_model.safetensors", "runs/deep/note.txt"]
     written = ["README.md", "config.json", "ctxext.json", "model.safetensors", *kept]
-    assert names(out) == sorted([*written, *(f"adapter/{name}" for name in own)])
+    assert names(out) == sorted([*written, *(f"adapter/{name}" for name in of_the_adapter)])
     assert {name: (out / name).read_text() for name in kept} == kept
     assert load_file(out / "model.safetensors")[QUERY].tolist() == [[1.0] * 4] * 4
     assert (done.folder, done.num_changed, done.num_tensors) == (out, 1, 2)
@@ -178,7 +178,7 @@ def test_where_the_language_model_is_nested_its_tie_is_cut_there_too(tmp_path, i
     assert new.get("tie_word_embeddings") == (False if is_cut else None)
 
 
-def told(folder, config, tensors):
+def ties_of(folder, config, tensors):
     return tied_embeddings(open_checkpoint(str(make(folder, config, tensors))))
 
 
@@ -196,7 +196,7 @@ def test_whether_the_output_embedding_is_the_input_embedding(tmp_path, model_typ
     config = {**LLAMA, "model_type": model_type, "tie_word_embeddings": stated}
     if stated is None:
         del config["tie_word_embeddings"]
-    assert told(tmp_path / "model", config, TENSORS) == ({HEAD: EMBEDDING} if is_tied else {})
+    assert ties_of(tmp_path / "model", config, TENSORS) == ({HEAD: EMBEDDING} if is_tied else {})
 
 
 @pytest.mark.parametrize(
@@ -208,9 +208,9 @@ def test_where_only_the_output_embedding_is_named_the_other_is_found_by_its_size
     monkeypatch.setattr(LlamaForCausalLM, "_tied_weights_keys", keys)
     shapes = {"a": (6,), "b": (6, 1, 4), "c": (4, 6), head: (6, 4), "z.weight": (6, 4)}
     tensors = {name: torch.ones(shape) for name, shape in shapes.items()}
-    assert told(tmp_path / "model", LLAMA, tensors) == {head: "z.weight"}
+    assert ties_of(tmp_path / "model", LLAMA, tensors) == {head: "z.weight"}
     del tensors["z.weight"]
-    assert told(tmp_path / "none", LLAMA, tensors) == {}
+    assert ties_of(tmp_path / "none", LLAMA, tensors) == {}
 
 
 def test_an_encoder_ties_the_head_of_its_own_class(tmp_path, monkeypatch):
@@ -219,7 +219,7 @@ def test_an_encoder_ties_the_head_of_its_own_class(tmp_path, monkeypatch):
     monkeypatch.setattr(BertForMaskedLM, "_tied_weights_keys", {"cls.decoder.weight": "embeddings.weight", "x": "gone"})
     config = {**LLAMA, "model_type": "bert", "architectures": ["BertForMaskedLM"]}
     tensors = {"bert.embeddings.weight": torch.ones(6, 4), "embeddings.weight": torch.ones(6, 4)}
-    assert told(tmp_path / "model", config, tensors) == {"cls.decoder.weight": "embeddings.weight"}
+    assert ties_of(tmp_path / "model", config, tensors) == {"cls.decoder.weight": "embeddings.weight"}
 
 
 def test_an_adapter_is_saved_without_its_optimizer_and_with_the_name_of_its_base(tmp_path, model, adapter):

@@ -1,5 +1,6 @@
 """Whose OUT it is while a run trains for hours, and what its leftovers do to the next run."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from ctxext.errors import CtxextError
 from ctxext.finetune import run
 from ctxext.finetune.run import training_folder
 from ctxext.system.output_directory import beside, foreign_files
-from tiny_base import tune
+from tiny_base import QUICK, tune
+
+SHORT = dataclasses.replace(QUICK, steps=1)
 
 HOLD = """
 import sys, time
@@ -59,7 +62,7 @@ def test_what_is_put_into_out_meanwhile_stays(given, base, tmp_path):
         (out / "thesis.txt").write_text("years")
 
     with pytest.raises(CtxextError, match=r'was filled while this ran.*the result is ".*out-2"'):
-        tune(base, out, tell=put, **given)
+        tune(base, out, SHORT, tell=put, **given)
     assert (out / "thesis.txt").read_text() == "years"
     assert foreign_files(tmp_path / "out-2") == []
     assert (tmp_path / "out-2" / "model.safetensors").is_file()
@@ -67,12 +70,12 @@ def test_what_is_put_into_out_meanwhile_stays(given, base, tmp_path):
 
 def test_only_what_is_said_may_go(base, tmp_path):
     out = tmp_path / "out"
-    tune(base, out, merge=False)
-    tune(base, out, merge=False, overwrite=True)
+    tune(base, out, SHORT, merge=False)
+    tune(base, out, SHORT, merge=False, overwrite=True)
     (out / "adapter" / "mine.txt").write_text("")
     with pytest.raises(CtxextError, match=r'did not make: "adapter/mine\.txt"'):
-        tune(base, out, overwrite=True)
-    tune(base, out, overwrite_anything=True)
+        tune(base, out, SHORT, overwrite=True)
+    tune(base, out, SHORT, overwrite_anything=True)
     assert names(tmp_path) == ["out"]
     assert not (out / "adapter" / "mine.txt").exists()
 

@@ -57,9 +57,9 @@ def test_what_it_gives_is_the_digest_of_what_it_wrote(tmp_path):
 @pytest.mark.parametrize("name", OLD)
 def test_one_tensor_changes(name, dtype, again):
     old, new = again({key: tensor.to(dtype) for key, tensor in OLD.items()}, Add(name))
-    found = load_file(new)
+    written = load_file(new)
     for key, tensor in OLD.items():
-        assert torch.equal(found[key], (tensor + (key == name)).to(dtype)), key
+        assert torch.equal(written[key], (tensor + (key == name)).to(dtype)), key
     assert read_safetensors_header(new) == read_safetensors_header(old)
 
 
@@ -68,9 +68,9 @@ def test_an_output_embedding_of_its_own_comes_behind_all_others(head, again):
     """By names of eight lengths, as the header is filled up so that the numbers begin at a multiple of eight bytes."""
     seen = []
     old, new = again(OLD, Add(head, **{head: "embed"}), seen.append)
-    found = load_file(new)
-    assert torch.equal(found.pop(head), OLD["embed"] + 1)
-    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+    written = load_file(new)
+    assert torch.equal(written.pop(head), OLD["embed"] + 1)
+    assert {name: tensor.tolist() for name, tensor in written.items()} == {
         name: tensor.tolist() for name, tensor in OLD.items()
     }
     before, after = read_safetensors_header(old), read_safetensors_header(new)
@@ -86,10 +86,10 @@ def test_an_output_embedding_of_its_own_comes_behind_all_others(head, again):
 
 def test_two_output_embeddings_come_one_behind_the_other(again):
     _, new = again(OLD, Add("first", "embed", first="embed", second="a"))
-    found = load_file(new)
-    assert torch.equal(found["first"], OLD["embed"] + 1)
-    assert torch.equal(found["embed"], OLD["embed"] + 1)
-    assert torch.equal(found["second"], OLD["a"])
+    written = load_file(new)
+    assert torch.equal(written["first"], OLD["embed"] + 1)
+    assert torch.equal(written["embed"], OLD["embed"] + 1)
+    assert torch.equal(written["second"], OLD["a"])
 
 
 def test_an_output_embedding_that_is_stored_keeps_its_place(again):

@@ -38,10 +38,10 @@ def test_equals_the_reference(heads, key_heads, padding, window):
     if padding:
         mask = torch.ones(2, 18, dtype=torch.bool)
         mask[1, slice(0, 5) if padding == "left" else slice(13, 18)] = False
-    found = shifted_attention(query, key, value, mask, group=8, sliding_window=window)
+    attended = shifted_attention(query, key, value, mask, group=8, sliding_window=window)
     expected = reference(query, key, value, mask, 8, window)
     real = torch.ones(2, 18, dtype=torch.bool) if mask is None else mask
-    assert (found - expected)[real].abs().max() < 1e-5
+    assert (attended - expected)[real].abs().max() < 1e-5
 
 
 def test_groups_cover_the_sequence_once():

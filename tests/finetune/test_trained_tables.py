@@ -6,11 +6,14 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from ctxext.errors import CtxextError
 from ctxext.finetune import merge
 from ctxext.finetune.dry_run import dry_run
+from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.recipes.methods.range import Range
+from ctxext.verify import verify
 from tiny_encodings import LENGTH, VOCABULARY, load, save, save_tokenizer
 from tiny_tables import CAUSAL, ENCODERS, OPTIONS, change, make_base, texts, tune, weights
 
@@ -22,9 +25,9 @@ def logits(model, length=2 * LENGTH):
 
 
 def table_of(folder):
-    found = {name: value for name, value in weights(folder).items() if name.endswith(TABLES)}
-    assert len(found) == 1, found.keys()
-    return next(iter(found.values()))
+    tables = {name: value for name, value in weights(folder).items() if name.endswith(TABLES)}
+    assert len(tables) == 1, tables.keys()
+    return next(iter(tables.values()))
 
 
 TABLES = ("position_embeddings.weight", "embed_positions.weight", "wpe.weight")
@@ -136,3 +139,17 @@ def test_a_dry_run_says_what_it_would_take(model_type, tmp_path):
     plan = dry_run(str(base), lambda *_: iter(texts()), OPTIONS)
     assert plan.num_trained > table_of(base).numel()
     assert plan.peak_memory > 0
+
+
+@pytest.mark.parametrize("name", ["bloom", "mpt"])
+def test_it_is_trained_merged_and_verified(name, tmp_path):
+    base = make_base(tmp_path, name, NtkAlibi(factor=2))
+    tune(base, tmp_path / "out", change(steps=3))
+    statuses = {one.check: one.status for one in verify(str(tmp_path / "out"))}
+    assert set(statuses.values()) == {"passed"}, statuses
+    one, other = (
+        AutoModelForCausalLM.from_pretrained(p, trust_remote_code=True).eval() for p in (base, tmp_path / "out")
+    )
+    with torch.no_grad():
+        ids = torch.arange(5, 25)[None]
+        assert not torch.equal(one(ids).logits, other(ids).logits)

@@ -214,13 +214,13 @@ def test_every_epoch_has_each_sequence_once_in_another_order(tmp_path):
 
 def test_pose_positions_reach_the_target():
     """Section 3.2: the first chunk at 0, the second skipped uniformly; all below the target, unit steps but one."""
-    found = [pose_positions(16, 64, random.Random(seed)) for seed in range(2000)]
-    for positions in found:
+    samples = [pose_positions(16, 64, random.Random(seed)) for seed in range(2000)]
+    for positions in samples:
         assert positions[0] == 0
         assert positions[-1] < 64
         steps = [b - a for a, b in pairwise(positions)]
         assert sum(step != 1 for step in steps) <= 1
-    skips = [positions[-1] - 15 for positions in found]
+    skips = [positions[-1] - 15 for positions in samples]
     assert min(skips) == 0
     assert max(skips) == 48
     assert abs(sum(skips) / len(skips) - 24) < 1.5

@@ -155,7 +155,7 @@ def test_hidden_values_come_back_for_all_who_read_them(tmp_path, run):
     assert run("inspect", folder).exit_code == 0
 
 
-def test_it_is_loaded_without_a_warning(tmp_path, monkeypatch, caplog):
+def test_it_is_loaded_without_a_warning(tmp_path, monkeypatch):
     """transformers reads config.json before any model's code; a validator is registered before that."""
     folder = converted("llama", tmp_path)
     folder = folder.rename(tmp_path / "loaded_without_a_warning")  # Code is kept by the folder's name.
@@ -165,10 +165,19 @@ def test_it_is_loaded_without_a_warning(tmp_path, monkeypatch, caplog):
     functions = getattr(modeling_rope_utils, "ROPE_VALIDATION_FUNCTIONS", {})
     if SENTINEL in functions:
         monkeypatch.delitem(functions, SENTINEL)
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    with caplog.at_level(logging.WARNING, "transformers"):
+    messages = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
+    try:
         load(folder)
-    assert [record.message for record in caplog.records if "rope" in record.message.lower()] == []
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+    assert [message for message in messages if "rope" in message.lower()] == []
 
 
 @pytest.mark.slow

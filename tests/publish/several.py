@@ -21,10 +21,10 @@ app.command()(verify)
 answers = []
 for words in json.loads(sys.stdin.read()):
     result = CliRunner().invoke(app, words)
-    error, told = result.exception, result.stderr
+    error, message = result.exception, result.stderr
     if isinstance(error, CtxextError):
-        told += f"error: {error.message}\nhint: {error.hint}\n"
+        message += f"error: {error.message}\nhint: {error.hint}\n"
     elif error is not None and not isinstance(error, SystemExit):
         raise error
-    answers.append([result.exit_code, result.stdout, told])
+    answers.append([result.exit_code, result.stdout, message])
 sys.stdout.write(json.dumps(answers))

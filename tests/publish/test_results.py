@@ -90,10 +90,10 @@ def test_perplexity_by_length_and_the_cost_inside():
     assert rows(table) == [["demo (demo's)", "2.72", "7.39"], ["**mine (mine's)**", "7.39", "7.39"]]
     assert "| perplexity over the first | 256 tokens | 512 tokens |" in table
     assert table.endswith("![Loss by position](report/perplexity.png)")
-    own, other = rows(short_table(content, mine(content)))[::-1]
+    ours, other = rows(short_table(content, mine(content)))[::-1]
     assert other == ["demo (demo's)", "2.718", "", ""]
-    assert own[:3] == ["**mine (mine's)**", "3.669", "+0.3000"]  # exp(1.3); the mean of 0.5 and 0.1.
-    assert own[3] == "-2.2412 to +2.8412"  # Of two documents: 12.706 × 0.2 each way.
+    assert ours[:3] == ["**mine (mine's)**", "3.669", "+0.3000"]  # exp(1.3); the mean of 0.5 and 0.1.
+    assert ours[3] == "-2.2412 to +2.8412"  # Of two documents: 12.706 × 0.2 each way.
     for entry in content["models"]:
         entry["perplexity"] = entry["short"] = None
     assert perplexity_table(content, mine(content), PICTURES) == short_table(content, mine(content)) == ""

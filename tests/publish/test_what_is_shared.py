@@ -168,20 +168,20 @@ def test_a_report_about_another_checkpoint_is_refused(converted, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("named", "base", "found", "revision"),
+    ("named", "base", "base_name", "revision"),
     [("me/base", None, "me/base", "main"), ("me/base", "you/other", "you/other", None)],
 )
-def test_the_base_of_an_adapter(named, base, found, revision, tmp_path):
+def test_the_base_of_an_adapter(named, base, base_name, revision, tmp_path):
     folder = adapter(tmp_path / "lora", named, r=4)
     plan = prepare(folder, "me/lora", PushOptions(base=base))
     stage(plan, tmp_path)
     config = read_json(tmp_path / "adapter_config.json")
-    assert config == {"base_model_name_or_path": found, "revision": revision, "r": 4}
-    assert plan.base == found
-    assert (tmp_path / "README.md").read_text() == CARD.replace("me/base", found)
+    assert config == {"base_model_name_or_path": base_name, "revision": revision, "r": 4}
+    assert plan.base == base_name
+    assert (tmp_path / "README.md").read_text() == CARD.replace("me/base", base_name)
     assert (tmp_path / "adapter_model.safetensors").read_bytes() == (folder / "adapter_model.safetensors").read_bytes()
     (folder / "README.md").unlink()
-    assert f'base_model: "{found}"' in prepare(folder, "me/lora", PushOptions(base=base)).card
+    assert f'base_model: "{base_name}"' in prepare(folder, "me/lora", PushOptions(base=base)).card
 
 
 @pytest.mark.parametrize("named", ["/b", "b", "/home/me/b", "a/b/c", ""])

@@ -9,6 +9,14 @@ from hand_made import make_tokenizer, tiny_llama
 TRAINED = 320
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_pictures():
+    """The Pareto front is laid out and not drawn, as that takes longer than a short search."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ctxext.search.picture.as_png", lambda figure: b"not drawn")
+        yield
+
+
 @pytest.fixture(scope="session")
 def source(tmp_path_factory) -> Path:
     """A tiny random Llama with its tokenizer, as a folder."""

@@ -146,7 +146,7 @@ def checked(measurement, stock, **more):
 
 
 @pytest.mark.parametrize(
-    ("found", "is_better"),
+    ("winner", "is_better"),
     [
         (measured((0.2, 0.2), share=0.75), True),
         (measured((0.2, 0.2), share=0.5), False),
@@ -155,8 +155,8 @@ def checked(measurement, stock, **more):
         (None, False),
     ],
 )
-def test_nothing_less_is_a_reason_to_change_a_model(found, is_better):
-    assert checked(found, measured((0.5, 0.5), share=0.5)).is_better is is_better
+def test_nothing_less_is_a_reason_to_change_a_model(winner, is_better):
+    assert checked(winner, measured((0.5, 0.5), share=0.5)).is_better is is_better
 
 
 def test_a_gain_within_chance_is_none():
@@ -220,7 +220,7 @@ def test_whoever_surely_lost_is_asked_no_further(monkeypatch):
     eval_set = SimpleNamespace(parts=lambda: iter(["first", "second", "third"]))
     finalists = final_evaluation.run_off(Bench, eval_set, points, 0.01, math.inf)
     assert [one.trial.number for one in finalists] == [0, 3]
-    models = {part: [model for model, own in asked if own == part] for part in ("first", "second", "third")}
+    models = {part: [model for model, asked_of in asked if asked_of == part] for part in ("first", "second", "third")}
     assert set(models["first"]) == {"stock", *names}
     assert set(models["second"]) == {"stock", names[0], names[3]}
     asked.clear()
@@ -229,15 +229,15 @@ def test_whoever_surely_lost_is_asked_no_further(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("refusals", "minutes", "told"),
+    ("refusals", "minutes", "message"),
     [
         ((), 2.0, "2 minutes were too short"),
         ((), None, "No recipe could be measured on this model."),
         (("", "no heads", "x"), 2.0, "on this model: no heads"),
     ],
 )
-def test_why_there_is_nothing_to_compare(refusals, minutes, told):
-    with pytest.raises(CtxextError, match=told):
+def test_why_there_is_nothing_to_compare(refusals, minutes, message):
+    with pytest.raises(CtxextError, match=message):
         refuse_without_points([SimpleNamespace(refusal=one) for one in refusals], minutes)
 
 
@@ -271,7 +271,7 @@ def test_where_a_recipe_may_be_written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("there", "resume", "overwrite", "told"),
+    ("there", "resume", "overwrite", "advice"),
     [
         (True, False, False, "Go on with it: --resume"),
         (True, True, False, None),
@@ -282,18 +282,18 @@ def test_where_a_recipe_may_be_written(tmp_path):
         (False, False, True, None),
     ],
 )
-def test_a_study_is_gone_on_with_or_replaced_as_asked(there, resume, overwrite, told, tmp_path):
+def test_a_study_is_gone_on_with_or_replaced_as_asked(there, resume, overwrite, advice, tmp_path):
     place = StudyPlace(path=tmp_path / "best.db")
     if there:
         place.path.touch()
-    if told is None:
+    if advice is None:
         place.check(resume=resume, overwrite=overwrite)
         place.clear()
         assert not place.path.exists()
     else:
         with pytest.raises(CtxextError) as refused:
             place.check(resume=resume, overwrite=overwrite)
-        assert told in refused.value.hint
+        assert advice in refused.value.hint
 
 
 def test_studies_of_one_journal_are_told_apart(tmp_path):
@@ -451,7 +451,9 @@ def test_a_recipe_is_written_where_it_is_better_alone(better, tmp_path, monkeypa
 
 def test_figures_best_first_with_what_they_are():
     answers = {0: measured((0.4, 0.4), share=1.0), 1: measured((0.2, 0.2), (1.5, 1.5)), 2: measured((0.3, 0.3))}
-    points = {n: Point(trial(n, own, "pi" if n == 1 else ""), own.loss, 0.0, 0.0) for n, own in answers.items()}
+    points = {
+        n: Point(trial(n, answered, "pi" if n == 1 else ""), answered.loss, 0.0, 0.0) for n, answered in answers.items()
+    }
     lines = run.figures(Check(points[0], points[1], measured((0.9, 0.9), share=0.25), points, answers, 0.01))
     assert lines == [
         "Measured on 4 prompts of each length that the search never saw:",
@@ -520,7 +522,7 @@ def test_questions_of_one_text_are_joined_behind_it():
 
 def test_the_divergence_by_hand():
     generator = torch.Generator().manual_seed(0)
-    said, own = (torch.randn(2, 6, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    said, trained = (torch.randn(2, 6, 5, generator=generator, dtype=torch.float64) for _ in range(2))
 
     class Model:
         device = "cpu"
@@ -535,8 +537,8 @@ def test_the_divergence_by_hand():
             return SimpleNamespace(logits=self.logits)
 
     ids, at = torch.randint(0, 5, (2, 6), generator=generator), torch.tensor([0, 3])
-    divergence, loss = gradient._divergence(Model(own), Model(said), ids, at)
-    p, q = said.softmax(-1)[:, at], own.softmax(-1)[:, at]
+    divergence, loss = gradient._divergence(Model(trained), Model(said), ids, at)
+    p, q = said.softmax(-1)[:, at], trained.softmax(-1)[:, at]
     assert float(divergence) == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), abs=1e-5)
     expected = -sum(float(said.log_softmax(-1)[row, n, ids[row, n + 1]]) for row in (0, 1) for n in (0, 3)) / 4
     assert loss == pytest.approx(expected, abs=1e-5)

@@ -72,7 +72,7 @@ def test_more_steps_lower_what_is_learned_on(bench, monkeypatch):
     monkeypatch.setattr(gradient, "_HELD", 0.0)
     monkeypatch.setattr(gradient, "_BEYOND", 0.0)
     losses = []
-    options = SearchOptions(target_length=640, trials=12, gradient=True, lengths=(640,))
+    options = SearchOptions(target_length=640, trials=8, gradient=True, lengths=(640,))
     learn(bench, options, math.inf, lambda answers, held: losses.append(answers))
     assert losses[-1] < losses[0]
 
@@ -83,8 +83,8 @@ def test_the_divergence_is_that_of_the_positions_asked(bench):
     ids, at = torch.arange(5, 65)[None].repeat(2, 1), torch.tensor([40, 3, 17])
     divergence, loss = gradient._divergence(model, bench.stock.model, ids, at)
     with torch.no_grad():
-        own, said = (one(ids).logits[:, at].log_softmax(-1) for one in (model, bench.stock.model))
-    expected = torch.nn.functional.kl_div(own, said, reduction="sum", log_target=True) / 6
+        trained, said = (one(ids).logits[:, at].log_softmax(-1) for one in (model, bench.stock.model))
+    expected = torch.nn.functional.kl_div(trained, said, reduction="sum", log_target=True) / 6
     assert float(divergence) == pytest.approx(float(expected), rel=1e-4)
     assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(said.flatten(0, 1), ids[:, at + 1].flatten())))
 

@@ -14,8 +14,8 @@ from ctxext.evaluate.model import make_ready
 from ctxext.evaluate.scoring import exact_match as scoring
 from ctxext.evaluate.scoring.exact_match import answer_losses
 from ctxext.evaluate.scoring.prefix_cache import is_static, is_static_for
-from ctxext.recipes import LongRope, MsPoE, Recipe
-from ctxext.search import measurement
+from ctxext.recipes import LongRope, MsPoE, PositionInterpolation, Recipe
+from ctxext.search import final_evaluation, measurement
 from ctxext.search.eval_set import make_eval_sets
 from ctxext.search.measurement import Measurement, bounded, measure, measurement_from
 from ctxext.search.options import SearchOptions
@@ -111,9 +111,9 @@ def test_prompts_share_what_lies_beyond_a_switch_of_schedules(tmp_path, monkeypa
     shared = {length: list(answer_losses(loaded, questions)) for length, questions in eval_set.questions.items()}
     monkeypatch.setattr(scoring, "_can_crop", lambda *_: False)
     for length, questions in eval_set.questions.items():
-        own = sorted(answer_losses(loaded, questions))
+        losses_alone = sorted(answer_losses(loaded, questions))
         wanted = [pytest.approx(two, abs=1e-4) for _, two, _ in sorted(shared[length])]
-        assert [losses for _, losses, _ in own] == wanted
+        assert [losses for _, losses, _ in losses_alone] == wanted
     config = loaded.model.config.to_dict()
     assert is_static_for(config, 320, 1280)
     assert not is_static_for(config, 319, 1280)
@@ -125,13 +125,13 @@ def test_prompts_share_what_lies_beyond_a_switch_of_schedules(tmp_path, monkeypa
 
 def test_eval_sets_share_no_prompt_and_no_document(eval_sets):
     prompts = [
-        {tuple(prompt.ids) for own in eval_set.questions.values() for one in own for prompt in one}
+        {tuple(prompt.ids) for by_length in eval_set.questions.values() for one in by_length for prompt in one}
         for eval_set in eval_sets
     ]
     documents = [{tuple(row) for row in eval_set.documents.tolist()} for eval_set in eval_sets]
     for sets in (prompts, documents):
         assert sum(map(len, sets)) == len(set().union(*sets))
-    assert [len(own) for own in prompts] == [2 * 9, 2 * 18, 2 * 12]
+    assert [len(by_length) for by_length in prompts] == [2 * 9, 2 * 18, 2 * 12]
 
 
 def test_exams_from_the_users_text(tmp_path):
@@ -225,3 +225,29 @@ def test_recipes_in_prompt_order_are_scored_as_they_write(tmp_path):
             apart.append(abs(wanted[-1] - float(torch.nn.functional.cross_entropy(together, ids[0, -size:]))))
     assert answers == pytest.approx(wanted, abs=1e-4)
     assert max(apart) > 1e-3, "one forward of prompt and answer would have passed too"
+
+
+def measurement_of(documents: list[float], loss: float) -> Measurement:
+    return Measurement(documents, {160: 2 * [-math.log1p(-loss)]}, {160: [True, False]}, (160,), 2)
+
+
+STOCK = measurement_of([1.0, 1.0, 1.0], 0.9)
+STEADY, SCATTERED = measurement_of([1.004, 1.005, 1.006], 0.5), measurement_of([0.99, 1.005, 1.02], 0.3)
+
+
+def test_a_rise_that_only_may_be_small_does_not_count():
+    rise, half = SCATTERED.rise(STOCK)
+    assert rise < 0.01 < rise + half
+    points = points_of([Trial(n, "", None, one, "", 1.0) for n, one in enumerate((STEADY, SCATTERED))], STOCK)
+    assert points[1].sure_rise == pytest.approx(rise + half)
+    assert best_of(points, 0.01).trial.number == 0
+
+
+def test_nor_in_the_run_off(monkeypatch):
+    """Both are finalists; the scattered one answers better and is given up for its documents."""
+    recipe = Recipe([PositionInterpolation(factor=2)])
+    trials = [Trial(n, "", recipe, one, "", 1.0) for n, one in enumerate((STEADY, SCATTERED))]
+    asked = {final_evaluation._STOCK: STOCK, 0: STEADY, 1: SCATTERED}
+    monkeypatch.setattr(final_evaluation, "_asked", lambda bench, eval_set, trials, end, has_lost: asked)
+    kept = final_evaluation.run_off(None, None, points_of(trials, STOCK), 0.01, math.inf)
+    assert [point.trial.number for point in kept] == [0]

@@ -9,6 +9,7 @@ import time
 import pytest
 import yaml
 
+from ctxext.evaluate.report.pictures import as_png
 from ctxext.recipes import load_recipe
 from ctxext.search import SearchOptions, loop, sampler, search
 from ctxext.search.space import space_of
@@ -17,7 +18,15 @@ from ctxext.search.study import Study
 
 METHODS = ("ntk", "yarn", "longrope", "mspoe")
 QUICK = SearchOptions(
-    target_length=640, trials=8, samples=1, num_depths=2, checked=2, keep_short=5.0, seed=3, methods=METHODS
+    target_length=640,
+    lengths=(640,),
+    trials=6,
+    samples=1,
+    num_depths=2,
+    checked=2,
+    keep_short=5.0,
+    seed=3,
+    methods=METHODS,
 )
 
 
@@ -52,10 +61,10 @@ def test_the_same_seed_and_trials_give_the_same_recipe(source, tmp_path, whole):
     assert again.check.answers == whole.check.answers
     assert again.check.winner.trial.recipe == whole.check.winner.trial.recipe
     other = search(str(source), dataclasses.replace(QUICK, seed=4))
-    assert trials_of(other)[-3:] != trials_of(whole)[-3:]
+    assert trials_of(other)[-2:] != trials_of(whole)[-2:]
 
 
-@pytest.mark.parametrize("dead_at", [pytest.param(2, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("dead_at", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_a_killed_search_goes_on_as_if_nothing_had_happened(source, tmp_path, whole, monkeypatch, dead_at):
     measure, calls = loop.measure, []
 
@@ -73,8 +82,6 @@ def test_a_killed_search_goes_on_as_if_nothing_had_happened(source, tmp_path, wh
     result = search(str(source), QUICK, out=out, resume=True)
     assert trials_of(result) == trials_of(whole), "a trial was lost, repeated or changed"
     assert result.check.winner.trial.recipe == whole.check.winner.trial.recipe
-    more = search(str(source), dataclasses.replace(QUICK, trials=9), out=out, resume=True)
-    assert trials_of(more)[:-1] == trials_of(result)
 
 
 def is_beaten(measurement, search):
@@ -97,28 +104,18 @@ def test_a_recipe_is_measured_once(source, monkeypatch):
     original = loop.measure
     monkeypatch.setattr(loop, "measure", lambda *given: asked.append(given[0].name) or original(*given))
     monkeypatch.setattr(sampler, "_mutated", lambda rng, value, space: value)
-    options = dataclasses.replace(QUICK, methods=("pi",), trials=6)
+    options = dataclasses.replace(QUICK, methods=("pi",), trials=4)
     result = search(str(source), options)
     recipes = [one.recipe.to_dict() for one in result.standing.trials if one.recipe]
     assert len(recipes) > len({str(recipe) for recipe in recipes}) == len(asked), "one was drawn twice, as it is here"
 
 
-def test_a_model_that_nothing_helps_is_left_alone(source, tmp_path, run):
+def test_a_model_that_nothing_helps_is_left_alone(source, tmp_path, run, monkeypatch):
+    monkeypatch.setattr("ctxext.search.picture.as_png", as_png)
     out = tmp_path / "best.yaml"
     out.write_text("an older one")
-    words = [
-        "--overwrite",
-        "--target-length",
-        640,
-        "--trials",
-        3,
-        "--samples",
-        1,
-        "--checked",
-        4,
-        "--methods",
-        "yarn,mspoe",
-    ]
+    words = ["--overwrite", "--target-length", 640, "--lengths", 640, "--trials", 2, "--samples", 1, "--checked", 2]
+    words += ["--methods", "yarn,mspoe"]
     result = run("search", source, out, *words, "-q")
     assert result.exit_code == 0, result.output
     assert "eave the model as it is" in result.stdout
@@ -146,26 +143,14 @@ def test_a_recipe_of_another_process_is_left_to_it(source, tmp_path):
 
 def test_the_demo_gets_a_recipe_file_that_converts(tmp_path, run):
     out = tmp_path / "best.yaml"
-    words = [
-        "--target-length",
-        "1k",
-        "--lengths",
-        "1k",
-        "--trials",
-        3,
-        "--methods",
-        "yarn,ntk",
-        "--samples",
-        1,
-        "--checked",
-        2,
-    ]
+    words = ["--target-length", "1k", "--lengths", "1k", "--trials", 2, "--methods", "yarn,ntk", "--samples", 1]
+    words += ["--checked", 2]
     result = run("search", "demo", out, *words, "--keep-short", "0.05")
     assert result.exit_code == 0, result.output
     assert f"ctxext convert demo OUT --recipe {out}" in result.stderr
     text = out.read_text()
     assert text.startswith("# Measured on 10 prompts of each length that the search never saw:\n#   stock: loss of an")
-    assert load_recipe(str(out)).description.startswith("Found by ctxext search on demo for 1024 tokens; 3 recipes")
+    assert load_recipe(str(out)).description.startswith("Found by ctxext search on demo for 1024 tokens; 2 recipes")
     assert yaml.safe_load(text)["steps"][0]["method"] in ("yarn", "ntk")
     converted = run("convert", "demo", tmp_path / "long", "--recipe", out)
     assert converted.exit_code == 0, converted.output

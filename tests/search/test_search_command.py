@@ -24,20 +24,8 @@ from ctxext.search.measurement import Measurement
 from ctxext.search.pareto import best_of, points_of
 from ctxext.search.study import Trial
 
-SMALL = (
-    "--trials",
-    2,
-    "--samples",
-    1,
-    "--checked",
-    2,
-    "--lengths",
-    640,
-    "--target-length",
-    640,
-    "--methods",
-    "ntk,yarn",
-)
+SMALL = ("--trials", 2, "--samples", 1, "--checked", 2, "--lengths", 640, "--target-length", 640)
+SMALL += ("--methods", "ntk,yarn")
 
 
 def write(path, text=""):
@@ -98,7 +86,7 @@ def test_bad_input_is_one_clear_line(run, source, tmp_path, monkeypatch, case):
     if spoil:
         spoil(tmp_path)
     before = sorted(path.name for path in tmp_path.iterdir())
-    result = run("search", "model", "best.yaml", *words, "-q")
+    result = run("search", "model", "best.yaml", "--samples", "1", "--checked", "2", *words, "-q")
     assert isinstance(result.exception, CtxextError), result.output
     assert message in result.exception.message
     assert "\n" not in result.exception.message + result.exception.hint
@@ -165,12 +153,13 @@ def test_a_log_has_a_line_for_each_new_best_and_no_other():
     assert "3 recipes, 0 stopped early · 1:30 left; best yarn ×6 (answers 0.1000" in lines[-1]
 
 
-def test_auto_converts_with_what_it_found(run, tmp_path, monkeypatch):
+def test_auto_converts_with_the_recipe_that_a_search_writes(run, tmp_path, monkeypatch):
     from ctxext.search.options import SearchOptions
 
     few = {"samples": 1, "checked": 2, "methods": ("yarn",), "lengths": (1024,), "keep_short": 0.05}
     monkeypatch.setattr(auto, "SearchOptions", lambda **given: SearchOptions(**given, **few))
-    result = run("convert", "demo", tmp_path / "out", "--method", "auto", "--target-length", "1k", "--trials", 1)
+    words = ("--method", "auto", "--target-length", "1k", "--trials", 1)
+    result = run("convert", "demo", tmp_path / "out", *words)
     assert result.exit_code == 0, result.output
     assert "yarn ×2" in result.stdout
     assert "of each length that the search never saw" in result.stderr
@@ -181,7 +170,9 @@ def test_auto_converts_nothing_where_nothing_helps(run, source, tmp_path, monkey
     from ctxext.search.options import SearchOptions
 
     monkeypatch.setattr(
-        auto, "SearchOptions", lambda **given: SearchOptions(**given, samples=1, checked=2, methods=("yarn",))
+        auto,
+        "SearchOptions",
+        lambda **given: SearchOptions(**given, samples=1, checked=2, methods=("yarn",), lengths=(640,)),
     )
     result = run("convert", source, tmp_path / "out", "--method", "auto", *FAR, "--trials", 1)
     assert "eave the model as it is" in result.exception.message

@@ -78,7 +78,7 @@ def test_the_search_starts_from_the_published_numbers(space):
         parameters={"rope_type": "yarn", "factor": 4.0},
     )
     plain = [1e4 ** (-pair / 4) for pair in range(4)]
-    ramp = [own / slowed for own, slowed in zip(plain, inverse_frequencies(yarn), strict=True)]
+    ramp = [stock / slowed for stock, slowed in zip(plain, inverse_frequencies(yarn), strict=True)]
     assert starts["longrope"].steps[0].long_factor == pytest.approx(ramp, rel=1e-3), "YaRN's, as in its paper"
 
 

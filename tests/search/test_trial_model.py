@@ -37,7 +37,7 @@ def logits(model) -> list[torch.Tensor]:
 
 
 def same(one, other) -> bool:
-    return all(torch.equal(own, theirs) for own, theirs in zip(one, other, strict=True))
+    return all(torch.equal(ours, theirs) for ours, theirs in zip(one, other, strict=True))
 
 
 def recipes(folder: Path) -> dict[str, Recipe]:

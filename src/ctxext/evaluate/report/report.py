@@ -44,11 +44,9 @@ def effective_lengths(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
         by_length[cell["length"]] = correct + cell["correct"], samples + cell["samples"]
     if len({length for by_length in counts.values() for length in by_length}) < 2:
         return None
-    return {
-        "kept": KEPT,
-        **_effective(counts),
-        "tasks": {task: _effective({task: by_length}) for task, by_length in counts.items()},
-    }
+    by_task = {task: _effective({task: by_length}) for task, by_length in counts.items()}
+    over_all = _effective(counts) if len(by_task) > 1 else next(iter(by_task.values()))
+    return {"kept": KEPT, **over_all, "tasks": by_task}
 
 
 def _effective(counts: Mapping[str, Mapping[int, tuple[float, int]]]) -> dict[str, Any]:
