@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from ctxext.evaluate.report import page
 from ctxext.evaluate.report import pictures as report_pictures
 from hand_made import Oracle, make_tokenizer, tiny_config, tiny_llama
 
@@ -17,7 +16,6 @@ def no_pictures():
     """Pictures are laid out and not drawn (fixture `pictures`), as that takes longer than a short evaluation."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report_pictures, "as_png", lambda figure: b"not drawn")
-        patch.setattr(page, "as_png", lambda figure: b"not drawn")
         yield
 
 
@@ -25,7 +23,6 @@ def no_pictures():
 def pictures(monkeypatch):
     """Pictures are drawn."""
     monkeypatch.setattr(report_pictures, "as_png", AS_PNG)
-    monkeypatch.setattr(page, "as_png", AS_PNG)
 
 
 @pytest.fixture(scope="session")

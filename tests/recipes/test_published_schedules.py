@@ -167,7 +167,7 @@ def test_an_unknown_key_stops_every_change(step, key, tmp_path):
     path.write_text(json.dumps(config | {key: {**ODD, "rope_theta": 1e4}, "max_position_embeddings": 128}))
     with pytest.raises(CtxextError, match='has "attn_factor", which') as error:
         make_plan(open_checkpoint(str(tmp_path / "source")), Recipe([step]), replace_scaling=step.name != "adaptive")
-    assert "Take it out" in error.value.hint
+    assert "Remove it from" in error.value.hint
 
 
 def test_an_unknown_key_stays_beside_heads(tmp_path):

@@ -233,16 +233,17 @@ class Relation(Method):
         else:
             queries = (query.float() @ step.matrix).to(query.dtype).chunk(len(step.parts), -1)
         run, output, sums = operator(query.device.type, query.dtype), None, None
+        wide = torch.promote_types(query.dtype, torch.float32)  # Halves are merged in float32.
         for (part, low, high), turned_query in zip(step.parts, queries, strict=True):
             keys = self.far_keys(call, plan, key, step.rung, high, True) if part == "far" else key
             # Heads that share a key head are rows of one product, which is faster.
             states = turned_query.view(batch, groups, -1, size), keys[:, :, low:high], value[:, :, low:high]
             more, its_sums = run(*states, None, False, scale)[:2]
-            its_sums = its_sums[..., : heads // groups]
+            its_sums = its_sums[..., : heads // groups].to(wide)
             if output is None:
-                output, sums = more.float(), its_sums
+                output, sums = more.to(wide), its_sums
             else:
-                output = output.lerp(more.float(), torch.sigmoid(its_sums - sums)[..., None])
+                output = output.lerp(more.to(wide), torch.sigmoid(its_sums - sums)[..., None])
                 sums = torch.logaddexp(sums, its_sums) if part == "middle" else None  # Far keys are the last part.
         return output.to(query.dtype).reshape(batch, 1, heads, size)
 
