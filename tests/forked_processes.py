@@ -160,7 +160,12 @@ def read_settings_anew(environment: dict[str, str]) -> None:
     for name in ("transformers.utils.hub", "transformers.utils", "transformers.dynamic_module_utils"):
         if name in sys.modules and "HF_MODULES_CACHE" in environment:
             sys.modules[name].HF_MODULES_CACHE = environment["HF_MODULES_CACHE"]
+    before = dict(vars(sys.modules["huggingface_hub.constants"]))
     constants = importlib.reload(sys.modules["huggingface_hub.constants"])
+    for module in [module for name, module in sys.modules.items() if name.startswith("huggingface_hub.")]:
+        for name, value in before.items():  # Before version 1 some modules have the address by value.
+            if name.isupper() and vars(module).get(name) is value:
+                setattr(module, name, getattr(constants, name))
     sys.modules["huggingface_hub.hf_api"].api.endpoint = constants.ENDPOINT
     if "ctxext" in sys.modules:
         isolated = sys.modules["ctxext.system.isolated"]
