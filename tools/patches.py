@@ -34,6 +34,7 @@ def apply(path: Path, codes: dict[str, CodeType] | None) -> None:
     """
     if not codes or str(path) not in [getattr(module, "__file__", None) for module in [*sys.modules.values()]]:
         return
+    gc.unfreeze()  # conftest.py freezes what is loaded, which gc does not list then.
     things = gc.get_objects()
     for name, code in codes.items():
         functions = [
