@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -11,10 +12,13 @@ from pathlib import Path
 import pytest
 
 import ctxext
-from ctxext import METHODS, MsPoE, Ntk, Recipe, Yarn, convert, plan_conversion
+from ctxext import METHODS, MsPoE, Ntk, Recipe, Settings, Yarn, convert, evaluate, plan_conversion
 from ctxext.errors import CtxextError
+from ctxext.finetune.run import Finetuned
 from ctxext.lazy import Package
+from ctxext.publish.push import Push
 from ctxext.recipes.recipe import recipe_of
+from ctxext.search.run import Found
 
 PAGE = (Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
@@ -117,6 +121,27 @@ def test_a_conversion_is_shown(tmp_path):
     page = done._repr_html_()
     assert "&lt;b&gt;x" in page
     assert "<b>" not in page
+
+
+def test_other_results_are_shown():
+    options = {"options": None, "data": None, "losses": ((1, 3.0), (2, 2.5)), "num_trained": 4, "num_parameters": 9}
+    shown = {
+        "Finetuned('<i>': 2 steps, loss 2.500, 60 s)": Finetuned(folder=Path("<i>"), seconds=60.0, **options),
+        "Found(yarn ×4)": Found(Recipe(Yarn(factor=4)), None, None, (Path("<i>.yaml"),)),
+        "Found(no recipe surely improves the model)": Found(None, None, None, ()),
+        "Push('https://<i>': 2 files, 12 bytes)": Push("https://<i>", "abc", True, {"a": 5, "b": 7}, ()),
+    }
+    for words, result in shown.items():
+        assert repr(result) == words
+        assert result._repr_html_().startswith("<table><tr><th>")
+        assert "<i>" not in result._repr_html_()
+    assert "2.500" in next(iter(shown.values()))._repr_html_()
+
+
+def test_a_report_is_its_content_and_is_shown(tmp_path):
+    report = evaluate(["demo"], Settings(tasks=("passkey",), lengths=(256,), samples=1, depths=(0.5,)))
+    assert json.loads(json.dumps(report)) == report
+    assert "passkey" in report._repr_html_()
 
 
 @pytest.mark.parametrize("module", ["ctxext", "ctxext.recipes.recipe"])

@@ -4,7 +4,6 @@ The result is written beside its place and renamed when it is complete, so that 
 """
 
 import hashlib
-import html
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +19,7 @@ from ctxext.converters.links import COPIED, HARD, SHARED, SYMBOLIC, bring
 from ctxext.converters.options import ConvertOptions, SaveOptions
 from ctxext.converters.plan import Plan, make_plan, manifest
 from ctxext.converters.rewrite import REWRITTEN, rewrite
+from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.recipes.base import Method
 from ctxext.recipes.code.layout import without_code
@@ -109,8 +109,7 @@ class Conversion:
             "tokens": f"{encoding.trained_length} → {encoding.usable_length}",
             "weights": self.written.how,
         }
-        cells = "".join(f"<tr><th>{key}</th><td>{html.escape(value)}</td></tr>" for key, value in rows.items())
-        return f"<table>{cells}</table>"
+        return table(rows)
 
 
 @accepts_options(ConvertOptions)

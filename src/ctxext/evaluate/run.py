@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.plan import ModelPlan, default_tasks, plan_questions
+from ctxext.evaluate.report.findings import findings
 from ctxext.evaluate.report.report import Report, make_report, versions, write_report
 from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.harness import check_harness
+from ctxext.notebook import table
 from ctxext.system import processes
 from ctxext.system.files import Progress
 from ctxext.system.loading import choose_device, fast_cpu_dtype
@@ -111,6 +113,13 @@ def _in_words(seconds: float) -> str:
     return f"{minutes} min" if minutes < 2 * _MINUTE else f"{minutes / _MINUTE:.1f} h"
 
 
+class EvaluationReport(dict[str, Any]):
+    """The content of report.json, which a notebook shows as its sentences."""
+
+    def _repr_html_(self) -> str:
+        return table(dict(enumerate(findings(self), 1)))
+
+
 def evaluate(
     models: Sequence[str],
     settings: Settings | None = None,
@@ -193,7 +202,7 @@ def _evaluate(
         report["skipped_lines"] = log.num_skipped
     if out is not None:
         write_report(report, out)
-    return report
+    return EvaluationReport(report)
 
 
 def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ctxext.finetune.options import CHANGEABLE, Reporter, RunOptions, TrainingOp
 from ctxext.finetune.prepare import HELD_OUT, is_first, prepare
 from ctxext.finetune.rewrite import stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, WholeChanges
+from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.reading.schemas import read_json_object
 from ctxext.system.extras import is_installed, require
@@ -64,6 +65,17 @@ class Finetuned:
     num_trained: int
     num_parameters: int
     seconds: float
+
+    def __repr__(self) -> str:
+        """The folder, the steps and the last loss."""
+        loss = f", loss {self.losses[-1][1]:.3f}" if self.losses else ""
+        return f"Finetuned({self.folder.name!r}: {len(self.losses)} steps{loss}, {self.seconds:.0f} s)"
+
+    def _repr_html_(self) -> str:
+        losses = [f"{loss:.3f}" for _, loss in self.losses]
+        rows = {"folder": self.folder, "steps": len(losses), "first loss": losses[:1], "last loss": losses[-1:]}
+        rows |= {"trained": f"{self.num_trained} of {self.num_parameters} parameters"}
+        return table({key: ", ".join(row) if isinstance(row, list) else row for key, row in rows.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """The content of finetune.json and of `--json`."""

@@ -24,6 +24,7 @@ from ctxext.gguf.model import (
     rotation_in_llama_cpp,
     tensor_named,
 )
+from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scaling
@@ -94,6 +95,15 @@ class GgufConversion:
     out: Path
     plan: GgufPlan
     difference: float
+
+    def __repr__(self) -> str:
+        """The file, the methods and the lengths."""
+        encoding = self.plan.model.encoding
+        lengths = f"{encoding.trained_length} → {encoding.usable_length} tokens"
+        return f"GgufConversion({self.out.name!r}: {self.plan.recipe.summary()}, {lengths})"
+
+    def _repr_html_(self) -> str:
+        return table({"out": self.out, "recipe": self.plan.recipe.summary(), "difference": f"{self.difference:.0e}"})
 
 
 @accepts_options(ConvertOptions)

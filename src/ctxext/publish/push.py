@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ctxext.errors import CtxextError
+from ctxext.notebook import table
 from ctxext.publish.upload_plan import UploadPlan, adapter_in, pack, pack_adapter, seal, stage
 from ctxext.system.files import Progress
 from ctxext.system.tokens import LOG_IN, hub_token, redacted
@@ -163,6 +164,13 @@ class Push:
     is_new: bool
     sizes: dict[str, int]
     others: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """Where it is, and how much."""
+        return f"Push({self.url!r}: {len(self.sizes)} files, {sum(self.sizes.values())} bytes)"
+
+    def _repr_html_(self) -> str:
+        return table({"url": self.url, "commit": self.commit, "files": len(self.sizes), "new": self.is_new})
 
 
 def prepare(

@@ -15,6 +15,7 @@ from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.plan import already_extended
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import open_infos
+from ctxext.notebook import table
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import Recipe
@@ -48,6 +49,16 @@ class Found:
     standing: "Standing"
     check: "Check"
     files: tuple[Path, ...]
+
+    def __repr__(self) -> str:
+        """The recipe in a few words."""
+        return f"Found({self._words()})"
+
+    def _repr_html_(self) -> str:
+        return table({"recipe": self._words(), "files": ", ".join(path.name for path in self.files) or "none"})
+
+    def _words(self) -> str:
+        return "no recipe surely improves the model" if self.recipe is None else self.recipe.summary()
 
 
 def check_optuna() -> None:
