@@ -25,6 +25,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -87,7 +88,11 @@ def in_fork(place: Path, log: Path, task: Callable[[], int], seconds: int) -> in
         os.dup2(opened, 1)
         os.dup2(opened, 2)
         os.chdir(place)
-        os._exit(task())
+        try:
+            os._exit(task())
+        finally:  # An error must not climb to where the copy is deleted, which is the parent's.
+            traceback.print_exc()
+            os._exit(UNPATCHED)
     until = time.monotonic() + 10 * seconds
     while time.monotonic() < until:
         done, status = os.waitpid(child, os.WNOHANG)
