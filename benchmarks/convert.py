@@ -25,7 +25,7 @@ CTXEXT = (
 ASKED = "from ctxext.verify import measured\nmeasured.measured = dict\n" + CTXEXT
 DEMO = (
     "import sys\nfrom ctxext.cli.app import main\n"
-    "sys.argv = ['ctxext', 'convert', 'demo', out, '--method', 'yarn']\nmain()\n"
+    "sys.argv = ['ctxext', 'convert', 'demo', out, '--method', 'yarn', '--factor', '4']\nmain()\n"
 )
 PLAIN = (
     "from transformers import AutoConfig, AutoModelForCausalLM\n"
