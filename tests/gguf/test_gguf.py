@@ -306,6 +306,22 @@ def test_other_alignments(gguf, tmp_path):
     assert all(check.is_passed for check in verify_gguf(out, tmp_path / "m.gguf"))
 
 
+def test_what_lies_behind_the_tensors_is_no_tensor(gguf, tmp_path):
+    path = gguf()
+    path.write_bytes(path.read_bytes() + b"x" * 100)
+    out = convert_gguf(path, tmp_path / "out.gguf", Recipe([MrRope(factor=4)])).out
+    assert all(check.is_passed for check in verify_gguf(out, path))
+
+
+def test_divisors_of_another_head_are_refused(gguf, tmp_path):
+    made = convert_gguf(gguf(), tmp_path / "out.gguf", Recipe([MrRope(factor=4)])).out
+    raw = made.read_bytes()
+    shape = raw.rindex(FACTORS.encode()) + len(FACTORS) + 4
+    made.write_bytes(raw[:shape] + struct.pack("<Q", 4) + raw[shape + 8 :])
+    with pytest.raises(CtxextError, match="16 dimensions that rotate and 4 divisors"):
+        open_gguf(made)
+
+
 def test_a_file_cut_off_anywhere_is_refused(gguf, tmp_path):
     raw, short = gguf().read_bytes(), tmp_path / "short.gguf"
     for length in [*range(0, len(raw) - 64, 13), len(raw) - 64]:
@@ -338,6 +354,21 @@ def _damaged():
     yield "a base of nothing", gguf_bytes({**keys_of(), "llama.rope.freq_base": 0.0}, TENSORS), "nothing usable"
     yield "a base that is no number", gguf_bytes({**keys_of(), "llama.rope.freq_base": float("nan")}, TENSORS), "usable"
     yield "an alignment", gguf_bytes({**keys_of(), "general.alignment": 3}, TENSORS), "alignment is 3"
+    yield (
+        "a factor in words",
+        gguf_bytes(keys_of(rope__scaling__type="yarn", rope__scaling__factor="4"), TENSORS),
+        "usable",
+    )
+    yield "a factor below nothing", gguf_bytes(keys_of(rope__scaling__factor=-4.0), TENSORS), "nothing usable"
+    yield "an attention factor in words", gguf_bytes(keys_of(rope__scaling__attn_factor="1"), TENSORS), "nothing usable"
+    yield (
+        "a head without end",
+        gguf_bytes(keys_of(rope__dimension_count=4_000_000_000), TENSORS),
+        "dimensions that rotate",
+    )
+    yield "parts in words", gguf_bytes({**keys_of(), "split.count": "two"}, TENSORS), "split.count"
+    yield "parts without end", gguf_bytes({**keys_of(), "split.count": 4_000_000_000}, TENSORS), "split.count"
+    yield "no divisors for a head", gguf_bytes(keys_of(rope__dimension_count=8), {FACTORS: bytes(16)}), "not a list of"
     record = {**keys_of(), RECIPE_KEY: json.dumps({"recipe": 1})}
     yield "a record", gguf_bytes(record, TENSORS), "record"
 

@@ -98,16 +98,17 @@ def inspect_file(source: str, original_length: int | None, output: Output) -> No
     """
     model = open_gguf(source, original_length)
     table = Table.grid(padding=(0, 2))
-    for label, text in _rows(model).items():
+    reasons = carried_methods(model)
+    for label, text in _rows(model, reasons).items():
         table.add_row(bold(label), text)
-    output.result(inspection_data(model), table)
+    output.result(inspection_data(model, reasons), table)
     if not model.recipe and not model.model.encoding.is_scaled:
         length = format_length(4 * model.model.encoding.trained_length)
         output.next_step("ctxext", "convert", source, "--method", "yarn", "--target-length", length, "--dry-run")
 
 
-def inspection_data(model: GgufModel) -> dict[str, Any]:
-    """An inspection as JSON."""
+def inspection_data(model: GgufModel, reasons: Mapping[str, str]) -> dict[str, Any]:
+    """An inspection as JSON, with the reason why each method cannot be carried."""
     rotary = model.model.rotary
     return {
         "source": str(model.path),
@@ -121,18 +122,17 @@ def inspection_data(model: GgufModel) -> dict[str, Any]:
             "trained_length": rotary.trained_length,
             "context_length": rotary.usable_length,
         },
-        "methods": {name: {"applies": not why, "reason": why} for name, why in carried_methods(model).items()},
+        "methods": {name: {"applies": not why, "reason": why} for name, why in reasons.items()},
         "recipe": model.recipe.get("recipe"),
     }
 
 
-def _rows(model: GgufModel) -> Mapping[str, str]:
+def _rows(model: GgufModel, reasons: Mapping[str, str]) -> Mapping[str, str]:
     rotary = model.model.rotary
     rows = {"model": describe(model), "encoding": rotary.describe()}
     rows["context length"] = f"{rotary.usable_length} tokens, {rotary.trained_length} before any schedule"
     if model.recipe:
         rows["recipe"] = ", ".join(map(describe_step, model.recipe["recipe"]["steps"]))
-    reasons = carried_methods(model)
     rows["methods"] = ", ".join(name for name, why in reasons.items() if not why)
     rows["not here"] = ", ".join(name for name, why in reasons.items() if why)
     return rows

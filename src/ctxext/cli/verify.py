@@ -75,6 +75,8 @@ def verify(
     if is_gguf(folder):
         from ctxext.cli.gguf import verify_file
 
+        if engine:
+            raise CtxextError("--engine compares checkpoints, not GGUF files.", hint="Leave --engine out.")
         verify_file(folder, against, output)
         return
     arguments = _arguments(engine, engine_args)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
-from ctxext.gguf import SUFFIX, is_gguf
+from ctxext.gguf import SUFFIX, is_gguf, part_paths
 from ctxext.gguf.header import F32, Header, Tensor, Value, copy_range, read_header, value_of
 from ctxext.gguf.model import (
     BETAS,
@@ -29,7 +29,7 @@ from ctxext.options import accepts_options
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scaling
 from ctxext.recipes.length import format_length
-from ctxext.recipes.recipe import Recipe, describe_step, plain_config
+from ctxext.recipes.recipe import Recipe, describe_step
 from ctxext.recipes.registry import METHODS
 from ctxext.system.files import Progress, check_room
 from ctxext.system.locks import locked
@@ -154,7 +154,7 @@ def _start(model: GgufModel, options: ConvertOptions) -> ModelConfig:
             f'"{model.path}" is already extended: {what}.',
             hint="Start from the file that it was made from, or take this away with --replace-scaling.",
         )
-    return plain_config(model.plain) if model.plain.encoding.is_scaled else model.plain
+    return model.unscaled
 
 
 def schedule_of(rotary: Rotary, architecture: Architecture) -> Schedule:
@@ -251,7 +251,8 @@ def _plan(model: GgufModel, recipe: Recipe, start: ModelConfig, edited: ModelCon
     if factors is not None:
         replaced.setdefault(FACTORS, list(factors_of(model.path, header)) or None)
     if factors is not None and present is None:
-        end = header.data_size + -header.data_size % header.alignment
+        end = max((tensor.offset + tensor.size for tensor in tensors), default=0)  # Whatever lies behind them.
+        end += -end % header.alignment
         tensors += (Tensor(FACTORS, (len(factors),), F32, end),)
         if _TENSORS_KEY in values:
             count = header.values[_TENSORS_KEY]
@@ -276,7 +277,7 @@ def _like(old: Value | None, content: float | str) -> Value:
 
 def carried_methods(model: GgufModel) -> dict[str, str]:
     """By method why llama.cpp cannot carry it in this file; empty where it can. Experimental methods are left out."""
-    start, reasons = plain_config(model.plain) if model.plain.encoding.is_scaled else model.plain, {}
+    start, reasons = model.unscaled, {}
     for method in METHODS:
         if method.is_experimental or method.encoding != "rotary":
             continue
@@ -352,10 +353,7 @@ def _targets(source: GgufModel, out: Path) -> list[Path]:
     if not is_gguf(out):
         raise CtxextError(f'OUT "{out}" is no name of a GGUF file.', hint=f"Name it {out}{SUFFIX}.")
     count = len(source.parts)
-    if count == 1:
-        return [out]
-    stem = out.name[: -len(SUFFIX)].removesuffix(f"-00001-of-{count:05d}")
-    return [out.with_name(f"{stem}-{part:05d}-of-{count:05d}{SUFFIX}") for part in range(1, count + 1)]
+    return [out] if count == 1 else list(part_paths(out, count))
 
 
 def check_file(place: Path, sources: tuple[Path, ...], options: OverwriteOptions) -> None:
@@ -390,32 +388,35 @@ def _is_ours(place: Path) -> bool:
 def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None:
     """Write every part of the result beside its place."""
     header, parts = plan.header, plan.source.parts
-    sizes = [part.stat().st_size for part in parts]
+    sizes, packed = [part.stat().st_size for part in parts], header.packed()
     works[0].parent.mkdir(parents=True, exist_ok=True)
-    check_room(works[0].parent, sum(sizes) + len(header.packed()))
+    check_room(works[0].parent, sum(sizes) + len(packed))
     done = 0
     for part, work, size in zip(parts, works, sizes, strict=True):
         is_first = work is works[0]
         with part.open("rb") as source, work.open("xb", buffering=0) as target:
             start = plan.source.header.data_start if is_first else 0
             if is_first:
-                target.write(header.packed())
+                target.write(packed)
             for piece in copy_range(source, target, start, size - start):
                 done += piece
                 if progress is not None:
                     progress("Copying tensors", done, sum(sizes))
             if is_first and plan.factors is not None:
-                _write_factors(target, header, plan.factors)
+                target.seek(len(packed) + _place_of_factors(header))
+                target.write(_packed_factors(header, plan.factors))
             os.fsync(target.fileno())
 
 
-def _write_factors(target: Any, header: Header, factors: tuple[float, ...]) -> None:
-    tensor = tensor_named(header, FACTORS)
-    assert tensor is not None
-    target.seek(len(header.packed()) + tensor.offset)
+def _place_of_factors(header: Header) -> int:
+    """Where the divisors begin, in bytes from the first tensor."""
+    return next(tensor.offset for tensor in header.tensors if tensor.name == FACTORS)
+
+
+def _packed_factors(header: Header, factors: tuple[float, ...]) -> bytes:
+    """The bytes of the divisors, padded where they end the file."""
     packed = struct.pack(f"<{len(factors)}f", *factors)
-    is_last = tensor is header.tensors[-1]
-    target.write(packed + bytes(-len(packed) % header.alignment if is_last else 0))
+    return packed + bytes(-len(packed) % header.alignment if header.tensors[-1].name == FACTORS else 0)
 
 
 def check_rotation(path: Path, architecture: Architecture, model: ModelConfig) -> float:

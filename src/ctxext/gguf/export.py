@@ -15,7 +15,7 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.gguf import is_gguf
 from ctxext.gguf.convert import check_file, check_rotation, convert_gguf
-from ctxext.gguf.model import architectures, open_gguf
+from ctxext.gguf.model import open_gguf
 from ctxext.options import accepts_options
 from ctxext.recipes.code.staging import write_stage
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
@@ -113,10 +113,10 @@ def export_gguf(
 def _difference(file: Path, model: ModelConfig) -> float | None:
     """How far llama.cpp's schedule is from the checkpoint's, where the architecture is known and no method is noted."""
     try:
-        header = open_gguf(file)
+        opened = open_gguf(file)
     except CtxextError:
         return None
-    return check_rotation(file, architectures()[header.architecture.name], model)
+    return check_rotation(file, opened.architecture, model)
 
 
 def _converter(llama_cpp: str | Path | None) -> Path:

@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.gguf import SUFFIX
+from ctxext.gguf import SUFFIX, part_paths
 from ctxext.gguf.header import F32, Header, Tensor, read_header
 from ctxext.reading.strict import parse_json
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config
 from ctxext.recipes.length import format_length
-from ctxext.recipes.recipe import recipe_from_dict
+from ctxext.recipes.recipe import plain_config, recipe_from_dict
 
 RECIPE_KEY = "ctxext.recipe"
 """Where a converted file says what was done: the recipe, the version, and the values that it replaced."""
 FACTORS = "rope_freqs.weight"
 """The tensor by which llama.cpp divides the angle of each pair, in the architectures that ask for it."""
 OWN_LISTS = ("rope_factors_long.weight", "rope_factors_short.weight")
+_MOST_PARTS = 99_999
+_MOST_DIMENSIONS = 1 << 16
 BETAS = (32.0, 1.0)
 """YaRN's beta_fast and beta_slow in llama.cpp, which most architectures do not read from the file."""
 
@@ -81,12 +83,13 @@ class GgufModel:
     @property
     def parts(self) -> tuple[Path, ...]:
         """All files of a split model in order; the file alone where it is whole."""
-        count = int(self.header.get("split.count", 0) or 0)
-        if count < 2:
-            return (self.path,)
-        first = f"-00001-of-{count:05d}{SUFFIX}"
-        stem = self.path.name.removesuffix(first)
-        return tuple(self.path.with_name(f"{stem}-{part:05d}-of-{count:05d}{SUFFIX}") for part in range(1, count + 1))
+        count = _count(self.header)
+        return (self.path,) if count == 1 else part_paths(self.path, count)
+
+    @property
+    def unscaled(self) -> ModelConfig:
+        """The model without any schedule, from which a recipe starts."""
+        return plain_config(self.plain) if self.plain.encoding.is_scaled else self.plain
 
 
 def open_gguf(path: str | Path, original_length: int | None = None) -> GgufModel:
@@ -129,17 +132,33 @@ def open_gguf(path: str | Path, original_length: int | None = None) -> GgufModel
     return GgufModel(place, header, architecture, model, plain, noted)
 
 
+def _count(header: Header) -> int:
+    """The number of files of the model.
+
+    Raises:
+        CtxextError: it is none.
+    """
+    count = header.get("split.count") or 1
+    if not isinstance(count, int) or not 0 < count <= _MOST_PARTS:
+        raise CtxextError(f"The GGUF header says {count} for split.count.", hint="Fetch the file again.")
+    return count
+
+
 def _check_parts(path: Path, header: Header) -> None:
-    """Refuse a part of a split model that is not the first, or that stands without the others."""
-    count, number = header.get("split.count", 0) or 0, header.get("split.no", 0) or 0
-    if count < 2:
+    """Refuse a part of a split model that is not the first, or that stands without the others.
+
+    Raises:
+        CtxextError: it is.
+    """
+    if (count := _count(header)) == 1:
         return
-    if number or not path.name.endswith(f"-00001-of-{count:05d}{SUFFIX}"):
-        first = f"…-00001-of-{count:05d}{SUFFIX}"
-        raise CtxextError(f'"{path}" is part {number + 1} of {count} of a model.', hint=f"Name the first, {first}.")
-    stem = path.name.removesuffix(f"-00001-of-{count:05d}{SUFFIX}")
-    for part in range(2, count + 1):
-        other = path.with_name(f"{stem}-{part:05d}-of-{count:05d}{SUFFIX}")
+    number, (first, *others) = header.get("split.no") or 0, part_paths(path, count)
+    if number or path.name != first.name:
+        which = number + 1 if isinstance(number, int) else number
+        raise CtxextError(
+            f'"{path}" is part {which} of {count} of a model.', hint=f"Name the first, …-00001-of-{count:05d}{SUFFIX}."
+        )
+    for other in others:
         if not other.is_file():
             raise CtxextError(f'"{other}" is missing beside the first part.', hint="Fetch all parts of the model.")
 
@@ -174,6 +193,9 @@ def _config(
             raise CtxextError(f'"{path}" says nothing usable for {architecture.name}.{name}: {value}.')
         return value
 
+    def factor(name: str) -> Any:  # llama.cpp takes 0 for "not set".
+        return number(name, 1.0) if get(f"{architecture.name}.{name}") else 1.0
+
     for name in OWN_LISTS:
         if any(tensor.name == name for tensor in header.tensors):
             raise CtxextError(
@@ -187,7 +209,7 @@ def _config(
             f'"{path}" does not say one number of attention heads.', hint="Layers that differ are not known."
         )
     key_length = number("attention.key_length", number("embedding_length") / heads)
-    config = {
+    config: dict[str, Any] = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": int(number("embedding_length")),
@@ -198,37 +220,51 @@ def _config(
         "max_position_embeddings": int(number("context_length")),
         "rope_theta": float(number("rope.freq_base", 10000.0)),
     }
-    scaling = _scaling(path, architecture, get, factors or ())
+    if config["head_dim"] > _MOST_DIMENSIONS or (factors and len(factors) != config["head_dim"] // 2):
+        raise CtxextError(
+            f'"{path}" has {config["head_dim"]} dimensions that rotate and {len(factors or ())} divisors.',
+            hint="Fetch the file again.",
+        )
+    kind = get(f"{architecture.name}.rope.scaling.type") or "linear"
+    stretch = factor("rope.scaling.factor")
+    if stretch == 1:
+        stretch = factor("rope.scale_linear")
+    attention, length = factor("rope.scaling.attn_factor"), config["max_position_embeddings"]
+    original = int(number("rope.scaling.original_context_length", length))
+    scaling = _scaling(path, kind, (stretch, attention), (original, length), factors or ())
     return {**config, "rope_scaling": scaling} if scaling else config
 
 
-def _scaling(path: Path, architecture: Architecture, get: Any, factors: Sequence[float]) -> dict[str, Any]:
-    """The schedule as transformers writes it; empty for a plain one."""
+def _scaling(
+    path: Path, kind: str, numbers: tuple[float, float], lengths: tuple[int, int], divisors: Sequence[float]
+) -> dict[str, Any]:
+    """The schedule as transformers writes it; empty for a plain one.
 
-    def value(name: str) -> Any:
-        return get(f"{architecture.name}.rope.{name}")
-
-    kind, factor = value("scaling.type") or "linear", value("scaling.factor") or value("scale_linear") or 1.0
-    attention = value("scaling.attn_factor") or 1.0
-    original = value("scaling.original_context_length")
-    if any(entry != 1 for entry in factors):
+    Args:
+        path: The file, for errors.
+        kind: llama.cpp's type of it.
+        numbers: Its factor, and the factor on cos and sin.
+        lengths: The original context length and the present one, in tokens.
+        divisors: The numbers of `rope_freqs.weight`.
+    """
+    (factor, attention), (original, length) = numbers, lengths
+    if any(entry != 1 for entry in divisors):
         if kind == "yarn" or factor != 1:
             raise CtxextError(f'"{path}" has two schedules at once: {FACTORS} and {kind} ×{factor:g}.')
-        length = get(f"{architecture.name}.context_length")
         return {
             "rope_type": "longrope",
-            "long_factor": list(factors),
-            "short_factor": list(factors),
-            "factor": max(length / original, 1.0) if original else 1.0,
+            "long_factor": list(divisors),
+            "short_factor": list(divisors),
+            "factor": max(length / original, 1.0),
             "attention_factor": attention,
-            "original_max_position_embeddings": original or length,
+            "original_max_position_embeddings": original,
         }
     if kind == "yarn":
         own = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
         return {
             "rope_type": "yarn",
             "factor": factor,
-            "original_max_position_embeddings": original or get(f"{architecture.name}.context_length"),
+            "original_max_position_embeddings": original,
             "attention_factor": attention * own,
         }
     if kind not in ("linear", "none"):

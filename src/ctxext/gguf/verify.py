@@ -8,7 +8,7 @@ from ctxext.errors import CtxextError
 from ctxext.gguf.convert import check_rotation
 from ctxext.gguf.header import Header, Tensor, read_header
 from ctxext.gguf.model import FACTORS, RECIPE_KEY, GgufModel, open_gguf
-from ctxext.recipes.recipe import plain_config, recipe_from_dict
+from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.system.files import Progress
 
 _PIECE = 1 << 22
@@ -56,7 +56,7 @@ def verify_gguf(
 def _rotation(model: GgufModel) -> GgufCheck:
     """What llama.cpp makes of the file, against the recipe that it notes, applied again to what it was."""
     recipe = recipe_from_dict(model.recipe["recipe"], RECIPE_KEY)
-    start = plain_config(model.plain) if model.plain.encoding.is_scaled else model.plain
+    start = model.unscaled
     try:
         difference = check_rotation(model.path, model.architecture, recipe.resolved(start).edit(start))
     except CtxextError as error:
