@@ -108,6 +108,8 @@ BAD = {
     ("-m", "yarn", "--target-length", "1k", "--factor", "2"): "not both",
     ("-m", "pi", "--factor", "4", "--beta-fast", "16"): "--beta-fast is an option of ntk-by-parts, yarn",
     ("-m", "pi", "-m", "yarn", "--factor", "4"): "twice",
+    ("-m", "yarn", "-m", "adaptive", "--factor", "4"): "yarn and adaptive each multiply the context length",
+    ("-m", "yarn", "-m", "adaptive", "--target-length", "512"): "recipe file",
     ("-m", "yarn", "--factor", "4", "--beta-fast", "1", "--beta-slow", "2"): "must not be below",
     ("-m", "abf", "--factor", "4"): "--theta",
     ("-m", "longrope", "--factor", "4"): "--long-factor",

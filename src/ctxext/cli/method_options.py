@@ -95,7 +95,7 @@ def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[st
     Raises:
         CtxextError: neither or both of the two were given, or an option belongs to none of the steps.
     """
-    from ctxext.recipes.recipe import load_recipe, recipe_from_dict
+    from ctxext.recipes.recipe import load_recipe, multiplied, recipe_from_dict
 
     if bool(methods) == bool(recipe):
         raise CtxextError(
@@ -125,7 +125,15 @@ def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[st
             "Give --factor or --target-length, not both.",
             hint="A recipe file may say both, where the context length is not the factor times the original one.",
         )
-    return recipe_from_dict(content, recipe or "the command line")
+    steps = recipe_from_dict(content, recipe or "the command line")
+    reach = next((name for name in ("factor", "target_length") if name in values), None)
+    if reach and (names := multiplied(steps.steps)):
+        raise CtxextError(
+            f"{option_name(reach)} says how far the whole recipe reaches, but {' and '.join(names)} each multiply the "
+            "context length.",
+            hint="Keep one of them, or give each a factor of its own in a recipe file: --recipe FILE.",
+        )
+    return steps
 
 
 def _fields_of(method: str) -> set[str]:

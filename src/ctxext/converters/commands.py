@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from ctxext.recipes.base import Method
-from ctxext.recipes.recipe import Recipe
+from ctxext.recipes.recipe import Recipe, multiplied
 
 RECIPE_FILE = "recipe.yaml"
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -49,7 +49,9 @@ def wrapped(command: str, width: int = 88) -> str:
 
 
 def needs_file(recipe: Recipe) -> bool:
-    """Whether a recipe holds lists, or one number with two values: options cannot say that."""
+    """Whether a recipe holds lists, one number with two values, or two factors: options cannot say that."""
+    if multiplied(recipe.steps):
+        return True
     options: dict[str, Any] = {}
     for step in recipe.steps:
         for name, value in _given(step).items():

@@ -178,6 +178,15 @@ def _check_order(steps: Sequence[Method]) -> None:
             )
 
 
+def multiplied(steps: Sequence[Method]) -> list[str]:
+    """The names of steps whose factors multiply: a schedule of the configuration, and code that stretches it again.
+
+    A new base and the schedule on top of it stretch the original context length both, so theirs do not.
+    """
+    stretching = [step for step in steps if hasattr(step, "factor")]
+    return [step.name for step in stretching] if len({step.needs_code() for step in stretching}) > 1 else []
+
+
 def plain_config(model: ModelConfig) -> ModelConfig:
     """The configuration of an extended model without its extension: no code, the plain schedule and length.
 
