@@ -189,7 +189,7 @@ NEEDLE = (*FIRST, "effective", "tasks", "needle")
         ((*FIRST, "short", "perplexity"), (0, 1.5, math.inf), (-0.5, "1", math.nan)),
         ((*FIRST, "harness"), ({"a": {"b": 1.0}}, None), ({"a": {"b": math.inf}}, {"a\n": {}}, {"a": 1})),
         ((*NEEDLE, "length"), (None, 8), (0, "8")),
-        ((*NEEDLE, "low"), (4,), (None,)),
+        ((*NEEDLE, "low"), (4, None), (0,)),
         ((*NEEDLE, "high"), (16,), (None,)),
         (NEEDLE, (dict.fromkeys(REACH), {**dict.fromkeys(REACH), "low": 4}), ({**dict.fromkeys(REACH), "low": 0},)),
         (("settings", "samples"), (1,), (0, None)),

@@ -511,9 +511,9 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/report/page.py",
-        "max((by_length[length] or (-1.0,))[0]",
-        "min((by_length[length] or (-1.0,))[0]",
-        ("tests/evaluate/test_report_whole.py::test_the_summary_row_by_row",),
+        "first[1] > max(high",
+        "first[0] > max(high",
+        ("tests/evaluate/test_page.py::test_bold_is_what_lies_above_all_other_intervals",),
     ),
     (
         "evaluate/report/findings.py",

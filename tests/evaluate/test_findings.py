@@ -86,10 +86,10 @@ def test_text_reads_on_every_shade():
         red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
-    for step in range(101):
-        colour = shade(step / 100)
+    for step in range(1001):
+        colour = shade(step / 1000)
         pair = sorted((luminance("#{:02x}{:02x}{:02x}".format(*colour)), luminance(ink(colour))))
-        assert (pair[1] + 0.05) / (pair[0] + 0.05) > 3.9
+        assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, step
 
 
 @pytest.mark.parametrize(

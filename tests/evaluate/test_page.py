@@ -5,11 +5,14 @@ import re
 
 import pytest
 
+from ctxext.cli.eval_tables import report_tables
 from ctxext.evaluate.report.colours import series_style
-from ctxext.evaluate.report.page import render_page, short_names
+from ctxext.evaluate.report.findings import effective_text, findings
+from ctxext.evaluate.report.page import maps, render_page, short_names, summary
 from ctxext.evaluate.report.pictures import smoothed
 from ctxext.evaluate.report.report import effective_lengths, make_report, versions
 from ctxext.evaluate.settings import Settings
+from ctxext.publish.results import retrieval_table
 
 METHODS = "yarn ntk pi llama3 longrope dynamic mspoe-by-parts mspoe-linear self-extend rerope <b>bold</b>".split()  # noqa: SIM905
 STOCK = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -106,8 +109,10 @@ def test_smoothing_keeps_ends_and_straight_lines():
     ("shares", "length"),
     [
         ((100, 90, 84), 8192),
-        ((60, 52, 51), 32768),
-        ((60, 40, 60), 2048),
+        ((86, 74, 74), 32768),
+        ((86, 60, 86), 2048),
+        ((85, 85, 85), None),
+        ((2, 2, 2), None),
         ((0, 0, 0), None),
     ],
 )
@@ -116,12 +121,12 @@ def test_effective_length_is_by_the_models_own_figure(shares, length):
     effective = effective_lengths(cells)
     assert effective["length"] == effective["tasks"]["needle"]["length"] == length
     if length:
-        assert effective["low"] <= length <= effective["high"]
+        assert (effective["low"] or 0) <= length <= effective["high"]
         assert effective["figure"] == shares[0] / 100
 
 
 def test_effective_length_over_tasks_is_by_their_mean_and_depths_are_pooled():
-    cells = [cell("needle", n, 25, 50, depth) for n in LENGTHS for depth in (0.0, 1.0)]
+    cells = [cell("needle", n, 45, 50, depth) for n in LENGTHS for depth in (0.0, 1.0)]
     cells += [cell("variables", n, right) for n, right in zip(LENGTHS, (100, 80, 20), strict=True)]
     effective = effective_lengths(cells)
     assert effective["length"] == 8192
@@ -167,10 +172,53 @@ def test_a_curve_ends_with_the_text(length):
     assert [point["end"] for point in curve] == [*range(width, length, width), length]
 
 
+def test_a_model_that_knows_nothing_has_no_effective_length():
+    knows, knows_not, unsure = (
+        effective_lengths([cell("needle", n, right, samples) for n in LENGTHS])
+        for right, samples in ((100, 100), (2, 100), (17, 20))
+    )
+    assert effective_text(knows, LENGTHS[-1]) == "≥ 32k"
+    assert effective_text(knows_not, LENGTHS[-1]) == "none"
+    assert effective_text(unsure, LENGTHS[-1]) == "none (none–32k)"
+    assert effective_text(None, LENGTHS[-1]) == "–", "nothing was measured"
+
+
+def test_bold_is_what_lies_above_all_other_intervals():
+    counts = {"a": {2048: 98, 8192: 98, 32768: 98}, "b": {2048: 60, 8192: 90, 32768: 90}, "d": {8192: 98}}
+    models = [
+        {"name": name, "short": None, "cells": [cell("needle", length, right) for length, right in by_length.items()]}
+        for name, by_length in counts.items()
+    ]
+    names = {name: name for name in counts}
+    assert re.findall(r"<b>(\d+)</b>", summary({"models": models}, names)) == ["98"], "later intervals overlap"
+    assert "<b>" not in summary({"models": models[:1]}, names), "there is nobody to be better than"
+
+
+def test_every_depth_counts_in_the_tables_of_page_terminal_and_card():
+    cells = [cell("needle", 2048, right, 10, depth) for depth, right in ((0.0, 10), (0.5, 8), (1.0, 0))]
+    model = {"name": "demo", "cells": [{**one, "share": one["correct"] / 10, "low": 0, "high": 1} for one in cells]}
+    model |= {"short": None, "perplexity": None, "harness": None, "trained_length": 512, "digest": "d", "summary": ""}
+    report = {"models": [model], "settings": {"generate": False}}
+    terminal = "\n".join(map(str, report_tables(report, 80)))
+    card = retrieval_table(report, model, "needle", ())
+    for text in (summary(report, {"demo": "demo"}), maps(report, "needle", {"demo": "demo"}), terminal, card):
+        assert re.search(r"60\D+42–75", text), text
+    assert findings(report)[0].startswith("needle at 2048 tokens: demo finds 60 % (42–75)")
+
+
+def test_the_picture_of_losses_is_described():
+    page = render_page(make(["demo", "demo-yarn"]))
+    (text,) = re.findall(r'alt="(.*?)"', page)
+    curve = make(["demo", "demo-yarn"])["models"][1]["perplexity"]["curve"]
+    assert text.startswith("Loss in nats per token by position, up to 32k tokens. demo: ")
+    losses = [f"{curve[at]['loss']:.2f}" for at in (0, 3, -1)]
+    assert text.endswith(f"demo-yarn: {losses[0]} at the start, {losses[1]} at 8k, {losses[2]} at the end.")
+
+
 def test_few_samples_make_a_wide_interval():
     few, many = (
         effective_lengths([cell("needle", n, right * k, 10 * k) for n, right in zip(LENGTHS, (10, 9, 8), strict=True)])
         for k in (1, 100)
     )
-    assert few["low"] == 2048
+    assert (few["low"], few["high"]) == (None, 32768), "10 of 10 may come of a share below the floor"
     assert many["low"] == many["high"] == 8192

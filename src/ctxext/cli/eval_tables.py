@@ -85,7 +85,7 @@ def _effective(models: Sequence[dict[str, Any]]) -> Table:
         effective = model.get("effective")
         if effective:
             entries = [effective] if len(tasks) > 1 else []
-            entries += [effective["tasks"].get(task, {"length": None}) for task in tasks]
+            entries += [effective["tasks"].get(task) for task in tasks]
             table.add_row(model["name"], *(effective_text(entry, longest) for entry in entries))
     return table
 

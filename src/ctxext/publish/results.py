@@ -49,12 +49,12 @@ def effective_table(report: Report, entry: Mapping[str, Any]) -> str:
     tasks = list(dict.fromkeys(task for lengths_by_task in effective.values() for task in lengths_by_task["tasks"]))
     lengths = [cell["length"] for model in report["models"] for cell in model["cells"]]
     rows = [
-        [name, *(effective_text(lengths_by_task["tasks"].get(task, {"length": None}), max(lengths)) for task in tasks)]
+        [name, *(effective_text(lengths_by_task["tasks"].get(task), max(lengths)) for task in tasks)]
         for name, lengths_by_task in effective.items()
     ]
     explanation = (
         f"The longest of the measured lengths up to which a model keeps 85 % of its own figure at {min(lengths)} "
-        "tokens, with the 95 % interval."
+        "tokens, with the 95 % interval; none if that is below 85.6 %, the threshold of RULER."
     )
     return f"### effective length\n\n{explanation}\n\n{_table(['model', *tasks], rows)}"
 

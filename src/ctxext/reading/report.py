@@ -67,7 +67,7 @@ class Short(Schema):
 
 
 class Reach(Schema):
-    """An effective length and its interval; null where nothing is right at the shortest."""
+    """An effective length and its interval; null is none, as too little is right at the shortest length."""
 
     length: Length | None
     low: Length | None
@@ -76,7 +76,7 @@ class Reach(Schema):
     @classmethod
     def missing(cls, content: Mapping[str, Any]) -> str:
         """A length has its interval."""
-        is_whole = content["length"] is None or None not in (content["low"], content["high"])
+        is_whole = content["length"] is None or content["high"] is not None
         return "" if is_whole else "a length with its interval"
 
 

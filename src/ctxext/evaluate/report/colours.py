@@ -29,7 +29,7 @@ def hexadecimal(colour: tuple[int, int, int]) -> str:
 
 
 def ink(colour: tuple[int, int, int]) -> str:
-    """Black or white, whichever has more contrast with a colour."""
+    """Black or white, whichever has more contrast with a colour: 4.58 or more, where WCAG asks for 4.5."""
     parts = [part / 3294.6 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in colour]
     luminance = 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
-    return "#ffffff" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.06 else "#1a1a1a"
+    return "#ffffff" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "#000000"

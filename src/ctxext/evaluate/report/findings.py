@@ -40,20 +40,20 @@ def percent(share: float) -> str:
     return str(min(99, max(1, value)) if 0 < share < 1 else value)
 
 
-def effective_text(effective: Mapping[str, Any], longest: int) -> str:
+def effective_text(effective: Mapping[str, Any] | None, longest: int) -> str:
     """An effective length as text, with its interval if that is wider than the length itself.
 
     Args:
-        effective: An entry of `effective` in report.json.
+        effective: An entry of `effective` in report.json; None where nothing was measured.
         longest: The longest prompt length; an effective length of it is shown as "≥".
     """
-    if effective["length"] is None:
+    if effective is None:
         return "–"
+    length, low, high = (
+        "none" if effective[key] is None else format_length(effective[key]) for key in ("length", "low", "high")
+    )
     sign = "≥ " if effective["length"] == longest else ""
-    text = f"{sign}{format_length(effective['length'])}"
-    if effective["low"] == effective["high"] == effective["length"]:
-        return text
-    return f"{text} ({format_length(effective['low'])}–{format_length(effective['high'])})"
+    return f"{sign}{length}" if low == high == length else f"{sign}{length} ({low}–{high})"
 
 
 def _retrieval(task: str, models: Sequence[dict[str, Any]]) -> str:
@@ -73,7 +73,8 @@ def _retrieval(task: str, models: Sequence[dict[str, Any]]) -> str:
     sentence += "".join(f", {name} {percent(shares[name][0])} %" for name in others[:_MAX_NAMED])
     if rest := others[_MAX_NAMED:]:
         least, most = percent(shares[rest[-1]][0]), percent(shares[rest[0]][0])
-        sentence += f", {len(rest)} others {least if least == most else f'{least} to {most}'} %"
+        others_in_words = "1 other" if len(rest) == 1 else f"{len(rest)} others"
+        sentence += f", {others_in_words} {least if least == most else f'{least} to {most}'} %"
     weakest = min(at_length[best], key=lambda cell: cell["share"])
     strongest = max(at_length[best], key=lambda cell: cell["share"])
     if strongest["share"] - weakest["share"] >= _UNEVEN and weakest["depth"] is not None:

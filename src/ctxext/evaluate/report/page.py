@@ -108,13 +108,13 @@ def summary(report: Report, short: Mapping[str, str]) -> str:
     head = ["model", *(f"{format_length(length)} tokens" for length in lengths)]
     head += ["effective length"] * has_effective + ["cost inside, nats"] * has_costs
     scores = {model["name"]: {length: _pooled_at(model, length) for length in lengths} for model in models}
-    best = {length: max((by_length[length] or (-1.0,))[0] for by_length in scores.values()) for length in lengths}
+    best = {length: _best([by_length[length] for by_length in scores.values()]) for length in lengths}
     rows = []
     for model in models:
         name = model["name"]
         cells = [f'<th scope="row" data-value="{escape(name)}">{_model_name(name, short)}</th>']
         for length, score in scores[name].items():
-            cells.append(_score_cell(score, is_best=bool(score) and score[0] == best[length]))
+            cells.append(_score_cell(score, is_best=score is not None and score == best[length]))
         if has_effective:
             cells.append(_effective_cell(model, lengths[-1]))
         if has_costs:
@@ -122,13 +122,20 @@ def summary(report: Report, short: Mapping[str, str]) -> str:
         rows.append(f"<tr>{''.join(cells)}</tr>")
     over = f"the mean of {', '.join(tasks)}" if len(tasks) > 1 else tasks[0]
     return f"""<h2>Summary</h2>
-<p class="soft">Percent right: {over}, with the 95 % interval (Wilson); the best of each length is bold. Effective
-length: the longest length up to which a model keeps 85 % of its score at {format_length(lengths[0])} tokens. Cost
-inside: loss inside the original context length against the source model. Click a heading to sort.</p>
+<p class="soft">Percent right: {over}, with the 95 % interval (Wilson); bold where it is above the intervals of all
+other models. Effective length: the longest length up to which a model keeps 85 % of its score at
+{format_length(lengths[0])} tokens, and none if that score is below 85.6 %, the threshold of RULER. Cost inside: loss
+inside the original context length against the source model. Click a heading to sort.</p>
 <p><input type="search" id="filter" placeholder="Filter models" aria-label="Filter models"></p>
 <div class="wide"><table class="summary" id="summary">
 <thead><tr>{"".join(f'<th scope="col"><button type="button">{cell}</button></th>' for cell in head)}</tr></thead>
 <tbody>{"".join(rows)}</tbody></table></div>"""
+
+
+def _best(scores: Sequence[Any]) -> Any:
+    """The score whose interval is above those of all others; None if there is none."""
+    first, *others = sorted((score for score in scores if score), reverse=True) or [None]
+    return first if others and first[1] > max(high for _, _, high in others) else None
 
 
 def _pooled_at(model: Mapping[str, Any], length: int) -> Any:
@@ -146,9 +153,8 @@ def _score_cell(score: Any, *, is_best: bool) -> str:
 
 def _effective_cell(model: Mapping[str, Any], longest: int) -> str:
     effective = model.get("effective")
-    if not effective or effective["length"] is None:
-        return '<td data-value="0">–</td>'
-    return f'<td data-value="{effective["length"]}">{effective_text(effective, longest)}</td>'
+    value = (effective or {}).get("length") or 0
+    return f'<td data-value="{value}">{effective_text(effective, longest)}</td>'
 
 
 def _cost_cell(against: Mapping[str, Any] | None) -> str:
@@ -280,7 +286,7 @@ def _perplexity(report: Report, names: Mapping[str, str]) -> str:
     return f"""<h2>{task.name.capitalize()}</h2>
 <p>{escape(task.description)}
 Text: {escape(_data_name(report))}.</p>
-{_losses(report)}
+{_losses(report, names)}
 <p class="soft">Faint points are measured, lines are smoothed over three of them. Perplexity over the first so many
 tokens.{sliding}</p>
 {table(head, rows, text=(1,))}"""
@@ -347,7 +353,7 @@ def _settings(report: Report, names: Mapping[str, str]) -> str:
     )
 
 
-def _losses(report: Report) -> str:
+def _losses(report: Report, names: Mapping[str, str]) -> str:
     """Losses by position as a picture inside the page, in both themes; the browser's setting decides which is shown."""
     if not is_installed("matplotlib"):
         return f'<p class="soft">This picture needs matplotlib: {escape(install_command("matplotlib"))}</p>'
@@ -362,5 +368,21 @@ def _losses(report: Report) -> str:
         sources[theme] = "data:image/png;base64," + base64.b64encode(as_png(figure)).decode()
     return (
         f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{sources["dark"]}">'
-        f'<img src="{sources["light"]}" width="{width}" alt="Loss by position"></picture></figure>'
+        f'<img src="{sources["light"]}" width="{width}" alt="{escape(_described(report, names))}"></picture></figure>'
     )
+
+
+def _described(report: Report, names: Mapping[str, str]) -> str:
+    """The losses by position in words: of each model at the start, at the original context length, and at the end."""
+    texts = []
+    for model in report["models"]:
+        if model["perplexity"]:
+            curve, trained = model["perplexity"]["curve"], model["trained_length"]
+            places = {"at the start": curve[0], "at the end": curve[-1]}
+            inside = [point for point in curve if trained and point["end"] <= trained < curve[-1]["end"]]
+            if inside[1:]:
+                places = {"at the start": curve[0], f"at {format_length(trained)}": inside[-1], "at the end": curve[-1]}
+            shown = ", ".join(f"{point['loss']:.2f} {place}" for place, point in places.items())
+            texts.append(f"{names[model['name']]}: {shown}")
+    longest = max(model["perplexity"]["length"] for model in report["models"] if model["perplexity"])
+    return f"Loss in nats per token by position, up to {format_length(longest)} tokens. {'; '.join(texts)}."

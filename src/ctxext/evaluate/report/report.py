@@ -23,6 +23,9 @@ Report = dict[str, Any]
 KEPT = 0.85
 """The share of its score at the shortest length that a model keeps up to its effective length."""
 
+FLOOR = 0.856
+"""The least score at the shortest length that counts as an ability to be kept: the threshold of RULER, 2404.06654."""
+
 _DRAWS = 2000
 _PACKAGES = ("torch", "transformers", "tokenizers")
 
@@ -31,8 +34,9 @@ def effective_lengths(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
     """The effective length over all tasks and of each task; None for fewer than two lengths.
 
     The effective length is the longest length up to which a model keeps 85 % of its score at the shortest length, at
-    every length in between. The score over several tasks is the mean of their scores. The interval holds 95 % of the
-    effective lengths of seeded draws, in which each score is drawn from its Jeffreys beta distribution.
+    every length in between. There is none if that score is below RULER's threshold of 85.6 %. The score over several
+    tasks is the mean of their scores. The interval holds 95 % of the effective lengths of seeded draws, in which each
+    score is drawn from its Jeffreys beta distribution.
 
     Args:
         cells: The cells of one model, as in report.json.
@@ -50,7 +54,7 @@ def effective_lengths(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
 
 
 def _effective(counts: Mapping[str, Mapping[int, tuple[float, int]]]) -> dict[str, Any]:
-    """The effective length (None for a score of 0 at the shortest length), its interval, and the score there."""
+    """The effective length and its interval, each None below `FLOOR`, and the score at the shortest length."""
     tasks = list(counts.values())
     lengths = sorted(set.intersection(*map(set, tasks)))
     scores = {length: _average(task[length][0] / task[length][1] for task in tasks) for length in lengths}
@@ -61,7 +65,7 @@ def _effective(counts: Mapping[str, Mapping[int, tuple[float, int]]]) -> dict[st
     for _ in range(_DRAWS):
         draw = {length: _average(_draw(rng, *task[length]) for task in tasks) for length in lengths}
         draws.append(_longest(draw))
-    draws.sort()
+    draws.sort(key=lambda length: length or 0)
     low, high = draws[round(0.025 * _DRAWS)], draws[round(0.975 * _DRAWS) - 1]
     return {"length": _longest(scores), "low": low, "high": high, "figure": scores[lengths[0]]}
 
@@ -75,8 +79,10 @@ def _average(values: Iterable[float]) -> float:
     return math.fsum(known) / len(known)
 
 
-def _longest(scores: Mapping[int, float]) -> int:
+def _longest(scores: Mapping[int, float]) -> int | None:
     shortest, *others = sorted(scores)
+    if scores[shortest] < FLOOR:
+        return None
     reached = shortest
     for length in others:
         if scores[length] < KEPT * scores[shortest]:
