@@ -18,7 +18,7 @@ LAYERS = (
     "evaluate.checkpoint_info",
     *("evaluate.scoring.prefix_cache", "evaluate.model", "evaluate.served", "evaluate.scoring"),
     *("evaluate.tasks", "evaluate.settings", "evaluate.tasks.retrieval", "evaluate.report", "evaluate"),
-    *("search", "finetune", "publish", "demo", "cli"),
+    *("search", "demo", "finetune", "publish", "cli"),
 )
 MOST_PARAMETERS = 8
 SIGNATURES_OF_OTHERS = {"serving/row_wise.py: forward"}

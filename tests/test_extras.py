@@ -12,7 +12,6 @@ import pytest
 from ctxext.data.records import read_records
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.report import write_report
-from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.run import finetune
 from ctxext.finetune.tensors import AdapterConfig
 from ctxext.search.run import check_optuna
@@ -40,7 +39,7 @@ def read_parquet(folder: Path) -> None:
 
 
 def train(folder: Path) -> None:
-    finetune("demo", folder / "out", lambda *_: None, TrainingOptions(), data={"name": "x"})
+    finetune("demo", folder / "out", "demo")
 
 
 def scale_adapter(folder: Path) -> None:

@@ -12,10 +12,24 @@ from pathlib import Path
 import pytest
 
 import ctxext
-from ctxext import METHODS, MsPoE, Ntk, Recipe, Settings, Yarn, convert, evaluate, plan_conversion
+from ctxext import (
+    METHODS,
+    MsPoE,
+    Ntk,
+    Recipe,
+    SearchOptions,
+    Settings,
+    TrainingOptions,
+    Yarn,
+    convert,
+    evaluate,
+    plan_conversion,
+    plan_push,
+)
 from ctxext.errors import CtxextError
 from ctxext.finetune.run import Finetuned
 from ctxext.lazy import Package
+from ctxext.options import accepts_options
 from ctxext.publish.push import Push
 from ctxext.recipes.recipe import recipe_of
 from ctxext.search.run import Found
@@ -113,6 +127,40 @@ def test_lengths_are_words_or_numbers():
     folder = Path(ctxext.open_checkpoint("demo").folder)
     plan = plan_conversion(folder, None, Yarn(factor=4), original_length="0.25k")
     assert plan.encoding.usable_length == 1024
+    assert ctxext.open_checkpoint(folder, original_length="0.25k").original_length == 256
+    settings = Settings(lengths="512,2k", original_length="1k")
+    assert (settings.lengths, settings.original_length) == ((512, 2048), 1024)
+    assert [Settings(lengths=given).lengths for given in (512, ["0.5k"], (512,))] == [(512,)] * 3
+    training = TrainingOptions(length="2k", start_length="256", positions="pose", window="1k")
+    assert (training.length, training.start_length, training.window) == (2048, 256, 1024)
+    search = SearchOptions("2k", lengths="1k", original_length="0.5k")
+    assert (search.target_length, search.lengths, search.original_length) == (2048, (1024,), 512)
+    for options, name in ((Settings, "lengths"), (TrainingOptions, "group"), (SearchOptions, "target_length")):
+        with pytest.raises(CtxextError, match=r'"far" is not a length'):
+            options(**{name: "far"})
+
+
+def test_options_are_an_object_or_keywords_or_both():
+    @accepts_options(SearchOptions)
+    def target(source, options, *, out=None):
+        return options.target_length, options.trials, out
+
+    assert target("demo", SearchOptions(1024), trials=3, out="x") == (1024, 3, "x")
+    assert target("demo", target_length="1k") == target("demo", options=SearchOptions("1k")) == (1024, None, None)
+    with pytest.raises(TypeError):
+        target("demo", SearchOptions(1024), "x")
+    for function in (ctxext.search, ctxext.finetune, ctxext.push):
+        assert inspect.signature(function).parameters["options"].default is None
+
+
+def test_what_a_push_would_send_is_planned(tmp_path):
+    convert("demo", tmp_path / "x", Yarn(factor=4), check=False)
+    before = sorted(tmp_path.rglob("*"))
+    upload = plan_push(tmp_path / "x", "me/x", base="someone/demo")
+    assert repr(upload).startswith("UploadPlan('x': ")
+    assert f"{len(upload.sizes)} files" in repr(upload)
+    assert "base_model: someone/demo" in upload.card
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_conversion_is_shown(tmp_path):
@@ -139,7 +187,7 @@ def test_other_results_are_shown():
 
 
 def test_a_report_is_its_content_and_is_shown(tmp_path):
-    report = evaluate(["demo"], Settings(tasks=("passkey",), lengths=(256,), samples=1, depths=(0.5,)))
+    report = evaluate("demo", Settings(tasks=("passkey",), lengths=(256,), samples=1, depths=(0.5,)))
     assert json.loads(json.dumps(report)) == report
     assert "passkey" in report._repr_html_()
 
@@ -152,9 +200,10 @@ def test_examples_in_docstrings_run(module):
     assert result.attempted >= 2
 
 
-def test_the_page_has_ten_things():
-    assert len(SNIPPETS) == 10
-    assert all(name in PAGE for name in CALLED if name not in ("finetune", "search"))
+def test_the_page_shows_every_function():
+    assert len(SNIPPETS) == 13
+    code = "".join(SNIPPETS)
+    assert [name for name in (*CALLED, "convert", "plan_conversion", "plan_push") if f"{name}(" not in code] == []
 
 
 def test_the_snippets_run_in_order(tmp_path, monkeypatch):
@@ -164,3 +213,4 @@ def test_the_snippets_run_in_order(tmp_path, monkeypatch):
         exec(compile(snippet, "docs/python.md", "exec"), space)
     assert space["model"].config.max_position_embeddings == 2048
     assert inspect.signature(convert).parameters["overwrite"]
+    assert (tmp_path / "demo-tuned" / "model.safetensors").is_file()

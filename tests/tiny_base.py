@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ctxext.converters import convert
-from ctxext.finetune import TrainingOptions, finetune
+from ctxext.finetune import TrainingData, TrainingOptions, finetune
 from ctxext.finetune.curve import draw_losses
 from ctxext.finetune.documents import Document
 from ctxext.recipes import Recipe, Yarn
@@ -73,9 +73,22 @@ PARALLEL = dataclasses.replace(QUICK, batch_size=4, pack="run-on", steps=5)
 
 def tune(base: Path, out: Path, options: TrainingOptions = QUICK, *, is_drawn: bool = False, **others):
     """Train; the curve of losses is drawn where asked, as that takes longer than a short training."""
-    given = {"data": {"name": "random"}, **others}
     with mock.patch("ctxext.finetune.curve.draw_losses", draw_losses if is_drawn else leave_file):
-        return finetune(str(base), out, lambda *_: map(Document, documents()), options, **given)
+        return finetune(base, out, others.pop("data", None) or Tokens(documents()), options, **others)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens(TrainingData):
+    """Documents as token ids, in place of what a tokenizer makes of a text."""
+
+    words: object = ()
+    name: str = "random"
+
+    def reader(self, options):
+        return lambda *_: map(Document, self.words)
+
+    def described(self):
+        return {"name": self.name}
 
 
 def leave_file(losses, lengths, path: Path) -> None:

@@ -9,7 +9,7 @@ from ctxext.finetune import TrainingOptions, finetune
 from ctxext.finetune.documents import Document
 from ctxext.recipes import Recipe
 from ctxext.recipes.methods.table import Table
-from tiny_base import documents
+from tiny_base import Tokens, documents
 from tiny_encodings import VOCABULARY, save, save_tokenizer
 
 CAUSAL = ("gpt2", "gpt_bigcode", "gpt_neo", "opt", "biogpt")
@@ -32,8 +32,7 @@ def texts():
 
 
 def tune(base, out, options=OPTIONS, **others):
-    given = {"data": {"name": "random"}, **others}
-    return finetune(str(base), out, lambda *_: iter(texts()), options, **given)
+    return finetune(base, out, Tokens([document.ids for document in texts()]), options, **others)
 
 
 def weights(folder):

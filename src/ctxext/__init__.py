@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ctxext.finetune.merge import merge
     from ctxext.finetune.options import TrainingOptions
     from ctxext.finetune.run import finetune
-    from ctxext.publish.push import push
+    from ctxext.finetune.training_data import TrainingData
+    from ctxext.publish.push import plan_push, push
     from ctxext.recipes.base import Method
     from ctxext.recipes.methods.abf import AdjustedBase
     from ctxext.recipes.methods.adaptive import Adaptive
@@ -90,6 +91,7 @@ __all__ = [
     "Sinks",
     "String",
     "Table",
+    "TrainingData",
     "TrainingOptions",
     "WiderBuckets",
     "Window",
@@ -103,6 +105,7 @@ __all__ = [
     "merge",
     "open_checkpoint",
     "plan_conversion",
+    "plan_push",
     "push",
     "search",
     "verify",
@@ -146,9 +149,11 @@ _NAMES = {
     "open_checkpoint": "ctxext.checkpoint.opening",
     "inspect_checkpoint": "ctxext.converters.inspection",
     "merge": "ctxext.finetune.merge",
+    "plan_push": "ctxext.publish.push",
     "push": "ctxext.publish.push",
     "Settings": "ctxext.evaluate.settings",
     "SearchOptions": "ctxext.search.options",
+    "TrainingData": "ctxext.finetune.training_data",
     "TrainingOptions": "ctxext.finetune.options",
 }
 hand_on(__name__, _NAMES, packages=("evaluate", "finetune", "search", "verify"))

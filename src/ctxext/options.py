@@ -79,16 +79,20 @@ def accepts_options(owner: type, name: str = "options") -> Callable[[Callable[..
 
     def decorate(function: Callable[..., _Result]) -> Callable[..., _Result]:
         fields = dataclasses.fields(owner)
+        parameters = {**inspect.signature(function).parameters}
+        is_positional = parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        place = list(parameters).index(name)
 
         @functools.wraps(function)
         def accepting(*args: Any, **keywords: Any) -> _Result:
             given = {field.name: keywords.pop(field.name) for field in fields if field.name in keywords}
+            if is_positional and len(args) == place + 1:  # The last of the positional parameters.
+                args, keywords[name] = args[:-1], args[-1]
             options = keywords.pop(name, None)
             settled = owner(**given) if options is None else dataclasses.replace(options, **given)
             return function(*args, **{name: settled}, **keywords)
 
         signature = inspect.signature(function)
-        parameters = {**signature.parameters}
         parameters[name] = parameters[name].replace(default=None, annotation=owner | None)
         for field in fields:
             default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default

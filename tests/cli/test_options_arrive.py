@@ -14,13 +14,13 @@ import pytest
 import typer
 
 from ctxext.cli.app import app
-from ctxext.cli.finetune_data import DataChoice
 from ctxext.cli.method_options import option_owners
 from ctxext.converters.convert import convert, plan_conversion
 from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.settings import Settings
 from ctxext.finetune.options import RunOptions, TrainingOptions
+from ctxext.finetune.training_data import TrainingData
 from ctxext.publish.push import PushOptions
 from ctxext.publish.upload_plan import UploadPlan
 from ctxext.recipes import MsPoE, Recipe, Yarn
@@ -384,19 +384,17 @@ def test_convert_by_a_search(arrived, monkeypatch, words, budget):
 
 @pytest.mark.parametrize(("words", "expected"), TRAININGS)
 def test_finetune(arrived, monkeypatch, words, expected):
-    opened, read = [], []
+    opened = []
     monkeypatch.setattr(
         "ctxext.evaluate.checkpoint_info.open_infos", lambda *given, **more: opened.append((given, more)) or []
     )
-    monkeypatch.setattr(DataChoice, "reader", lambda self, options: read.append(options) or self)
+    monkeypatch.setattr(TrainingData, "reader", lambda self, options: (self, options))
     monkeypatch.setattr(TrainingOptions, "_check_together", lambda self: None)
     (model, out, chosen, options), named = arrived((*FINETUNE, *words), "ctxext.finetune.run.finetune")
     assert (model, out) == ("some", Path("out"))
     assert options == TrainingOptions(**expected)
-    assert read == [options, options]
-    assert chosen == DataChoice(("a.txt:0.7", "b.txt:0.3"), "text", "body", "mine", True, 0.5)
-    assert named.pop("read_held_out") == DataChoice(("c.txt",), "text", "body", None, True, None)
-    assert named.pop("data") == {**chosen.described(), "eval": "c.txt"}
+    assert chosen == TrainingData(("a.txt:0.7", "b.txt:0.3"), "text", "body", "mine", True, 0.5)
+    assert named.pop("eval_data") == TrainingData(("c.txt",), "text", "body", None, True, None)
     reporter = named.pop("reporter")
     assert callable(reporter.progress)
     assert callable(reporter.tell)
@@ -404,7 +402,7 @@ def test_finetune(arrived, monkeypatch, words, expected):
     assert named == {"run": RunOptions(**GIVEN, **flags, merge=False)}
     assert opened == [((["some"],), GIVEN)]
     (model, reader, options), named = arrived((*FINETUNE, *words, "--dry-run"), "ctxext.finetune.dry_run.dry_run")
-    assert (model, reader, options) == ("some", chosen, TrainingOptions(**expected))
+    assert (model, reader, options) == ("some", (chosen, options), TrainingOptions(**expected))
     assert callable(named.pop("tell"))
     assert named == {**GIVEN, "merge": False}
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,7 @@ INSTALLED = {
     if entry["transformers"] == transformers.__version__
 }
 PACKAGE = Path(transformers.__file__).parent
+of_a_measured_version = pytest.mark.skipif(not INSTALLED, reason=f"transformers {transformers.__version__}: unmeasured")
 
 
 @pytest.fixture
@@ -73,6 +75,7 @@ STEPS = [
 ]
 
 
+@of_a_measured_version
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
 def test_answered_as_the_class_answers(unimported, monkeypatch, step):
     recipe, source, plain, stock = converted(step)
@@ -84,6 +87,7 @@ def test_answered_as_the_class_answers(unimported, monkeypatch, step):
     assert abs(carried.check_carried(recipe, source, plain, stock) - known) < measured.TOLERANCE
 
 
+@of_a_measured_version
 @pytest.mark.parametrize(
     "model_type", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in INSTALLED if name != "llama")]
 )
@@ -94,6 +98,7 @@ def test_every_class_rotates_as_recorded(model_type):
     assert measured.measured()[measured.digest_of(model_type)] == INSTALLED[model_type]
 
 
+@of_a_measured_version
 def test_another_version_or_an_edited_file_is_not_answered_for(unimported, monkeypatch, tmp_path):
     stock = converted(Yarn(factor=4))[-1]
     assert measured.measured_rotations(stock.config, stock.family, [64])
@@ -191,6 +196,7 @@ def test_what_differs_from_the_reference_is_left_to_the_class(unimported, monkey
     assert asked
 
 
+@of_a_measured_version
 def test_converting_the_demo_imports_neither_torch_nor_transformers(tmp_path):
     script = (
         "import sys\nfrom ctxext.converters import convert\nfrom ctxext.recipes import Recipe, Yarn\n"
@@ -202,8 +208,17 @@ def test_converting_the_demo_imports_neither_torch_nor_transformers(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
+@of_a_measured_version
 def test_only_flat_schedules_are_recorded():
     assert INSTALLED.keys() >= {"llama", "mistral", "qwen2", "qwen3"}
     assert all(measured.is_plain(FAMILIES[name]) for name in INSTALLED)
     assert not any(measured.is_plain(FAMILIES[name]) for name in ("gemma3_text", "phi3", "gpt_neox", "deepseek_v3"))
     assert json.loads(measured.RECORD.read_text()) == measured.measured()
+
+
+def test_the_versions_of_the_constraints_are_measured():
+    """So that the tests above run wherever those are installed."""
+    measured_versions = {entry["transformers"] for entry in measured.measured().values()}
+    for name in ("constraints.txt", "constraints-transformers-4.txt"):
+        text = (Path(__file__).parents[2] / name).read_text()
+        assert re.search(r"^transformers==(.+)$", text, re.MULTILINE)[1] in measured_versions

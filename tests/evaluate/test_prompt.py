@@ -12,7 +12,6 @@ from ctxext.data.encoding import Encoder, split_question
 from ctxext.data.prompt import encode_parts, lay_out
 from ctxext.data.texts import read_corpus
 from ctxext.data.tokenizer import open_tokenizer
-from ctxext.demo.long_documents import long_documents
 from ctxext.errors import CtxextError
 from ctxext.evaluate.scoring.exact_match import grow
 from ctxext.evaluate.settings import Settings, even_depths
@@ -21,6 +20,7 @@ from ctxext.evaluate.tasks.kv import KeyValue
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.passkey import PassKey
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
+from ctxext.finetune.demo_documents import long_documents
 
 TASKS = [PassKey(), Needle(), Needle(num_needles=1), KeyValue(ids="number"), KeyValue(), Documents()]
 TEMPLATE = (

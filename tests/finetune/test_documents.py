@@ -9,6 +9,8 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.documents import Document, Documents
 from ctxext.finetune.formats import RecordReader
 from ctxext.finetune.mixture import parse_source
+from ctxext.finetune.options import TrainingOptions
+from ctxext.finetune.training_data import TrainingData, training_data
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ' w9 ' + message['content'] + ' </s> ' }}{% endfor %}"
@@ -137,3 +139,33 @@ def test_the_text_may_be_in_another_field(tmp_path, tokenizer):
     assert read(tmp_path, tokenizer, both, name="text") == [Document([2])]
     with pytest.raises(CtxextError, match='is not alpaca: it has "text"; wanted is "instruction" with "output"'):
         read(tmp_path, tokenizer, {"text": "w2"}, name="alpaca")
+
+
+def test_data_in_memory_is_read_as_a_file_with_the_same_records(tmp_path, tokenizer):
+    records = [{"prompt": "w2 w3", "completion": " w4"}, {"text": "w5 w6 w7"}, {"messages": CHAT}]
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    options, wanted = TrainingOptions(length=4), {4: 2}
+    forms = [
+        path,
+        str(path),
+        [path],
+        TrainingData((str(path),)),
+        records,
+        ["w5 w6 w7"],
+        (text for text in ["w5 w6 w7"]),
+    ]
+    of_file, *others = [list(training_data(form).reader(options)(tokenizer, wanted)) for form in forms]
+    assert others[:4] == [of_file] * 4
+    assert len(of_file) == 3
+    assert others[4:] == [[Document([5, 6, 7])]] * 2
+    described = [training_data(form).described() for form in (["w5"], [{"text": "w5"}], ["w6"])]
+    assert described[0] == described[1] != described[2]
+    assert described[0]["name"] == "1 record"
+    with pytest.raises(CtxextError, match="Record 2 of the data is of no known format"):
+        list(training_data([{"text": "w5"}, {"body": "w5"}]).reader(options)(tokenizer, wanted))
+    with pytest.raises(CtxextError, match=r'data\.jsonl" is a text in a list, and the name of a file'):
+        training_data([str(path)])
+    for wrong in ([], [path, "w5"], [7]):
+        with pytest.raises(CtxextError, match="Data in a list"):
+            training_data(wrong)

@@ -67,13 +67,13 @@ from pathlib import Path
 from ctxext.finetune import RunOptions, TrainingOptions, finetune
 from ctxext.finetune.documents import Document
 from ctxext.finetune.dry_run import dry_run
-from tiny_base import documents
+from tiny_base import Tokens, documents
 options = TrainingOptions(length=1024, steps=2, batch_size=1, rank=8, short_share=0.0, checkpointing={checkpointing})
 reader = lambda *_: map(Document, documents(4, 1100))
 if {dry}:
     peak = dry_run({base!r}, reader, options).peak_memory
 else:
-    finetune({base!r}, Path({out!r}), reader, options, data={{"name": "random"}}, run=RunOptions(merge=False))
+    finetune({base!r}, {out!r}, Tokens(documents(4, 1100)), options, run=RunOptions(merge=False))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(peak)
 """

@@ -12,19 +12,17 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import make_ready
 from ctxext.evaluate.scoring.exact_match import score_depths
-from ctxext.finetune.documents import Document
 from ctxext.finetune.evaluation import NUM_PARTS, NeedleProbe
 from ctxext.finetune.loss import use_chunked_loss
 from ctxext.finetune.run import training_folder
-from tiny_base import QUICK, documents, load, tune
+from tiny_base import QUICK, Tokens, documents, load, tune
 
 
 def change(**options):
     return dataclasses.replace(QUICK, **options)
 
 
-def held_out(*_):
-    return map(Document, documents(count=3, seed=7))
+HELD_OUT = Tokens(documents(count=3, seed=7))
 
 
 def evaluated(out):
@@ -42,7 +40,7 @@ def losses_of(out) -> torch.Tensor:
 
 
 def test_the_loss_by_position_is_the_models(base, tmp_path):
-    tune(base, tmp_path / "out", change(steps=4, eval_every=1), read_held_out=held_out)
+    tune(base, tmp_path / "out", change(steps=4, eval_every=1), eval_data=HELD_OUT)
     measured = evaluated(tmp_path / "out")
     assert list(measured) == [1, 2, 3, 4]
     losses = losses_of(tmp_path / "out")
@@ -93,7 +91,7 @@ def test_the_best_save_is_taken(base, tmp_path, report_losses):
     lines = []
     measured = report_losses(5.0, 4.0, 2.0, 3.0, 4.0)
     options = change(steps=5, keep_best=True, **STEPS_THAT_CHANGE_MUCH)
-    tune(base, tmp_path / "out", options, read_held_out=held_out, tell=lines.append)
+    tune(base, tmp_path / "out", options, eval_data=HELD_OUT, tell=lines.append)
     assert [line["eval_loss"] for line in evaluated(tmp_path / "out").values()] == [5.0, 4.0, 2.0, 3.0, 4.0]
     assert any(line.startswith("kept step 3, the best") for line in lines)
     others = [loss for step, loss in measured.items() if step != 3]
@@ -104,7 +102,7 @@ def test_the_best_save_is_taken(base, tmp_path, report_losses):
 def test_patience_stops_a_run_that_gets_no_better(base, tmp_path, report_losses):
     report_losses(5.0, 4.0, 2.0, 3.0, 2.5, 1.0, 1.0, 1.0, 1.0)
     options = change(steps=9, patience=2, **STEPS_THAT_CHANGE_MUCH)
-    tune(base, tmp_path / "out", options, read_held_out=held_out)
+    tune(base, tmp_path / "out", options, eval_data=HELD_OUT)
     assert list(evaluated(tmp_path / "out")) == [1, 2, 3, 4, 5]
     with pytest.raises(CtxextError, match="measured on other data"):
         tune(base, tmp_path / "other", options)

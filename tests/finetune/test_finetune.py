@@ -11,15 +11,14 @@ import torch
 from safetensors.torch import load_file
 
 from ctxext.errors import CtxextError
-from ctxext.finetune import TrainingOptions, finetune
-from ctxext.finetune.documents import Document
+from ctxext.finetune import TrainingOptions
 from ctxext.finetune.loop import MuonAndAdamW, newest_save, warmup_steps
 from ctxext.finetune.run import training_folder
 from ctxext.publish.upload_plan import pack
 from ctxext.recipes import MsPoE, PositionInterpolation
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import verify
-from tiny_base import QUICK, documents, load, logits, make_base, save_llama, tune
+from tiny_base import QUICK, Tokens, documents, load, logits, make_base, save_llama, tune
 
 
 def adapter(out):
@@ -143,7 +142,7 @@ def test_resume_refuses_other_settings_and_another_recipe(base, tmp_path):
     with pytest.raises(CtxextError, match="another model"):
         tune(other, out, resume=True)
     with pytest.raises(CtxextError, match="another data"):
-        tune(base, out, resume=True, data={"name": "else"})
+        tune(base, out, resume=True, data=Tokens(documents(), name="else"))
     with pytest.raises(CtxextError, match="unfinished run"):
         tune(base, out)
     assert sorted(path.name for path in training_folder(out).iterdir()) == kept
@@ -213,9 +212,7 @@ def test_what_this_machine_lacks_is_said(base, tmp_path, monkeypatch):
 def test_data_that_is_too_short_is_refused(base, tmp_path):
     for texts, message in (([], "no text"), (documents(4, 20), "longest has 20")):
         with pytest.raises(CtxextError, match=message):
-            finetune(
-                str(base), tmp_path / "out", lambda *_, texts=texts: map(Document, texts), QUICK, data={"name": "short"}
-            )
+            tune(base, tmp_path / "out", data=Tokens(texts))
     assert list(tmp_path.iterdir()) == []
 
 

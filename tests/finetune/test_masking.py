@@ -11,6 +11,7 @@ from ctxext.finetune.data import write_sequences
 from ctxext.finetune.documents import Document
 from ctxext.finetune.loss import use_chunked_loss
 from ctxext.finetune.options import TrainingOptions
+from tiny_base import Tokens
 from tiny_encodings import VOCABULARY, load, save, save_tokenizer
 from tiny_tables import ENCODERS, change, make_base, tune, weights
 
@@ -112,8 +113,8 @@ def test_a_tokenizer_without_a_mask_is_refused(tokenizer):
 @pytest.mark.filterwarnings("ignore")
 def test_the_loss_is_measured_on_other_data_and_the_best_save_kept(tmp_path):
     base, lines = make_base(tmp_path, "bert"), []
-    held_out = lambda *_: iter([Document([number % 35 + 5 for number in range(48)])])  # noqa: E731
-    tune(base, tmp_path / "out", change(keep_best=True), read_held_out=held_out, tell=lines.append)
+    held_out = Tokens([[number % 35 + 5 for number in range(48)]])
+    tune(base, tmp_path / "out", change(keep_best=True), eval_data=held_out, tell=lines.append)
     assert sum("on the evaluation data" in line for line in lines) == 2
     assert not any("needles" in line for line in lines)
     assert any(line.startswith("kept step") for line in lines)

@@ -13,6 +13,7 @@ from typing import Any
 from ctxext.checkpoint.families import Family
 from ctxext.checkpoint.geometry import check_sizes, claimed_length
 from ctxext.errors import CtxextError
+from ctxext.reading.length import as_length
 from ctxext.reading.safetensors_header import fault_of_metadata, fault_of_tensors
 from ctxext.reading.schemas import Header, checked, read_json_object
 from ctxext.reading.strict import parse_json
@@ -236,12 +237,12 @@ def read_safetensors_header(path: Path) -> dict[str, Any]:
 
 
 def open_checkpoint(
-    source: str,
+    source: str | Path,
     *,
     revision: str | None = None,
     token: str | None = None,
     weights: bool = True,
-    original_length: int | None = None,
+    original_length: int | str | None = None,
 ) -> Checkpoint:
     """Find a checkpoint and read its configuration.
 
@@ -250,11 +251,12 @@ def open_checkpoint(
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read where it is None.
         weights: Whether the weight files must be local; without, only the small files of a Hub id are fetched.
-        original_length: What the model was trained on, in tokens, where its files do not say it.
+        original_length: What the model was trained on, in tokens or as "32k", where its files do not say it.
 
     Raises:
         CtxextError: there is no such checkpoint, or its config.json is missing or broken.
     """
+    source, trained_length = str(source), None if original_length is None else as_length(original_length)
     folder, commit = Path(source).expanduser(), None
     sizes: dict[str, int] = {}
     if source == "demo" and not folder.exists():
@@ -271,7 +273,7 @@ def open_checkpoint(
         raise CtxextError(f'"{source}" has no config.json.', hint="Name the folder that holds the checkpoint's files.")
     config = read_json_object(folder / "config.json")
     check_sizes(config, str(folder / "config.json"))
-    return Checkpoint(source, folder, config, commit, sizes, original_length)
+    return Checkpoint(source, folder, config, commit, sizes, trained_length)
 
 
 def _fetch(

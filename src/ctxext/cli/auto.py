@@ -9,7 +9,7 @@ from ctxext.cli.output import Output
 from ctxext.cli.search import verdict
 from ctxext.cli.search_view import watching
 from ctxext.errors import CtxextError
-from ctxext.recipes.length import parse_length
+from ctxext.reading.length import parse_length
 from ctxext.recipes.recipe import Recipe
 from ctxext.search.options import SearchOptions
 from ctxext.search.run import figures, search

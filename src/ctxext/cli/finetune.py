@@ -11,7 +11,6 @@ import typer
 import yaml
 
 from ctxext.cli.completion import complete_tasks
-from ctxext.cli.finetune_data import DataChoice
 from ctxext.cli.interrupts import same_command
 from ctxext.cli.options import (
     JsonOption,
@@ -31,6 +30,7 @@ from ctxext.cli.terminal import done_line
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions
 from ctxext.finetune.stopping import Terminated, raised_when_terminated
+from ctxext.finetune.training_data import TrainingData
 from ctxext.reading.strict import parse_yaml, read_text
 from ctxext.system.extras import install_command
 from ctxext.system.files import Progress
@@ -285,7 +285,7 @@ def finetune(
     _check_tasks(evaluate, model, revision, token)
     output = Output(as_json=as_json, quiet=quiet or not is_first(), verbose=verbose)
     training = built(TrainingOptions, options)
-    chosen = DataChoice(tuple(data or ()), record_format, text_field, split, skip_bad_rows, long_share)
+    chosen = TrainingData(tuple(data or ()), record_format, text_field, split, skip_bad_rows, long_share)
     held_out = dataclasses.replace(chosen, words=(eval_data,), split=None, long_share=None) if eval_data else None
     if dry_run:
         tell_plan(output, _plan(model, chosen, training, merge=merge, revision=revision, token=token, output=output))
@@ -295,10 +295,9 @@ def finetune(
             done = run_module.finetune(
                 model,
                 out,
-                chosen.reader(training),
+                chosen,
                 training,
-                data={**chosen.described(), **({"eval": held_out.described()["name"]} if held_out else {})},
-                read_held_out=held_out.reader(training) if held_out else None,
+                eval_data=held_out,
                 run=RunOptions(
                     revision=revision,
                     token=token,
@@ -350,7 +349,7 @@ def _evaluate(model: str, out: Path, tasks: tuple[str, ...], done: "Finetuned", 
     return report
 
 
-def _plan(model: str, chosen: DataChoice, options: TrainingOptions, *, output: Output, **given: Any) -> "Plan":
+def _plan(model: str, chosen: TrainingData, options: TrainingOptions, *, output: Output, **given: Any) -> "Plan":
     from ctxext.finetune.dry_run import dry_run
 
     with warnings.catch_warnings():

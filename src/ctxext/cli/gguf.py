@@ -16,7 +16,7 @@ from ctxext.errors import CtxextError
 from ctxext.gguf.convert import GgufPlan, carried_methods, convert_gguf, plan_gguf
 from ctxext.gguf.model import FACTORS, GgufModel, describe, open_gguf
 from ctxext.gguf.verify import verify_gguf
-from ctxext.recipes.length import format_length
+from ctxext.reading.length import format_length
 from ctxext.recipes.recipe import Recipe, describe_step
 
 

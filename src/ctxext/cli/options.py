@@ -10,7 +10,7 @@ import typer
 
 from ctxext.cli.completion import COMPLETIONS
 from ctxext.options import Option, options_of
-from ctxext.recipes.length import parse_length
+from ctxext.reading.length import parse_length
 from ctxext.recipes.param import value_type
 
 _Instance = TypeVar("_Instance")

@@ -21,11 +21,11 @@ from ctxext.converters.plan import Plan, make_plan, manifest
 from ctxext.converters.rewrite import REWRITTEN, rewrite
 from ctxext.notebook import table
 from ctxext.options import accepts_options
+from ctxext.reading.length import format_length
 from ctxext.recipes.base import Method
 from ctxext.recipes.code.layout import without_code
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.encodings.rotary import model_config
-from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_of
 from ctxext.system.files import MANIFEST, Progress, as_json, check_room, copy_whole, sha256_of, stamp_of
 from ctxext.system.output_directory import check_out, output_directory

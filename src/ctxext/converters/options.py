@@ -6,7 +6,7 @@ from pathlib import Path
 from ctxext.converters.links import LINKS
 from ctxext.errors import CtxextError
 from ctxext.options import option, with_documented_options
-from ctxext.recipes.length import parse_length
+from ctxext.reading.length import read_lengths
 from ctxext.system.output_directory import OverwriteOptions
 
 _CALIBRATION = "Calibration of the head order"
@@ -74,6 +74,4 @@ class ConvertOptions(SaveOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        length: object = self.original_length
-        if isinstance(length, str):
-            object.__setattr__(self, "original_length", parse_length(length))
+        read_lengths(self)

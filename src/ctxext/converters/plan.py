@@ -18,11 +18,11 @@ from ctxext.converters.engines import Serving, serving_of
 from ctxext.converters.lengths import index_files, length_files
 from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
+from ctxext.reading.length import format_length
 from ctxext.reading.strict import parse_json
 from ctxext.recipes.code.own_code import CODE_FILES, runs_by_itself
 from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, model_config, native_type, provenance
-from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict
 from ctxext.system.files import MANIFEST, as_json, same_value
 from ctxext.system.loading import hub_kernels

@@ -121,11 +121,11 @@ class EvaluationReport(dict[str, Any]):
 
 
 def evaluate(
-    models: Sequence[str],
+    models: str | Path | Sequence[str | Path],
     settings: Settings | None = None,
     *,
     loading: "Loading | None" = None,
-    out: Path | None = None,
+    out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -133,7 +133,7 @@ def evaluate(
     """Measure whether checkpoints use their context, and what extending it costs.
 
     Args:
-        models: Folders, Hub ids or `demo`.
+        models: A folder, a Hub id or `demo`; or several.
         settings: Tasks, lengths, depths and samples.
         loading: How to load the models.
         out: A folder for results, pictures and the report; None writes nothing.
@@ -149,8 +149,9 @@ def evaluate(
     """
     from ctxext.evaluate.model import Loading
 
-    loading = loading or Loading()
-    settings = settings or Settings(tasks=default_tasks(models, loading))
+    sources = [str(model) for model in ([models] if isinstance(models, str | Path) else models)]
+    out, loading = None if out is None else Path(out), loading or Loading()
+    settings = settings or Settings(tasks=default_tasks(sources, loading))
     if out is None and processes.num_processes() > 1:
         raise CtxextError("Several processes need a folder to meet in.", hint="Add --out report.")
     if loading.engine == "vllm":
@@ -159,7 +160,7 @@ def evaluate(
         check_tasks(settings.tasks, settings.harness, loading, processes.num_processes())
         settings = dataclasses.replace(settings, generate=True)
     check_harness(settings.harness)
-    plans = plan_questions(models, settings, loading)
+    plans = plan_questions(sources, settings, loading)
     check_harness(settings.harness, sorted({length for plan in plans for length in plan.lengths}))
     with _only_run_in(out):
         return _evaluate(plans, settings, loading, out, resume=resume, overwrite=overwrite, progress=progress)

@@ -12,6 +12,7 @@ from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
 from ctxext.evaluate.tasks.documents import read_questions
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.options import check_numbers, option, with_documented_options
+from ctxext.reading.length import read_lengths
 from ctxext.system.files import sha256_of
 
 _ASKED, _RUN = "What is asked", "How it is run"
@@ -74,6 +75,7 @@ class Settings:
     batch_size: int | None = option(None, help="Prompts at once. Default: what fits.", panel=_RUN, min=1)
 
     def __post_init__(self) -> None:
+        read_lengths(self)
         check_numbers(self)
         for task in self.tasks:
             if task not in TASKS:

@@ -9,14 +9,16 @@ if TYPE_CHECKING:
     from ctxext.finetune.merge import Merged, merge
     from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions
     from ctxext.finetune.run import Finetuned, finetune
+    from ctxext.finetune.training_data import TrainingData
 
-__all__ = ["Finetuned", "Merged", "Reporter", "RunOptions", "TrainingOptions", "finetune", "merge"]
+__all__ = ["Finetuned", "Merged", "Reporter", "RunOptions", "TrainingData", "TrainingOptions", "finetune", "merge"]
 
 _NAMES = {
     "Merged": "ctxext.finetune.merge",
     "merge": "ctxext.finetune.merge",
     "Reporter": "ctxext.finetune.options",
     "RunOptions": "ctxext.finetune.options",
+    "TrainingData": "ctxext.finetune.training_data",
     "TrainingOptions": "ctxext.finetune.options",
     "Finetuned": "ctxext.finetune.run",
     "finetune": "ctxext.finetune.run",

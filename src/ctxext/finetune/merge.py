@@ -99,9 +99,9 @@ class Merged:
 
 @accepts_options(OverwriteOptions)
 def merge(
-    model: str,
-    adapter: Path,
-    out: Path,
+    model: str | Path,
+    adapter: str | Path,
+    out: str | Path,
     *,
     options: OverwriteOptions,
     revision: str | None = None,
@@ -122,6 +122,7 @@ def merge(
     Raises:
         CtxextError: the adapter does not fit the model, or the place is refused; nothing is written then.
     """
+    adapter, out = Path(adapter), Path(out)
     checkpoint = open_checkpoint(model, revision=revision, token=token)
     check_out(out, checkpoint.folder, options)
     check_out(out, adapter, options)

@@ -24,17 +24,25 @@ class Source:
     """Data and how much of it is wanted.
 
     Attributes:
-        data: A file, a folder, or the id of a data set.
+        data: A file, a folder, or the id of a data set; of records in memory a description.
         weight: Its share of the tokens beside the other sources'; None where all are read alike.
+        records: Records in memory.
     """
 
     data: str
     weight: float | None = None
+    records: Sequence[Record] | None = None
 
     @property
     def is_local(self) -> bool:
         """Whether it lies on this machine, so that all of it can be seen before any is used."""
-        return Path(self.data).exists()
+        return self.records is not None or Path(self.data).exists()
+
+    def read(self, splits: Sequence[str], seed: int) -> Iterator[tuple[str, Record]]:
+        """The records with their places for error messages."""
+        if self.records is None:
+            return read_records(self.data, splits, seed=seed)
+        return ((f"Record {number} of the data", record) for number, record in enumerate(self.records, start=1))
 
 
 def parse_source(word: str) -> Source:
@@ -151,7 +159,7 @@ class Mixture:
         ]
 
     def _read(self, source: Source) -> Iterator[Numbered]:
-        for place, record in read_records(source.data, self.splits, seed=self.seed):
+        for place, record in source.read(self.splits, self.seed):
             if (read := self.reader.read(record, place)) is not None:
                 yield place, read, len(json.dumps(read, ensure_ascii=False, default=str))
 

@@ -9,6 +9,7 @@ from typing import Any
 from ctxext.errors import CtxextError
 from ctxext.finetune.documents import LEARN
 from ctxext.options import check_numbers, option, with_documented_options
+from ctxext.reading.length import read_lengths
 from ctxext.system.files import Progress
 from ctxext.system.output_directory import OverwriteOptions
 
@@ -160,6 +161,7 @@ class TrainingOptions:
     piece: int | None = None
 
     def __post_init__(self) -> None:
+        read_lengths(self)
         check_numbers(self)
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:

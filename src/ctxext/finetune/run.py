@@ -22,6 +22,7 @@ from ctxext.finetune.options import CHANGEABLE, Reporter, RunOptions, TrainingOp
 from ctxext.finetune.prepare import HELD_OUT, is_first, prepare
 from ctxext.finetune.rewrite import stored_shapes
 from ctxext.finetune.tensors import AdapterChanges, WholeChanges
+from ctxext.finetune.training_data import Data, training_data
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.reading.schemas import read_json_object
@@ -88,16 +89,16 @@ def training_folder(out: Path) -> Path:
     return out.parent / f"{short_name(out.name)}.training"
 
 
+@accepts_options(TrainingOptions)
 @accepts_options(RunOptions, "run")
 @accepts_options(Reporter, "reporter")
 def finetune(
-    model: str,
-    out: Path,
-    read_documents: DocumentReader,
+    model: str | Path,
+    out: str | Path,
+    data: Data,
     options: TrainingOptions,
     *,
-    data: Mapping[str, Any],
-    read_held_out: DocumentReader | None = None,
+    eval_data: Data | None = None,
     run: RunOptions,
     reporter: Reporter,
 ) -> Finetuned | None:
@@ -106,10 +107,10 @@ def finetune(
     Args:
         model: A folder, a Hub id, or `demo`.
         out: The folder to create.
-        read_documents: Returns the documents.
-        options: How to train.
-        data: A description of the documents, for reports and for `resume`: at least a `name`.
-        read_held_out: Returns documents on which the loss is measured during training.
+        data: A file, a folder, the id of a data set, or `demo` for synthetic documents; a list of texts or of records
+            (dicts), or of Paths; or `TrainingData`, which also says how records are read.
+        options: How to train. Each field is a keyword of this function too, as steps=100.
+        eval_data: Data on which the loss is measured during training; its held-out split where it has one.
         run: Where the model comes from, what is written, and whether a stopped run continues. Each field is a
             keyword of this function too, as merge=False.
         reporter: Called during the run; its fields are keywords too.
@@ -122,28 +123,33 @@ def finetune(
     """
     for package in ("datasets", "peft"):
         require(package, "Training")
+    chosen = training_data(data)
+    held_out = None if eval_data is None else training_data(eval_data, split=None)
+    readers = chosen.reader(options), held_out.reader(options) if held_out else None
+    out = Path(out)
     base = open_base(
-        model, options.length, revision=run.revision, token=run.token, original_length=options.original_length
+        str(model), options.length, revision=run.revision, token=run.token, original_length=options.original_length
     )
     check_fits(base, options)
     encoding = base.model.encoding
     options = options.settled(window=encoding.context_length, trained_length=encoding.trained_length)
     if options.full and not run.merge:
         raise CtxextError("--full has no adapter to keep apart.", hint="Leave --no-merge out.")
-    if options.keeps_best and read_held_out is None:
+    if options.keeps_best and held_out is None:
         raise CtxextError("Which save is best is measured on other data.", hint="Name it with --eval-data.")
     check_out(out, base.checkpoint.folder, run)
     out = out.resolve()
     folder = training_folder(out)
     with _only_run_in(out):
         deletable = deletable_files(out, run)
+        named = {**chosen.described(), **({"eval": held_out.described()["name"]} if held_out else {})}
         if is_first():
-            _begin(folder, _settings(base, options, data), resume=run.resume, overwrite=run.replaces)
+            _begin(folder, _settings(base, options, named), resume=run.resume, overwrite=run.replaces)
         try:
             with warnings.catch_warnings(), explain_disk_errors(folder):
                 # Trainer and peft call models in ways that transformers deprecates.
                 warnings.filterwarnings("ignore", category=FutureWarning)
-                result = _train(base, folder, (read_documents, read_held_out), options, run, reporter)
+                result = _train(base, folder, readers, options, run, reporter)
         except CtxextError:
             if is_first() and not any(folder.glob("checkpoint-*")):
                 discard(folder)
@@ -152,9 +158,9 @@ def finetune(
             return None
         result = dataclasses.replace(result, folder=out)
         with explain_disk_errors(out), staging_directory(out) as work:
-            _write(base, folder, result, work, data)
+            _write(base, folder, result, work, named)
             if run.merge:
-                _merge(base, folder, result, work, _notes(base, result, data), reporter.progress)
+                _merge(base, folder, result, work, _notes(base, result, named), reporter.progress)
             give_name(work, out, overwrite=run.replaces, deletable=deletable)
         discard(folder)
     return result

@@ -26,9 +26,9 @@ from ctxext.gguf.model import (
 )
 from ctxext.notebook import table
 from ctxext.options import accepts_options
+from ctxext.reading.length import format_length
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scaling
-from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import Recipe, describe_step
 from ctxext.recipes.registry import METHODS
 from ctxext.system.files import Progress, check_room

@@ -13,9 +13,9 @@ from typing import Any
 from ctxext.errors import CtxextError
 from ctxext.gguf import SUFFIX, part_paths
 from ctxext.gguf.header import F32, Header, Tensor, read_header
+from ctxext.reading.length import format_length
 from ctxext.reading.strict import parse_json
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config
-from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import plain_config, recipe_from_dict
 
 RECIPE_KEY = "ctxext.recipe"

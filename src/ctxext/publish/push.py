@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ctxext.errors import CtxextError
 from ctxext.notebook import table
+from ctxext.options import accepts_options
 from ctxext.publish.upload_plan import UploadPlan, adapter_in, pack, pack_adapter, seal, stage
 from ctxext.system.files import Progress
 from ctxext.system.tokens import LOG_IN, hub_token, redacted
@@ -143,7 +144,7 @@ class PushOptions:
     message: str = MESSAGE
     adapter: bool = False
     base: str | None = None
-    report: Path | None = None
+    report: str | Path | None = None
     check: bool = True
 
 
@@ -213,27 +214,42 @@ def prepare(
         folder,
         repository,
         base=options.base,
-        report=options.report,
+        report=Path(options.report) if options.report else None,
         check=options.check,
         read_weights=read_weights,
         progress=progress,
     )
 
 
-def push(folder: Path, repository: str, options: PushOptions | None = None, *, token: str | None = None) -> Push:
+@accepts_options(PushOptions)
+def plan_push(folder: str | Path, repository: str, options: PushOptions) -> UploadPlan:
+    """Plan what `push` would upload: files, sizes and the model card. Writes nothing and makes no request.
+
+    Args:
+        folder: The checkpoint.
+        repository: The Hub id, user/name.
+        options: How to share it. Each field is a keyword of this function too.
+
+    Raises:
+        CtxextError: the name is not allowed, options contradict each other, or the folder is refused.
+    """
+    return prepare(Path(folder), repository, options, read_weights=False)
+
+
+@accepts_options(PushOptions)
+def push(folder: str | Path, repository: str, options: PushOptions, *, token: str | None = None) -> Push:
     """Upload a finished checkpoint. Records the digests of its weights first.
 
     Args:
         folder: The checkpoint.
         repository: The Hub id, user/name.
-        options: How to share it.
+        options: How to share it. Each field is a keyword of this function too, as private=True.
         token: A Hub token that may write; the usual places are read where it is None.
 
     Raises:
         CtxextError: the checkpoint, the name or the token is refused, or the Hub cannot be reached.
     """
-    options = options or PushOptions()
-    return send(prepare(folder, repository, options), repository, options, token=token)
+    return send(prepare(Path(folder), repository, options), repository, options, token=token)
 
 
 def send(

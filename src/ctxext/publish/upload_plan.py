@@ -94,6 +94,10 @@ class UploadPlan:
     base: str | None = None
     known: Mapping[str, str] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """The folder, and how much of it."""
+        return f"UploadPlan({self.folder.name!r}: {total(self.sizes)})"
+
     @property
     def card(self) -> str:
         """The model card."""

@@ -12,12 +12,12 @@ from typing import Any
 from ctxext.checkpoint.new_tensor import NewTensor
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
+from ctxext.reading.length import check_length, parse_length
 from ctxext.reading.strict import parse_yaml, read_text
 from ctxext.recipes.base import Method, Scaling
 from ctxext.recipes.code.layout import without_code
 from ctxext.recipes.code.method import code_files
 from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, provenance, without_derived
-from ctxext.recipes.length import check_length, parse_length
 from ctxext.recipes.param import value_type
 from ctxext.recipes.registry import method_named
 

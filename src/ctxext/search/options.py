@@ -7,7 +7,7 @@ from typing import Any
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import even_depths
 from ctxext.options import check_numbers, option, with_documented_options
-from ctxext.recipes.length import format_length
+from ctxext.reading.length import format_length, read_lengths
 
 DEFAULT_MINUTES = 20.0
 
@@ -59,6 +59,7 @@ class SearchOptions:
     num_depths: int = 5
 
     def __post_init__(self) -> None:
+        read_lengths(self)
         check_numbers(self)
         least = {"target_length": 1, "trials": 1, "samples": 1, "num_depths": 1, "checked": 2}
         for name, smallest in least.items():

@@ -16,8 +16,9 @@ from ctxext.converters.plan import already_extended
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.notebook import table
+from ctxext.options import accepts_options
+from ctxext.reading.length import format_length
 from ctxext.recipes.encodings.rotary import model_config
-from ctxext.recipes.length import format_length
 from ctxext.recipes.recipe import Recipe
 from ctxext.search.options import SearchOptions
 from ctxext.search.space import space_of
@@ -70,11 +71,12 @@ def check_optuna() -> None:
     require("optuna", "A search")
 
 
+@accepts_options(SearchOptions)
 def search(
-    source: str,
+    source: str | Path,
     options: SearchOptions,
     *,
-    out: Path | None = None,
+    out: str | Path | None = None,
     study: StudyPlace | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -85,7 +87,8 @@ def search(
 
     Args:
         source: A folder, a Hub id, or `demo`.
-        options: How far to reach, what may be lost, how long to try.
+        options: How far to reach, what may be lost, how long to try. Each field is a keyword of this function too, as
+            target_length="32k".
         out: The recipe file to write; beside it a picture of the Pareto front, where matplotlib is
             installed. None writes neither.
         study: The storage of the study; None keeps it beside `out`, or nowhere without that.
@@ -99,6 +102,7 @@ def search(
     """
     started = time.monotonic()
     check_optuna()
+    source, out = str(source), None if out is None else Path(out)
     revision, token = (loading.revision, loading.token) if loading else (None, None)
     (info,) = open_infos([source], revision=revision, token=token, original_length=options.original_length)
     checkpoint = info.checkpoint

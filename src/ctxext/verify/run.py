@@ -1,6 +1,7 @@
 """Verify a finished checkpoint: one finding per check."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
@@ -36,9 +37,9 @@ LOADING: tuple[Check, ...] = (check_loading, check_frequencies, check_tables, ch
 
 
 def verify(
-    folder: str,
+    folder: str | Path,
     *,
-    against: str | None = None,
+    against: str | Path | None = None,
     load: bool = True,
     trust_remote_code: bool = False,
     revision: str | None = None,

@@ -6,7 +6,7 @@ from typing import Any
 
 from ctxext.evaluate.report.intervals import wilson_interval
 from ctxext.evaluate.report.report import Report
-from ctxext.recipes.length import format_length
+from ctxext.reading.length import format_length
 
 _UNEVEN = 0.3
 _SAME_LOSS = 0.02

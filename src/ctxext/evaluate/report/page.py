@@ -14,7 +14,7 @@ from ctxext.evaluate.report.findings import effective_text, findings, percent, p
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.evaluate.tasks.short import Short
-from ctxext.recipes.length import format_length
+from ctxext.reading.length import format_length
 from ctxext.system.extras import install_command, is_installed
 
 _LONG_NAME = 24

@@ -1,39 +1,45 @@
-"""The data of `ctxext finetune`: from words on the command line to documents."""
+"""Which data a fine-tune reads: files, data sets and records in memory, and how documents come of them."""
 
 import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ctxext.errors import CtxextError
 from ctxext.system.files import sha256_of
 
 if TYPE_CHECKING:
     from ctxext.finetune.documents import DocumentReader
+    from ctxext.finetune.mixture import Source
     from ctxext.finetune.options import TrainingOptions
 
 DEMO = "demo"
 
 
 @dataclass(frozen=True)
-class DataChoice:
-    """What the options say of the data.
+class TrainingData:
+    """The data of a fine-tune, and how its records are read.
 
     Attributes:
-        words: What `--data` names, weights included.
+        words: Files, folders and ids of data sets, each with a weight or without: `books.jsonl:0.7`.
         record_format: What records are.
         text_field: The field of a text.
         split: The split of a folder or data set; None for the one that is held out.
         skip_bad_rows: Whether bad records are counted instead of refused.
         long_share: Share of the tokens from long documents.
+        records: Records in memory, in place of `words`.
     """
 
-    words: tuple[str, ...]
+    words: tuple[str, ...] = ()
     record_format: str = "auto"
     text_field: str = "text"
     split: str | None = "train"
     skip_bad_rows: bool = False
     long_share: float | None = None
+    records: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def is_demo(self) -> bool:
@@ -47,18 +53,17 @@ class DataChoice:
             CtxextError: an option is wrong, or a file is not there.
         """
         from ctxext.data.records import HELD_OUT, check_place
-        from ctxext.demo.long_documents import long_documents
+        from ctxext.finetune.demo_documents import long_documents
         from ctxext.finetune.documents import Documents, check_sources
         from ctxext.finetune.formats import FORMATS, RecordReader
-        from ctxext.finetune.mixture import parse_source
 
-        if not self.words:
+        if not self.words and not self.records:
             raise CtxextError("--data is missing.", hint="Name a file, or --data demo for made-up documents.")
         if self.record_format not in FORMATS:
             raise CtxextError(f'--format "{self.record_format}" is not known.', hint=f"Choose {', '.join(FORMATS)}.")
         if self.long_share is not None and not 0 < self.long_share <= 1:
             raise CtxextError(f'--long-share is a share from 0 to 1, not "{self.long_share}".')
-        sources = [] if self.is_demo else [parse_source(word) for word in self.words]
+        sources = self._sources()
         if any(source.data == DEMO and not source.is_local for source in sources):
             raise CtxextError(
                 f"--data {DEMO} has no records to mix with other data.", hint="Train on one, then on the other."
@@ -70,8 +75,8 @@ class DataChoice:
         if self.is_demo:
             return lambda tokenizer, wanted: long_documents(tokenizer, wanted, options.seed, options.learn)
         check_sources(sources, self.long_share)
-        for source in sources:
-            check_place(source.data)
+        for word in sources if not self.records else ():
+            check_place(word.data)
         return lambda tokenizer, wanted: Documents(
             sources,
             tokenizer,
@@ -86,12 +91,14 @@ class DataChoice:
 
     def described(self) -> dict[str, Any]:
         """The data as reports name it: a file by its last part and its digest."""
-        from ctxext.finetune.mixture import parse_source
-
         if self.is_demo:
             return {"name": DEMO}
         names, digests = [], []
-        for source in map(parse_source, self.words):
+        for source in self._sources():
+            if source.records is not None:
+                content = json.dumps(source.records, sort_keys=True, default=str).encode()
+                names, digests = [source.data], [hashlib.sha256(content).hexdigest()]
+                break
             path = Path(source.data)
             name = path.resolve().name if source.is_local else source.data
             names.append(name if source.weight is None else f"{name}:{source.weight:g}")
@@ -103,3 +110,42 @@ class DataChoice:
         changed = {key: value for key, value in others.items() if value != usual[key]}
         long = {} if self.long_share is None else {"long_share": self.long_share}
         return {"name": ", ".join(names), **({"sha256": digest} if digests else {}), **changed, **long}
+
+    def _sources(self) -> "list[Source]":
+        from ctxext.finetune.mixture import Source, parse_source
+
+        if self.records:
+            return [Source(f"{len(self.records)} record{'s' * (len(self.records) > 1)}", records=self.records)]
+        return [] if self.is_demo else [parse_source(word) for word in self.words]
+
+
+Data = str | Path | TrainingData | Iterable[str | Path | Mapping[str, Any]]
+"""A file, a folder, the id of a data set, or `demo`; or several paths; or texts and records in memory."""
+
+
+def training_data(data: Data, **others: Any) -> TrainingData:
+    """What the data of a call names. In a list a string is a text, and a Path a file.
+
+    Args:
+        data: The data.
+        others: Other fields of `TrainingData`.
+
+    Raises:
+        CtxextError: the list is empty, mixes files with texts, or has a string that names a file.
+    """
+    if isinstance(data, TrainingData):
+        return data
+    if isinstance(data, str | Path):
+        return TrainingData((str(data),), **others)
+    entries = list(data)
+    if entries and all(isinstance(entry, Path) for entry in entries):
+        return TrainingData(tuple(map(str, entries)), **others)
+    if not entries or not all(isinstance(entry, str | Mapping) for entry in entries):
+        raise CtxextError("Data in a list are texts, records (dicts) or, all of them, a Path.")
+    name = next((entry for entry in entries if isinstance(entry, str) and os.path.exists(entry)), None)  # noqa: PTH110
+    if name is not None:
+        raise CtxextError(
+            f'"{name}" is a text in a list, and the name of a file.', hint=f'For the file write [Path("{name}")].'
+        )
+    records = ({"text": entry} if isinstance(entry, str) else cast("Mapping[str, Any]", entry) for entry in entries)
+    return TrainingData(records=tuple(records), **others)

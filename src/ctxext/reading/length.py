@@ -1,8 +1,10 @@
 """Lengths in tokens, human-readable: 32768, 32k, 128K, 1M."""
 
 import re
+from typing import Any
 
 from ctxext.errors import CtxextError
+from ctxext.options import options_of
 from ctxext.reading.schemas import LONGEST
 
 _UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
@@ -20,6 +22,32 @@ def parse_length(text: str) -> int:
     if value < 1 or value != int(value):
         raise CtxextError(f'"{text}" is not a length in tokens.', hint="Write 32768, 32k, 128K or 1M.")
     return int(value)
+
+
+def as_length(value: int | str) -> int:
+    """A length as a number of tokens or as text.
+
+    Raises:
+        CtxextError: the text is not a length.
+    """
+    return parse_length(value) if isinstance(value, str) else value
+
+
+def read_lengths(options: Any) -> None:
+    """Replace the lengths of an options object that are text by their tokens, while it is constructed.
+
+    A field of several lengths may be a list, a single length, or text with commas.
+
+    Raises:
+        CtxextError: a text is not a length.
+    """
+    for name, option in options_of(type(options)).items():
+        value = getattr(options, name)
+        if option.kind == "length" and value is not None:
+            object.__setattr__(options, name, as_length(value))
+        elif option.kind == "lengths":
+            values = value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value
+            object.__setattr__(options, name, tuple(map(as_length, values)))
 
 
 def check_length(tokens: float) -> None:
