@@ -15,6 +15,7 @@ import re
 import pytest
 
 SAMPLED = {
+    "canaries/test_canaries.py::test_what_is_converted_verified_and_measured_stays_silent": "",
     "cli/test_faults.py::test_streams_that_are_closed_full_or_of_few_signs": (
         r"^(demo|demo --json >&-|demo --json \| head -c 1|nothing 2>/dev/full)$"
     ),
@@ -25,18 +26,17 @@ SAMPLED = {
     ),
     "converters/test_output_directory.py::test_many_converts_at_once_leave_one_result": "",
     "converters/test_verification_far.py::test_one_position_that_is_wrong_is_seen_and_nothing_right_refused": (
-        r"-1048576$|^(self-extend|adaptive)-8192$"
+        r"^(self-extend|dca|adaptive|sinks)-1048576$|^(bifocal|string)-8192$"
     ),
     "evaluate/test_run.py::test_killed_and_resumed_is_as_uninterrupted": "",
-    "evaluate/test_scored_is_written.py::test_scored_is_written": (
-        r"^(yarn|dynamic|mspoe ntk calibrated|yarn\+mspoe prompt|self-extend|adaptive)$"
-    ),
+    "evaluate/test_scored_is_written.py::test_scored_is_written": (r"^(dynamic|yarn\+mspoe prompt|self-extend)$"),
     "finetune/test_finetune_command.py::test_interrupted_and_resumed": "",
     "finetune/test_chunked_loss.py::test_loss_and_gradients_equal_the_plain_forward": "-7-|^llama-",
     "finetune/test_masking.py::test_loss_and_gradients_equal_the_plain_forward": (
         r"^(albert|bert)-1-True$|^(camembert|distilbert)-1-False$|^(electra|longformer)-1000-True$"
         r"|^(roberta|xlm-roberta)-1000-False$"
     ),
+    "finetune/test_finetune.py::test_muon_learns_and_goes_on_where_it_was": "True",
     "finetune/test_merge.py::test_merged_equals_the_adapter_on_its_base": (
         r"^(lora|rslora|dora|norms and embeddings)-True$|embeddings-False$"
     ),
@@ -45,7 +45,7 @@ SAMPLED = {
     "finetune/test_stopping.py::test_sigterm_saves_the_step_that_runs": "^0$",
     "finetune/test_trained_tables.py::test_skipped_positions_reach_rows_that_short_windows_do_not": r"^(gpt2|roberta)$",
     "finetune/test_trained_tables.py::test_the_table_is_trained_and_merged": r"^(gpt2|opt|bert|roberta)$",
-    "portable/test_backends.py::test_traces_without_a_graph_break": "prompt",
+    "portable/test_backends.py::test_traces_without_a_graph_break": "",
     "portable/test_clients.py::test_continuous_batching": "",
     "portable/test_clients.py::test_every_client_writes_the_same": r"^(calibrated|self-extend|dca|adaptive)-",
     "portable/test_families_mspoe.py::test_family": (
@@ -57,8 +57,10 @@ SAMPLED = {
     "portable/test_padding_matrix.py::test_a_batch_writes_what_each_text_does_alone": (
         r"^1-|^2-(mspoe prompt|self-extend|dca|adaptive|distance-aware)$"
     ),
-    "portable/test_padding_matrix.py::test_every_cell": "-0$",
-    "portable/test_padding_matrix.py::test_every_cell_within_the_original_length_is_stock": "-0$",
+    "portable/test_padding_matrix.py::test_every_cell": r"^(mspoe prompt|self-extend|dca|adaptive|distance-aware)-0$",
+    "portable/test_padding_matrix.py::test_every_cell_within_the_original_length_is_stock": (
+        r"^(mspoe prompt|self-extend|dca|adaptive|distance-aware)-0$"
+    ),
     "portable/test_relation.py::test_compiled_in_one_graph": r"dca-short|adaptive",
     "portable/test_padding_matrix.py::test_gaps_of_positions_are_the_same_to_one_call_and_to_a_cache": (
         r"^1-|^7-(mspoe prompt|self-extend|dca|sinks)$"
@@ -80,19 +82,24 @@ SAMPLED = {
     "portable/test_tensor_parallel.py::test_two_processes_give_the_logits_of_one": "",
     "recipes/test_reference.py::test_loaded_frequencies_equal_the_papers": r"-128-500000.0-131072$",
     "search/test_end.py::test_minutes_are_kept_with_everything_included": "",
-    "search/test_trial_model.py::test_applied_is_converted_and_loaded": r"^(llama|gemma3_text|phi3|deepseek_v3)$",
-    "test_families.py::test_rope_types_are_those_that_take_effect": (
-        r"^(llama|gemma2|gemma3_text|gpt_neox|phi3|deepseek_v3|qwen3|olmo3|glm|falcon|exaone4|gpt_oss|cohere2|nanochat"
-        r"|smollm3|llama4_text|modernbert-decoder|persimmon|granitemoehybrid|diffllama)$"
+    "search/test_trial_model.py::test_applied_is_converted_and_loaded": r"^(llama|deepseek_v3)$",
+    "search/test_storage.py::test_a_journal_is_gone_on_from_and_replaced": "",
+    "test_cache_sizes.py::test_every_family_keeps_what_we_say": (
+        r"^(llama|gemma2|gemma3_text|gemma3n_text|deepseek_v3|falcon|gpt_oss|jamba|llama4_text|mllama_text_model|mistral"
+        r"|nemotron_h|phi3|qwen3_next|zamba2)$"
     ),
-    "test_every_family.py::test_family": r"^(llama|deepseek_v3)$",
+    "test_families.py::test_rope_types_are_those_that_take_effect": (
+        r"^(llama|gemma3_text|gpt_neox|phi3|deepseek_v3|olmo3|gpt_oss|nanochat|llama4_text|modernbert-decoder)$"
+    ),
+    "test_every_family.py::test_family": r"^llama$",
     "test_hub.py::test_convert_from_the_hub": "forked",
     "test_older_versions.py::test_it_can_be_fine_tuned": r"^v0.1.0-yarn-mspoe$|^v0.2.0-yarn-self-extend$",
-    "test_older_versions.py::test_verify_knows_one_of_0_1_0": r"^(mspoe-prompt|yarn-mspoe|gemma3|phi3)$",
+    "test_older_versions.py::test_verify_knows_one_of_0_1_0": r"^(yarn-mspoe|gemma3)$",
     "test_tiny_models.py::test_logits_see_the_rotary_embedding": (
         r"^(llama|gemma2|gemma3_text|gpt_neox|phi3|deepseek_v3|qwen3|olmo3|falcon|gpt_oss|gptj|roformer|phimoe|codegen"
         r"|qwen3_next|granitemoehybrid|cohere2|llama4_text|moshi|nanochat)$"
     ),
+    "test_tokens.py::test_no_command_shows_a_token": "^(convert|eval)$",
     "test_isolated.py::test_a_checkpoint_with_code_in_real_processes": "",
 }
 

@@ -133,6 +133,11 @@ def test_links_within_the_folder_and_its_own_cache_are_followed(tmp_path):
         Checkpoint("mine", snapshot, {}).check_files()
 
 
+def test_a_name_that_is_no_text_is_refused(tmp_path):
+    with pytest.raises(CtxextError, match="has a name that is not text in UTF-8"):
+        made(tmp_path / "a").check_file(Path("a\udcff.txt"))
+
+
 def test_links_that_this_user_s_command_made_are_followed_for_weights_alone(tmp_path):
     target = tmp_path / "other" / "model.safetensors"
     target.parent.mkdir()

@@ -5,7 +5,6 @@ import importlib
 import inspect
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -40,10 +39,17 @@ PACKAGES = "ctxext ctxext.recipes ctxext.converters ctxext.checkpoint ctxext.eva
 CALLED = ("evaluate", "finetune", "search", "verify")
 
 
-def in_a_new_python(code: str) -> str:
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+@pytest.fixture
+def in_a_new_python(clean_processes):
+    """Run code where nothing of ctxext is imported yet; gives what it prints."""
+
+    def call(code: str) -> str:
+        options = {"capture_output": True, "text": True, "env": clean_processes.environment}
+        result = clean_processes.run([sys.executable, "-c", code], **options)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    return call
 
 
 @pytest.mark.parametrize("package", [*PACKAGES.split(), "ctxext.verify", "ctxext.publish"])
@@ -67,7 +73,7 @@ def test_all_methods_are_there():
 
 @pytest.mark.parametrize("name", CALLED)
 @pytest.mark.parametrize("first", ["from ctxext import {0}", "from ctxext.{0} import __all__", "import ctxext.{0}.run"])
-def test_a_package_and_its_function_are_one_object_in_any_order(name, first):
+def test_a_package_and_its_function_are_one_object_in_any_order(name, first, in_a_new_python):
     code = [first, "import ctxext, inspect, sys", "from ctxext import {0} as before", "import ctxext.{0}.run"]
     code += ["from ctxext import {0} as after", "from ctxext.{0} import {0} as function"]
     code += ["assert before is after is sys.modules['ctxext.{0}'] is ctxext.{0}", "assert callable(after)"]
@@ -77,7 +83,7 @@ def test_a_package_and_its_function_are_one_object_in_any_order(name, first):
 
 
 @pytest.mark.parametrize("module", ["converters.convert", "finetune.merge", "publish.push"])
-def test_a_function_stays_one_where_a_module_has_its_name(module):
+def test_a_function_stays_one_where_a_module_has_its_name(module, in_a_new_python):
     code = [f"import ctxext.{module}", "from ctxext import convert, merge, push", "import types"]
     code += ["from ctxext.converters import convert as c", "from ctxext.finetune import merge as m"]
     code += ["from ctxext.publish import push as p", "assert (c, m, p) == (convert, merge, push)"]
@@ -85,7 +91,7 @@ def test_a_function_stays_one_where_a_module_has_its_name(module):
     in_a_new_python("\n".join(code))
 
 
-def test_importing_the_package_loads_none_of_it():
+def test_importing_the_package_loads_none_of_it(in_a_new_python):
     shown = in_a_new_python("import sys, ctxext; print(*[name for name in sys.modules if name.startswith('ctxext.')])")
     assert set(shown.split()) == {"ctxext.lazy", "ctxext.version"}
 

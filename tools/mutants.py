@@ -25,7 +25,12 @@ A file of both belongs to the first.
 """
 
 _PURE_TESTS = (
+    "tests/cli/test_other_commands.py",
+    "tests/test_checkpoint.py",
+    "tests/test_docs.py",
     "tests/test_reading.py",
+    "tests/test_safetensors_header.py",
+    "tests/test_staging.py",
     "tests/test_schemas.py",
     "tests/test_families.py",
     "tests/test_cache_sizes.py",

@@ -675,6 +675,10 @@ def test_the_card_of_an_adapter_says_how_its_base_was_made(tmp_path):
     assert 'base_model: "me/long"' in text
     assert "ctxext convert me/llama long --method yarn --factor 4" in " ".join(text.replace("\\", " ").split())
     assert "yaml" not in text
+    steps = [{"method": "yarn", "factor": 2.0}, {"method": "adaptive", "factor": 2.0}]
+    config["ctxext"]["recipe"] = {"steps": steps, "description": "twice"}
+    text = card.adapter_card(Checkpoint("me/long", folder, config, revision="def"))
+    assert "where `recipe.yaml` is\n\n```yaml\ndescription: twice\nsteps:\n- method: yarn\n" in text
     del config["ctxext"]
     assert "convert" not in card.adapter_card(Checkpoint("me/long", folder, config, revision="def"))
 

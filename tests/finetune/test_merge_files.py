@@ -51,6 +51,16 @@ def make_adapter(folder, **tensors):
     return folder
 
 
+def test_a_tensor_that_torch_cannot_hold_is_refused_by_its_file(tmp_path, model):
+    folder = make_adapter(tmp_path / "adapter")
+    name = f"base_model.model.{QUERY.removesuffix('.weight')}.lora_A.weight"
+    header = json.dumps({name: {"dtype": "F6_E2M3", "shape": [1, 4], "data_offsets": [0, 3]}}).encode()
+    path = folder / "adapter_model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(3))
+    with pytest.raises(CtxextError, match=r"adapter_model\.safetensors\" cannot be read: .*F6_E2M3"):
+        merge(str(model), folder, tmp_path / "out")
+
+
 @pytest.fixture
 def model(tmp_path):
     return make(tmp_path / "model")
