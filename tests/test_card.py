@@ -319,6 +319,7 @@ def test_words_of_a_report_are_no_part_of_the_pages_form(llama_source, tmp_path)
         ("stride", "", '"settings.stride" is'),
         ("num_needles", [], '"settings.num_needles" is'),
         ("kv_ids", {}, '"settings.kv_ids" is'),
+        ("filler", {}, '"settings.filler" is'),
     ],
 )
 def test_settings_of_a_report_that_are_empty_are_named(key, value, message, llama_source, tmp_path):

@@ -1,3 +1,4 @@
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,8 +7,12 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from ctxext.cli.eval_tables import report_tables
 from ctxext.errors import CtxextError
+from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import LoadedModel, make_ready
+from ctxext.evaluate.report.page import render_page
+from ctxext.evaluate.scoring import key_tokens
 from ctxext.evaluate.scoring import token_losses as loss
 from ctxext.evaluate.tasks.perplexity import PerplexityWork, bucket_width
 from hand_made import nested, one_that_sees_length, tiny_llama
@@ -227,3 +232,55 @@ def test_the_sliding_window_is_that_of_yarn(tokenizer):
 
 def test_bucket_width():
     assert [bucket_width(length) for length in (64, 512, 2048, 131072)] == [16, 16, 64, 4096]
+
+
+def test_key_tokens_are_predicted_from_afar_alone(monkeypatch):
+    """By hand: with a part of 8 tokens that moves by 2, each token of the second half has seen 6 or 7 before it."""
+    ids = [0, *range(1, 16)]
+    whole = torch.tensor([1.0] * 15, dtype=torch.float64)
+    whole[12 - 1], whole[13 - 1] = 2.5, 1.9
+    short = {8: 3.1, 9: 2.9, 10: 1.0, 11: 9.0, 12: 9.0, 13: 4.0, 14: 3.0, 15: 0.0}
+    parts = []
+
+    def losses(loaded, text, *, last=None):
+        if last is None:
+            return whole[None]
+        assert text[0, 0] == 0
+        parts.append(text[0].tolist())
+        return torch.tensor([[short[token] for token in text[0].tolist()[-last:]]], dtype=torch.float64)
+
+    monkeypatch.setattr(key_tokens, "token_losses", losses)
+    found = key_tokens.key_tokens(SimpleNamespace(device="cpu"), ids, 8, num_start=1)
+    assert found.tolist() == [8, 11, 13], "12 is badly predicted from afar too"
+    assert parts == [[0, *range(end - 7, end)] for end in (10, 12, 14, 16)]
+    assert not len(key_tokens.key_tokens(SimpleNamespace(device="cpu"), ids[:8], 8))
+
+
+def test_longppl_is_the_mean_loss_of_key_tokens(checkpoint, monkeypatch):
+    monkeypatch.setattr(key_tokens, "GAIN", -math.inf)
+    monkeypatch.setattr(key_tokens, "LOSS", math.inf)
+    options = {"tasks": ("longppl", "perplexity"), "lengths": (128, 300), "samples": 2}
+    report = evaluate([str(checkpoint)], Settings(**options, evaluator=str(checkpoint)))
+    entry = report["models"][0]
+    assert entry["longppl"].keys() == {"128", "300"}
+    one, curve = entry["longppl"]["300"], entry["perplexity"]["curve"]
+    assert (one["documents"], one["count"], one["of"]) == (2, 2 * 225, 2 * 225), "all behind the first quarter"
+    beyond = [point for point in curve if point["start"] >= 80]
+    near = (one["loss"] * one["count"] - sum(point["loss"] * point["count"] for point in beyond)) / (2 * 5)
+    assert min(p["loss"] for p in curve) - 1 < near < max(p["loss"] for p in curve) + 1
+    assert str(checkpoint.parent) not in str(report["settings"])
+    page, terminal = render_page(report), "".join(map(str, report_tables(report, 100)))
+    assert f"{one['loss']:.3f}" in page
+    assert terminal
+    with pytest.raises(CtxextError, match="finds the tokens to ask"):
+        Settings(**options)
+
+
+def test_an_evaluator_with_other_tokens_is_refused():
+    loaded, other = (
+        SimpleNamespace(name=name, encoder=SimpleNamespace(tokenizer=SimpleNamespace(get_vocab=lambda v=v: v)))
+        for name, v in (("a", {"x": 0}), ("b", {"y": 0}))
+    )
+    key_tokens.check_vocabulary(loaded, loaded)
+    with pytest.raises(CtxextError, match='"b" has other tokens than "a"'):
+        key_tokens.check_vocabulary(loaded, other)

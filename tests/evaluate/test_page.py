@@ -206,6 +206,16 @@ def test_every_depth_counts_in_the_tables_of_page_terminal_and_card():
     assert findings(report)[0].startswith("needle at 2048 tokens: demo finds 60 % (42–75)")
 
 
+def test_how_it_was_asked_is_told():
+    report = make(["demo"])
+    plain = maps(report, "needle", {"demo": "demo"})
+    report["settings"] |= {"filler": "same", "repeat_question": True}
+    told = " The text is made of nothing but such sentences. The question was asked before the text too.</p>"
+    assert told in maps(report, "needle", {"demo": "demo"})
+    assert told.partition(". ")[2] in maps(report, "variables", {"demo": "demo"})
+    assert "such sentences" not in plain + maps(report, "variables", {"demo": "demo"})
+
+
 def test_the_picture_of_losses_is_described():
     page = render_page(make(["demo", "demo-yarn"]))
     (text,) = re.findall(r'alt="(.*?)"', page)

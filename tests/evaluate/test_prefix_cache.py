@@ -16,6 +16,8 @@ from ctxext.evaluate.scoring.prefix_cache import (
     new_cache,
     sharing_works,
 )
+from ctxext.evaluate.tasks.documents import Documents
+from ctxext.evaluate.tasks.variables import Variables
 from hand_made import make_tokenizer, nested, tiny_llama
 
 LONG = {"short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0]}
@@ -192,12 +194,12 @@ def test_when_a_cache_is_cropped_for_prompts_of_a_schedule_that_follows_the_leng
     assert not exact_match._can_crop(SimpleNamespace(model=tiny_llama()), ids), "there sharing was tried already"
 
 
-@pytest.mark.parametrize("how", [generation.generate_matching, generation.generate_lists])
-def test_special_tokens_are_no_part_of_what_is_written(how, monkeypatch):
+@pytest.mark.parametrize("task", [Documents(), Variables()])
+def test_special_tokens_are_no_part_of_what_is_written(task, monkeypatch):
     tokenizer = make_tokenizer()
     parts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (" 4", "2 ")]
     written = [*parts[0], tokenizer.eos_token_id, *parts[1]]
     prompt = SimpleNamespace(answers=["42"], wanted=["42"])
     monkeypatch.setattr(generation, "_written", lambda *_: iter([(0, [prompt], [written])]))
     loaded = SimpleNamespace(encoder=SimpleNamespace(tokenizer=tokenizer))
-    assert [*how(loaded, [[prompt]], [0])] == [(0, [1])]
+    assert [*generation.generate_graded(loaded, [[prompt]], [0], task.grade)] == [(0, [1])]

@@ -167,6 +167,8 @@ def test_the_command_asks_the_same_questions():
     [
         ({"num_needles": 1}, ["--needles", "1"]),
         ({"kv_ids": "number"}, ["--kv-ids", "number"]),
+        ({"filler": "same"}, ["--filler", "same"]),
+        ({"repeat_question": True}, ["--repeat-question"]),
         ({"stride": 64}, ["--stride", "64"]),
         ({"haystack": {"name": "a book.txt", "sha256": "0"}}, ["--haystack", "a book.txt"]),
         ({"data": "you/texts"}, ["--data", "you/texts"]),

@@ -24,9 +24,9 @@ def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
     if any(model.get("effective") for model in models):
         yield Text()
         yield _effective(models)
-    tables = {"perplexity": _perplexity, "short": _short, "harness": _harness}
+    tables = {"perplexity": _perplexity, "longppl": _longppl, "short": _short, "harness": _harness}
     for kind, table_of in tables.items():
-        if any(model[kind] for model in models):
+        if any(model.get(kind) for model in models):
             yield Text()
             yield table_of(report)
 
@@ -102,6 +102,15 @@ def _perplexity(report: Report) -> Table:
             figures = model["perplexity"][kind]
             shown = [f"{figures[str(n)]['perplexity']:.2f}" if str(n) in figures else "–" for n in lengths]
             table.add_row(model["name"] + note, str(model["perplexity"]["documents"]), *shown)
+    return table
+
+
+def _longppl(report: Report) -> Table:
+    table = _table("longppl", "tokens", "loss on key tokens", "key tokens", "of", "documents")
+    for model in report["models"]:
+        for length, one in (model.get("longppl") or {}).items():
+            figures = (f"{one['loss']:.3f}", str(one["count"]), str(one["of"]), str(one["documents"]))
+            table.add_row(model["name"], length, *figures)
     return table
 
 

@@ -175,5 +175,6 @@ def _find_backwards(text: str, mark: str, first: int, last: int) -> Iterator[int
 def split_question(question: str) -> tuple[str, str]:
     """Split a question from the words that lead into its answer: "What is it?" and "It is"."""
     ends = [question.rfind(mark) + len(mark) for mark in ("? ", "\n") if mark in question]
+    ends += [question.rfind(" Answer:") + 1] * (" Answer:" in question)
     at = max(ends, default=len(question))
     return question[:at].rstrip(), question[at:]

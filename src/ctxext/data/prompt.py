@@ -1,11 +1,13 @@
 """Retrieval questions as tokens: a prompt of exactly the given length for every depth."""
 
+import dataclasses
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice
+from typing import Self
 
-from ctxext.data.encoding import Encoder, no_tokens
+from ctxext.data.encoding import Encoder, no_tokens, split_question
 from ctxext.errors import CtxextError
 
 _BLOCK = 128
@@ -30,6 +32,7 @@ class Pieces:
         asks: The question and answer of every needle, if any of them can be asked for; empty if only the first can.
         wanted: The parts that an answer must contain, in any order; empty if `answers` holds the correct answers.
         places: The depth of each needle, from 0 to 1, in rising order, if that is part of the question.
+        asked: The question alone, if `question` begins with something else.
     """
 
     opening: str
@@ -42,6 +45,12 @@ class Pieces:
     asks: tuple[tuple[str, str], ...] = ()
     wanted: tuple[str, ...] = ()
     places: tuple[float, ...] = ()
+    asked: str = ""
+
+    def with_question_first(self) -> Self:
+        """The same question, asked before the text and behind it; only the first needle can then be asked for."""
+        asked = self.asked or split_question(self.question)[0].strip()
+        return dataclasses.replace(self, opening=f"{asked}\n\n{self.opening}", asks=())
 
 
 @dataclass(frozen=True)

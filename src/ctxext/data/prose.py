@@ -6,7 +6,7 @@ download, is the same for the same seed, and contains no digits: a number in a h
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -66,6 +66,25 @@ def object_names(rng: random.Random, count: int) -> list[str]:
     if count <= len(OBJECTS):
         return [f"{rng.choice(ADJECTIVES)} {noun}" for noun in rng.sample(OBJECTS, count)]
     return rng.sample([f"{adjective} {noun}" for adjective in ADJECTIVES for noun in OBJECTS], count)
+
+
+def different_names(rng: random.Random, draw: Callable[[random.Random], str], count: int) -> Iterator[str]:
+    """An endless stream of different names: as drawn, and with places once the names run short.
+
+    Args:
+        rng: Draws everything.
+        draw: Draws a name.
+        count: How many names it knows.
+    """
+    used: set[str] = set()
+    parts = 1
+    while True:
+        if len(used) * 2 >= count * len(PLACES) ** (parts - 1):
+            parts += 1
+        name = " of ".join([draw(rng), *(rng.choice(PLACES) for _ in range(parts - 1))])
+        if name not in used:
+            used.add(name)
+            yield name
 
 
 def person_name(rng: random.Random) -> str:

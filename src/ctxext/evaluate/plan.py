@@ -173,6 +173,7 @@ def _documents(
         samples=settings.samples,
         seed=settings.seed,
         stride=settings.stride,
+        evaluator=settings.evaluator,
     )
     return tuple(work for task in tasks for work in TASKS[task].documents_to_read(reading))
 

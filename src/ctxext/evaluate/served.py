@@ -17,7 +17,7 @@ from ctxext.recipes.encodings.rotary import ModelConfig, model_config
 from ctxext.system.loading import choose_device
 from ctxext.verify.engine import Engine, engine_dtype, vllm_version
 
-NOT_WRITTEN = ("perplexity", "short")
+NOT_WRITTEN = ("perplexity", "longppl", "short")
 """Tasks that need the loss of a text, where an engine only generates text."""
 
 _TOKENS_PER_CALL = 2**22

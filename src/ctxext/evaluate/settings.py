@@ -10,7 +10,7 @@ from ctxext.data.prose import read_haystack
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
 from ctxext.evaluate.tasks.documents import read_questions
-from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
+from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expanded
 from ctxext.options import check_numbers, option, with_documented_options
 from ctxext.reading.length import read_lengths
 from ctxext.system.files import sha256_of
@@ -28,7 +28,7 @@ class Settings:
 
     tasks: tuple[str, ...] = option(
         ("needle", "short"),
-        help=f"{', '.join(TASKS)}; several with commas. Default: needle,short; with --engine vllm needle; of encoders "
+        help=f"{', '.join(NAMES)}; several with commas. Default: needle,short; with --engine vllm needle; of encoders "
         "passages,short.",
         flags=("--task", "-t"),
         kind="names",
@@ -57,14 +57,23 @@ class Settings:
         4, help="needle: facts in the text; one is asked for.", panel=_ASKED, flags=("--needles",), min=1
     )
     kv_ids: str = option("uuid", help="kv: uuid as in the paper, or number.", panel=_ASKED)
+    filler: str = option(
+        "prose", help="needle: hidden in prose, or in the same: sentences in the needle's own form.", panel=_ASKED
+    )
+    repeat_question: bool = option(False, help="Ask before the text too, not only behind it.", panel=_ASKED)
     haystack: Path | None = option(None, help="needle: a text file to hide needles in.", panel=_ASKED)
     documents: Path | None = option(None, help="documents: questions, as JSON lines.", panel=_ASKED)
     data: str | None = option(
         None,
-        help="perplexity, pseudo-perplexity, short: a text, JSON lines or parquet file, or the id of a data set.",
+        help="perplexity, longppl, pseudo-perplexity, short: a text, JSON lines or parquet file, or a data set's id.",
         panel=_ASKED,
     )
     stride: int | None = option(None, help="perplexity: with a sliding window too.", panel=_ASKED, min=1)
+    evaluator: str | None = option(
+        None,
+        help="longppl: the model, with the same tokenizer and a context that long, that finds the tokens to ask.",
+        panel=_ASKED,
+    )
     harness: tuple[str, ...] = option(
         (),
         help="Tasks of lm-evaluation-harness: ruler-6 (no download), ruler, longbench …",
@@ -77,9 +86,15 @@ class Settings:
     def __post_init__(self) -> None:
         read_lengths(self)
         check_numbers(self)
+        object.__setattr__(self, "tasks", expanded(self.tasks))
         for task in self.tasks:
             if task not in TASKS:
-                raise CtxextError(f'There is no task "{task}".', hint=f"Tasks: {', '.join(TASKS)}.")
+                raise CtxextError(f'There is no task "{task}".', hint=f"Tasks: {', '.join(NAMES)}.")
+        if "longppl" in self.tasks and not self.evaluator:
+            raise CtxextError(
+                'The task "longppl" needs a model that finds the tokens to ask.',
+                hint="Name one that is good at the longest length: --evaluator MODEL.",
+            )
         for name in ("tasks", "depths"):
             if not getattr(self, name):
                 raise CtxextError(f"There are no {name}.", hint=f"Name at least one with --{name.removesuffix('s')}.")
@@ -91,6 +106,10 @@ class Settings:
                 raise CtxextError(f"{name} must be at least 1, not {value}.")
         if self.kv_ids not in ("uuid", "number"):
             raise CtxextError(f'"{self.kv_ids}" is not a kind of ids.', hint="Choose --kv-ids uuid or number.")
+        if self.filler not in ("prose", "same"):
+            raise CtxextError(f'There is no filler "{self.filler}".', hint="Choose --filler prose or same.")
+        if self.filler == "same" and self.haystack:
+            raise CtxextError("--filler same makes its own haystack.", hint="Leave out --haystack.")
 
     def retrieval_tasks(self) -> list[RetrievalTask]:
         """The retrieval tasks with their options; reads the files.
@@ -103,6 +122,7 @@ class Settings:
             questions=read_questions(self.documents) if self.documents else (),
             num_needles=self.num_needles,
             kv_ids=self.kv_ids,
+            filler=self.filler,
         )
         tasks = [RETRIEVAL_TASKS[name] for name in dict.fromkeys(self.tasks) if name in RETRIEVAL_TASKS]
         return [task.from_options(options) for task in tasks]
@@ -115,6 +135,8 @@ class Settings:
             if value is not None and Path(value).is_file():
                 digest = sha256_of(Path(value))
                 content[name] = {"name": Path(value).name, "sha256": digest}
+        if self.evaluator and Path(self.evaluator).is_dir():
+            content["evaluator"] = Path(self.evaluator).resolve().name
         return {key: list(value) if isinstance(value, tuple) else value for key, value in content.items()}
 
 

@@ -13,7 +13,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.report.findings import effective_text, findings, percent, pooled
 from ctxext.evaluate.report.report import Report
 from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
+from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expanded
 from ctxext.reading import checked
 from ctxext.reading import report as schemas
 from ctxext.reading.schemas import read_json_object
@@ -242,7 +242,7 @@ def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) 
 def _missing(report: Report, entry: Mapping[str, Any]) -> list[str]:
     settings = report["settings"]
     asked = {cell["task"] for cell in entry["cells"]}
-    asked |= {"short"} if entry.get("short") else set()
+    asked |= {task for task in ("short", "longppl") if entry.get(task)}
     asked |= {on_text.get("task", "perplexity")} if (on_text := entry.get("perplexity")) else set()
     lengths = [cell["length"] for cell in entry["cells"]]
     lengths += [int(length) for length in (entry.get("perplexity") or {}).get("lengths", ())]
@@ -256,8 +256,10 @@ def _missing(report: Report, entry: Mapping[str, Any]) -> list[str]:
         )
     missing += [
         f"{task.shows[0].upper()}{task.shows[1:]} (`{name}`)."
-        for name, task in TASKS.items()
-        if name not in asked and entry.get("kind", "causal") in task.kinds
+        for name in NAMES
+        if (task := TASKS[expanded([name])[0]])
+        and not asked & {*expanded([name])}
+        and entry.get("kind", "causal") in task.kinds
     ]
     scored = {name for name, task in RETRIEVAL_TASKS.items() if not task.is_written}
     if asked & scored and not settings["generate"]:
@@ -280,7 +282,7 @@ def _command(report: Report, entry: Mapping[str, Any]) -> str:
     words += ["--depths", depths + ("," if "," not in depths else ""), "--samples", str(settings["samples"])]
     words += ["--seed", str(settings["seed"])]
     named = {"num_needles": "--needles", "kv_ids": "--kv-ids", "stride": "--stride", "haystack": "--haystack"}
-    named |= {"data": "--data", "documents": "--documents"}
+    named |= {"data": "--data", "documents": "--documents", "filler": "--filler"}
     for key, option in named.items():
         value = settings.get(key, getattr(plain, key))
         if value != getattr(plain, key):
@@ -288,6 +290,7 @@ def _command(report: Report, entry: Mapping[str, Any]) -> str:
     loading = report.get("loading") or {}
     words += ["--generate"] * bool(settings["generate"] and not loading.get("engine"))
     words += ["--allow-beyond"] * bool(settings.get("allow_beyond"))
+    words += ["--repeat-question"] * bool(settings.get("repeat_question"))
     words += ["--harness", ",".join(settings["harness"])] if settings.get("harness") else []
     words += ["--dtype", loading["dtype"]] if loading.get("dtype") not in (None, "auto") else []
     words += ["--engine", loading["engine"]] if loading.get("engine") else []

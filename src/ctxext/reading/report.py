@@ -123,6 +123,7 @@ class Settings(Schema):
     generate: bool
     num_needles: Length | None = None
     kv_ids: Name | None = None
+    filler: Name | None = None
     stride: Length | None = None
     haystack: Given = None
     data: Given = None

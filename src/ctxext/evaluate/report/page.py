@@ -12,6 +12,7 @@ from typing import Any
 from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
 from ctxext.evaluate.report.findings import effective_text, findings, percent, pooled
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map
+from ctxext.evaluate.tasks.long_perplexity import LongPerplexity
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.evaluate.tasks.short import Short
 from ctxext.reading.length import format_length
@@ -34,7 +35,7 @@ def render_page(report: Report) -> str:
     names = short_names([model["name"] for model in models])
     tasks = dict.fromkeys(cell["task"] for model in models for cell in model["cells"])
     sections = [summary(report, names), _findings(report, names), *(maps(report, task, names) for task in tasks)]
-    sections += [section(report, names) for section in (_perplexity, _short, _harness, _models, _settings)]
+    sections += [section(report, names) for section in (_perplexity, _longppl, _short, _harness, _models, _settings)]
     template = resources.files("ctxext.evaluate.report").joinpath("page.html").read_text(encoding="utf-8")
     return Template(template).substitute(
         title=escape(_title([names[model["name"]] for model in models])),
@@ -176,12 +177,18 @@ def maps(report: Report, task: str, short: Mapping[str, str]) -> str:
     is_written = report["settings"]["generate"] or (kind is not None and kind.is_written)
     answered = "Each answer was generated" if is_written else kind.scored if kind else "Exact match"
     return f"""<h2>{escape(task)}</h2>
-<p>{escape(kind.description if kind else "")}</p>
+<p>{escape(kind.description if kind else "")}{_asked(report["settings"], task)}</p>
 <p class="soft">Percent right by depth and prompt length. {answered}. Lengths that are longer than a model was trained
 for are marked with * at its name.</p>
 <div class="maps">{"".join(_map(scores, length, short) for length in scores.lengths)}</div>
 {_effective_lengths(scores, short)}
 <details><summary>Counts and intervals</summary>{_counts(scores, short)}</details>"""
+
+
+def _asked(settings: Mapping[str, Any], task: str) -> str:
+    same = " The text is made of nothing but such sentences." if settings.get("filler") == "same" else ""
+    first = " The question was asked before the text too." if settings.get("repeat_question") else ""
+    return same * (task == "needle") + first
 
 
 def _map(scores: HeatMap, length: int, short: Mapping[str, str]) -> str:
@@ -290,6 +297,21 @@ Text: {escape(_data_name(report))}.</p>
 <p class="soft">Faint points are measured, lines are smoothed over three of them. Perplexity over the first so many
 tokens.{sliding}</p>
 {table(head, rows, text=(1,))}"""
+
+
+def _longppl(report: Report, names: Mapping[str, str]) -> str:
+    rows = [
+        [escape(names[model["name"]]), length, f"{one['loss']:.3f}", one["count"], one["of"], one["documents"]]
+        for model in report["models"]
+        for length, one in (model.get("longppl") or {}).items()
+    ]
+    if not rows:
+        return ""
+    head = ["model", "tokens", "loss, nats per token", "key tokens", "of", "documents"]
+    return f"""<h2>LongPPL</h2>
+<p>{escape(LongPerplexity.description)}
+Evaluator: {escape(str(report["settings"].get("evaluator")))}. Text: {escape(_data_name(report))}.</p>
+{table(head, rows)}"""
 
 
 def _line(number: int) -> str:

@@ -118,6 +118,7 @@ def make_report(header: Record, records: Sequence[Record]) -> Report:
                 **facts,
                 "cells": _cells(header["settings"], measured),
                 "perplexity": _perplexity([record for record in measured if "buckets" in record]),
+                "longppl": _key_tokens([record for record in measured if record["task"] == "longppl"]),
                 "short": _short([record for record in measured if record["task"] == "short"]),
                 "harness": next((record["harness"] for record in of_model if "harness" in record), None),
                 "seconds": round(math.fsum(record["seconds"] for record in measured), 3),
@@ -188,6 +189,21 @@ def _mean(sums: Any) -> dict[str, Any]:
     total, count = math.fsum(pair[0] for pair in sums), sum(pair[1] for pair in sums)
     loss = total / max(count, 1)
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "count": count}
+
+
+def _key_tokens(records: Sequence[Record]) -> dict[str, Any] | None:
+    """The loss on the tokens that need far context, by length."""
+    lengths: dict[int, dict[int, Record]] = {}
+    for record in records:
+        lengths.setdefault(record["length"], {})[record["samples"][0]] = record
+    return {
+        str(length): {
+            "documents": len(by_sample),
+            **_mean([[record["loss"][0], record["tokens"][0]] for record in by_sample.values()]),
+            "of": sum(record["of"][0] for record in by_sample.values()),
+        }
+        for length, by_sample in sorted(lengths.items())
+    } or None
 
 
 def _short(records: Sequence[Record]) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """Scoring by generation: generate answers and compare them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -10,7 +10,6 @@ from ctxext.data.prompt import Prompt
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.as_written import forget_longer_prompts
 from ctxext.evaluate.scoring.exact_match import check_finite
-from ctxext.evaluate.scoring.subspan_match import best_subspan_match, share_contained
 from ctxext.evaluate.served import ServedModel
 
 
@@ -25,25 +24,16 @@ def generate_exact(
         )
 
 
-def generate_matching(
-    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int]
-) -> Iterator[tuple[int, list[bool]]]:
-    """Whether the text of greedy decoding contains one of the answers."""
-    for depth, prompts, written in _written(loaded, questions, wanted):
-        texts = [loaded.encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in written]
-        yield (
-            depth,
-            [best_subspan_match(text, prompt.answers) for text, prompt in zip(texts, prompts, strict=True)],
-        )
-
-
-def generate_lists(
-    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int]
+def generate_graded(
+    loaded: LoadedModel,
+    questions: Sequence[Sequence[Prompt]],
+    wanted: Sequence[int],
+    grade: Callable[[str, Prompt], float],
 ) -> Iterator[tuple[int, list[float]]]:
-    """The share of the wanted parts that the text of greedy decoding contains, in any order."""
+    """The grade of the text of greedy decoding."""
     for depth, prompts, written in _written(loaded, questions, wanted):
         texts = [loaded.encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in written]
-        yield depth, [share_contained(text, prompt.wanted) for text, prompt in zip(texts, prompts, strict=True)]
+        yield depth, [grade(text, prompt) for text, prompt in zip(texts, prompts, strict=True)]
 
 
 def _written(

@@ -20,6 +20,11 @@ def share_contained(text: str, wanted: Sequence[str]) -> float:
     return num_contained / len(wanted)
 
 
+def share_of_substrings(text: str, wanted: Sequence[str]) -> float:
+    """The share of texts that are in the text, regardless of case: RULER's `string_match_all`."""
+    return sum(part.lower() in text.lower() for part in wanted) / len(wanted)
+
+
 def _normalize(text: str) -> str:
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())

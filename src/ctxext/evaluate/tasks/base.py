@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cas
 
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt, encode_parts, lay_out
+from ctxext.evaluate.scoring.subspan_match import share_contained
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel
@@ -70,6 +71,7 @@ class Reading:
         samples: How many documents to read.
         seed: Decides the prose.
         stride: Of the sliding window; None for none.
+        evaluator: The model that finds the tokens of `longppl`.
     """
 
     kind: str
@@ -81,6 +83,7 @@ class Reading:
     samples: int
     seed: int
     stride: int | None = None
+    evaluator: str | None = None
 
     def documents(self, length: int, most: int | None = None) -> list[list[int]]:
         """The token ids of documents that have `length` tokens, each cut to `most` or else to `length`.
@@ -103,12 +106,14 @@ class TaskOptions:
         questions: Questions of the task `documents`; empty for random facts.
         num_needles: How many facts the task `needle` hides.
         kv_ids: The ids of the task `kv`: "uuid" or "number".
+        filler: What the task `needle` hides its facts in: "prose" or "same", sentences in their own form.
     """
 
     text: tuple[str, ...] = ()
     questions: "tuple[Question, ...]" = ()
     num_needles: int = 4
     kv_ids: str = "uuid"
+    filler: str = "prose"
 
 
 class Task(ABC):
@@ -161,7 +166,7 @@ class RetrievalTask(Task):
     def score(
         self, loaded: "LoadedModel", questions: Sequence[Sequence[Prompt]], depths: Sequence[int], *, generate: bool
     ) -> Scores:
-        """Score questions at some depths, by default by exact match.
+        """Score questions at some depths: by exact match, or by `grade` if answers are always generated.
 
         Args:
             loaded: The model.
@@ -170,11 +175,15 @@ class RetrievalTask(Task):
             generate: Generate the answers instead of running one teacher-forced forward.
         """
         from ctxext.evaluate.scoring.exact_match import score_depths
-        from ctxext.evaluate.scoring.generation import generate_exact, generate_lists
+        from ctxext.evaluate.scoring.generation import generate_exact, generate_graded
 
         if self.is_written:
-            return generate_lists(loaded, questions, depths)
+            return generate_graded(loaded, questions, depths, self.grade)
         return (generate_exact if generate else score_depths)(loaded, questions, depths)
+
+    def grade(self, text: str, prompt: Prompt) -> float:
+        """The score of a generated answer, from 0 to 1: by default the share of the wanted parts that it contains."""
+        return share_contained(text, prompt.wanted)
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
         """The number of tokens of a question without its haystack."""

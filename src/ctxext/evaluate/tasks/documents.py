@@ -2,25 +2,24 @@
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from ctxext.data import prose
 from ctxext.data.prompt import Pieces, Prompt
 from ctxext.errors import CtxextError
 from ctxext.evaluate.scoring.subspan_match import best_subspan_match
-from ctxext.evaluate.tasks.base import RetrievalTask, Scores, TaskOptions
+from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
 from ctxext.reading.strict import read_text
-
-if TYPE_CHECKING:
-    from ctxext.evaluate.model import LoadedModel
 
 OPENING = (
     "Write a high-quality answer for the given question using only the provided search results "
     "(some of which might be irrelevant).\n\n"
 )
+DOCUMENT = "Document [{number}](Title: {title}) {text}\n"
+ASK = "\nQuestion: {question}\nAnswer:"
 FACTS = (
     ("The {key} is kept in {place}.", "Where is the {key} kept?", " {place}", "says where the {key} is kept"),
     (
@@ -40,9 +39,9 @@ class Passage:
     text: str
     is_gold: bool = False
 
-    def unit(self, number: int) -> str:
+    def unit(self, number: int, form: str = DOCUMENT) -> str:
         """The document as it appears in a prompt."""
-        return f"Document [{number}](Title: {self.title}) {self.text}\n"
+        return form.format(number=number, title=self.title, text=self.text)
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Question:
         documents = [document for document in self.documents if not document.is_gold]
         documents.insert(gold_position, self.gold)
         numbered = "".join(document.unit(number) for number, document in enumerate(documents, start=1))
-        return f"{OPENING}{numbered}\nQuestion: {self.question}\nAnswer:"
+        return f"{OPENING}{numbered}{ASK.format(question=self.question)}"
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,9 @@ class Documents(RetrievalTask):
     shows: ClassVar[str] = "answering questions over many documents"
     is_written: ClassVar[bool] = True
     answer_room: ClassVar[int] = 32
+    opening: ClassVar[str] = OPENING
+    document: ClassVar[str] = DOCUMENT
+    ask_for: ClassVar[str] = ASK
     questions: tuple[Question, ...] = ()
     ask: str = "any"
 
@@ -100,31 +102,32 @@ class Documents(RetrievalTask):
         if self.questions:
             chosen = rng.choice(self.questions)
             others = self._other_documents(chosen, random.Random(rng.getrandbits(64)))
-            gold, question, answer = chosen.gold, chosen.question, f" {chosen.answers[0]}"
+            golds, question, answer = [chosen.gold], chosen.question, f" {chosen.answers[0]}"
             answers = chosen.answers
         else:
-            key = prose.object_name(rng)
-            gold, questions = random_document(rng, key, gold_number)
-            question, answer = questions[_pick(self.ask, rng)]
+            golds, question, answer, others = self.made_up(rng, gold_number)
             answers = (answer.strip(),)
-            others = _random_documents(random.Random(rng.getrandbits(64)), without=key)
+        gold_numbers = [gold_number, *(next(numbers) for _ in golds[1:])]
         return Pieces(
-            opening=OPENING,
-            haystack=(document.unit(number) for document, number in zip(others, numbers, strict=False)),
-            needles=(gold.unit(gold_number),),
-            question=f"\nQuestion: {question}\nAnswer:",
+            opening=self.opening,
+            haystack=(one.unit(number, self.document) for one, number in zip(others, numbers, strict=False)),
+            needles=tuple(gold.unit(number, self.document) for gold, number in zip(golds, gold_numbers, strict=True)),
+            question=self.ask_for.format(question=question),
             answer=answer,
             padding="\n",
             answers=answers,
         )
 
-    def score(
-        self, loaded: "LoadedModel", questions: Sequence[Sequence[Prompt]], depths: Sequence[int], *, generate: bool
-    ) -> Scores:
-        """Whether the generated text contains an answer."""
-        from ctxext.evaluate.scoring.generation import generate_matching
+    def made_up(self, rng: random.Random, gold_number: int) -> tuple[list[Passage], str, str, Iterator[Passage]]:
+        """Documents with the answer, the first with the number, a question, its answer, and other documents."""
+        key = prose.object_name(rng)
+        gold, questions = random_document(rng, key, gold_number)
+        question, answer = questions[_pick(self.ask, rng)]
+        return [gold], question, answer, _random_documents(random.Random(rng.getrandbits(64)), without=key)
 
-        return generate_matching(loaded, questions, depths)
+    def grade(self, text: str, prompt: Prompt) -> float:
+        """Whether the generated text contains an answer."""
+        return float(best_subspan_match(text, prompt.answers))
 
     def _other_documents(self, chosen: Question, rng: random.Random) -> Iterator[Passage]:
         """The distractors of the question, then documents of the other questions without an answer to it."""

@@ -57,6 +57,7 @@ class KeyValue(RetrievalTask):
             answer=asks[0][1],
             padding="\n",
             asks=asks,
+            asked=f'Key: "{needles[0][0]}"',
         )
 
     def fitting(self, encoder: Encoder, length: int) -> Self:

@@ -1,8 +1,9 @@
 """Needle retrieval: sentences with a number, hidden in prose."""
 
 import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from ctxext.data import prose
 from ctxext.data.prompt import Pieces
@@ -49,6 +50,8 @@ class Needle(RetrievalTask):
         phrasing: A key of `PHRASINGS`, or "any" for a random one per question.
         num_digits: The number of digits of each number.
         text: Sentences to hide the facts in, joined by spaces; empty for the prose of the package.
+        filler: "prose", or "same" for sentences in the form of the facts, which large models of 2026 find hard
+            (https://arxiv.org/abs/2605.23170).
     """
 
     name: ClassVar[str] = "needle"
@@ -60,11 +63,13 @@ class Needle(RetrievalTask):
     phrasing: str = "magic"
     num_digits: int = 5
     text: tuple[str, ...] = ()
+    filler: Literal["prose", "same"] = "prose"
 
     @classmethod
     def from_options(cls, options: TaskOptions) -> Self:
-        """The task with the user's number of needles and text."""
-        return cls(num_needles=options.num_needles, text=options.text)
+        """The task with the user's number of needles, text and filler."""
+        filler: Literal["prose", "same"] = "same" if options.filler == "same" else "prose"
+        return cls(num_needles=options.num_needles, text=options.text, filler=filler)
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
@@ -73,7 +78,7 @@ class Needle(RetrievalTask):
         values = [random_number(rng, self.num_digits) for _ in keys]
         return Pieces(
             opening=OPENING,
-            haystack=endless(self.text, random.Random(rng.getrandbits(64))),
+            haystack=self._haystack(phrasing, keys, random.Random(rng.getrandbits(64))),
             needles=tuple(
                 " " + phrasing.fact.format(key=key, value=value) for key, value in zip(keys, values, strict=True)
             ),
@@ -83,3 +88,10 @@ class Needle(RetrievalTask):
                 ("\n" + phrasing.question.format(key=key), f" {value}") for key, value in zip(keys, values, strict=True)
             ),
         )
+
+    def _haystack(self, phrasing: Phrasing, asked: Sequence[str], rng: random.Random) -> Iterator[str]:
+        if self.filler == "prose":
+            yield from endless(self.text, rng)
+        for key in prose.different_names(rng, prose.object_name, len(prose.ADJECTIVES) * len(prose.OBJECTS)):
+            if not key.startswith(tuple(asked)):
+                yield " " + phrasing.fact.format(key=key, value=random_number(rng, self.num_digits))

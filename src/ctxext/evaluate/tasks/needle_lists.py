@@ -138,13 +138,5 @@ def _things(rng: random.Random, count: int) -> list[tuple[str, str]]:
 
 
 def _people(rng: random.Random) -> Iterator[str]:
-    """An endless stream of different names: of people, and with places once the names run short."""
-    used: set[str] = set()
-    parts = 1
-    while True:
-        if len(used) * 2 >= len(prose.FIRST_NAMES) * len(prose.LAST_NAMES) * len(prose.PLACES) ** (parts - 1):
-            parts += 1
-        name = " of ".join([prose.person_name(rng), *(rng.choice(prose.PLACES) for _ in range(parts - 1))])
-        if name not in used:
-            used.add(name)
-            yield name
+    """An endless stream of different names of people."""
+    return prose.different_names(rng, prose.person_name, len(prose.FIRST_NAMES) * len(prose.LAST_NAMES))

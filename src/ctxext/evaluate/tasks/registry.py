@@ -1,31 +1,51 @@
 """Every task by its name, in the order of help and model cards."""
 
+from collections.abc import Iterable
+
 from ctxext.evaluate.tasks.association import Association
 from ctxext.evaluate.tasks.base import RetrievalTask, Task
 from ctxext.evaluate.tasks.documents import Documents
+from ctxext.evaluate.tasks.graphwalks import GraphWalks
 from ctxext.evaluate.tasks.kv import KeyValue
+from ctxext.evaluate.tasks.long_perplexity import LongPerplexity
+from ctxext.evaluate.tasks.mrcr import CoReference2, CoReference4, CoReference8
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.needle_lists import NeedleLines, NeedleQuestions, NeedleValues
 from ctxext.evaluate.tasks.passages import Passages
 from ctxext.evaluate.tasks.passkey import PassKey
 from ctxext.evaluate.tasks.perplexity import Perplexity
 from ctxext.evaluate.tasks.pseudo_perplexity import PseudoPerplexity
+from ctxext.evaluate.tasks.ruler import RULER
 from ctxext.evaluate.tasks.short import Short
 from ctxext.evaluate.tasks.variables import Variables
 from ctxext.evaluate.tasks.word_counts import CodedWords, CommonWords
 
-_RETRIEVAL = (
+_RETRIEVAL: tuple[type[RetrievalTask], ...] = (
     *(PassKey, Needle, KeyValue, Documents),
     *(NeedleLines, NeedleValues, NeedleQuestions, Variables, CommonWords, CodedWords, Association, Passages),
+    *(GraphWalks, CoReference2, CoReference4, CoReference8),
+    *RULER,
 )
 RETRIEVAL_TASKS: dict[str, type[RetrievalTask]] = {task.name: task for task in _RETRIEVAL}
 TASKS: dict[str, type[Task]] = {
     **RETRIEVAL_TASKS,
-    **{task.name: task for task in (Perplexity, PseudoPerplexity, Short)},
+    **{task.name: task for task in (Perplexity, LongPerplexity, PseudoPerplexity, Short)},
 }
+GROUPS: dict[str, tuple[str, ...]] = {
+    "mrcr": (CoReference2.name, CoReference4.name, CoReference8.name),
+    "ruler": tuple(task.name for task in RULER),
+}
+"""Names that stand for several tasks."""
 DEFAULTS: dict[str, tuple[str, ...]] = {
     "causal": (Needle.name, Short.name),
     "masked": (Passages.name, Short.name),
     "encoder": (Passages.name,),
 }
 """The default tasks of each kind of model."""
+NAMES = tuple(dict.fromkeys(next((group for group in GROUPS if task in GROUPS[group]), task) for task in TASKS))
+"""What help lists: groups in the place of their tasks."""
+
+
+def expanded(names: Iterable[str]) -> tuple[str, ...]:
+    """Tasks, and the tasks of groups."""
+    return tuple(task for name in names for task in GROUPS.get(name, (name,)))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ctxext.data.encoding import Encoder
-from ctxext.data.prompt import Prompt, too_short
+from ctxext.data.prompt import Pieces, Prompt, too_short
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.settings import Settings
@@ -67,11 +67,16 @@ def make_questions(
     questions = []
     task = task.fitting(encoder, length)
     for sample in samples:
-        pieces = task.pieces(_random(settings, task, length, sample))
+        pieces = _pieces(task, length, sample, settings)
         rng = _random(settings, task, length, sample, "layout")
         depths = settings.depths if task.has_depths else (rng.random(),)
         questions.append(task.prompts(pieces, encoder, length, depths, rng))
     return questions
+
+
+def _pieces(task: RetrievalTask, length: int, sample: int, settings: Settings) -> Pieces:
+    pieces = task.pieces(_random(settings, task, length, sample))
+    return pieces.with_question_first() if settings.repeat_question else pieces
 
 
 def num_questions(task: RetrievalTask, settings: Settings) -> int:
@@ -86,7 +91,7 @@ def check_fits(task: RetrievalTask, encoder: Encoder, lengths: Sequence[int], se
         CtxextError: A question does not fit; the message names the length that the largest needs.
     """
     for length in lengths:
-        sizes = [task.size(task.pieces(_random(settings, task, length, n)), encoder) for n in range(settings.samples)]
+        sizes = [task.size(_pieces(task, length, n, settings), encoder) for n in range(settings.samples)]
         if max(sizes) > length:
             error = too_short(length, max(sizes), f'The task "{task.name}"')
             raise CtxextError(error.message, hint=f"{error.hint} {task.advice}".rstrip())

@@ -39,7 +39,7 @@ class Variables(RetrievalTask):
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
         length = self.num_copies + 1
-        names = _names(rng, length * self.num_chains)
+        names = variable_names(rng, length * self.num_chains, _NUM_LETTERS)
         chains = [names[at : at + length] for at in range(0, len(names), length)]
         values = [random_number(rng, _NUM_DIGITS) for _ in chains]
         while len(set(values)) < len(values):
@@ -62,8 +62,11 @@ class Variables(RetrievalTask):
         )
 
 
-def _names(rng: random.Random, count: int) -> list[str]:
+def variable_names(
+    rng: random.Random, count: int, num_letters: int, letters: str = string.ascii_uppercase
+) -> list[str]:
+    """Different words of random letters."""
     names: dict[str, None] = {}
     while len(names) < count:
-        names["".join(rng.choices(string.ascii_uppercase, k=_NUM_LETTERS))] = None
+        names["".join(rng.choices(letters, k=num_letters))] = None
     return list(names)

@@ -1,0 +1,142 @@
+"""Graph walks: breadth-first search and parents in a graph that is given as a list of edges."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ctxext.data.prompt import Pieces, Prompt
+from ctxext.evaluate.scoring.set_score import graphwalks_score
+from ctxext.evaluate.tasks.base import RetrievalTask
+
+OPENING = """You will be given a graph as a list of directed edges. All nodes are at least degree 1. \
+You will also get a description of an operation to perform on the graph.
+Your job is to execute the operation on the graph and return the set of nodes that the operation results in. \
+If asked for a breadth-first search (BFS), only return the nodes that are both reachable and exactly at that depth \
+(not nodes at intermediate depths), and do not return the starting node. If asked for the parents of a node, only \
+return the nodes that have an edge leading to the given node, do not return the given node itself.
+
+Here is an example:
+<begin example>
+The graph has the following edges:
+uvwx -> alke
+abcd -> uvwx
+abcd -> efgh
+efgh -> uvwx
+
+Example 1:
+Operation:
+Perform a BFS from node abcd with depth 1.
+Final Answer: [uvwx, efgh]
+
+Example 2:
+Operation:
+Perform a BFS from node alke with depth 1.
+Final Answer: []
+
+Example 3:
+Operation:
+Find the parents of node uvwx.
+Final Answer: [abcd, efgh]
+<end example>
+
+Here is the graph to operate on:
+The graph has the following edges:
+"""
+_ANSWER = "Final Answer:"
+_NAME_BITS = 40
+
+Edge = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class GraphWalks(RetrievalTask):
+    """Return the nodes at a distance from a node, or the parents of a node.
+
+    OpenAI's GraphWalks, https://huggingface.co/datasets/openai/graphwalks (MIT), as corrected in 2026: exactly at the
+    depth, and a node is no parent of itself. The graphs are random and their edges in random order. The edges that
+    decide the answer are spread over the whole list; the others begin elsewhere, so that they never change it, however
+    many fit. The answer's first line is begun for the model.
+
+    Attributes:
+        max_depth: The largest depth of a breadth-first search; half of the questions are such, the others ask for
+            parents.
+        max_nodes: The largest number of parents, and of edges from a node of a search.
+    """
+
+    name: ClassVar[str] = "graphwalks"
+    description: ClassVar[str] = (
+        "A list of the edges of a graph; asked for are the nodes exactly at a distance from a node, or its parents. "
+        "The score is F1 of the set that the model lists."
+    )
+    shows: ClassVar[str] = "following edges through a long list"
+    is_written: ClassVar[bool] = True
+    answer_room: ClassVar[int] = 96
+    has_depths: ClassVar[bool] = False
+    max_depth: int = 2
+    max_nodes: int = 3
+
+    def pieces(self, rng: random.Random) -> Pieces:
+        """The text of one question."""
+        root = _name(rng)
+        if rng.random() < 0.5:
+            depth = rng.randint(1, self.max_depth)
+            edges, answer = self._search(root, depth, rng)
+            closed = {start for start, _ in edges}  # No other edge may begin there.
+            operation = f"Perform a BFS from node {root} with depth {depth}."
+            others = _edges(random.Random(rng.getrandbits(64)), targets=sorted({*closed, *answer}))
+        else:
+            answer = {_name(rng) for _ in range(rng.randint(1, self.max_nodes))}
+            edges = [*((parent, root) for parent in answer), (root, root), (root, _name(rng))]
+            operation = f"Find the parents of node {root}."
+            others = _edges(random.Random(rng.getrandbits(64)), targets=sorted(answer))
+        rng.shuffle(edges)
+        listed = ", ".join(sorted(answer))
+        return Pieces(
+            opening=OPENING,
+            haystack=map(_line, others),
+            needles=tuple(map(_line, edges)),
+            question=f"\nOperation:\n{operation}\n{_ANSWER}",
+            answer=f" [{listed}]",
+            padding="\n",
+            wanted=tuple(sorted(answer)),
+        )
+
+    def _search(self, root: str, depth: int, rng: random.Random) -> tuple[list[Edge], set[str]]:
+        """The edges from a node up to a depth, some of them leading back, and the nodes exactly there."""
+        edges, seen, layer = list[Edge](), {root}, [root]
+        for _ in range(depth):
+            following = [_name(rng) for _ in range(rng.randint(1, self.max_nodes))]
+            for node in following:
+                edges.append((rng.choice(layer), node))
+            edges.append((rng.choice(layer), rng.choice(sorted(seen))))
+            for node in layer:  # All nodes but the last have an edge, and none that is drawn later.
+                if all(start != node for start, _ in edges):
+                    edges.append((node, rng.choice(following)))
+            seen |= {*following}
+            layer = following
+        return list(dict.fromkeys(edges)), set(layer)
+
+    def grade(self, text: str, prompt: Prompt) -> float:
+        """F1 of the list in the line that the prompt began."""
+        return graphwalks_score(_ANSWER + text.split("\n")[0], prompt.wanted)
+
+
+def _edges(rng: random.Random, targets: list[str]) -> Iterator[Edge]:
+    """An endless stream of different edges from other nodes, now and then to one of the targets."""
+    nodes, known = [_name(rng), _name(rng)], set[Edge]()
+    while True:
+        nodes.append(_name(rng))
+        target = rng.choice(targets) if rng.random() < 0.1 else rng.choice(nodes[:-1])
+        for edge in ((nodes[-1], target), (rng.choice(nodes[:-1]), nodes[-1])):
+            if edge not in known:
+                known.add(edge)
+                yield edge
+
+
+def _name(rng: random.Random) -> str:
+    return f"{rng.getrandbits(_NAME_BITS):010x}"
+
+
+def _line(edge: Edge) -> str:
+    return f"{edge[0]} -> {edge[1]}\n"

@@ -1,0 +1,114 @@
+"""Multi-round co-reference: which of several texts of the same kind and topic was the i-th?"""
+
+import random
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import ClassVar
+
+from ctxext.data import prose
+from ctxext.data.prompt import Pieces, Prompt
+from ctxext.data.prose import endless
+from ctxext.evaluate.scoring.set_score import mrcr_score
+from ctxext.evaluate.tasks.base import RetrievalTask
+
+OPENING = (
+    "The following is a conversation in which a user asks for texts. At its end the user asks for one of them again.\n"
+)
+KINDS = ("poem", "short story", "letter", "speech", "news report", "blog post", "diary entry", "riddle")
+_ORDINALS = ("1st", "2nd", "3rd", "4th", "5th", "6th", "7th", "8th")
+_PREFIX_LENGTH, _NUM_SENTENCES = 10, 3
+
+
+@dataclass(frozen=True)
+class CoReference(RetrievalTask):
+    """Give back one of several texts that were asked for in the same words.
+
+    The form and the score of OpenAI MRCR, https://huggingface.co/datasets/openai/mrcr (MIT), with texts of a few
+    sentences from generated prose or the user's text: the ratio of `difflib.SequenceMatcher` behind a prefix that the
+    answer must begin with.
+
+    Attributes:
+        num_needles: How many texts are asked for in the same words.
+        text: Prose to take the texts from, as sentences; empty for the prose of the package.
+    """
+
+    shows: ClassVar[str] = "telling texts apart by their order"
+    is_written: ClassVar[bool] = True
+    answer_room: ClassVar[int] = 96
+    has_depths: ClassVar[bool] = False
+    num_needles: int = 2
+    text: tuple[str, ...] = ()
+
+    def pieces(self, rng: random.Random) -> Pieces:
+        """The text of one question."""
+        sentences = endless(self.text, random.Random(rng.getrandbits(64)))
+        kind, topic = rng.choice(KINDS), rng.choice(prose.GOODS)
+        texts = [_text(sentences) for _ in range(self.num_needles)]
+        asked = rng.randrange(self.num_needles)
+        prefix = "".join(rng.choices(string.ascii_letters + string.digits, k=_PREFIX_LENGTH))
+        return Pieces(
+            opening=OPENING,
+            haystack=_turns(sentences, (kind, topic), random.Random(rng.getrandbits(64))),
+            needles=tuple(_turn(kind, topic, text) for text in texts),
+            question=f"\n\nUser: Prepend {prefix} to the {_ORDINALS[asked]} (1 indexed) {kind} about {topic}. "
+            "Do not include any other text in your response.\n\nAssistant:",
+            answer=f" {prefix}{texts[asked]}",
+            answers=(f"{prefix}{texts[asked]}",),
+            wanted=(prefix,),
+            places=tuple(sorted(rng.random() for _ in texts)),
+        )
+
+    def grade(self, text: str, prompt: Prompt) -> float:
+        """The ratio behind the prefix; a space may come between the prompt and the answer."""
+        return mrcr_score(text.lstrip(), prompt.answers[0], prompt.wanted[0])
+
+
+def _text(sentences: Iterator[str]) -> str:
+    return "".join(islice(sentences, _NUM_SENTENCES)).strip()
+
+
+def _turn(kind: str, topic: str, text: str) -> str:
+    return f"\n\nUser: Write a {kind} about {topic}.\n\nAssistant: {text}"
+
+
+def _turns(sentences: Iterator[str], without: tuple[str, str], rng: random.Random) -> Iterator[str]:
+    """Other askings, many of them for the same kind of text or on the same topic."""
+    while True:
+        chosen = (rng.choice((without[0], rng.choice(KINDS))), rng.choice((without[1], rng.choice(prose.GOODS))))
+        if chosen != without:
+            yield _turn(*chosen, _text(sentences))
+
+
+def _described(floor: int) -> str:
+    return (
+        "A conversation with several askings for the same kind of text; one of the texts is asked for by its number. "
+        f"The score is the ratio of matching text behind a given prefix; any of the texts has {floor} % on average."
+    )
+
+
+@dataclass(frozen=True)
+class CoReference2(CoReference):
+    """Two texts in the same words."""
+
+    name: ClassVar[str] = "mrcr-2"
+    description: ClassVar[str] = _described(64)
+
+
+@dataclass(frozen=True)
+class CoReference4(CoReference):
+    """Four texts in the same words."""
+
+    name: ClassVar[str] = "mrcr-4"
+    description: ClassVar[str] = _described(47)
+    num_needles: int = 4
+
+
+@dataclass(frozen=True)
+class CoReference8(CoReference):
+    """Eight texts in the same words."""
+
+    name: ClassVar[str] = "mrcr-8"
+    description: ClassVar[str] = _described(39)
+    num_needles: int = 8

@@ -1,0 +1,415 @@
+"""RULER's thirteen tasks: its prompts and its score, with names, values and prose of the package or the user.
+
+https://arxiv.org/abs/2404.06654, https://github.com/NVIDIA/RULER (Apache-2.0), in the form of lm-evaluation-harness.
+Texts fill their length to the token, so the tasks that ask for one place have depths; RULER draws them.
+"""
+
+import dataclasses
+import math
+import random
+import string
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, pairwise, repeat
+from typing import ClassVar, Literal, Self
+
+from ctxext.data import prose
+from ctxext.data.encoding import Encoder
+from ctxext.data.prompt import Pieces, Prompt, encode_parts
+from ctxext.evaluate.scoring.subspan_match import share_of_substrings
+from ctxext.evaluate.tasks.base import RetrievalTask
+from ctxext.evaluate.tasks.documents import Documents, Passage, random_document
+from ctxext.evaluate.tasks.passkey import FILLER
+from ctxext.evaluate.tasks.variables import variable_names
+
+GENERATOR = 1
+"""Raised with every change of what the tasks ask."""
+
+_DESCRIBED = f"RULER, generator {GENERATOR} of ctxext: "
+
+
+class RulerTask(RetrievalTask):
+    """A task of RULER: the answer is generated, and its score is the share of the wanted parts that it contains."""
+
+    is_written: ClassVar[bool] = True
+    shows: ClassVar[str] = "RULER"
+
+    def grade(self, text: str, prompt: Prompt) -> float:
+        """RULER's `string_match_all`."""
+        return share_of_substrings(text, prompt.wanted)
+
+
+def _word(rng: random.Random) -> str:
+    return prose.object_name(rng).replace(" ", "-")
+
+
+def _uuid(rng: random.Random) -> str:
+    return str(uuid.UUID(int=rng.getrandbits(128), version=4))
+
+
+def _number(rng: random.Random) -> str:
+    return prose.random_number(rng, 7)
+
+
+_DRAWS: dict[str, Callable[[random.Random], str]] = {"words": _word, "uuids": _uuid, "numbers": _number}
+
+
+@dataclass(frozen=True)
+class Niah(RulerTask):
+    """Needles in a haystack.
+
+    Attributes:
+        haystack: "repeat" for the same sentences again and again, "prose", or "needles".
+        keys: What keys are: "words" or "uuids".
+        values: What values are: "numbers" or "uuids".
+        num_keys: The number of keys in the text.
+        num_values: The number of values of each key.
+        num_queries: The number of keys that are asked for.
+        text: Prose for the haystack, as sentences; empty for the prose of the package.
+    """
+
+    answer_room: ClassVar[int] = 128
+    haystack: Literal["repeat", "prose", "needles"] = "prose"
+    keys: Literal["words", "uuids"] = "words"
+    values: Literal["numbers", "uuids"] = "numbers"
+    num_keys: int = 1
+    num_values: int = 1
+    num_queries: int = 1
+    text: tuple[str, ...] = ()
+
+    def pieces(self, rng: random.Random) -> Pieces:
+        """The text of one question."""
+        keys = _different(_DRAWS[self.keys], max(self.num_keys, self.num_queries), rng)
+        values = _different(_DRAWS[self.values], len(keys) * self.num_values, rng)
+        by_key = [values[at : at + self.num_values] for at in range(0, len(values), self.num_values)]
+        gap = " " if self.haystack == "prose" else "\n"
+        asked, wanted = keys[: self.num_queries], tuple(chain.from_iterable(by_key[: self.num_queries]))
+        query = f"{', '.join(asked[:-1])}, and {asked[-1]}" if len(asked) > 1 else asked[0]
+        kind = self.values if len(wanted) > 1 else self.values[:-1]
+        if len(wanted) > 1:
+            start, ask, lead = f"Some special magic {kind} are", f"What are all the special magic {kind}", "are"
+        else:
+            start, ask, lead = f"A special magic {kind} is", f"What is the special magic {kind}", "is"
+        return Pieces(
+            opening=f"{start} hidden within the following text. Make sure to memorize it. I will quiz you about the "
+            f"{kind} afterwards." + ("\n" if gap == " " else ""),
+            haystack=self._units(keys, random.Random(rng.getrandbits(64))),
+            needles=tuple(
+                gap + self._needle(key, value) for key, of_key in zip(keys, by_key, strict=True) for value in of_key
+            ),
+            question=f"\n{ask} for {query} mentioned in the provided text? "
+            f"The special magic {kind} for {query} mentioned in the provided text {lead}",
+            answer=f" {', '.join(wanted)}.",
+            padding="" if gap == " " else "\n",
+            wanted=wanted,
+        )
+
+    def _needle(self, key: str, value: str) -> str:
+        return f"One of the special magic {self.values} for {key} is: {value}."
+
+    def _units(self, keys: list[str], rng: random.Random) -> Iterator[str]:
+        if self.haystack == "prose":
+            yield from prose.endless(self.text, rng)
+        if self.haystack == "repeat":
+            yield from repeat("\n" + FILLER.strip())
+        while True:
+            key = _DRAWS[self.keys](rng)
+            if key not in keys:
+                yield "\n" + self._needle(key, _DRAWS[self.values](rng))
+
+
+def _different(draw: Callable[[random.Random], str], count: int, rng: random.Random) -> list[str]:
+    names: dict[str, None] = {}
+    while len(names) < count:
+        names[draw(rng)] = None
+    return list(names)
+
+
+@dataclass(frozen=True)
+class NiahSingle1(Niah):
+    """A number in repeated filler."""
+
+    name: ClassVar[str] = "niah-single-1"
+    description: ClassVar[str] = _DESCRIBED + "a number in a text that repeats itself."
+    haystack: Literal["repeat", "prose", "needles"] = "repeat"
+
+
+@dataclass(frozen=True)
+class NiahSingle2(Niah):
+    """A number in prose."""
+
+    name: ClassVar[str] = "niah-single-2"
+    description: ClassVar[str] = _DESCRIBED + "a number in prose."
+
+
+@dataclass(frozen=True)
+class NiahSingle3(Niah):
+    """A uuid in prose."""
+
+    name: ClassVar[str] = "niah-single-3"
+    description: ClassVar[str] = _DESCRIBED + "a uuid in prose."
+    values: Literal["numbers", "uuids"] = "uuids"
+
+
+@dataclass(frozen=True)
+class NiahMultikey1(Niah):
+    """One of four numbers in prose."""
+
+    name: ClassVar[str] = "niah-multikey-1"
+    description: ClassVar[str] = _DESCRIBED + "one of four numbers in prose."
+    num_keys: int = 4
+
+
+@dataclass(frozen=True)
+class NiahMultikey2(Niah):
+    """One number in a text of nothing but needles."""
+
+    name: ClassVar[str] = "niah-multikey-2"
+    description: ClassVar[str] = _DESCRIBED + "one number in a text of nothing but needles."
+    haystack: Literal["repeat", "prose", "needles"] = "needles"
+
+
+@dataclass(frozen=True)
+class NiahMultikey3(NiahMultikey2):
+    """One uuid of a uuid in a text of nothing but needles."""
+
+    name: ClassVar[str] = "niah-multikey-3"
+    description: ClassVar[str] = _DESCRIBED + "the uuid of a uuid in a text of nothing but needles."
+    keys: Literal["words", "uuids"] = "uuids"
+    values: Literal["numbers", "uuids"] = "uuids"
+
+
+@dataclass(frozen=True)
+class NiahMultivalue(Niah):
+    """Four numbers of one key in prose."""
+
+    name: ClassVar[str] = "niah-multivalue"
+    description: ClassVar[str] = _DESCRIBED + "four numbers of one key in prose."
+    has_depths: ClassVar[bool] = False
+    num_values: int = 4
+
+
+@dataclass(frozen=True)
+class NiahMultiquery(Niah):
+    """The numbers of four keys in prose."""
+
+    name: ClassVar[str] = "niah-multiquery"
+    description: ClassVar[str] = _DESCRIBED + "the numbers of four keys in prose."
+    has_depths: ClassVar[bool] = False
+    num_queries: int = 4
+
+
+_NOISE, _NOISES_OF_EXAMPLE = FILLER + "\n", 10
+
+
+@dataclass(frozen=True)
+class RulerVariables(RulerTask):
+    """Follow a value from variable to variable, after one solved example.
+
+    Attributes:
+        num_copies: How often the value is copied.
+    """
+
+    name: ClassVar[str] = "ruler-vt"
+    description: ClassVar[str] = _DESCRIBED + "the five variables that a value is handed through (variable tracking)."
+    answer_room: ClassVar[int] = 30
+    has_depths: ClassVar[bool] = False
+    num_copies: int = 4
+
+    def pieces(self, rng: random.Random) -> Pieces:
+        """The text of one question."""
+        start = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
+        solved, lines, value = self._chain(rng, num_letters=3)
+        units = [_NOISE] * _NOISES_OF_EXAMPLE
+        for at, line in zip(
+            sorted(rng.sample(range(1, len(units)), len(lines)), reverse=True), lines[::-1], strict=True
+        ):
+            units.insert(at, line)
+        example = f"{start}{''.join(units).strip()}\n{self._question(value)}  {' '.join(solved)}\n\n"
+        names, lines, value = self._chain(rng, num_letters=5)
+        return Pieces(
+            opening=f"{example}\n\n{start}{_NOISE.lstrip()}",
+            haystack=repeat(_NOISE),
+            needles=tuple(lines),
+            question=_NOISE + self._question(value),
+            answer=f" {' '.join(names)}",
+            padding="\n",
+            wanted=tuple(names),
+            places=tuple(sorted(rng.random() for _ in lines)),
+            asked=self._question(value).partition(" Answer:")[0].strip(),
+        )
+
+    def _chain(self, rng: random.Random, num_letters: int) -> tuple[list[str], list[str], str]:
+        names = variable_names(rng, self.num_copies + 1, num_letters)
+        value = prose.random_number(rng, 5)
+        copies = (f" VAR {new} = VAR {old} " for old, new in pairwise(names))
+        return names, [f" VAR {names[0]} = {value}", *copies], value
+
+    def _question(self, value: str) -> str:
+        return (
+            f"\nQuestion: Find all variables that are assigned the value {value} in the text above. Answer: According "
+            f"to the chain(s) of variable assignment in the text above, {self.num_copies + 1} variables are assgined "
+            f"the value {value}, they are:"
+        )
+
+
+_MORE = 1.05
+"""Other words take other tokens: a few too many, so that the last of a shuffled list do not fit."""
+
+
+@dataclass(frozen=True)
+class _RulerWords(RulerTask):
+    """A list of words that is as long as the prompt allows.
+
+    Attributes:
+        length: The length of the prompt in tokens; `fitting` sets it.
+        num_words: The number of words that fill the prompt; `fitting` sets it.
+    """
+
+    has_depths: ClassVar[bool] = False
+    length: int = 0
+    num_words: int = 0
+
+    def units(self, rng: random.Random) -> tuple[list[str], list[str]]:
+        """The units of a list of `num_words` words, and the words to name."""
+        raise NotImplementedError
+
+    def fitting(self, encoder: Encoder, length: int) -> Self:
+        """The task with as many words as fit."""
+        task = dataclasses.replace(self, length=length, num_words=length // 8)
+        parts = encode_parts(task.pieces(random.Random(0)), encoder, answer_room=self.answer_room)
+        room = length - parts.size
+        for _ in range(4):
+            units, _ = task.units(random.Random(0))
+            size = sum(map(len, encoder.pieces(units)))
+            task = dataclasses.replace(task, num_words=max(1, int(task.num_words * _MORE * room / size)))
+        return task
+
+
+@dataclass(frozen=True)
+class RulerCommonWords(_RulerWords):
+    """Name the ten words of a numbered list that come most often."""
+
+    name: ClassVar[str] = "ruler-cwe"
+    description: ClassVar[str] = _DESCRIBED + "the ten most common words of a numbered list."
+    answer_room: ClassVar[int] = 120
+
+    def pieces(self, rng: random.Random) -> Pieces:
+        """The text of one question."""
+        units, wanted = self.units(rng)
+        return Pieces(
+            opening="Below is a numbered list of words. In these words, some appear more often than others. Memorize "
+            "the ones that appear most often.",
+            haystack=chain(units, repeat("\n")),
+            needles=(),
+            question="\nQuestion: What are the 10 most common words in the above list? Answer: The top 10 words that "
+            "appear most often in the list are:",
+            answer="".join(f" {number}. {word}" for number, word in enumerate(wanted, 1)),
+            padding="\n",
+            wanted=tuple(wanted),
+        )
+
+    def units(self, rng: random.Random) -> tuple[list[str], list[str]]:
+        """Ten words ten times as often as all others, as in RULER; six times in short lists."""
+        often, seldom = (30, 3) if self.length >= 4096 else (6, 1)
+        words = _WORDS.copy()
+        rng.shuffle(words)
+        wanted, others = words[:10], words[10 : 10 + max(1, (self.num_words - 10 * often) // seldom)]
+        listed = wanted * often + others * seldom
+        rng.shuffle(listed)
+        return [f"{' ' if number > 1 else chr(10)}{number}. {word}" for number, word in enumerate(listed, 1)], wanted
+
+
+_SINGLE = dict.fromkeys((*prose.OBJECTS, *prose.GOODS, *prose.SITES, *prose.TRADES, *prose.ADJECTIVES))
+_WORDS = [*_SINGLE, *(f"{adjective}-{noun}" for adjective in prose.ADJECTIVES for noun in prose.OBJECTS)]
+
+
+@dataclass(frozen=True)
+class RulerFrequentWords(_RulerWords):
+    """Name the three most frequent coded words, whose frequencies follow a Zipf distribution."""
+
+    name: ClassVar[str] = "ruler-fwe"
+    description: ClassVar[str] = _DESCRIBED + "the three most frequent words of a coded text."
+    answer_room: ClassVar[int] = 50
+
+    def pieces(self, rng: random.Random) -> Pieces:
+        """The text of one question."""
+        units, wanted = self.units(rng)
+        return Pieces(
+            opening="Read the following coded text and track the frequency of each coded word. Find the three most "
+            "frequently appeared coded words.",
+            haystack=chain(units, repeat("\n")),
+            needles=(),
+            question="\nQuestion: Do not provide any explanation. Please ignore the dots '....'. What are the three "
+            "most frequently appeared words in the above coded text? Answer: According to the coded text above, the "
+            "three most frequently appeared words are:",
+            answer=f" {', '.join(wanted)}.",
+            padding="\n",
+            wanted=tuple(wanted),
+        )
+
+    def units(self, rng: random.Random) -> tuple[list[str], list[str]]:
+        """The n-th word comes 6 / (π n)² of the time; the first is noise."""
+        words = ["...", *variable_names(rng, max(4, self.length // 50) - 1, 6, string.ascii_lowercase)]
+        counts = [int(self.num_words * 6 / (math.pi * rank) ** 2) for rank in range(1, len(words) + 1)]
+        listed = [f" {word}" for word, count in zip(words, counts, strict=True) for _ in range(count)]
+        rng.shuffle(listed)
+        return listed, words[1:4]
+
+
+@dataclass(frozen=True)
+class RulerQuestions(Documents):
+    """Answer a question from one of many documents: the user's, or random facts."""
+
+    name: ClassVar[str] = "ruler-qa-1"
+    description: ClassVar[str] = _DESCRIBED + "a question that one of many documents answers."
+    shows: ClassVar[str] = "RULER"
+    opening: ClassVar[str] = (
+        "Answer the question based on the given documents. Only give me the answer and do not output any other words."
+        "\n\nThe following are given documents.\n\n"
+    )
+    document: ClassVar[str] = "Document {number}:\n{text}\n\n"
+    ask_for: ClassVar[str] = (
+        "Answer the question based on the given documents. Only give me the answer and do not output any other words."
+        "\n\nQuestion: {question} Answer:"
+    )
+    ask: str = "fact"
+
+    def grade(self, text: str, prompt: Prompt) -> float:
+        """RULER's `string_match_part`: whether one of the answers is in the text."""
+        return max(share_of_substrings(text, (answer,)) for answer in prompt.answers)
+
+
+@dataclass(frozen=True)
+class RulerTwoHops(RulerQuestions):
+    """Answer a question from two of many documents, one of which names what the other tells of."""
+
+    name: ClassVar[str] = "ruler-qa-2"
+    description: ClassVar[str] = _DESCRIBED + "a question that two of many documents answer together."
+
+    def made_up(self, rng: random.Random, gold_number: int) -> tuple[list[Passage], str, str, Iterator[Passage]]:
+        """Who owns a thing, and where that person lives."""
+        key, person, place = prose.object_name(rng), prose.person_name(rng), rng.choice(prose.PLACES)
+        golds = [Passage("", f"The owner of the {key} is {person}.", is_gold=True), _home(person, place)]
+        others = _others(random.Random(rng.getrandbits(64)), key, person)
+        return golds, f"Where does the owner of the {key} live?", f" {place}", others
+
+
+def _home(person: str, place: str) -> Passage:
+    return Passage("", f"{person} lives in {place}.")
+
+
+def _others(rng: random.Random, key: str, person: str) -> Iterator[Passage]:
+    while True:
+        thing, somebody = prose.object_name(rng), prose.person_name(rng)
+        if thing.split()[-1] != key.split()[-1] and somebody != person:
+            yield random_document(rng, thing, 0)[0]
+            yield _home(somebody, rng.choice(prose.PLACES))
+
+
+RULER: tuple[type[RetrievalTask], ...] = (
+    *(NiahSingle1, NiahSingle2, NiahSingle3, NiahMultikey1, NiahMultikey2, NiahMultikey3),
+    *(NiahMultivalue, NiahMultiquery, RulerVariables, RulerCommonWords, RulerFrequentWords),
+    *(RulerQuestions, RulerTwoHops),
+)
