@@ -172,7 +172,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         folders = ("src", "tests", "docs", "tools", "examples", "benchmarks")
-        for name in (*folders, "README.md", "CHANGELOG.md", "Makefile", "pyproject.toml"):
+        files = [path.name for path in ROOT.iterdir() if path.suffix in (".md", ".txt", ".toml", ".yml")]
+        for name in (*folders, *files, "Makefile"):
             origin = ROOT / name
             (shutil.copytree if origin.is_dir() else shutil.copy2)(origin, place / name)
         os.environ.update(PYTHONPATH=str(place / "src"), HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
