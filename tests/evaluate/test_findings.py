@@ -8,6 +8,7 @@ from ctxext.evaluate.report.colours import ink, shade
 from ctxext.evaluate.report.findings import findings, percent
 from ctxext.evaluate.report.intervals import mean_interval, wilson_interval
 from ctxext.evaluate.report.report import make_report
+from ctxext.evaluate.tasks.registry import GROUPS
 
 
 def report_of(shares, settings=None):
@@ -28,6 +29,19 @@ def test_the_best_comes_first_with_its_interval_and_its_weak_side():
     assert sentence == (
         "needle at 1024 tokens: b finds 55 % (34–74), a 15 %; b is uneven: 20 % at depth 0 %, 90 % at depth 100 %."
     )
+
+
+def test_rulers_thirteen_are_one_sentence():
+    model = {"name": "a", "cells": [], "perplexity": None, "short": None, "trained_length": None}
+    for number, task in enumerate((*GROUPS["ruler"], "kv")):
+        one = {"task": task, "length": 4096, "depth": 0.5, "correct": 10 * (number % 2), "samples": 10}
+        model["cells"].append({**one, "share": number % 2})
+    assert findings({"models": [model]}) == [
+        "RULER, its thirteen tasks at 4096 tokens: a finds 46 % (38–55).",
+        "kv at 4096 tokens: a finds 100 % (72–100).",
+    ]
+    model["cells"] = model["cells"][1:]
+    assert len(findings({"models": [model]})) == 13, "twelve of them are not RULER"
 
 
 def test_lengths_at_which_nothing_was_found_are_told():

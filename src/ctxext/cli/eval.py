@@ -105,6 +105,8 @@ def eval_(
 
     ctxext eval my-model --task needle,kv --lengths 4k,32k --depths 11 --out report --resume
 
+    ctxext eval my-model --task ruler,graphwalks,mrcr --lengths 4k,32k --samples 100 --depths 1
+
     ctxext eval my-model --engine vllm --task needle,kv --lengths 4k,32k
     """
     from ctxext.evaluate.model import Loading

@@ -33,7 +33,8 @@ def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
 
 def _maps(scores: HeatMap, width: int) -> Iterator[Text]:
     """The maps of a task: as many lengths side by side as fit, and the others below."""
-    names = max(12, min(_MAX_NAME, max(len(model["name"]) for model in scores.models) + 2))
+    longest = max(len(name) for name in (scores.task, *(model["name"] for model in scores.models)))
+    names = max(12, min(_MAX_NAME, longest + 2))
     block = _CELL * len(scores.depths) + _POOLED + 2
     side_by_side = max(1, (width - names) // block)
     for first in range(0, len(scores.lengths), side_by_side):

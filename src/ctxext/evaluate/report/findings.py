@@ -6,6 +6,7 @@ from typing import Any
 
 from ctxext.evaluate.report.intervals import wilson_interval
 from ctxext.evaluate.report.report import Report
+from ctxext.evaluate.tasks.registry import GROUPS
 from ctxext.reading.length import format_length
 
 _UNEVEN = 0.3
@@ -23,7 +24,9 @@ def findings(report: Report, names: Mapping[str, str] | None = None) -> list[str
     """
     models = [{**model, "name": (names or {}).get(model["name"], model["name"])} for model in report["models"]]
     tasks = dict.fromkeys(cell["task"] for model in models for cell in model["cells"])
-    sentences = [_retrieval(task, models) for task in tasks]
+    ruler = GROUPS["ruler"] if tasks.keys() >= {*GROUPS["ruler"]} else ()
+    sentences = [_retrieval("RULER, its thirteen tasks", ruler, models)] if ruler else []
+    sentences += [_retrieval(task, (task,), models) for task in tasks if task not in ruler]
     sentences += [_long_text(models), _cost(models)]
     return [sentence for sentence in sentences if sentence]
 
@@ -56,20 +59,20 @@ def effective_text(effective: Mapping[str, Any] | None, longest: int) -> str:
     return f"{sign}{length}" if low == high == length else f"{sign}{length} ({low}–{high})"
 
 
-def _retrieval(task: str, models: Sequence[dict[str, Any]]) -> str:
-    """The scores at the longest length with any correct answer, and the weakest depth of the best model."""
-    by_model = {model["name"]: [cell for cell in model["cells"] if cell["task"] == task] for model in models}
+def _retrieval(name: str, tasks: Sequence[str], models: Sequence[dict[str, Any]]) -> str:
+    """The scores at the longest length with any correct answer, and of one task the best model's weakest depth."""
+    by_model = {model["name"]: [cell for cell in model["cells"] if cell["task"] in tasks] for model in models}
     cells = [cell for of_model in by_model.values() for cell in of_model]
     longest = max(cell["length"] for cell in cells)
     reached = [cell["length"] for cell in cells if cell["correct"]]
     if not reached:
-        return f"{task}: nothing was found at any length."
+        return f"{name}: nothing was found at any length."
     length = max(reached)
     at_length = {name: [cell for cell in cells if cell["length"] == length] for name, cells in by_model.items()}
     shares = {name: pooled(cells) for name, cells in at_length.items() if cells}
     best, *others = sorted(shares, key=lambda name: shares[name][0], reverse=True)
     share, low, high = shares[best]
-    sentence = f"{task} at {length} tokens: {best} finds {percent(share)} % ({percent(low)}–{percent(high)})"
+    sentence = f"{name} at {length} tokens: {best} finds {percent(share)} % ({percent(low)}–{percent(high)})"
     sentence += "".join(f", {name} {percent(shares[name][0])} %" for name in others[:_MAX_NAMED])
     if rest := others[_MAX_NAMED:]:
         least, most = percent(shares[rest[-1]][0]), percent(shares[rest[0]][0])
@@ -77,7 +80,7 @@ def _retrieval(task: str, models: Sequence[dict[str, Any]]) -> str:
         sentence += f", {others_in_words} {least if least == most else f'{least} to {most}'} %"
     weakest = min(at_length[best], key=lambda cell: cell["share"])
     strongest = max(at_length[best], key=lambda cell: cell["share"])
-    if strongest["share"] - weakest["share"] >= _UNEVEN and weakest["depth"] is not None:
+    if strongest["share"] - weakest["share"] >= _UNEVEN and weakest["depth"] is not None and len(tasks) == 1:
         sentence += (
             f"; {best} is uneven: {percent(weakest['share'])} % at depth {round(100 * weakest['depth'])} %,"
             f" {percent(strongest['share'])} % at depth {round(100 * strongest['depth'])} %"

@@ -110,7 +110,7 @@ class GraphWalks(RetrievalTask):
             for node in following:
                 edges.append((rng.choice(layer), node))
             edges.append((rng.choice(layer), rng.choice(sorted(seen))))
-            for node in layer:  # All nodes but the last have an edge, and none that is drawn later.
+            for node in layer:  # Every node above the last layer begins an edge, so `pieces` gives it no other.
                 if all(start != node for start, _ in edges):
                     edges.append((node, rng.choice(following)))
             seen |= {*following}
