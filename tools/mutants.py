@@ -459,7 +459,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "for noun in rng.choices(OBJECTS, k=count)]",
         _EVALUATED,
     ),
-    ("evaluate/tasks/needle_lists.py", "        if name not in used:", "        if name:", _EVALUATED),
+    ("data/prose.py", "        if name not in used:", "        if name:", _EVALUATED),
     (
         "evaluate/served.py",
         "    _overrides(info, max(lengths))\n\n",
