@@ -14,6 +14,7 @@ from ctxext.evaluate.model import LoadedModel, make_ready
 from ctxext.evaluate.report.page import render_page
 from ctxext.evaluate.scoring import key_tokens
 from ctxext.evaluate.scoring import token_losses as loss
+from ctxext.evaluate.tasks.long_perplexity import LongPerplexityWork
 from ctxext.evaluate.tasks.perplexity import PerplexityWork, bucket_width
 from hand_made import nested, one_that_sees_length, tiny_llama
 
@@ -284,3 +285,14 @@ def test_an_evaluator_with_other_tokens_is_refused():
     key_tokens.check_vocabulary(loaded, loaded)
     with pytest.raises(CtxextError, match='"b" has other tokens than "a"'):
         key_tokens.check_vocabulary(loaded, other)
+
+
+def test_longppl_adds_the_losses_of_the_chosen_tokens(monkeypatch):
+    monkeypatch.setattr(key_tokens, "load_evaluator", lambda source, device: None)
+    monkeypatch.setattr(key_tokens, "check_vocabulary", lambda loaded, evaluator: None)
+    monkeypatch.setattr(key_tokens, "key_tokens", lambda *_: torch.tensor([5, 9]))
+    monkeypatch.setattr(loss, "token_losses", lambda loaded, ids: torch.arange(1.0, 10.0)[None])  # Of tokens 1 to 9.
+    work = LongPerplexityWork(tuple(range(10)), 3, 4, 1, "evaluator")
+    (record,) = work.run(SimpleNamespace(device="cpu"), set(work.keys))
+    assert (record["loss"], record["tokens"], record["of"]) == ([14.0], [2], [6])
+    assert not [*work.run(SimpleNamespace(device="cpu"), set())]

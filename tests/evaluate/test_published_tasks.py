@@ -9,7 +9,7 @@ from statistics import mean
 
 import pytest
 
-from ctxext.data.encoding import Encoder
+from ctxext.data.encoding import Encoder, split_question
 from ctxext.errors import CtxextError
 from ctxext.evaluate.scoring.set_score import graphwalks_score, mrcr_score
 from ctxext.evaluate.settings import Settings
@@ -186,6 +186,9 @@ def test_prompts_are_those_of_lm_evaluation_harness(name, tokenizer):
     text = tokenizer.decode(prompt.ids[: -prompt.num_answer], skip_special_tokens=True)
     assert form_of(name, text) == form_of(name, f"{theirs['input']} {theirs['gen_prefix']}")
     assert len(prompt.wanted) == len(theirs["outputs"])
+    asked, lead_in = split_question(RETRIEVAL_TASKS[name]().pieces(random.Random(0)).question)
+    assert lead_in.startswith(theirs["gen_prefix"][:11]), "where the assistant's turn begins"
+    assert asked.endswith(theirs["input"][-5:])
 
 
 def test_words_are_as_frequent_as_in_ruler(tokenizer):
@@ -214,7 +217,7 @@ def test_two_documents_answer_together():
         owner, home = (needle.split(":\n")[1].strip() for needle in pieces.needles)
         person = re.fullmatch(rf"The owner of the {thing} is ([\w ]+)\.", owner)[1]
         assert home == f"{person} lives in {pieces.answers[0]}."
-        others = "".join(islice(pieces.haystack, 200))
+        others = "".join(islice(pieces.haystack, 600))
         assert f"{person} " not in others
         assert f"of the {thing} is" not in others
 
@@ -258,8 +261,12 @@ def test_groups_are_their_tasks_and_help_names_groups():
         Settings(filler="same", haystack=Path("book.txt"))
 
 
-def test_questions_of_a_user_are_asked_in_ruler_s_words(tmp_path):
-    line = {"question": "Who?", "answers": ["Ann"], "ctxs": [{"title": "t", "text": "It is Ann.", "isgold": True}]}
+def test_questions_of_a_user_are_asked_in_ruler_s_words(tmp_path, tokenizer):
+    line = {
+        "question": "Who?",
+        "answers": ["Ann", "Ms Lee"],
+        "ctxs": [{"title": "t", "text": "It is Ann.", "isgold": True}],
+    }
     line["ctxs"].append({"title": "u", "text": "It is {nobody}."})
     file = tmp_path / "questions.jsonl"
     file.write_text(json.dumps(line))
@@ -269,6 +276,8 @@ def test_questions_of_a_user_are_asked_in_ruler_s_words(tmp_path):
         assert re.fullmatch(r"Document \d+:\nIt is \{nobody\}\.\n\n", next(pieces.haystack))
         assert pieces.question.endswith("\n\nQuestion: Who? Answer:")
         assert isinstance(task, Documents)
+        (prompt,) = task.prompts(pieces, Encoder(tokenizer), 300, [0.0], random.Random(0))
+        assert [task.grade(text, prompt) for text in ("It is ANN.", "ms lee", "Bob")] == [1, 1, 0]
 
 
 def test_mrcr_takes_its_texts_from_a_book():

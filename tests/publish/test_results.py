@@ -136,6 +136,9 @@ def test_what_was_not_measured_is_said():
     assert not [line for line in missing if "(`needle`)" in line or "(`perplexity`)" in line or "(`short`)" in line]
     assert not [line for line in missing if "(`passages`)" in line], "that is for encoders"
     assert [line.split()[0] for line in missing[-3:]] == ["Free", "Needles", "Anything"]
+    assert [line for line in missing if "(`ruler`)" in line] == ["RULER (`ruler`)."]
+    one = {**mine(content), "cells": [{**mine(content)["cells"][0], "task": "ruler-cwe"}]}
+    assert not [line for line in measured(content, one, PICTURES).missing if "(`ruler" in line]
     within = {**mine(content), "context_length": 512}
     assert not [line for line in measured(content, within, PICTURES).missing if line.startswith("Beyond")]
     nothing = {**mine(content), "cells": [], "perplexity": None, "short": None}
