@@ -201,7 +201,7 @@ def test_every_depth_counts_in_the_tables_of_page_terminal_and_card():
     report = {"models": [model], "settings": {"generate": False}}
     terminal = "\n".join(map(str, report_tables(report, 80)))
     card = retrieval_table(report, model, "needle", ())
-    wide = {**model, "cells": [{**one, "task": "niah-multikey-1"} for one in model["cells"]]}
+    wide = {**model, "cells": [{**one, "task": "niah-multikey-1"} for one in model["cells"][:1]]}
     assert re.search("niah-multikey-1 +2048", "".join(map(str, report_tables({**report, "models": [wide]}, 80))))
     for text in (summary(report, {"demo": "demo"}), maps(report, "needle", {"demo": "demo"}), terminal, card):
         assert re.search(r"60\D+42–75", text), text
