@@ -4,6 +4,7 @@
 # make engines  the tests that need vLLM and llama.cpp, which it installs into an environment of their own
 # make pythons  demo and quick tests under each Python that is promised, timed; uv brings the Pythons
 # make lowest  the quick tests of convert, eval, finetune and search with the lowest versions that are allowed
+# make bench-gpu  every method with code on an accelerator beside the stock model; BENCH_GPU="--device cpu --shape tiny" tries it without one
 # make docs-site  the pages of docs/ as a site, in site/
 # make story  every command of the README in an environment where nothing but ctxext was installed
 PYTHON ?= python3
@@ -16,7 +17,7 @@ SPREAD := -n $(WORKERS) --dist worksteal
 # Each test process computes on one thread, so that the workers do not fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: demo test check fuzz slow engines story test-transformers-4 environment-transformers-4 lint docs pythons lowest docs-site clean
+.PHONY: demo test check bench-gpu fuzz slow engines story test-transformers-4 environment-transformers-4 lint docs pythons lowest docs-site clean
 
 demo: $(VENV)/installed
 	$(BIN)/ctxext demo
@@ -98,6 +99,9 @@ lowest: $(UV)
 	$(if $(TORCH),echo "torch==$(TORCH)") > .venv-lowest/override.txt
 	$(UV) pip install --quiet --python .venv-lowest --resolution lowest-direct --override .venv-lowest/override.txt -e ".[dev]"
 	$(TEST_ENV) .venv-lowest/bin/python -m pytest -q $(SPREAD) -m "not slow and not engine and not thorough" $(LOWEST_TESTS)
+
+bench-gpu: $(VENV)/installed
+	$(BIN)/python benchmarks/gpu.py $(BENCH_GPU)
 
 # --strict: a link that leads nowhere or a docstring that cannot be read fails.
 docs-site: .venv-docs/installed

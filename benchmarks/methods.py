@@ -63,8 +63,8 @@ def markdown(report: dict, samples: int) -> str:
     """The page that goes with the report."""
     lines = ["# Every method on the demo checkpoint", ""]
     lines += [
-        "Beside this page: [relation maps](relation.md), [fine-tuning](finetune.md), [search](search.md),",
-        "[tables of positions and ALiBi](beyond-rotary.md) and [a model that somebody trained](smollm2.md).",
+        "Beside this page: [relation maps](relation.md), [accelerators](gpu.md), [fine-tuning](finetune.md),",
+        "[search](search.md), [tables of positions and ALiBi](beyond-rotary.md) and [a trained model](smollm2.md).",
         "",
     ]
     lines += ["Made with `python benchmarks/methods.py docs/results`. Trained to 512 tokens, factor 4, no fine-tuning;"]
