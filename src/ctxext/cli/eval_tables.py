@@ -110,8 +110,8 @@ def _longppl(report: Report) -> Table:
     table = _table("longppl", "tokens", "loss on key tokens", "key tokens", "of", "documents")
     for model in report["models"]:
         for length, one in (model.get("longppl") or {}).items():
-            figures = (f"{one['loss']:.3f}", str(one["count"]), str(one["of"]), str(one["documents"]))
-            table.add_row(model["name"], length, *figures)
+            loss = f"{one['loss']:.3f}" if one["count"] else "–"
+            table.add_row(model["name"], length, loss, str(one["count"]), str(one["of"]), str(one["documents"]))
     return table
 
 

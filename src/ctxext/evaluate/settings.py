@@ -58,7 +58,7 @@ class Settings:
     )
     kv_ids: str = option("uuid", help="kv: uuid as in the paper, or number.", panel=_ASKED)
     filler: str = option(
-        "prose", help="needle: hidden in prose, or in the same: sentences in the needle's own form.", panel=_ASKED
+        "prose", help="needle: prose, or same: a text of nothing but sentences like the needle.", panel=_ASKED
     )
     repeat_question: bool = option(False, help="Ask before the text too, not only behind it.", panel=_ASKED)
     haystack: Path | None = option(None, help="needle: a text file to hide needles in.", panel=_ASKED)
@@ -71,7 +71,7 @@ class Settings:
     stride: int | None = option(None, help="perplexity: with a sliding window too.", panel=_ASKED, min=1)
     evaluator: str | None = option(
         None,
-        help="longppl: the model, with the same tokenizer and a context that long, that finds the tokens to ask.",
+        help="longppl: a model with the same tokens, good at the longest length, that finds the tokens to ask.",
         panel=_ASKED,
     )
     harness: tuple[str, ...] = option(

@@ -55,6 +55,8 @@ class CellLine(Schema):
     correct: list[Fraction] | None = None
     loss: Annotated[list[Number], Limits(min_length=1)] | None = None
     tokens: Annotated[list[Length], Limits(min_length=1)] | None = None
+    key_tokens: Annotated[list[Offset], Limits(min_length=1)] | None = None
+    of: Annotated[list[Length], Limits(min_length=1)] | None = None
     width: Length | None = None
     buckets: list[Pair] | None = None
     lengths: dict[Annotated[str, Limits(pattern=r"^\d{1,10}$")], Pair] | None = None
@@ -63,7 +65,8 @@ class CellLine(Schema):
     @classmethod
     def missing(cls, content: Mapping[str, Any]) -> str:
         """A task has its figures."""
-        figures = {"short": ("loss", "tokens"), **dict.fromkeys(_LONG, ("width", "buckets", "lengths"))}
+        figures = {"short": ("loss", "tokens"), "longppl": ("loss", "key_tokens", "of")}
+        figures |= dict.fromkeys(_LONG, ("width", "buckets", "lengths"))
         needed = figures.get(content["task"], ("correct",))
         is_whole = all(content.get(key) is not None for key in needed)
         if is_whole and needed == ("correct",):

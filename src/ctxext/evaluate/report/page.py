@@ -301,7 +301,14 @@ tokens.{sliding}</p>
 
 def _longppl(report: Report, names: Mapping[str, str]) -> str:
     rows = [
-        [escape(names[model["name"]]), length, f"{one['loss']:.3f}", one["count"], one["of"], one["documents"]]
+        [
+            escape(names[model["name"]]),
+            length,
+            f"{one['loss']:.3f}" if one["count"] else "–",
+            one["count"],
+            one["of"],
+            one["documents"],
+        ]
         for model in report["models"]
         for length, one in (model.get("longppl") or {}).items()
     ]

@@ -199,7 +199,7 @@ def _key_tokens(records: Sequence[Record]) -> dict[str, Any] | None:
     return {
         str(length): {
             "documents": len(by_sample),
-            **_mean([[record["loss"][0], record["tokens"][0]] for record in by_sample.values()]),
+            **_mean([[record["loss"][0], record["key_tokens"][0]] for record in by_sample.values()]),
             "of": sum(record["of"][0] for record in by_sample.values()),
         }
         for length, by_sample in sorted(lengths.items())

@@ -82,6 +82,6 @@ class LongPerplexityWork:
             "depth": None,
             "samples": [self.sample],
             "loss": [float(losses[chosen - 1].sum())],
-            "tokens": [len(chosen)],
+            "key_tokens": [len(chosen)],
             "of": [len(self.ids) - self.window],
         }
