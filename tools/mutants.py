@@ -113,6 +113,7 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
         'text.count("[") + text.count("{") > _MAX_DEPTH',
         "(text.count('[') + text.count('{') >= _MAX_DEPTH)",
     ): "The walk that finds depth is only taken where there may be some.",
+    ("recipes/encodings/rotary.py", "factor <= 1", "(factor < 1)"): "The logarithm of 1 is 0, so the factor is 1 too.",
     ("recipes/methods/fills.py", "x <= 1", "(x < 1)"): "Both pieces of Keys's cubic are 0 at 1.",
     ("recipes/param.py", "1e30", "(1e+30)"): "One more is the same number in floating point.",
     ("evaluate/scoring/prefix_cache.py", "7", "(8)"): "Made-up tokens of a trial.",
