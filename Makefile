@@ -6,7 +6,7 @@
 # make lowest  the quick tests of convert, eval, finetune and search with the lowest versions that are allowed
 # make bench-gpu  every method with code on an accelerator beside the stock model; BENCH_GPU="--device cpu --shape tiny" tries it without one
 # make docs-site  the pages of docs/ as a site, in site/
-# make story  every command of the README in an environment where nothing but ctxext was installed
+# make story  every command of the README and of docs/ in an environment where nothing but ctxext was installed
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
@@ -62,7 +62,7 @@ $(ENGINES)/installed: pyproject.toml
 story: $(VENV)/installed
 	rm -rf .venv-story && $(PYTHON) -m venv .venv-story
 	.venv-story/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) ".[all]"
-	CTXEXT_BIN=$(CURDIR)/.venv-story/bin $(TEST_ENV) $(BIN)/python -m pytest -q tests/test_readme.py
+	CTXEXT_BIN=$(CURDIR)/.venv-story/bin $(TEST_ENV) $(BIN)/python -m pytest -q tests/test_readme.py tests/test_pages.py
 
 test-transformers-4:
 	$(MAKE) test VENV=.venv-transformers-4 CONSTRAINTS=constraints-transformers-4.txt

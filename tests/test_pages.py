@@ -1,0 +1,148 @@
+"""Commands of the pages: each is one that ctxext takes, and those of docs/ run, page by page, in an empty folder."""
+
+import importlib.util
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer
+
+import ctxext
+from ctxext import Yarn, convert
+from ctxext.cli.app import app
+from ctxext.data.prose import paragraph
+from pages import PAGES, ROOT, arguments, blocks, mentioned, programs
+from tiny_base import write_jsonl
+from tiny_encodings import save, save_tokenizer
+
+COMMANDS = typer.main.get_command(app)
+OF_DOCS = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
+# Given last, so that they replace what the page says: here everything must run, and is measured elsewhere.
+SMALL = {
+    "convert": ["--overwrite"],
+    "finetune": ["--steps", "2", "--overwrite"],
+    "eval": ["--samples", "1", "--depths", "1"],
+    "search": ["--trials", "1", "--samples", "1", "--checked", "2", "--overwrite"],
+    "tools/train_small.py": ["--scale", "0.002"],
+}
+NEEDS = {"llama.cpp", "vLLM", "the network", "a large model"}
+
+
+def parse(words, *, is_whole):
+    """Refuse what the command line would; what a sentence leaves out of a command is missing in nobody's eyes."""
+    group = COMMANDS
+    while getattr(group, "commands", None):
+        assert words, "no command"
+        assert words[0] in group.commands, f'there is no command "{words[0]}"'
+        group, words = group.commands[words[0]], words[1:]
+    try:
+        group.make_context(group.name, list(words))
+    except Exception as error:
+        kind = type(error).__name__
+        if kind != "Exit" and (is_whole or kind != "MissingParameter"):
+            raise AssertionError(f"{kind}: {getattr(error, 'message', error)}") from error
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_command_of_a_page_is_one(page):
+    for block in blocks(page):
+        assert block.needs is None or block.needs in NEEDS, f"needs: {block.needs}"
+        for words in block.commands():
+            if (given := arguments(words)) is not None:
+                parse(given, is_whole=words[0] == "ctxext")
+            elif words[0] == "python" and words[1].endswith(".py"):
+                source = (ROOT / words[1]).read_text()
+                assert [word for word in words if word.startswith("--") and f'"{word}"' not in source] == [], words
+    for words in mentioned(page):
+        parse(arguments(words), is_whole=False)
+
+
+def test_commands_that_do_not_exist_are_refused():
+    for words in (["no-such"], ["eval", "demo", "--no-such", "1"], ["eval", "demo", "--samples", "many"], ["convert"]):
+        with pytest.raises(AssertionError):
+            parse(words, is_whole=True)
+    parse(["convert"], is_whole=False)
+    parse(["finetune", "--help"], is_whole=True)
+
+
+def test_commands_are_read_where_pages_have_them():
+    """So that a page with a new shape of block is not passed over."""
+    assert sum(len(block.commands()) for page in OF_DOCS for block in blocks(page)) >= 30
+    lines = [line for page in PAGES for line in page.read_text().splitlines() if line.startswith("$ ctxext ")]
+    commands = [words for page in PAGES for block in blocks(page) for words in block.commands()]
+    assert len(lines) == sum(words[0] == "ctxext" for words in commands)
+    assert arguments(["accelerate", "launch", "-m", "ctxext", "methods", "yarn"]) == ["methods", "yarn"]
+
+
+def demo(place: Path, **changes) -> None:
+    shutil.copytree(Path(ctxext.__file__).parent / "demo" / "checkpoint", place)
+    config = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def text(place: Path) -> None:
+    rng = random.Random(0)
+    texts = ["\n\n".join(paragraph(rng, 200) for _ in range(60)) for _ in range(6)]
+    lines = [json.dumps({"text": text}) + "\n" for text in texts]
+    place.write_text("".join(lines) if place.suffix == ".jsonl" else "\n\n".join(texts))
+
+
+def gguf(place: Path) -> None:
+    spec = importlib.util.spec_from_file_location("test_gguf", ROOT / "tests" / "gguf" / "test_gguf.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    place.write_bytes(module.gguf_bytes(module.keys_of(), module.TENSORS))
+
+
+def converted(place: Path) -> None:
+    convert("demo", place, Yarn(factor=4), check=False)
+
+
+STAND_INS = {
+    "model.gguf": gguf,
+    "texts.jsonl": write_jsonl,
+    **dict.fromkeys(("prose.jsonl", "node-manual.jsonl", "vim-manual.txt"), text),
+    **dict.fromkeys(("OUT", "yarn", "yarn-tuned"), converted),
+    **dict.fromkeys(("SOURCE", "Qwen/Qwen3-8B", "runs/final"), demo),
+    "smollm2": lambda place: demo(place, max_position_embeddings=8192),
+    "google-bert/bert-base-uncased": lambda place: save_tokenizer(save("bert", place)),
+}
+"""What pages take for granted, by its name there."""
+
+
+def runnable(page: Path) -> list[list[str]]:
+    """The commands of a page that are ours and need nothing else; none where the README's test types all of them."""
+    of_readme = [words for block in blocks(ROOT / "README.md") for words in block.commands()]
+    commands = [words for block in blocks(page) if not block.needs for words in block.commands()]
+    ours = [words for words in commands if words[0] in ("ctxext", "python")]
+    return ours if any(words not in of_readme for words in ours) else []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", filter(runnable, OF_DOCS), ids=lambda page: page.relative_to(ROOT / "docs").as_posix())
+def test_every_command_of_a_page_runs(page, tmp_path):
+    program, python = programs()
+    commands, runs = runnable(page), []
+    for words in commands:
+        if words[0] == "ctxext":
+            runs.append(
+                [*program, *words[1:], *SMALL.get(words[1], []), *(["--overwrite"] if "--out" in words else [])]
+            )
+        else:
+            script = [str(ROOT / words[1])] if words[1].endswith(".py") else [words[1]]
+            runs.append([python, *script, *words[2:], *SMALL.get(words[1], [])])
+    for name, make in STAND_INS.items():
+        if any(name in words or re.search(rf'"{name}"', " ".join(words)) for words in commands):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            make(tmp_path / name)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
+    for command in runs:
+        result = subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False, timeout=600
+        )
+        assert result.returncode == 0, f"{command}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
