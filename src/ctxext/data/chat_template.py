@@ -1,9 +1,10 @@
 """Rendering a tokenizer's chat template, with limits of time, memory and size, as it is untrusted."""
 
 import contextlib
+import re
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,6 +23,8 @@ _BYTES_PER_CHARACTER = 100
 _MOST_ADDED, _MOST_REPEATED = 1_000_000, 10
 """Characters that a template may add, and how often it may repeat the messages: its text is tokenized next."""
 
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
 _STATM = Path("/proc/self/statm")
 """The file in which Linux reports the mapped memory of a process, in pages."""
 
@@ -37,10 +40,48 @@ def rendered(tokenizer: Any, messages: Sequence[Any], **more: Any) -> str:
     Raises:
         CtxextError: The template raises an error, does not end, takes too much memory or returns too much text.
     """
+
+    def render() -> tuple[str, Sequence[Any]]:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **more)), ()
+
+    return _rendered(render, messages, more)[0]
+
+
+def rendered_answers(tokenizer: Any, messages: Sequence[Any], **more: Any) -> tuple[str, Sequence[tuple[int, int]]]:
+    """Render a conversation as one text, with the answers that the template marks by `{% generation %}`.
+
+    Args:
+        tokenizer: A transformers tokenizer with a chat template.
+        messages: The messages of the conversation.
+        more: Further variables of the template.
+
+    Returns:
+        The text, and where each answer begins and ends in it; no answers if the template marks none.
+
+    Raises:
+        CtxextError: As for `rendered`.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    template = tokenizer.get_chat_template(None, more.get("tools"))
+    if not _GENERATION.search(template):
+        return rendered(tokenizer, messages, **more), ()
+    given = {**tokenizer.special_tokens_map, **more, "chat_template": template, "return_assistant_tokens_mask": True}
+
+    def render() -> tuple[str, Sequence[tuple[int, int]]]:
+        (text,), (answers,) = render_jinja_template(conversations=[list(messages)], **given)
+        return text, answers
+
+    return _rendered(render, messages, more)
+
+
+def _rendered(
+    render: Callable[[], tuple[str, Sequence[tuple[int, int]]]], messages: Sequence[Any], more: Mapping[str, Any]
+) -> tuple[str, Sequence[tuple[int, int]]]:
     size = len(str(messages)) + len(str(more))
     try:
         with _limited(), _memory_limited(_BYTES + _BYTES_PER_CHARACTER * size):
-            text = str(tokenizer.apply_chat_template(messages, tokenize=False, **more))
+            text, answers = render()
     except MemoryError as error:
         raise _refused(f"it takes more than {_BYTES >> 20} MB of memory") from error
     except Exception as error:  # A template is a program.
@@ -48,7 +89,7 @@ def rendered(tokenizer: Any, messages: Sequence[Any], **more: Any) -> str:
         raise _refused(lines[0]) from error
     if len(text) > _MOST_ADDED + _MOST_REPEATED * size:
         raise _refused(f"it makes {len(text)} characters of {size}")
-    return text
+    return text, answers
 
 
 def _refused(reason: str) -> CtxextError:

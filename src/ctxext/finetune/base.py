@@ -122,6 +122,8 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
     import torch
     import transformers
 
+    from ctxext.finetune.packed_attention import attend_by_document
+
     on_cpu = options.device == "cpu" or not torch.cuda.is_available()
     name = base.checkpoint.name
     is_widened = options.dtype == "auto" and (on_cpu or options.full)
@@ -149,6 +151,8 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
             # bitsandbytes would repack the weights of a model in eval mode for a kernel that has no gradient.
             module.support_avx512bf16_for_cpu = False
     model.config.use_cache = False
+    if options.pack == "restart" and attention is None:
+        attend_by_document(model)
     guard_vocabulary(model, tokenizer)
     return rename(model, base.checkpoint), rename(tokenizer, base.checkpoint)
 

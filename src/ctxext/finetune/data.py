@@ -39,6 +39,8 @@ class DataReport:
         first_bad: What was wrong with the first of them.
         num_used: Documents that sequences were cut from.
         unused_fields: Fields that were not read, with the number of records that have them.
+        num_turns_left_out: Answers in conversations that are read and not learned (`ChatReader.num_turns_left_out`).
+        left_out: What the chat template does not render, with the number of conversations that have it.
     """
 
     num_documents: int
@@ -56,6 +58,8 @@ class DataReport:
     first_bad: str = ""
     num_used: int = 0
     unused_fields: Mapping[str, int] = field(default_factory=dict)
+    num_turns_left_out: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 def sequence_file(folder: Path, length: int) -> Path:
@@ -138,6 +142,8 @@ def _known_of(documents: Documents) -> dict[str, Any]:
         "num_bad": documents.reader.num_bad,
         "first_bad": documents.reader.first_bad,
         "unused_fields": dict(documents.reader.unused),
+        "num_turns_left_out": documents.chats.num_turns_left_out,
+        "left_out": dict(documents.chats.left_out),
     }
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ctxext.data.chat_template import rendered
 from ctxext.data.encoding import Encoder
 from ctxext.data.records import TRAIN
 from ctxext.errors import CtxextError
-from ctxext.finetune.formats import COMPLETION, MESSAGES, PROMPT, TEXT, TOOLS, BadRecord, RecordReader
+from ctxext.finetune.chats import ChatReader
+from ctxext.finetune.formats import COMPLETION, MESSAGES, PROMPT, TEXT, BadRecord, RecordReader
 from ctxext.finetune.mixture import Mixture, Source
 
 LEARN = ("answers", "all")
@@ -57,6 +57,7 @@ class Documents:
     Attributes:
         num_in_all: Records that there are; None where they are streamed.
         num_tokens_in_all: About how many tokens they have.
+        chats: Renders conversations, and counts what is left out of them.
     """
 
     sources: Sequence[Source]
@@ -70,8 +71,12 @@ class Documents:
     wanted: Mapping[int, int] = field(default_factory=dict)
     num_in_all: int | None = None
     num_tokens_in_all: int | None = None
+    chats: ChatReader = field(init=False)
     _num_read: int = 0
     _num_tokens_read: int = 0
+
+    def __post_init__(self) -> None:
+        self.chats = ChatReader(self.tokenizer)
 
     def share(self, length: int) -> float:
         """The share of a document's sequences of a length that is used: what the run needs of what the data has.
@@ -115,10 +120,11 @@ class Documents:
             for place, record, size in mixture:
                 self.num_in_all = mixture.num_records
                 try:
-                    document = as_document(record, encoder, self.learn)
+                    document = as_document(record, encoder, self.chats, self.learn)
                 except BadRecord as error:
                     mixture.took(0)
-                    self.reader.refuse(f"{place} {error}.", f'Give a "{PROMPT}" and a "{COMPLETION}", or "{TEXT}".')
+                    hint = error.hint or f'Give a "{PROMPT}" and a "{COMPLETION}", or "{TEXT}".'
+                    self.reader.refuse(f"{place} {error}.", hint)
                     continue
                 num_tokens, num_characters = num_tokens + len(document.ids), num_characters + size
                 self._num_read, self._num_tokens_read = self._num_read + 1, num_tokens
@@ -134,7 +140,7 @@ def count_pieces(num_tokens: int, length: int, share: float) -> tuple[int, int]:
     return num_pieces, math.ceil(share * num_pieces)
 
 
-def as_document(record: Mapping[str, Any], encoder: Encoder, learn: str) -> Document:
+def as_document(record: Mapping[str, Any], encoder: Encoder, chats: ChatReader, learn: str) -> Document:
     """The tokens of a record that a format has read. Completions and assistant turns are answers.
 
     Raises:
@@ -144,7 +150,7 @@ def as_document(record: Mapping[str, Any], encoder: Encoder, learn: str) -> Docu
         return Document(encoder.document(record[TEXT]))
     tokenizer = encoder.tokenizer
     is_chat = MESSAGES in record and (PROMPT not in record or bool(getattr(tokenizer, "chat_template", None)))
-    parts = _turns(record, tokenizer) if is_chat else [(record[PROMPT], False), (record[COMPLETION], True)]
+    parts = chats.parts(record) if is_chat else [(record[PROMPT], False), (record[COMPLETION], True)]
     # The end token is learned with the answer: a model that never learned where to stop does not stop.
     end = [] if is_chat or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     ids = [] if is_chat else encoder.start()
@@ -154,34 +160,6 @@ def as_document(record: Mapping[str, Any], encoder: Encoder, learn: str) -> Docu
         ids = ids + tokens
         marks += [is_answer] * len(tokens)
     return Document(ids, marks if learn == "answers" else None)
-
-
-def _turns(record: Mapping[str, Any], tokenizer: Any) -> list[tuple[str, bool]]:
-    """A conversation as its template renders it, cut where the assistant's turns begin and end."""
-    if not getattr(tokenizer, "chat_template", None):
-        raise BadRecord("is a conversation, and this model's tokenizer has no chat template")
-    messages = [{key: value for key, value in message.items() if key != "weight"} for message in record[MESSAGES]]
-    weights = [message.get("weight", 1) for message in record[MESSAGES]]
-    more = {TOOLS: record[TOOLS]} if TOOLS in record else {}
-    parts, done = [], ""
-    try:
-        for number, message in enumerate(messages, start=1):
-            if message["role"] != "assistant":
-                continue
-            before = rendered(tokenizer, messages[: number - 1], add_generation_prompt=True, **more)
-            after = rendered(tokenizer, messages[:number], **more)
-            if not before.startswith(done) or not after.startswith(before):
-                raise ValueError("it renders a turn otherwise once others follow")
-            parts += [(before[len(done) :], False), (after[len(before) :], bool(weights[number - 1]))]
-            done = after
-    except (CtxextError, ValueError, TypeError, AttributeError) as error:
-        reason = str(error).removeprefix("The tokenizer's chat template cannot be rendered: ").splitlines()
-        raise BadRecord(
-            f"cannot be rendered by the tokenizer's chat template: {reason[0] if reason else ''}"
-        ) from error
-    if not any(is_answer for _, is_answer in parts):
-        raise BadRecord("has no message of the assistant to learn")
-    return parts
 
 
 def check_sources(sources: Sequence[Source], long_share: float | None) -> None:

@@ -250,7 +250,7 @@ def train(
         trainer.add_callback(Evaluations(*measures, steps_file, reporter.tell))
     if options.patience:
         trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=options.patience))
-    stop = StopAfterStep()
+    stop = StopAfterStep(options.save_minutes)
     trainer.add_callback(stop)
     if last_save:
         _take_over(last_save / STATE, arguments)

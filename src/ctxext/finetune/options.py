@@ -30,8 +30,8 @@ _AT_LEAST_ONE = (
 _SHARES = ("short_share", "warmup", "dropout", "weight_decay", "beta1", "beta2", "mlm_probability")
 _MANY = 1000
 CHANGEABLE = (
-    *("device", "save_every", "report_to", "steps", "micro_batch", "checkpointing", "piece", "context_parallel"),
-    *("eval_every", "keep_best", "patience"),
+    *("device", "save_every", "save_minutes", "report_to", "steps", "micro_batch", "checkpointing", "piece"),
+    *("context_parallel", "eval_every", "keep_best", "patience"),
 )
 """What may differ between a run and the one that continues it."""
 
@@ -140,6 +140,7 @@ class TrainingOptions:
     )
     seed: int = option(0, help="Decides order, weights and skips.", panel=_LOOP)
     save_every: int = option(50, help="Steps between two saves.", panel=_LOOP)
+    save_minutes: float | None = option(None, help="Minutes between two saves, beside --save-every.", panel=_LOOP)
     eval_every: int | None = option(
         None, help="Steps between two evaluations on --eval-data. Default: at every save.", panel=_LOOP
     )
@@ -173,7 +174,7 @@ class TrainingOptions:
         for name in _SHARES:
             if not 0 <= (value := getattr(self, name)) < 1:
                 raise CtxextError(f'{_option(name)} is a share from 0 to 1, not "{value}".')
-        for name in ("learning_rate", "alpha", "neftune", "epochs", "mlm_probability"):
+        for name in ("learning_rate", "alpha", "neftune", "epochs", "mlm_probability", "save_minutes"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise CtxextError(f'{_option(name)} must be above 0, not "{value}".')
         if self.device not in ("auto", "cpu"):

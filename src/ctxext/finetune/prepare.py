@@ -165,6 +165,15 @@ def _left_out(report: DataReport, options: TrainingOptions) -> list[str]:
         lines.append(f"{report.num_bad:,} bad records were skipped; the first: {report.first_bad}")
     if report.unused_fields:
         lines.append(f"fields that are not read: {', '.join(sorted(report.unused_fields))}")
+    if report.num_turns_left_out:
+        lines.append(
+            f"{report.num_turns_left_out:,} answers are not learned: the chat template renders them otherwise once "
+            "others follow"
+        )
+    lines += [
+        f"{count:,} conversations have {what} that the chat template does not render"
+        for what, count in report.left_out.items()
+    ]
     if report.num_short:
         lines.append(f"{report.num_short:,} documents are too short for a sequence (--pack run-on joins them)")
     if report.num_long:

@@ -81,13 +81,18 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
     A second Ctrl-C ends it at once. A second SIGTERM changes nothing: launchers forward the signal that the scheduler
     sends to every process anyway, and SIGKILL follows when the grace period is over.
 
+    Args:
+        save_minutes: Minutes after which a step is saved too, since the last save; None to save by steps alone.
+
     Attributes:
         asked: The signal that asked for the end; 0 if there was none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, save_minutes: float | None = None) -> None:
         self.asked = 0
         self._before: dict[int, Any] = {}
+        self._seconds = math.inf if save_minutes is None else 60 * save_minutes
+        self._saved = time.monotonic()
 
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -111,14 +116,21 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
             signal.signal(number, self._before.pop(number))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save and stop if that was asked for."""
+        """Save and stop if that was asked for, and save if it is time."""
+        is_time = int(time.monotonic() - self._saved >= self._seconds)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            # A signal reaches the processes at different moments, and all must stop after the same step.
-            asked = torch.tensor(self.asked, device=args.device)
+            # Signals and clocks reach the processes at different moments, and all must do the same after a step.
+            asked = torch.tensor([self.asked, is_time], device=args.device)
             torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
-            self.asked = int(asked)
+            self.asked, is_time = map(int, asked)
         if self.asked:
             control.should_save = control.should_training_stop = True
+        if is_time:
+            control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin to count again."""
+        self._saved = time.monotonic()
 
     def check(self, *, is_complete: bool) -> None:
         """End the run if it was stopped.

@@ -27,7 +27,7 @@ from ctxext.verify.subject import Subject, training_of
 REPORT, CURVE = "finetune.json", "loss.png"
 _OF_THE_MACHINE = (
     *("device", "dtype", "context_parallel", "micro_batch", "checkpointing", "piece"),
-    *("save_every", "eval_every", "report_to"),
+    *("save_every", "save_minutes", "eval_every", "report_to"),
 )
 """Options that affect where and how fast training runs, not its result."""
 

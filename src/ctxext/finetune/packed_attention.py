@@ -1,0 +1,111 @@
+"""Attention document by document, for rows that hold several: memory grows with the tokens, not with their square.
+
+transformers tells packed documents apart by positions that restart, and its sdpa builds a mask of length × length for
+them. Here the mask has one number for each token, how far back it sees, and each document is attended by itself.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+NAME = "ctxext_documents"
+
+
+def attend_by_document(model: Any) -> bool:
+    """Change the attention of a model, if it is a stock one whose attention is sdpa; whether it was.
+
+    Args:
+        model: A language model of transformers.
+    """
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    is_stock = type(model).__module__.startswith("transformers.models.")
+    # Without an attention backend a family makes its own attention, which would not know this mask.
+    if not (is_stock and model._supports_attention_backend and model.config._attn_implementation == "sdpa"):
+        return False
+    AttentionInterface.register(NAME, document_attention)
+    AttentionMaskInterface.register(NAME, document_mask)
+    model.set_attn_implementation(NAME)
+    return True
+
+
+def document_mask(**given: Any) -> torch.Tensor | None:
+    """For each token of packed rows how many tokens it sees, itself included: (batch, length); else sdpa's mask.
+
+    Args:
+        given: What transformers gives to functions that make masks.
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    positions = given.get("cache_position")  # transformers 4 gives these, later ones a length.
+    num_queries = int(given["q_length"] if positions is None else positions.shape[0])
+    if given.get("attention_mask") is None and num_queries == given["kv_length"] > 1:
+        device = given["device"] if positions is None else positions.device
+        reach = _reach(given["mask_function"], given["batch_size"], num_queries, device)
+        if reach is not None:
+            return reach
+    mask: torch.Tensor | None = sdpa_mask(**given)
+    return mask
+
+
+def _reach(sees: Any, batch_size: int, length: int, device: torch.device) -> torch.Tensor | None:
+    """How far back each token sees; None if there is one document, or some token sees what comes after it."""
+    rows = torch.arange(batch_size, device=device)[:, None]
+    tokens = torch.arange(length, device=device)[None]
+    shape = (batch_size, length - 1)
+    is_same = sees(rows, 0, tokens[:, 1:], tokens[:, :-1]).expand(shape)
+    if is_same.all() or sees(rows, 0, tokens[:, :-1], tokens[:, 1:]).expand(shape).any():
+        return None
+    begins = torch.nn.functional.pad(tokens[:, 1:].masked_fill(is_same, 0), (1, 0)).cummax(dim=1).values
+    reach = tokens - begins + 1
+    # The last token of the longest document sees all of it, or only a window.
+    row, last = divmod(int(reach.argmax()), length)
+    seen = sees(rows[row : row + 1], 0, tokens[:, last : last + 1], tokens[:, : last + 1])
+    return reach.clamp(max=int((seen.flatten() & (tokens[0, : last + 1] >= begins[row, last])).sum()))
+
+
+def document_attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **options: Any
+) -> tuple[torch.Tensor, None]:
+    """Attend as sdpa does, each document by itself where the mask says how far tokens see.
+
+    Args:
+        module: The attention of a layer.
+        query: (batch, heads, length, head_dim).
+        key: (batch, kv_heads, length, head_dim).
+        value: (batch, kv_heads, length, head_dim).
+        mask: From `document_mask`.
+        options: What transformers passes to its own functions.
+
+    Returns:
+        (batch, length, heads, head_dim), and None in the place of weights.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if mask is None or mask.dim() != 2:
+        output: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)
+        return output
+    rows = []
+    for row, reach in enumerate(mask.tolist()):
+        edges = [place for place, size in enumerate(reach) if size == 1] + [len(reach)]
+        pieces = []
+        for begin, end in pairwise(edges):
+            window = max(reach[begin:end])
+            # A window is attended in parts of its size, each of which sees the part before it too.
+            step = end - begin if window == end - begin else window
+            for first in range(begin, end, step):
+                last, start = min(first + step, end), max(begin, first - window + 1)
+                seen = None
+                if window < end - begin:
+                    places = torch.arange(start, last, device=query.device)
+                    distance = places[first - start :, None] - places
+                    seen = ((distance >= 0) & (distance < window))[None, None]
+                states = (
+                    query[row : row + 1, :, first:last],
+                    *(of[row : row + 1, :, start:last] for of in (key, value)),
+                )
+                pieces.append(sdpa_attention_forward(module, *states, seen, **options)[0])
+        rows.append(torch.cat(pieces, dim=1))
+    return torch.cat(rows), None

@@ -1,0 +1,305 @@
+"""Which parts of a conversation are learned, by the chat templates of published models.
+
+`data/chat_templates.zip` has the templates that TRL 1.16.0 ships, and their licence. Those named `…_training` mark the
+answers themselves, so transformers' own masks are the reference; for the others what is learned is written out here.
+"""
+
+import json
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from ctxext.errors import CtxextError
+from ctxext.finetune.chats import ChatReader
+from ctxext.finetune.data import write_sequences
+from ctxext.finetune.documents import Documents
+from ctxext.finetune.formats import BadRecord, RecordReader
+from ctxext.finetune.mixture import parse_source
+from ctxext.finetune.options import TrainingOptions
+from ctxext.finetune.prepare import data_lines
+
+with zipfile.ZipFile(Path(__file__).parents[1] / "data" / "chat_templates.zip") as archive:
+    TEMPLATES = {
+        name.removesuffix(".jinja"): archive.read(name).decode()
+        for name in archive.namelist()
+        if name.endswith(".jinja")
+    }
+TOKEN = re.compile(r"<[|｜][^|｜>]+[|｜]>|<\|?[a-z_]+\|?>|</(?:think|tool_call|s)>|\[gMASK\]")
+PLAIN = re.compile(r"</?think>|</?tool_call>|<｜(?:User|Assistant)｜>")
+"""Tokens that are never divided and are not special either."""
+ENDS = {
+    "deepseek": "<｜end▁of▁sentence｜>",
+    "gptoss": "<|return|>",
+    "phi3": "<|endoftext|>",
+    "glm": "<|endoftext|>",
+    "llama": "<|eot_id|>",
+    "gemma": "<eos>",
+}
+
+CALL = {"type": "function", "id": "abcdef123", "function": {"name": "add", "arguments": {"a": "2"}}}
+TOOL = {
+    "name": "add",
+    "description": "Adds.",
+    "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "A."}}, "required": ["a"]},
+}
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def answer(text, **more):
+    return {"role": "assistant", "content": text, **more}
+
+
+def thought(number):
+    return answer(f"Ans{number}.", reasoning_content=f"Hmm{number}.", thinking=f"Hmm{number}.")
+
+
+CHATS = {
+    "one": {"messages": [user("Q1?"), answer("Ans1.")]},
+    "two": {"messages": [user("Q1?"), answer("Ans1."), user("Q2?"), answer("Ans2.")]},
+    "tools": {
+        "messages": [
+            user("Q1?"),
+            answer("", tool_calls=[CALL]),
+            {"role": "tool", "name": "add", "tool_call_id": "abcdef123", "content": "4"},
+            answer("Ans2."),
+        ],
+        "tools": [{"type": "function", "function": TOOL}],
+    },
+    "thinking": {"messages": [user("Q1?"), thought(1), user("Q2?"), thought(2)]},
+    "thinking inside": {
+        "messages": [
+            user("Q1?"),
+            answer("<think>\nHmm1.\n</think>\n\nAns1."),
+            user("Q2?"),
+            answer("<think>\nHmm2.\n</think>\n\nAns2."),
+        ]
+    },
+}
+
+
+def tokenizer_for(name, template=None):
+    """A tokenizer of bytes with the tokens that a template writes."""
+    template = template or TEMPLATES[name]
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(bytes_)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    end = next((token for prefix, token in ENDS.items() if name.startswith(prefix)), "</s>")
+    tokens = sorted({*TOKEN.findall(template), end, "<bos>"})
+    tokenizer.add_tokens([AddedToken(token, special=not PLAIN.fullmatch(token), normalized=False) for token in tokens])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", eos_token=end)
+    fast.chat_template = template
+    return fast
+
+
+def learned(name, chat, **changes):
+    reader = ChatReader(tokenizer_for(name))
+    return [text for text, is_answer in reader.parts({**CHATS[chat], **changes}) if is_answer], reader
+
+
+def says(text, end="<|im_end|>\n", begin=""):
+    return f"{begin}{text}{end}"
+
+
+NO_THOUGHT = "<think>\n\n</think>\n\n"
+EXPECTED = {
+    ("llama3", "two"): ["Ans1.<|eot_id|>", "Ans2.<|eot_id|>"],
+    ("qwen2_5", "tools"): [
+        '<tool_call>\n{"name": "add", "arguments": {"a": "2"}}\n</tool_call><|im_end|>\n',
+        "Ans2.<|im_end|>\n",
+    ],
+    # The thinking of all but the last answer is dropped, and even that there was none.
+    ("qwen3", "one"): [says("Ans1.", begin=NO_THOUGHT)],
+    ("qwen3", "two"): [says("Ans2.", begin=NO_THOUGHT)],
+    ("qwen3", "thinking"): ["<think>\nHmm2.\n</think>\n\nAns2.<|im_end|>\n"],
+    ("qwen3", "thinking inside"): ["<think>\nHmm2.\n</think>\n\nAns2.<|im_end|>\n"],
+    # The question ends with "<think>\n", or with a thought that is empty, unless there is one.
+    ("qwen3_5_think", "two"): ["\n</think>\n\nAns2.<|im_end|>\n"],
+    ("qwen3_5_nothink", "two"): ["Ans2.<|im_end|>\n"],
+    ("qwen3_5_nothink", "thinking"): ["Hmm2.\n</think>\n\nAns2.<|im_end|>\n"],
+    ("qwen3_6", "thinking"): ["Hmm2.\n</think>\n\nAns2.<|im_end|>\n"],
+    ("qwen3_8", "thinking"): [f"Hmm{number}.\n</think>\n\nAns{number}.<|im_end|>\n" for number in (1, 2)],
+    ("nemotron_3_nano", "two"): [f"</think>Ans{number}.<|im_end|>\n" for number in (1, 2)],
+    ("nemotron_3_nano", "thinking"): ["Hmm2.\n</think>\nAns2.<|im_end|>\n"],
+    # Only the last answer ends with the token at which the model stops; before others it is "<|end|>".
+    ("gptoss", "one"): ["<|channel|>final<|message|>Ans1.<|return|>"],
+    ("gptoss", "two"): ["<|channel|>final<|message|>Ans1.", "<|channel|>final<|message|>Ans2.<|return|>"],
+    ("gptoss", "thinking"): [
+        "<|channel|>analysis<|message|>Hmm2.<|end|><|start|>assistant<|channel|>final<|message|>Ans2.<|return|>"
+    ],
+    # The end of the text is added to the last answer.
+    ("phi3", "two"): ["Ans1.<|end|>\n", "Ans2.<|end|>\n<|endoftext|>"],
+    # The question ends with "<think>\n", which the answer does not repeat.
+    ("deepseek_r1_distill", "two"): [f"Ans{number}.<｜end▁of▁sentence｜>" for number in (1, 2)],
+    ("deepseekv3", "tools"): [
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n"
+        '{"a": "2"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>',
+        "Ans2.<｜end▁of▁sentence｜>",
+    ],
+    # The token that stops is the one by which the next message begins.
+    ("glm4moe", "two"): [f"\n<think></think>\nAns{number}.<|user|>" for number in (1, 2)],
+    ("glm4moe", "tools"): [
+        "\n<think></think>\n<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>2</arg_value>\n</tool_call><|observation|>",
+        "\n<think></think>\nAns2.<|user|>",
+    ],
+    ("glm4moe", "thinking"): ["\n<think>Hmm2.</think>\nAns2.<|user|>"],
+    ("glm4moe_training", "two"): [f"\n<think></think>\nAns{number}.<|user|>" for number in (1, 2)],
+    # Its messages are lists of parts; a text is rendered as nothing.
+    ("smolvlm", "two"): [f" Ans{number}.<end_of_utterance>\n" for number in (1, 2)],
+    ("phi3_training", "tools"): ["Ans2.<|end|>\n<|endoftext|>"],
+}
+
+
+@pytest.mark.parametrize(("name", "chat"), EXPECTED)
+def test_what_is_learned(name, chat):
+    assert learned(name, chat)[0] == EXPECTED[name, chat]
+
+
+REFUSED = ("cohere", "cohere2", "gemma", "gemma3", "llava_next")
+"""Templates that have no tools and raise an error."""
+
+
+def test_every_template_trains_every_conversation():
+    for name in TEMPLATES:
+        for chat, record in CHATS.items():
+            reader = ChatReader(tokenizer_for(name))
+            if chat == "tools" and name.removesuffix("_training") in REFUSED:
+                with pytest.raises(BadRecord, match="cannot be rendered"):
+                    reader.parts(record)
+                continue
+            parts = reader.parts(record)
+            answers = [text for text, is_answer in parts if is_answer]
+            special = {str(token) for token in reader.tokenizer.added_tokens_decoder.values() if token.special}
+            where = (name, chat, answers)
+            assert f"Ans{1 if chat == 'one' else 2}." in answers[-1], where
+            assert answers[-1].rstrip().endswith(tuple(special)), where
+            assert not any("Q1?" in text or "Q2?" in text for text in answers), where
+            whole = "".join(text for text, _ in parts)
+            assert whole.count("Q1?") == 1, where
+            num_answers = sum(bool(re.search(r"Ans\d\.|add", text)) for text in answers)
+            left_out = reader.num_turns_left_out + reader.left_out["calls of tools"]
+            assert num_answers == len(answers) == (1 if chat == "one" else 2) - left_out, where
+
+
+def test_where_the_template_marks_answers_transformers_finds_the_same():
+    compared = 0
+    for name, template in TEMPLATES.items():
+        if not re.search("{%-? generation", template) or name.startswith("glm"):
+            continue
+        for chat in ("one", "two", "thinking"):
+            tokenizer = tokenizer_for(name)
+            messages = CHATS[chat]["messages"]
+            reader = ChatReader(tokenizer)
+            if reader._wants_parts:
+                messages = [
+                    {**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages
+                ]
+            expected = tokenizer.apply_chat_template(
+                messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+            )
+            marks = [
+                (token, int(is_answer))
+                for text, is_answer in reader.parts(CHATS[chat])
+                for token in tokenizer(text, add_special_tokens=False)["input_ids"]
+            ]
+            assert marks == list(zip(expected["input_ids"], expected["assistant_masks"], strict=True)), (name, chat)
+            compared += 1
+    assert compared >= 90
+
+
+def test_answers_of_weight_zero_are_told_apart_where_the_template_marks_them():
+    messages = [{**message, "weight": 1} for message in CHATS["two"]["messages"]]
+    for number, expected in ((1, ["Ans2.<|end|>\n<|endoftext|>"]), (3, ["Ans1.<|end|>\n"])):
+        weighted = [{**message, "weight": int(at != number)} for at, message in enumerate(messages)]
+        assert learned("phi3_training", "two", messages=weighted)[0] == expected
+
+
+def test_an_answer_that_begins_like_the_question_ends():
+    """The letters that both have by chance belong to the answer."""
+    messages = [user("Q1?"), answer("<thing> is a tag.")]
+    assert learned("deepseek_r1_distill", "one", messages=messages)[0] == ["<thing> is a tag.<｜end▁of▁sentence｜>"]
+
+
+def test_an_answer_without_an_end_learns_the_end_of_the_text():
+    plain = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}{% endfor %}" + (
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    reader = ChatReader(tokenizer_for("plain", plain))
+    assert reader.parts(CHATS["one"])[-1] == ("Ans1.</s>", True)
+
+
+def read(tmp_path, name, *records):
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    tokenizer = tokenizer_for(name)
+    documents = Documents([parse_source(str(path))], tokenizer, "answers", RecordReader())
+    return documents, tokenizer
+
+
+def test_what_is_left_out_is_said(tmp_path):
+    documents, _ = read(tmp_path, "qwen3", CHATS["two"], CHATS["thinking"], CHATS["one"])
+    report = write_sequences(documents, tmp_path, wanted={512: 9}, pack="restart", end=0)
+    options = TrainingOptions(length=512, steps=1, batch_size=1, pack="restart").settled(window=512, trained_length=512)
+    lines = data_lines(report, options)
+    assert any("2 answers are not learned: the chat template renders them otherwise" in line for line in lines)
+    documents, _ = read(tmp_path, "llama3", CHATS["tools"], CHATS["thinking"], CHATS["one"])
+    assert len(list(documents)) == 3
+    assert documents.chats.left_out == {"tools": 1, "calls of tools": 1, "thinking": 1}
+
+
+def test_calls_that_are_not_rendered_leave_nothing_to_learn(tmp_path):
+    documents, _ = read(tmp_path, "llama3", {**CHATS["tools"], "messages": CHATS["tools"]["messages"][:2]})
+    with pytest.raises(CtxextError, match="Line 1 has no answer that the tokenizer's chat template renders"):
+        list(documents)
+
+
+def test_prompts_and_completions_may_be_messages(tmp_path):
+    two = CHATS["two"]["messages"]
+    documents, tokenizer = read(tmp_path, "llama3", {"prompt": two[:3], "completion": two[3:]})
+    (document,) = documents
+    answers = [token for token, is_learned in zip(document.ids, document.is_learned, strict=True) if is_learned]
+    assert tokenizer.decode(answers) == "Ans2.<|eot_id|>"
+    assert tokenizer.decode(document.ids) == tokenizer.apply_chat_template(two, tokenize=False)
+
+
+@pytest.mark.parametrize(
+    ("message", "read_as"),
+    [
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, {"content": "ab"}),
+        ({"content": None, "tool_calls": [CALL]}, {"content": "", "tool_calls": [CALL]}),
+        (
+            {"content": "", "tool_calls": json.dumps([{**CALL, "function": {"name": "f", "arguments": '{"a": 1}'}}])},
+            {"content": "", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": {"a": 1}}}]},
+        ),
+    ],
+)
+def test_contents_and_calls_in_other_forms(message, read_as):
+    record = {"messages": [{"role": "assistant", **message}], "tools": json.dumps([TOOL])}
+    expected = {"messages": [{"role": "assistant", "weight": 1, **read_as}], "tools": [TOOL]}
+    assert RecordReader().read(record, "Line 1") == expected
+
+
+@pytest.mark.parametrize(
+    ("record", "message", "hint"),
+    [
+        ({"content": "a text", "id": "7"}, 'it has "content", "id"; wanted', "--text-field content"),
+        ({"text": None}, 'no known format: its "text" is null', "--skip-bad-rows"),
+        ({"prompt": [user("a")], "completion": "b"}, "only one is a list", "--skip-bad-rows"),
+        ({"messages": [{"role": "user"}]}, 'no "content" in message 1', "--skip-bad-rows"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 'type "image" in message 1', "--skip"),
+        ({"messages": [answer("", tool_calls=[{**CALL, "function": {"arguments": "{"}}])]}, "no JSON", "--skip"),
+        ({"messages": [answer("a")], "tools": "none"}, "tools that are no list", "--skip"),
+    ],
+)
+def test_bad_records_say_what_is_wrong(record, message, hint):
+    with pytest.raises(CtxextError) as refused:
+        RecordReader().read(record, "Line 1")
+    assert message in refused.value.message
+    assert hint in (refused.value.hint or "")

@@ -1,0 +1,95 @@
+"""Documents that share a row: attention equals that of explicit masks, and no tensor grows with the square."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
+
+from ctxext.finetune.packed_attention import NAME, attend_by_document
+from tiny_base import SIZES
+
+LENGTHS = ([40, 3, 1, 84], [1, 127], [128])
+CONFIGS = {
+    "one reach": LlamaConfig(**{**SIZES, "max_position_embeddings": 4096}),
+    "a window": MistralConfig(**{**SIZES, "max_position_embeddings": 4096}, sliding_window=16),
+}
+
+
+def build(config):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config)
+
+
+def packed(*rows):
+    positions = [[place for size in sizes for place in range(size)] for sizes in rows]
+    ids = torch.randint(2, 64, (len(rows), len(positions[0])), generator=torch.Generator().manual_seed(1))
+    return ids, torch.tensor(positions)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_it_equals_explicit_masks(config):
+    ids, positions = packed(*LENGTHS)
+    plain, changed = build(config), build(config)
+    assert attend_by_document(changed)
+    assert changed.config._attn_implementation == NAME
+    results = []
+    for model in (plain, changed):
+        logits = model(ids, position_ids=positions, use_cache=False).logits
+        logits.square().mean().backward()
+        results.append((logits.detach(), [weight.grad for weight in model.parameters()]))
+    (expected, gradients), (logits, own) = results
+    assert torch.allclose(logits, expected, atol=1e-5)
+    assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(gradients, own, strict=True))
+    # Each document alone is read the same, so that the stock mask is no mistake of both.
+    alone = plain(ids[:1, 44:], use_cache=False).logits
+    assert torch.allclose(logits[:1, 44:], alone, atol=1e-5)
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that a tensor has."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        tensors = [one for one in (result if isinstance(result, (tuple, list)) else [result]) if torch.is_tensor(one)]
+        self.size = max([self.size, *(one.numel() for one in tensors)])
+        return result
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_no_tensor_grows_with_the_square(config):
+    length = 2048
+    ids, positions = packed([1500, 500, 48])
+    sizes = {}
+    for is_changed in (True, False):
+        model = build(config)
+        if is_changed:
+            attend_by_document(model)
+        with Largest() as largest:
+            model.base_model(ids, position_ids=positions, use_cache=False).last_hidden_state.sum().backward()
+        sizes[is_changed] = largest.size
+    assert sizes[False] >= length**2
+    # Two projections of all tokens.
+    assert sizes[True] <= 2 * length * SIZES["intermediate_size"]
+
+
+def test_other_rows_and_caches_are_sdpas(tmp_path):
+    model, plain = build(CONFIGS["one reach"]), build(CONFIGS["one reach"])
+    attend_by_document(model)
+    ids, _ = packed([24])
+    mask = torch.ones_like(ids)
+    mask[:, :5] = 0
+    for given in ({}, {"attention_mask": mask}):
+        assert torch.equal(model(ids, **given).logits, plain(ids, **given).logits)
+        one, two = (one.generate(ids, max_new_tokens=4, do_sample=False, **given) for one in (model, plain))
+        assert torch.equal(one, two)
+
+
+def test_models_with_an_attention_of_their_own_stay_as_they_are():
+    eager = build(CONFIGS["one reach"])
+    eager.set_attn_implementation("eager")
+    assert not attend_by_document(eager)
+    assert eager.config._attn_implementation == "eager"
