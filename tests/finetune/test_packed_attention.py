@@ -46,7 +46,7 @@ def test_it_equals_explicit_masks(config):
 
 
 class Largest(TorchDispatchMode):
-    """The most elements that a tensor has."""
+    """The most elements that a tensor has which an operation takes or makes."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,8 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        tensors = [one for one in (result if isinstance(result, (tuple, list)) else [result]) if torch.is_tensor(one)]
+        some = [*args, *(kwargs or {}).values(), *(result if isinstance(result, (tuple, list)) else [result])]
+        tensors = [one for one in some if torch.is_tensor(one)]
         self.size = max([self.size, *(one.numel() for one in tensors)])
         return result
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
+from rich.text import Text
 
 from ctxext.cli.completion import complete_tasks
 from ctxext.cli.interrupts import same_command
@@ -25,10 +26,11 @@ from ctxext.cli.options import (
     parameters_of,
     with_parameters,
 )
-from ctxext.cli.output import Output
+from ctxext.cli.output import Output, wants_json
 from ctxext.cli.terminal import done_line
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions
+from ctxext.finetune.preset import presets
 from ctxext.finetune.stopping import Terminated, raised_when_terminated
 from ctxext.finetune.training_data import TrainingData
 from ctxext.reading.strict import parse_yaml, read_text
@@ -40,7 +42,10 @@ if TYPE_CHECKING:
     from ctxext.finetune.dry_run import Plan
     from ctxext.finetune.run import Finetuned
 
-_NEVER_KEPT = ("config", "resume", "overwrite", "overwrite_anything", "dry_run", "token", "as_json", "quiet", "verbose")
+_NEVER_KEPT = (
+    *("config", "preset", "resume", "overwrite", "overwrite_anything", "dry_run"),
+    *("token", "as_json", "quiet", "verbose"),
+)
 """What belongs to a single call: how it goes on, what it may replace, what it prints, and secrets."""
 
 
@@ -55,18 +60,48 @@ def _load(context: typer.Context, path: Path | None) -> Path | None:
     content = parse_yaml(read_text(path), str(path)) or {}
     if not isinstance(content, Mapping):
         raise CtxextError(f'"{path}" holds no options.', hint="Write one on each line, as steps: 400.")
+    context.default_map = {**(context.default_map or {}), **_defaults(context, content, str(path))}
+    return path
+
+
+def _defaults(context: typer.Context, content: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Values of options by parameter, from those of a file by word.
+
+    Raises:
+        CtxextError: the file names an option that there is not.
+    """
     names = {_word_of(option): option for option in context.command.params if _is_kept(option)}
-    defaults = {}
+    defaults: dict[str, Any] = {}
     for key, value in content.items():
         word = str(key).replace("_", "-")
         if word not in names:
             near = difflib.get_close_matches(word, names, n=1)
             hint = f'Did you mean "{near[0]}"?' if near else f"It may have: {', '.join(names)}."
-            raise CtxextError(f'"{path}" has an option "{key}" that there is not.', hint=hint)
+            raise CtxextError(f'"{place}" has an option "{key}" that there is not.', hint=hint)
         if value is not None:
             defaults[names[word].name] = _as_typed(names[word], value)
-    context.default_map = {**(context.default_map or {}), **defaults}
-    return path
+    return defaults
+
+
+def _take_preset(context: typer.Context, name: str | None) -> str | None:
+    """Make a preset's values the defaults of the command's options, below those of a file; or list the presets.
+
+    Raises:
+        CtxextError: there is no such preset.
+        Exit: they were listed.
+    """
+    if name is None:
+        return None
+    known = presets()
+    if name == "list":
+        content = {key: dataclasses.asdict(preset) for key, preset in known.items()}
+        lines = [line for key, preset in known.items() for line in (key, *(f"  {line}" for line in preset.lines()))]
+        Output(as_json=wants_json()).result(content, *(Text(line) for line in lines))
+        raise typer.Exit
+    if name not in known:
+        raise CtxextError(f'There is no preset "{name}".', hint=f"Presets: {', '.join(known)}; --preset list.")
+    context.default_map = {**_defaults(context, known[name].options, name), **(context.default_map or {})}
+    return name
 
 
 def _as_typed(option: Any, value: Any) -> Any:
@@ -103,6 +138,18 @@ ConfigOption = Annotated[
         help="A YAML file of options, as steps: 400; the command line wins over it.",
         is_eager=True,
         callback=_load,
+        show_default=False,
+    ),
+]
+
+
+PresetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--preset",
+        help="Options of a published recipe, by its name; list shows them. Other options override.",
+        is_eager=True,
+        callback=_take_preset,
         show_default=False,
     ),
 ]
@@ -240,7 +287,8 @@ _ADVANCED = (
     *("text_field", "split", "skip_bad_rows", "long_share", "start_length", "original_length", "short_share"),
     *("keep_short", "positions", "window", "attention", "group", "alpha", "dropout", "targets", "rslora", "dora"),
     *("train_norms", "train_embeddings", "mlm_probability", "schedule", "warmup", "optimizer", "weight_decay", "beta1"),
-    *("beta2", "neftune", "save_minutes", "eval_every", "keep_best", "patience", "report_to", "context_parallel"),
+    *("beta2", "neftune", "save_minutes", "eval_every", "keep_best", "patience", "report_to"),
+    *("context_parallel", "rate_floor"),
 )
 """What a first fine-tune does not need; `--help-all` shows it."""
 
@@ -252,6 +300,7 @@ def finetune(
     out: OutArgument,
     *,
     config: ConfigOption = None,
+    preset: PresetOption = None,
     data: DataOption = None,
     record_format: FormatOption = "auto",
     text_field: TextFieldOption = "text",
@@ -290,6 +339,8 @@ def finetune(
     if dry_run:
         tell_plan(output, _plan(model, chosen, training, merge=merge, revision=revision, token=token, output=output))
         return
+    if preset:
+        output.note(f"preset {preset} is for a model that was made by: {presets()[preset].convert}")
     with raised_when_terminated(), output.progress("") as progress:
         try:
             done = run_module.finetune(

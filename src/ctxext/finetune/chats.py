@@ -21,7 +21,7 @@ _OTHER = "⁂"
 """A content that no template writes by itself."""
 
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-_THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
+_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
 def _without(messages: Messages, *keys: str) -> Messages:
@@ -57,6 +57,7 @@ class ChatReader:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self._has_template = bool(getattr(tokenizer, "chat_template", None))
         self.num_turns_left_out = 0
         self.left_out: Counter[str] = Counter()
         added = tokenizer.added_tokens_decoder.values()
@@ -69,7 +70,7 @@ class ChatReader:
 
     def _shows(self, messages: Messages) -> bool:
         try:
-            return bool(self.tokenizer.chat_template) and _OTHER in rendered(self.tokenizer, messages)
+            return self._has_template and _OTHER in rendered(self.tokenizer, messages)
         except CtxextError:
             return False
 
@@ -79,7 +80,7 @@ class ChatReader:
         Raises:
             BadRecord: The template refuses the conversation, or nothing in it can be learned.
         """
-        if not self.tokenizer.chat_template:
+        if not self._has_template:
             raise BadRecord("is a conversation, and this model's tokenizer has no chat template")
         answers = [number for number, message in enumerate(record[MESSAGES]) if message["role"] == "assistant"]
         learned = [number for number in answers if record[MESSAGES][number].get("weight", 1)]

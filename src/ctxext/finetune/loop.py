@@ -145,7 +145,7 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
         per_device_train_batch_size=options.micro_batch,
         gradient_accumulation_steps=options.batch_size // at_once,
         learning_rate=options.learning_rate,
-        lr_scheduler_type="constant_with_warmup" if options.schedule == "constant" else options.schedule,
+        **_falling(options),
         warmup_steps=warmup_steps(options),
         **({} if options.optimizer == MUON else {"optim": options.optimizer}),
         weight_decay=options.weight_decay,
@@ -167,6 +167,16 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
         ddp_find_unused_parameters=False,
         **_parallelism(sharing, num_processes),
     )
+
+
+def _falling(options: TrainingOptions) -> dict[str, Any]:
+    """How the rate falls, in the Trainer's words."""
+    if options.rate_floor:
+        return {
+            "lr_scheduler_type": "cosine_with_min_lr",
+            "lr_scheduler_kwargs": {"min_lr_rate": options.rate_floor},
+        }
+    return {"lr_scheduler_type": "constant_with_warmup" if options.schedule == "constant" else options.schedule}
 
 
 def _check_optimizer(name: str) -> None:

@@ -15,7 +15,7 @@ from ctxext.system.output_directory import OverwriteOptions
 
 _CHOICES = {
     "pack": ("off", "run-on", "restart"),
-    "positions": ("full", "pose"),
+    "positions": ("full", "pose", "random"),
     "attention": ("full", "shifted"),
     "schedule": ("cosine", "linear", "constant"),
     "dtype": ("auto", "bf16", "fp16", "fp32"),
@@ -27,7 +27,7 @@ _AT_LEAST_ONE = (
     *("rank", "steps", "batch_size", "micro_batch", "save_every", "length", "start_length", "window", "group"),
     *("short_length", "original_length", "piece", "context_parallel", "eval_every", "patience"),
 )
-_SHARES = ("short_share", "warmup", "dropout", "weight_decay", "beta1", "beta2", "mlm_probability")
+_SHARES = ("short_share", "warmup", "rate_floor", "dropout", "weight_decay", "beta1", "beta2", "mlm_probability")
 _MANY = 1000
 CHANGEABLE = (
     *("device", "save_every", "save_minutes", "report_to", "steps", "micro_batch", "checkpointing", "piece"),
@@ -89,12 +89,13 @@ class TrainingOptions:
     )
     positions: str = option(
         "full",
-        help="full, or pose: train for the length on short windows that skip positions (arXiv 2309.10400).",
+        help="full; pose: train for the length on short windows that skip positions once (arXiv 2309.10400); "
+        "random: on windows whose positions are drawn (arXiv 2305.16843).",
         panel=_LENGTH,
     )
     window: int | None = option(
         None,
-        help="With pose: tokens of a window. Default: the original context length.",
+        help="With pose or random: tokens of a window. Default: the original context length.",
         panel=_LENGTH,
         kind="length",
     )
@@ -121,6 +122,7 @@ class TrainingOptions:
     micro_batch: int = option(1, help="Sequences that one device computes at once.", panel=_LOOP)
     learning_rate: float | None = option(None, help="Its peak. Default: 2e-4, and 2e-5 with --full.", panel=_LOOP)
     schedule: str = option("cosine", help="How the rate falls: cosine, linear, constant.", panel=_LOOP)
+    rate_floor: float = option(0.0, help="With cosine: share of the peak rate at which it ends.", panel=_LOOP)
     warmup: float = option(0.05, help="Share of the steps in which the rate rises.", panel=_LOOP)
     optimizer: str = option(
         "adamw_torch_fused",
@@ -198,8 +200,12 @@ class TrainingOptions:
             raise CtxextError("--context-parallel goes without --pack restart and --attention shifted.")
         if self.context_parallel > 1 and self.keep_short:
             raise CtxextError("--keep-short goes without --context-parallel.")
-        if self.window and self.positions != "pose":
-            raise CtxextError("--window is for --positions pose.", hint="Add --positions pose, or use --length alone.")
+        if self.rate_floor and self.schedule != "cosine":
+            raise CtxextError("--rate-floor is for --schedule cosine.")
+        if self.window and self.positions == "full":
+            raise CtxextError(
+                "--window is for --positions pose and random.", hint="Add --positions pose, or use --length alone."
+            )
         if self.group and self.attention != "shifted":
             raise CtxextError("--group is for --attention shifted.")
         if self.pack == "restart" and (self.positions, self.attention) != ("full", "full"):
@@ -216,7 +222,7 @@ class TrainingOptions:
             CtxextError: the lengths contradict each other.
         """
         length = self.length or window
-        num_tokens = (self.window or trained_length) if self.positions == "pose" else length
+        num_tokens = length if self.positions == "full" else (self.window or trained_length)
         if self.start_length and self.start_length >= num_tokens:
             raise CtxextError(
                 f"--start-length {self.start_length} is not below the {num_tokens} tokens of a sequence.",
@@ -232,7 +238,7 @@ class TrainingOptions:
             length=length,
             learning_rate=self.learning_rate or (2e-5 if self.full else 2e-4),
             alpha=self.alpha or 2.0 * self.rank,
-            window=min(num_tokens, length) if self.positions == "pose" else None,
+            window=None if self.positions == "full" else min(num_tokens, length),
             short_length=min(self.short_length or trained_length, num_tokens),
             group=(self.group or max(2, num_tokens // 4)) if self.attention == "shifted" else None,
             checkpointing=num_tokens > 4096 if self.checkpointing is None else self.checkpointing,
@@ -252,7 +258,7 @@ class TrainingOptions:
 
     def is_short(self, step: int) -> bool:
         """Whether a step trains at the short length, without skips; such steps are spread evenly."""
-        useful = self.short_length != self.sequence_length or self.positions == "pose"
+        useful = self.short_length != self.sequence_length or self.positions != "full"
         return useful and int((step + 1) * self.short_share) > int(step * self.short_share)
 
     def length_of_step(self, step: int) -> int:

@@ -1,0 +1,104 @@
+"""Published recipes of training by name: their options reach the run, and others stand above them."""
+
+import json
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from ctxext.cli.app import app
+from ctxext.errors import CtxextError
+from ctxext.finetune.batches import random_positions
+from ctxext.finetune.loop import training_arguments
+from ctxext.finetune.options import TrainingOptions
+from ctxext.finetune.preset import presets
+
+
+@pytest.fixture
+def options_of(monkeypatch):
+    """What the command hands to a run."""
+    given = []
+    monkeypatch.setattr("ctxext.finetune.run.finetune", lambda *args, **more: given.append(args[3]))
+
+    def run(*words):
+        result = CliRunner().invoke(app, ["finetune", "SOURCE", "OUT", "--data", "demo", *map(str, words)])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return given[-1], result
+
+    return run
+
+
+PUBLISHED = {
+    "gradient": {"full": True, "length": 65536, "learning_rate": 2e-5, "steps": 30, "batch_size": 32},
+    "llama3-80k-qlora": {
+        **{"rank": 32, "alpha": 16, "targets": ("q_proj", "k_proj", "v_proj", "o_proj"), "train_embeddings": True},
+        **{"quantize": "4bit", "learning_rate": 5e-5, "schedule": "linear", "batch_size": 8},
+    },
+    "pose-yarn-2to4": {
+        **{"positions": "pose", "window": 9216, "rank": 16, "alpha": 32, "dropout": 0.1, "learning_rate": 5e-5},
+        **{"warmup": 0.15, "batch_size": 4, "micro_batch": 1},
+    },
+    "prolong-64k": {
+        **{"full": True, "length": 65536, "batch_size": 64, "steps": 5000, "learning_rate": 1e-5, "warmup": 0.1},
+        **{"rate_floor": 0.1, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "schedule": "cosine"},
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_numbers_reach_the_run(options_of, name):
+    options, result = options_of("--preset", name)
+    assert {key: getattr(options, key) for key in PUBLISHED[name]} == PUBLISHED[name]
+    assert f"preset {name} is for a model that was made by: ctxext convert SOURCE BASE" in result.stderr
+
+
+def test_every_preset_is_listed_with_its_source():
+    assert set(presets()) == set(PUBLISHED)
+    result = CliRunner().invoke(app, ["finetune", "--preset", "list"])
+    assert result.exit_code == 0
+    for name, preset in presets().items():
+        assert name in result.stdout
+        assert preset.source.split()[0] in result.stdout
+
+
+def test_files_and_the_command_line_stand_above_a_preset(options_of, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({"rank": 8, "alpha": 9}))
+    for words in (("--preset", "pose-yarn-2to4", "--config", file), ("--config", file, "--preset", "pose-yarn-2to4")):
+        options, _ = options_of(*words, "--alpha", "5")
+        assert (options.rank, options.alpha, options.dropout) == (8, 5, 0.1)
+    with pytest.raises(CtxextError, match='no preset "pose"') as refused:
+        options_of("--preset", "pose")
+    assert "gradient, llama3-80k-qlora" in refused.value.hint
+
+
+def test_random_positions_are_a_random_set():
+    import random
+
+    samples = [random_positions(8, 16, random.Random(seed)) for seed in range(400)]
+    assert all(sorted(set(positions)) == positions and len(positions) == 8 for positions in samples)
+    counts = [sum(place in positions for positions in samples) for place in range(16)]
+    assert min(counts) > 150
+    assert max(counts) < 250
+
+
+def test_the_rate_ends_at_its_floor(tmp_path):
+    import torch
+    from transformers import get_scheduler
+
+    options = TrainingOptions(length=8, steps=50, rate_floor=0.1, learning_rate=1e-5, warmup=0.1)
+    arguments = training_arguments(options.settled(window=8, trained_length=8), tmp_path, 1)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=arguments.learning_rate)
+    kwargs = arguments.lr_scheduler_kwargs
+    kwargs = json.loads(kwargs) if isinstance(kwargs, str) else kwargs
+    scheduler = get_scheduler(arguments.lr_scheduler_type, optimizer, 5, 50, scheduler_specific_kwargs=kwargs)
+    rates = []
+    for _ in range(50):
+        optimizer.step()
+        scheduler.step()
+        rates.append(scheduler.get_last_lr()[0])
+    assert max(rates) == pytest.approx(1e-5)
+    assert rates[-1] == pytest.approx(1e-6)
+    with pytest.raises(CtxextError, match="--rate-floor is for --schedule cosine"):
+        TrainingOptions(rate_floor=0.1, schedule="linear")
