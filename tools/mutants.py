@@ -1021,8 +1021,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("verify/engine.py", "stop_token_ids=list(ends)", "stop_token_ids=list(ends)[:1]", _ASKED),
     (
         "finetune/formats.py",
-        "**({TOOLS: record[TOOLS]} if record.get(TOOLS) else {})",
-        "",
+        "return {MESSAGES: messages, **tools}",
+        "return {MESSAGES: messages}",
         ("tests/finetune/test_choices.py::test_records_in_our_own_fields",),
     ),
     (

@@ -137,8 +137,8 @@ def test_epochs_come_to_whole_steps(epochs, sequences, steps):
 
 def test_what_may_change_in_a_run_that_goes_on():
     assert set(CHANGEABLE) == {
-        *("device", "save_every", "report_to", "steps", "micro_batch", "checkpointing", "piece", "context_parallel"),
-        *("eval_every", "keep_best", "patience"),
+        *("device", "save_every", "save_minutes", "report_to", "steps", "micro_batch", "checkpointing", "piece"),
+        *("context_parallel", "eval_every", "keep_best", "patience"),
     }
 
 

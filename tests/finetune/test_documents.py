@@ -84,7 +84,8 @@ def test_parquet_has_the_same_fields(tmp_path, tokenizer):
         ({"conversations": [{"from": "owner", "value": "w2"}]}, 'role "owner" in message 1'),
         ({"messages": [*CHAT[:1], {**CHAT[1], "weight": 0}]}, "no message of the assistant to learn"),
         ({"messages": CHAT[:1]}, "no message of the assistant"),
-        ({"messages": [{"role": "assistant"}]}, "cannot be rendered"),
+        ({"messages": [{"role": "assistant"}]}, 'no "content" in message 1'),
+        ({"messages": [{"role": "assistant", "content": "w2"}]}, "cannot be rendered"),
     ],
 )
 def test_other_records_are_refused(tmp_path, tokenizer, record, message):
@@ -95,7 +96,9 @@ def test_other_records_are_refused(tmp_path, tokenizer, record, message):
 def test_a_template_that_changes_what_was_said_is_refused(tmp_path, tokenizer):
     """As those that drop earlier thoughts do: the marks would lie on the wrong tokens."""
     tokenizer.chat_template = "{{ messages | length }} " + TEMPLATE
-    with pytest.raises(CtxextError, match="otherwise once others follow"):
+    with pytest.raises(
+        CtxextError, match="no answer that the tokenizer's chat template renders as it would be asked for"
+    ):
         read(tmp_path, tokenizer, {"messages": CHAT})
     tokenizer.chat_template = None
     with pytest.raises(CtxextError, match="no chat template"):

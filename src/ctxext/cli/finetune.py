@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from ctxext.finetune.run import Finetuned
 
 _NEVER_KEPT = (
-    *("config", "preset", "resume", "overwrite", "overwrite_anything", "dry_run"),
-    *("token", "as_json", "quiet", "verbose"),
+    *("config", "preset", "resume", "overwrite", "overwrite_anything"),
+    *("dry_run", "token", "as_json", "quiet", "verbose"),
 )
 """What belongs to a single call: how it goes on, what it may replace, what it prints, and secrets."""
 
