@@ -125,6 +125,7 @@ ONE_LINE = (
     "test_architecture.py",
     "test_docs.py",
     "test_locks.py",
+    "test_pages.py",
     "test_planted.py",
     "test_reading.py",
     "test_sampled.py",
