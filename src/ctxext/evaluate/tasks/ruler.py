@@ -387,24 +387,25 @@ class RulerTwoHops(RulerQuestions):
 
     name: ClassVar[str] = "ruler-qa-2"
     description: ClassVar[str] = _DESCRIBED + "a question that two of many documents answer together."
+    document: ClassVar[str] = "Document {number}:\n{title}\n{text}\n\n"
 
     def made_up(self, rng: random.Random, gold_number: int) -> tuple[list[Passage], str, str, Iterator[Passage]]:
         """Who owns a thing, and where that person lives."""
         key, person, place = prose.object_name(rng), prose.person_name(rng), rng.choice(prose.PLACES)
-        golds = [Passage("", f"The owner of the {key} is {person}.", is_gold=True), _home(person, place)]
+        golds = [Passage(f"The {key}", f"The owner of the {key} is {person}.", is_gold=True), _home(person, place)]
         others = _others(random.Random(rng.getrandbits(64)), key, person)
         return golds, f"Where does the owner of the {key} live?", f" {place}", others
 
 
 def _home(person: str, place: str) -> Passage:
-    return Passage("", f"{person} lives in {place}.")
+    return Passage(person, f"{person} lives in {place}.")
 
 
 def _others(rng: random.Random, key: str, person: str) -> Iterator[Passage]:
     while True:
         thing, somebody = prose.object_name(rng), prose.person_name(rng)
         if thing.split()[-1] != key.split()[-1] and somebody != person:
-            yield random_document(rng, thing, 0)[0]
+            yield dataclasses.replace(random_document(rng, thing, 0)[0], title=f"The {thing}")
             yield _home(somebody, rng.choice(prose.PLACES))
 
 
