@@ -221,10 +221,27 @@ def test_answers_of_weight_zero_are_told_apart_where_the_template_marks_them():
         assert learned("phi3_training", "two", messages=weighted)[0] == expected
 
 
+def learned_with(template, messages):
+    parts = ChatReader(tokenizer_for("plain", template)).parts({"messages": messages})
+    return [text for text, is_answer in parts if is_answer]
+
+
 def test_an_answer_that_begins_like_the_question_ends():
     """The letters that both have by chance belong to the answer."""
     messages = [user("Q1?"), answer("<thing> is a tag.")]
     assert learned("deepseek_r1_distill", "one", messages=messages)[0] == ["<thing> is a tag.<｜end▁of▁sentence｜>"]
+    plain = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '</s>' }}{% endfor %}" + (
+        "{% if add_generation_prompt %}assistant: Thinking{% endif %}"
+    )
+    assert learned_with(plain, [user("Q1?"), answer("This is it.")]) == ["This is it.</s>"]
+
+
+def test_an_end_that_a_template_does_not_mark_is_learned_too():
+    marked = (
+        "{% for m in messages %}{{ m['role'] }}: {% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}"
+        "{% endgeneration %}{% else %}{{ m['content'] }}{% endif %}{{ '<|end|>' }}{% endfor %}"
+    )
+    assert learned_with(marked, CHATS["two"]["messages"]) == ["Ans1.<|end|>", "Ans2.<|end|>"]
 
 
 def test_an_answer_without_an_end_learns_the_end_of_the_text():
