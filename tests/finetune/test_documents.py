@@ -170,5 +170,7 @@ def test_data_in_memory_is_read_as_a_file_with_the_same_records(tmp_path, tokeni
     with pytest.raises(CtxextError, match=r'data\.jsonl" is a text in a list, and the name of a file'):
         training_data([str(path)])
     for wrong in ([], [path, "w5"], [7]):
-        with pytest.raises(CtxextError, match="Data in a list"):
+        with pytest.raises(CtxextError, match="A list of data holds"):
             training_data(wrong)
+    with pytest.raises(CtxextError, match="not both"):
+        TrainingData(("demo",), records=({"text": "w5"},)).reader(options)

@@ -59,6 +59,8 @@ class TrainingData:
 
         if not self.words and not self.records:
             raise CtxextError("--data is missing.", hint="Name a file, or --data demo for made-up documents.")
+        if self.words and self.records:
+            raise CtxextError("Data are named or in memory, not both.", hint="Give words or records.")
         if self.record_format not in FORMATS:
             raise CtxextError(f'--format "{self.record_format}" is not known.', hint=f"Choose {', '.join(FORMATS)}.")
         if self.long_share is not None and not 0 < self.long_share <= 1:
@@ -141,7 +143,7 @@ def training_data(data: Data, **others: Any) -> TrainingData:
     if entries and all(isinstance(entry, Path) for entry in entries):
         return TrainingData(tuple(map(str, entries)), **others)
     if not entries or not all(isinstance(entry, str | Mapping) for entry in entries):
-        raise CtxextError("Data in a list are texts, records (dicts) or, all of them, a Path.")
+        raise CtxextError("A list of data holds texts and records (dicts), or Paths alone.")
     name = next((entry for entry in entries if isinstance(entry, str) and os.path.exists(entry)), None)  # noqa: PTH110
     if name is not None:
         raise CtxextError(
