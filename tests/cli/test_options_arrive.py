@@ -74,6 +74,7 @@ _LORA = (
     *("--rslora", "--dora", "--train-norms", "--train-embeddings", "--mlm-probability", "0.2", "--micro-batch", "3"),
     *("--learning-rate", "0.01", "--schedule", "linear", "--warmup", "0.2", "--optimizer", "adafactor"),
     *("--weight-decay", "0.1", "--beta1", "0.8", "--beta2", "0.9", "--neftune", "5", "--checkpointing", "--seed", "4"),
+    *("--rate-floor", "0.1", "--save-minutes", "9"),
     *("--save-every", "20", "--eval-every", "10", "--keep-best", "--patience", "2", "--report-to", "tensorboard"),
     *("--quantize", "4bit", "--context-parallel", "2", "--device", "cpu", "--dtype", "bf16"),
 )
@@ -85,7 +86,7 @@ _LORA_OPTIONS = {
     **{"learning_rate": 0.01, "schedule": "linear", "warmup": 0.2, "optimizer": "adafactor", "weight_decay": 0.1},
     **{"beta1": 0.8, "beta2": 0.9, "neftune": 5.0, "checkpointing": True, "seed": 4, "save_every": 20},
     **{"eval_every": 10, "keep_best": True, "patience": 2, "report_to": "tensorboard", "quantize": "4bit"},
-    **{"context_parallel": 2, "device": "cpu", "dtype": "bf16"},
+    **{"context_parallel": 2, "device": "cpu", "dtype": "bf16", "rate_floor": 0.1, "save_minutes": 9.0},
 }
 _WHOLE = ("--full", "--keep-short", "--attention", "shifted", "--group", "32")
 _WHOLE_OPTIONS = {"full": True, "keep_short": True, "attention": "shifted", "group": 32}
@@ -101,7 +102,7 @@ OTHERS = (
     ("convert", "--recipe", "--dry-run", "--copy"),
     ("push", "--dry-run"),
     ("demo", "--samples"),
-    ("finetune", "--config", "--dry-run"),
+    ("finetune", "--config", "--preset", "--dry-run"),
 )
 """Options that have tests of their own."""
 
