@@ -826,7 +826,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "        rows = rows + torch.nn.functional.pad(last[:1, ..., :1] - last[:1, ..., 1:], (0, 1))\n",
         _PARTS,
     ),
-    ("portable/relation_parts.py", "(side.rungs, side.origins) != (rungs, origins)", "side.rungs != rungs", _PARTS),
+    ("portable/relation_parts.py", "facts != [rungs, origins]", "facts[:1] != [rungs]", _PARTS),
     (
         "portable/relation_parts.py",
         "return base if bool((mask[:, :total] != 0).all()) else None",

@@ -189,10 +189,30 @@ def test_turned_keys_are_kept():
     cache = DynamicCache()
     network(tokens(), past_key_values=cache)
     network(tokens(1), past_key_values=cache)
-    side = state_of(cache).derived["turned keys", 0]
-    assert side.filled == 302 - 1  # All that were there, so that no key turns again for a window's length of steps.
+    name, state = ("turned keys", 0), state_of(cache)
+    buffer = state.rows[name]
+    assert state.common[name][2] == 302 - 1  # All keys, so that none turns again for a window's length of steps.
     network(tokens(1), past_key_values=cache)
-    assert state_of(cache).derived["turned keys", 0].buffer is side.buffer
+    assert state.rows[name] is buffer
+    cache.reorder_cache(torch.tensor([0]))  # Of beams, which move their turned keys too.
+    assert state.common[name][2] == 302 - 1
+    cache.crop(-2)
+    assert name not in state.common
+
+
+@torch.no_grad()
+def test_a_row_whose_position_jumps_is_not_taken_for_the_next():
+    """Decoding expects the next position; any other is read as without a step before it."""
+    network, cache = model("self-extend"), DynamicCache()
+    network(tokens(), past_key_values=cache)
+    network(tokens(1), past_key_values=cache)
+    for position in (303, 340):
+        jump, fresh = {"position_ids": torch.tensor([[position]])}, copy.deepcopy(cache)
+        state_of(fresh).common.clear()
+        logits, expected = (network(tokens(1), past_key_values=one, **jump).logits for one in (cache, fresh))
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+        cache.crop(-1)
+        network(tokens(1), past_key_values=cache)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -181,25 +181,35 @@ def test_one_softmax_over_what_a_row_sees(options, kind, hides):
                 torch.testing.assert_close(output[b, row, h], answer, rtol=1e-4, atol=1e-5)
 
 
-def test_turned_keys_are_kept_for_their_layer_rungs_and_texts_alone():
-    cache, key = DynamicCache(), torch.arange(2 * 3 * 4.0).view(1, 2, 3, 4)
+@pytest.mark.parametrize(("rungs", "origins"), [([2, 2], [0, 1]), (2, 0)])
+def test_turned_keys_are_kept_for_their_layer_rungs_and_texts_alone(rungs, origins):
+    cache, key = DynamicCache(), torch.arange(2 * 2 * 3 * 4.0).view(2, 2, 3, 4)
+    cache.update(key, key, 0)
     call = Call(torch.arange(3)[None], cache=cache)
-    side = side_of(call, key, [2], [0])
+    side = side_of(call, key, rungs, origins)
     assert side.filled == 0
     assert side.buffer.shape[2] >= 3
     side.buffer[:, :, :3] = key
     keep_side(call, side._replace(filled=3))
-    longer = torch.zeros(1, 2, side.buffer.shape[2] + 1, 4)
+    longer = torch.zeros(2, 2, side.buffer.shape[2] + 1, 4)
     for again in (key, longer):  # Where there is no more room, what is final moves along.
-        kept = side_of(call, again, [2], [0])
-        assert (kept.filled, kept.rungs, kept.origins) == (3, [2], [0])
+        kept = side_of(call, again, rungs, origins)
+        assert (kept.filled, kept.rungs, kept.origins) == (3, rungs, origins)
         assert kept.buffer.shape[2] >= again.shape[2]
         assert torch.equal(kept.buffer[:, :, :3], key)
-    for rungs, origins in (([3], [0]), ([2], [1])):
-        fresh = side_of(call, key, rungs, origins)
-        assert isinstance(fresh, Side)
-        assert (fresh.filled, fresh.rungs, fresh.origins) == (0, rungs, origins)
-    assert side_of(Call(torch.arange(3)[None], layer=1, cache=cache), key, [2], [0]).filled == 0
+    for others in ((3, origins), (rungs, 1)):
+        assert side_of(call, key, *others)[:2] == others
+        assert side_of(call, key, *others).filled == 0
+    assert side_of(Call(torch.arange(3)[None], layer=1, cache=cache), key, rungs, origins).filled == 0
+    cache.reorder_cache(torch.tensor([1, 0]))  # Only those that are alike move.
+    moved = side_of(call, key, rungs, origins)
+    assert moved.filled == (0 if isinstance(rungs, list) else 3)
+    assert torch.equal(moved.buffer[:, :, : moved.filled], key.flip(0)[:, :, : moved.filled])
+    keep_side(call, Side([1, 2], [0, 0], side.buffer, 3))
+    assert side_of(call, key, rungs, origins).filled == 0
+    keep_side(call, Side(rungs, origins, side.buffer, 3))
+    cache.crop(-1)
+    assert side_of(call, key, rungs, origins).filled == 0
 
 
 @pytest.mark.parametrize("seen", [0, 4])

@@ -237,6 +237,8 @@ def following(name):
         getattr(type(cache), name)(cache, *args, **kwargs)
         state = cache.ctxext_state
         state.derived.clear()
+        if name in ("crop", "reset"):
+            state.common.clear()
         kept = state.rows if cache.get_seq_length() else {}  # An empty cache has no prompt.
         state.rows = {key: MOVES[name](rows, *args, *kwargs.values()) for key, rows in kept.items()}
 
@@ -250,14 +252,14 @@ class SequenceState:
     """The state of methods for a cache's sequences: see `state_of`."""
 
     def __init__(self):
-        self.rows, self.derived = {}, {}
+        self.rows, self.common, self.derived = {}, {}, {}
 
 
 def state_of(cache):
     """The state of methods for a cache's sequences.
 
     `rows`, tensors (b, ...) by any key, follow the sequences through reordering, selection and repetition; `derived` is
-    cleared whenever they move or are cropped.
+    cleared whenever they move or are cropped, `common`, which holds for all of them alike, when they are cropped.
     """
     if not hasattr(cache, "ctxext_state"):
         cache.ctxext_state = SequenceState()

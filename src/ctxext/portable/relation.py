@@ -3,7 +3,7 @@
 This file travels inside checkpoints. Queries and keys arrive rotated by their positions, and are cached so; far ones
 are turned to the positions that the map gives. Rows that the map does not change are bit-equal to the inner attention.
 The others take one of four forms. If only causality hides keys: tiles merged by their log-sum-exp, or for a single row
-one attention each of near and far keys, which no step copies. Otherwise: one call of the inner attention for a single
+one softmax of near and far keys, which no step copies. Otherwise: one call of the inner attention for a single
 row, or blocks of rows with one softmax. Shapes: b batch, h heads, g key heads, l rows, n keys, d head.
 """
 
@@ -12,10 +12,12 @@ from collections import namedtuple
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from .method import Method
+from .method import Method, state_of
 from .relation_maps import Rows, chosen, stages
 from .relation_parts import (
     Places,
+    attend_and_merge,
+    attend_by_products,
     attend_tile,
     band,
     begins_again,
@@ -24,6 +26,7 @@ from .relation_parts import (
     joined,
     keep_side,
     merge,
+    next_position,
     operator,
     places_of,
     plain_base,
@@ -40,6 +43,7 @@ from .relation_parts import (
 )
 
 BLOCK = 128  # Rows whose scores are in memory at once.
+AHEAD = 16  # Rows or keys whose turns are computed at once while decoding.
 # Shared by all layers with one mask and one map. `places`: positions of rows and keys; `rows`, `scales`: the map's
 # values for rows; `base`: how many keys come before the first row; `first`: the first row that changes; `served`: how
 # many rows the inner attention serves; `pieces`: the work, which depends on the form.
@@ -47,8 +51,8 @@ Plan = namedtuple("Plan", ["form", "map", "places", "rows", "scales", "base", "f
 # Rows `start` to `stop`: keys below `low` are far for all of them, from `high` on near, and from `end` on hidden. The
 # rungs that occur are tensors (b or 1, 1): one for each sequence of the batch.
 Block = namedtuple("Block", ["start", "stop", "low", "high", "end", "rungs"])
-# A single row of near, middle and far keys: the number of its key table, the `parts` (name, first key, end) that hold
-# keys, and the `matrix` (d, parts * d) that scales and turns its query for each of them, or None if heads differ.
+# A single row of far, middle and near keys: the number of its key table, the `parts` (name, first key, end), and the
+# `matrix` (d, parts * d) that scales and turns its query for each of them, or None if heads differ.
 Step = namedtuple("Step", ["rung", "parts", "matrix"])
 # A single row in one call: keys below `low` stay far for later rows while `rungs` and `origins` are the same; keys
 # between the two borders of `hole` are not read.
@@ -64,6 +68,7 @@ class Relation(Method):
         super().__init__(settings)
         self.map = self.map_class(settings) if self.map_class else None
         self.maps = {layer: self.map_of(layer) for layer in settings.get("layers", ())}
+        self.kept = {}  # What `kept_for` computed.
 
     def map_of(self, layer):
         """The map of a layer. Layers with the same object share their plans."""
@@ -94,7 +99,9 @@ class Relation(Method):
             return self.traced_plan(call, rules, query, key, mask)
         name = (self.name, id(rules), id(mask), query.shape[2], key.shape[2], query.device)
         if name not in call.memory:
-            plan = self.cheapest_plan(call, rules, query, key, value, mask, kwargs)
+            m = next_position(call, key, mask) if query.shape[2] == 1 else None
+            plan = self.next_plan(call, rules, m, query, key, value, kwargs) if m is not None else None
+            plan = plan or self.cheapest_plan(call, rules, query, key, value, mask, kwargs)
             call.memory[name] = plan, mask  # Keeps the mask alive, whose id is in the name.
         return call.memory[name][0]
 
@@ -138,10 +145,12 @@ class Relation(Method):
         trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
         start = int(m[0, first])
         if not trains and plain == start - first and is_tiled(call, query, value, total, kwargs):
+            if length == 1:
+                if plain == total - 1 and can_keep(call):
+                    state_of(call.cache).common["counted"] = total
+                return self.step_plan(call, rules, start, query)
             m = m[:1, first:]
             read = Places(m, m, None, None), rules.rows(m, m), scales_of(rules, m), plain, first
-            if length == 1:
-                return Plan("step", rules, *read, 0, self.one_step(call, rules, *read[:3], query.shape[3]))
             return Plan("tiles", rules, *read, served, stages(rules, start, start + length - first))
         read = places, rules.rows(m, places.rotated), scales_of(rules, m), base, first
         if length == 1 and (not rules.drops_keys or plain is not None or getattr(mask, "ndim", 0) == 4):
@@ -150,14 +159,17 @@ class Relation(Method):
 
     def single(self, rules, rows, keys, plain, batch, trains):
         """The Single of a plan for one row."""
-        rung, origins = rows.rung.expand(batch, 1), keys[:, :1].expand(batch, 1)
+        rungs, origins = rows.rung.expand(batch, 1), keys[:, :1].expand(batch, 1)
         if rules.drops_keys:
             hole = [int(border[0, 0] - origins[0, 0]) for border in (rows.far, rows.near)] if plain is not None else ()
             return Single(0, None, None, hole)
         is_kept = self.settings.get("side_cache", True) and not trains
         is_far = keys < rows.far  # Up to the first that is not, as padding has any position.
         low = int(is_far.long().cumprod(-1).sum(-1).amin())
-        return Single(low, rung[:, 0].tolist() if is_kept else None, origins[:, 0].tolist(), ())
+        rungs, origins = rungs[:, 0].tolist(), origins[:, 0].tolist()
+        if len({*zip(rungs, origins, strict=True)}) == 1:
+            rungs, origins = rungs[0], origins[0]
+        return Single(low, rungs if is_kept else None, origins, ())
 
     def one(self, call, plan, query, key, value, mask):
         """Query, key, value and mask of one call that reads every key at the map's distance.
@@ -177,7 +189,7 @@ class Relation(Method):
             hidden = ((n >= rows.far) & (n < rows.near))[:, None, None]
             mask = mask[..., :total]
             mask = mask & ~hidden if mask.dtype == torch.bool else mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
-        side = side_of(call, key, single.rungs, single.origins) if single.rungs and can_keep(call) else None
+        side = side_of(call, key, single.rungs, single.origins) if single.rungs is not None and can_keep(call) else None
         start = min(side.filled, single.low) if side else 0
         slowed = plan.map.slowed(rows.rung)
         key = turned(call, key[:, :, start:], *self.ends(plan, start), slowed)
@@ -201,51 +213,82 @@ class Relation(Method):
         is_middle = (n >= rows.middle) & (n < rows.near)
         return [chosen(is_middle, *pair) for pair in zip((rows.at_far, rows.at_middle), ends, strict=True)]
 
-    def one_step(self, call, rules, places, rows, scales, size):
-        """The Step of a plan for one row, with queries of a size."""
-        borders = torch.stack([border[0, 0] for border in (rows.rung, rows.far, rows.middle, rows.near, places.rows)])
-        rung, far, middle, near, last = borders.tolist()
-        parts = ("near", near, last + 1), ("middle", middle, near), ("far", 0, far)
-        parts = [part for part in parts if part[1] < part[2] and (part[0] != "middle" or rows.at_middle is not None)]
-        matrix = None
-        if call.rotates_heads_alike:
-            basis = torch.eye(size, device=places.rows.device)[None, :, None]  # Each vector as a head.
-            queries = self.step_queries(call, rules, places.rows, rows, scales, parts, basis)
-            matrix = torch.cat(queries, -1)[0, :, 0]
-        return Step(rung, parts, matrix)
+    def next_plan(self, call, rules, m, query, key, value, kwargs):
+        """The plan of a single row at m after keys of which none is hidden, or None where it takes no step."""
+        if m < rules.first:
+            return Plan("inside", *[None] * 8)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
+            return None
+        return self.step_plan(call, rules, m, query) if is_tiled(call, query, value, m + 1, kwargs) else None
 
-    def step_queries(self, call, rules, m, rows, scales, parts, query):
-        """The query (b, h, 1, d) of a row at m, scaled and turned for each of its parts."""
+    def step_plan(self, call, rules, m, query):
+        """The plan of a step at m. What it needs is computed for some rows at once, and kept for the next steps."""
+        (start, at), size, device = (m // AHEAD * AHEAD, m % AHEAD), query.shape[3], query.device
+        rows, scales, borders, matrices = self.kept_for(
+            call, (id(rules), size, device), start, lambda: self.ahead(call, rules, start, size, device)
+        )
+        rung, far, middle, near = borders[at]
+        parts = ("far", 0, far), ("middle", middle, near), ("near", near, m + 1)
+        step = Step(rung, [part for part in parts if part[0] != "middle" or rows.at_middle is not None], None)
+        if matrices is not None:
+            return Plan("step", rules, None, None, None, m, 0, 0, step._replace(matrix=matrices[at]))
+        rows = Rows(*(x if x is None else x[:, at : at + 1] for x in rows))
+        scales = tuple(x if x is None else x[:, at : at + 1] for x in scales)
+        places = Places(torch.full((1, 1), m, device=device), None, None, None)
+        return Plan("step", rules, places, rows, scales, m, 0, 0, step)
+
+    def ahead(self, call, rules, start, size, device):
+        """Rows, scales, borders as numbers, and matrices of steps, of the rows from `start` on."""
+        m = torch.arange(start, start + AHEAD, device=device)[None]
+        rows, scales, matrices = rules.rows(m, m), scales_of(rules, m), None
+        borders = torch.stack([rows.rung, rows.far, rows.middle, rows.near], -1)[0].tolist()
+        if call.rotates_heads_alike:
+            names = ["far", "near"] if rows.at_middle is None else ["far", "middle", "near"]
+            queries = self.step_queries(call, rules, m, rows, scales, names, vectors(size, device))
+            matrices = torch.cat(queries, -1)[0].transpose(0, 1).contiguous()
+        return rows, scales, borders, matrices
+
+    def kept_for(self, call, name, number, compute):
+        """A result kept until the number or the frequencies change."""
+        inverse = call.tables.frame.inverse
+        kept = self.kept.get(name)
+        if kept is None or kept[0] != number or not torch.equal(kept[1], inverse):
+            kept = self.kept[name] = number, inverse.clone(), compute()
+        return kept[2]
+
+    def step_queries(self, call, rules, m, rows, scales, names, query):
+        """The queries (b, h, l, d) of rows at m, scaled and turned for each of their parts."""
         query = scaled(call, query, scales)
         ends = {"middle": (rows.at_middle, None), "far": (rows.at_far, rules.slowed(rows.rung))}
-        names = [part[0] for part in parts]
         return [query if name == "near" else call.turn(query, ends[name][0], m, ends[name][1]) for name in names]
 
     def step(self, call, plan, query, key, value, scale):
-        """The output (b, 1, h, d) of a single row if only causality hides keys: its parts, merged by log-sum-exp.
+        """The output (b, 1, h, d) of a single row if only causality hides keys: its parts, in one softmax.
 
         Near and middle keys are views of the cache, far ones of the turned keys beside it.
         """
         step, (batch, heads, _, size), groups = plan.pieces, query.shape, key.shape[1]
+        if key.shape[2] > plan.base + 1:  # A static cache has room for more.
+            key, value = key[:, :, : plan.base + 1], value[:, :, : plan.base + 1]
         if step.matrix is None:
-            m = plan.places.rows
-            queries = self.step_queries(call, plan.map, m, plan.rows, plan.scales, step.parts, query)
+            names = [name for name, *_ in step.parts]
+            queries = self.step_queries(call, plan.map, plan.places.rows, plan.rows, plan.scales, names, query)
+            queries = torch.cat(queries, -1).float()
         else:
-            queries = (query.float() @ step.matrix).to(query.dtype).chunk(len(step.parts), -1)
-        run, output, sums = operator(query.device.type, query.dtype), None, None
-        wide = torch.promote_types(query.dtype, torch.float32)  # Halves are merged in float32.
-        for (part, low, high), turned_query in zip(step.parts, queries, strict=True):
-            keys = self.far_keys(call, plan, key, step.rung, high, True) if part == "far" else key
-            # Heads that share a key head are rows of one product, which is faster.
-            states = turned_query.view(batch, groups, -1, size), keys[:, :, low:high], value[:, :, low:high]
-            more, its_sums = run(*states, None, False, scale)[:2]
-            its_sums = its_sums[..., : heads // groups].to(wide)
-            if output is None:
-                output, sums = more.to(wide), its_sums
-            else:
-                output = output.lerp(more.to(wide), torch.sigmoid(its_sums - sums)[..., None])
-                sums = torch.logaddexp(sums, its_sums) if part == "middle" else None  # Far keys are the last part.
-        return output.to(query.dtype).reshape(batch, 1, heads, size)
+            queries = query.float() @ step.matrix
+        # Heads that share a key head are rows of one product, which is faster.
+        queries = (queries * scale).to(query.dtype).view(batch * groups, -1, len(step.parts) * size)
+        value, states = value.flatten(0, 1), []
+        for i, (part, low, high) in enumerate(step.parts):
+            if low < high:
+                keys, span = key, (1, low, high - low)
+                if part == "far":
+                    keys = self.far_keys(call, plan, key, step.rung, high, True)
+                states.append(
+                    (queries.narrow(2, i * size, size), keys.flatten(0, 1).narrow(*span), value.narrow(*span))
+                )
+        attend = attend_by_products if query.dtype == torch.float32 and query.device.type == "cpu" else attend_and_merge
+        return attend(states).view(batch, 1, heads, size)
 
     def tiles(self, call, plan, stock, query, key, value, scale):
         """The output where only causality hides keys: tiles of each run of rows, near and far, in one softmax."""
@@ -285,14 +328,13 @@ class Relation(Method):
         if not plan.map.turns_keys or rung == 0 or end == 0:
             return key
         is_kept = is_last and self.settings.get("side_cache", True) and can_keep(call)
-        side = side_of(call, key, [rung] * len(key), [0] * len(key)) if is_kept else None
+        side = side_of(call, key, rung, 0) if is_kept else None
         start = side.filled if side else 0
         if start < end:
             end = key.shape[2] if side else end  # Keys that are near now are far for later rows.
             if end == start + 1 and call.rotates_heads_alike:
-                far_key = (key[:, :, start:end].float() @ self.key_matrix(call, plan.map, key, start, rung)).to(
-                    key.dtype
-                )
+                matrix = self.key_matrix(call, plan.map, key, start, rung)
+                far_key = (key[:, :, start:end].float() @ matrix).to(key.dtype)
             else:
                 far_key = self.turned_keys(call, plan.map, key[:, :, start:end], start, rung, None if side else "keys")
             if not side:
@@ -308,11 +350,16 @@ class Relation(Method):
         return turned(call, key, rules.keys(n, n, rungs), n, rules.slowed(rungs), name)
 
     def key_matrix(self, call, rules, key, number, rung):
-        """The matrix (d, d) that turns the key of a number for far rows of a rung, computed once per forward."""
+        """The matrix (d, d) that turns the key of a number for far rows of a rung, computed for some keys at once."""
         name = (self.name, id(rules), "key matrix", number, rung, key.device)
         if name not in call.memory:
-            basis = torch.eye(key.shape[3], device=key.device)[None, :, None]  # Each vector as a head.
-            call.memory[name] = self.turned_keys(call, rules, basis, number, rung)[0, :, 0]
+            size, start = key.shape[3], number // AHEAD * AHEAD
+            call.memory[name] = self.kept_for(
+                call,
+                (id(rules), "keys", size, key.device),
+                (start, rung),
+                lambda: self.turned_keys(call, rules, vectors(size, key.device), start, rung)[0].transpose(0, 1),
+            )[number - start]
         return call.memory[name]
 
     def blocks(self, call, plan, query, key, value, mask, kwargs):
@@ -359,6 +406,11 @@ class Relation(Method):
         if call.backend != "eager":
             return output, None
         return output, torch.nn.functional.pad(weights, (0, key.shape[2] - end))
+
+
+def vectors(size, device):
+    """Each unit vector as a head of some rows: (1, d, l, d)."""
+    return torch.eye(size, device=device)[None, :, None].expand(-1, -1, AHEAD, -1)
 
 
 def scales_of(rules, m):

@@ -309,6 +309,31 @@ def attend_tile(query, key, value, form, bias, scale):
     return output[0].unflatten(1, (heads, rows)), sums[0, :, : heads * rows].unflatten(1, (heads, rows))
 
 
+def attend_and_merge(parts):
+    """Attention (g, r, d) of scaled query (g, r, d), key and value (g, n, d) of some parts, merged by log-sum-exp."""
+    total = sums = None
+    for part in parts:
+        run, query = operator(part[0].device.type, part[0].dtype), part[0]
+        output, more = run(*(tensor[None] for tensor in part), None, False, 1.0)[:2]
+        wide = torch.promote_types(query.dtype, torch.float32)  # Halves are merged in float32.
+        output, more = output[0].to(wide), more[0, :, : query.shape[1]].to(wide)
+        if total is None:
+            total, sums = output, more
+        else:
+            total, sums = total.lerp(output, torch.sigmoid(more - sums)[..., None]), torch.logaddexp(sums, more)
+    return total.to(query.dtype)
+
+
+def attend_by_products(parts):
+    """The same by one softmax of the scores of all parts: faster on processors, but exact in full precision alone."""
+    scores = [torch.bmm(query, key.mT) for query, key, _ in parts]
+    shares = torch.softmax(torch.cat(scores, -1), -1).split([score.shape[2] for score in scores], -1)
+    output = torch.bmm(shares[0], parts[0][2])
+    for share, (_, _, value) in zip(shares[1:], parts[1:], strict=True):
+        output.baddbmm_(share, value)
+    return output
+
+
 def band(rows, total, query, heads):
     """The bias of a band tile of `total` keys: row i sees the `total - rows` after key i. Once for each head."""
     keys, row = torch.arange(total, device=query.device), torch.arange(rows, device=query.device)[:, None]
@@ -327,26 +352,49 @@ def merge(total, sums, output, more, is_first):
         torch.logaddexp(sums, more, out=sums)
 
 
-# The turned keys of one layer: the rungs and first positions of the sequences they belong to; a buffer
-# (b, g, room, d); how many are final. They are kept with the cache, and turned again when its sequences move.
+# The turned keys of one layer: the rungs and first positions of the sequences they belong to, one number for all or a
+# list; a buffer (b, g, room, d); how many are final. They are kept with the cache: those of sequences that are alike
+# move with them, others are turned again.
 Side = namedtuple("Side", ["rungs", "origins", "buffer", "filled"])
 
 
 def side_of(call, key, rungs, origins):
     """The turned keys kept for a layer, with room for all of key (b, g, n, d); `filled` is 0 if there are none."""
-    side = state_of(call.cache).derived.get(("turned keys", call.layer))
-    if side is None or (side.rungs, side.origins) != (rungs, origins) or side.buffer.device != key.device:
-        side = Side(rungs, origins, key[:, :, :0], 0)
-    if side.buffer.shape[2] < key.shape[2]:
-        buffer = key.new_empty(*key.shape[:2], key.shape[2] + 256, key.shape[3])
-        buffer[:, :, : side.filled] = side.buffer[:, :, : side.filled]
-        side = side._replace(buffer=buffer)
-    return side
+    state, name = state_of(call.cache), ("turned keys", call.layer)
+    *facts, filled = state.common.get(name) or state.derived.get(name) or (None, None, 0)
+    buffer = state.rows.get(name)
+    if buffer is None or facts != [rungs, origins] or buffer.device != key.device:
+        buffer, filled = key[:, :, :0], 0
+    if buffer.shape[2] < key.shape[2]:
+        longer = key.new_empty(*key.shape[:2], key.shape[2] + 256, key.shape[3])
+        longer[:, :, :filled] = buffer[:, :, :filled]
+        buffer = longer
+    return Side(rungs, origins, buffer, filled)
 
 
 def keep_side(call, side):
     """Store turned keys with the cache."""
-    state_of(call.cache).derived["turned keys", call.layer] = side
+    state, name = state_of(call.cache), ("turned keys", call.layer)
+    state.rows[name] = side.buffer
+    for facts in (state.common, state.derived):
+        facts.pop(name, None)
+    facts = state.derived if isinstance(side.rungs, list) else state.common
+    facts[name] = side.rungs, side.origins, side.filled
+
+
+def next_position(call, key, mask):
+    """The position of a single row after keys (b, g, n, d) at 0, 1, ..., of which none is hidden, or None."""
+    total, name = key.shape[2], ("next position", key.shape[2])
+    if name not in call.memory:
+        call.memory[name] = None
+        if mask is None and isinstance(call.cache, Cache) and not torch.is_tensor(call.seen):
+            counted = state_of(call.cache).common.get("counted")
+            if counted == call.seen == total - 1:
+                places = places_of(call, key, 1, mask, total - 1)
+                if set(torch.cat([places.rows, places.rotated]).flatten().tolist()) == {total - 1}:
+                    state_of(call.cache).common["counted"] = total
+                    call.memory[name] = total - 1
+    return call.memory[name]
 
 
 def can_keep(call):
