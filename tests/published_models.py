@@ -18,8 +18,13 @@ def published(name: str) -> dict[str, Any]:
 
 def write(name: str, folder: Path) -> Path:
     """The model's config.json beside weights that hold nothing."""
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(published(name)["config"]))
+    return write_config(published(name)["config"], folder)
+
+
+def write_config(config: dict[str, Any], folder: Path) -> Path:
+    """A config.json beside weights that hold nothing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
     header = json.dumps({"empty": {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}}).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     return folder

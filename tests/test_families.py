@@ -38,7 +38,7 @@ ROTARY = [
     if family.positions == "rotary" and not family.reason and name in CONFIG_MAPPING_NAMES
 ]
 # A config.json without its parts is no use to these: the class composes another text model than AutoConfig, or fails.
-COMPOSED = {"got_ocr2", "moss_transcribe_diarize", "phi4_multimodal"}
+COMPOSED = {"got_ocr2", "mistral3", "moss_transcribe_diarize", "paligemma", "phi4_multimodal"}
 PLAIN_KEYS = (
     "max_position_embeddings",
     "num_attention_heads",

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ctxext.checkpoint.auto_class import CAUSAL
 from ctxext.checkpoint.families import FAMILIES, family_of
 from ctxext.recipes.base import Method
 from ctxext.recipes.encodings.base import POSITIONS
@@ -71,9 +72,9 @@ def _able(method: type[Method]) -> list[str]:
 def families_page() -> str:
     """docs/families.md."""
     (new, now), (old, before) = found_under(5), found_under(4)
-    untried = [
-        name for name, family in FAMILIES.items() if family.positions == "rotary" and name not in {*now, *before}
-    ]
+    multimodal = {name for name, family in FAMILIES.items() if family.loader != CAUSAL}
+    tried = multimodal.union(now, before)
+    untried = [name for name, family in FAMILIES.items() if family.positions == "rotary" and name not in tried]
     others: dict[str, list[str]] = {}
     for name, family in sorted(FAMILIES.items()):
         if family.positions != "rotary":
@@ -101,6 +102,14 @@ def families_page() -> str:
             "Llama 4 has none, and is refused. An empty cell: that version does not know the family.",
             "",
             f"Not tried, as they cannot be built tiny or no longer exist in transformers 5: {', '.join(untried)}.",
+            "",
+            "## Multimodal",
+            "",
+            "AutoModelForImageTextToText loads these, and only their text part reads the schedule. Methods that change",
+            "config.json alone edit that part of it; `tests/test_multimodal.py` runs what they write with an image in",
+            "the prompt. Code, `eval` and `finetune` are refused by name.",
+            "",
+            ", ".join(f"`{name}`" for name in sorted(multimodal)),
             "",
             "## Not rotary",
             "",

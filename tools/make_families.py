@@ -116,7 +116,11 @@ BY_HAND: dict[str, dict[str, Any]] = {
         "sliding_types": ["main"],
         "reason": "its compressed attention shares one rotated key with its compressor, which was not tried",
     },
-    "dots3_note_text": {**NEW_NESTED, "full_types": ["indexed_attention"]},
+    "dots3_note_text": {
+        **NEW_NESTED,
+        "full_types": ["indexed_attention"],
+        "local_theta_key": "swa_rope_theta",
+    },
     "exaone4": {"rotated": "unless_window"},
     "exaone_moe": {"rotated": "sliding", "reason": NO_FULL},  # Its window may not be left out.
     "falcon": {"explicit_head_dim": False, "aliases": {"num_key_value_heads": "num_kv_heads"}},
@@ -141,7 +145,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
         "defaults": {"num_hidden_layers": 28, "layers_per_block": 2},
     },
     "mellum": NEW_NESTED,
-    "mimo_v2_flash": NEW_NESTED,
+    "mimo_v2_flash": {**NEW_NESTED, "local_theta_key": "swa_rope_theta"},
     "jamba": {
         "layers": {"every": "attn_layer_period", "offset": "attn_layer_offset", "otherwise": "linear_attention"},
         "defaults": {"attn_layer_period": 8, "attn_layer_offset": 4},
@@ -250,6 +254,14 @@ NOT_CAUSAL: dict[str, dict[str, Any]] = {
 }
 
 
+# Multimodal models whose schedule is that of their text part alone, and which AutoModelForCausalLM does not load.
+WHOLE = "AutoModelForImageTextToText"
+MULTIMODAL = """
+    aria glm4v glm4v_moe idefics3 internvl lfm2_vl llava mistral3 ovis2 paligemma qwen2_5_vl qwen2_vl qwen3_vl
+    qwen3_vl_moe smolvlm vipllava
+""".split()  # noqa: SIM905
+
+
 def mapping(name: str) -> dict[str, Any]:
     """One of transformers' tables from model type to class name."""
     return dict(getattr(modeling_auto, name, {}))
@@ -258,6 +270,11 @@ def mapping(name: str) -> dict[str, Any]:
 def causal_types() -> list[str]:
     """The model types that AutoModelForCausalLM loads and this version has a configuration for."""
     return sorted(name for name in mapping("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES") if name in CONFIG_MAPPING_NAMES)
+
+
+def multimodal_families() -> dict[str, Any]:
+    """The families of `MULTIMODAL` that this version has."""
+    return {name: {**family(name), "loader": WHOLE} for name in MULTIMODAL if name in CONFIG_MAPPING_NAMES}
 
 
 def config_of(model_type: str, **values: Any) -> Any:
@@ -306,6 +323,7 @@ def defaults_of(kind: type, by_hand: dict[str, Any]) -> dict[str, Any]:
     sliding = schedule(config, by_hand.get("sliding_types", ["sliding_attention"]))
     if by_hand.get("nested_rope"):
         key = by_hand.get("local_theta_key", "")
+        found["local_partial_rotary_factor"] = sliding.get("partial_rotary_factor")
         found["local_rope_theta"] = sliding.get("rope_theta") or value_of(config, key) or found["rope_theta"]
     heads, hidden = value_of(config, "num_attention_heads"), value_of(config, "hidden_size")
     for key, changed, size in (
@@ -434,7 +452,7 @@ def others() -> dict[str, str]:
     """What the model types are that AutoModelForCausalLM does not load."""
     causal = set(mapping("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"))
     found = {}
-    for model_type in sorted(set(CONFIG_MAPPING_NAMES) - causal - set(NOT_CAUSAL)):
+    for model_type in sorted(set(CONFIG_MAPPING_NAMES) - causal - set(NOT_CAUSAL) - set(MULTIMODAL)):
         kind = next((words for table, words in KINDS if model_type in mapping(table)), "something else")
         found[model_type] = kind
     return found
@@ -442,7 +460,7 @@ def others() -> dict[str, str]:
 
 def main() -> None:
     """Write the table, or what the older version has otherwise."""
-    made = {model_type: family(model_type) for model_type in causal_types()}
+    made = {model_type: family(model_type) for model_type in causal_types()} | multimodal_families()
     table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.is_file() else {"families": {}}
     if NEW:
         table = {"families": with_newer(table["families"], {**made, **NOT_CAUSAL}), "others": others()}

@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from ctxext.checkpoint.families import FAMILIES, text_config
+from ctxext.checkpoint.families import _SWITCHES, FAMILIES, text_config
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.inspect import inspection_data
 from ctxext.converters import convert, make_plan
@@ -19,10 +19,11 @@ from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes import DynamicNtk, Llama3, MsPoE, Ntk, PositionInterpolation, Recipe, Yarn, method_named
 from ctxext.recipes.encodings.dialects import known_keys
-from ctxext.recipes.encodings.rotary import attention_scaling, model_config
+from ctxext.recipes.encodings.rotary import _COPIES, attention_scaling, model_config
 from ctxext.recipes.methods.adaptive import Adaptive
 from ctxext.recipes.methods.ntk_by_parts import NtkByParts
 from ctxext.recipes.methods.self_extend import SelfExtend
+from ctxext.verify.carried import rotations
 from small_llama import make_llama, read_json
 from tiny_models import build
 
@@ -205,34 +206,120 @@ def test_a_key_beside_nested_schedules_is_seen():
 READ = re.compile(r"""rope_(?:scaling|param\w*)(?:\[[a-z_]+\])?(?:\.(?:get|pop|setdefault)\(|\[)\s*["'](\w+)["']""")
 
 
-def rope_reads():
-    """What each model of the installed transformers reads of its rope dict, by the model's folder."""
+def reads_of(expression):
+    """What an expression finds in the code of each model with a rotary family, by the model's folder."""
     root = Path(transformers.__file__).parent
     patterns = ("models/*/modeling_*.py", "models/*/configuration_*.py", "modeling_rope_utils.py")
     reads = defaultdict(set)
     for path in sorted(path for pattern in patterns for path in root.glob(pattern)):
-        reads[path.parent.name].update(READ.findall(path.read_text(encoding="utf-8")))
+        if path.parent != root and not families_in(path.parent.name):
+            continue
+        reads[path.parent.name].update("".join(match.groups("")) for match in expression.finditer(path.read_text()))
     return {folder: keys for folder, keys in reads.items() if keys}
 
 
+def families_in(folder):
+    """The rotary families of a folder of models that can be converted."""
+    named = (FAMILIES.get(name) for name in (folder, f"{folder}_text"))
+    return [family for family in named if family is not None and family.positions == "rotary" and not family.reason]
+
+
 def test_what_every_family_reads_of_its_schedule_is_known():
-    reads = rope_reads()
+    reads = reads_of(READ)
     for folder in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
         assert "alpha" in reads[folder]
     assert "long_mscale" in reads["phimoe"]
-    assert len(reads) > (60 if IS_OLD else 150)
+    assert len(reads) > (40 if IS_OLD else 80)
     assert {"factor", "beta_fast", "long_factor", "low_freq_factor"} <= reads["transformers"]
     layers = {name for family in FAMILIES.values() for name in (*family.full_types, *family.sliding_types)}
     unknown = {}
     for folder, keys in reads.items():
-        for name in (folder, f"{folder}_text"):
-            family = FAMILIES.get(name)
-            if family is not None and family.positions == "rotary" and not family.reason:
-                left = keys - known_keys(text_config({}, family), family) - layers
-                unknown |= {name: left} if left else {}
+        for family in families_in(folder):
+            left = keys - known_keys(text_config({}, family), family) - layers
+            unknown |= {family.model_type: left} if left else {}
     assert unknown == {}
     shared = reads["transformers"] - known_keys({}, FAMILIES["llama"]) - layers
     assert not shared, "modeling_rope_utils.py reads more than is known"
+
+
+CONFIG_READ = re.compile(
+    r"""config\.([a-z_0-9]+)|getattr\((?:self\.)?config, "(\w+)"|kwargs\.(?:get|pop)\("(\w+)"|^    (\w+): """
+    r"""|^        (\w+)(?:: [^=\n]+ )?=[^=]""",
+    re.MULTILINE,
+)
+"""An attribute of a configuration, or a field or argument of its class."""
+OF_POSITIONS = re.compile(
+    "rope_|_rope|rotary|theta|nope|partial|alibi|position_embedding_type|max_pos|max_seq_len$|original_max|n_positions"
+    "|attn_temp|attn_scale|floor_scale"
+)
+COMMON = {
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "max_position_embeddings",
+    "original_max_position_embeddings",
+}
+NO_FREQUENCY = {
+    "position_embedding_type": "4.57 sets it to rope in granitemoe",
+    "rope_deltas": "a name in the code",
+    "rope_init_fn": "a name in the code",
+    "rotary_pos_emb": "a name in the code",
+    "default_rope_params": "a name in the code",
+    "rope_interleave": "the order of a pair's halves",
+    "swa_rope_theta": "the sliding layers' base",
+    "_rope_type_labels": "names of layer types",
+    "attn_temperature_tuning": "whether queries are scaled by their row",
+    "attn_scale": "by how much",
+    "floor_scale": "from which row on",
+    "n_positions": "in comments",
+}
+"""Keys about positions that change no frequency of the full-attention layers."""
+UNREAD = {"minimax_m3_vl_text": {"rotary_dim"}}
+"""Fields that a family's code does not read."""
+
+
+def config_keys(family):
+    """The keys of config.json about positions that are known for a family."""
+    names = ("length_key", "theta_key", "partial_key", "rotary_dim_key", "local_theta_key", "layer_theta_key")
+    keys = {getattr(family, name) for name in names} | {
+        part for key in family.aliases.values() for part in key.split(".")
+    }
+    keys |= {"qk_rope_head_dim", "qk_nope_head_dim"} if family.shared_rotary_key else set()
+    keys |= {"no_rope_layers", "no_rope_layer_interval"} if family.rotated == "no_rope_layers" else set()
+    return keys | COMMON | _COPIES | _SWITCHES.get(family.model_type, {}).keys()
+
+
+def test_what_every_family_reads_of_its_configuration_is_known():
+    reads = reads_of(CONFIG_READ)
+    assert "alibi" in reads["falcon"]
+    assert "use_mem_rope" in reads["zamba2"]
+    assert "partial_rotary_factor" in reads["stablelm"]
+    unknown = {}
+    for folder, keys in reads.items():
+        about = {key for key in keys if OF_POSITIONS.search(key)} - NO_FREQUENCY.keys()
+        for family in families_in(folder):
+            if left := about - config_keys(family) - UNREAD.get(family.model_type, set()):
+                unknown[family.model_type] = left
+    assert unknown == {}
+
+
+def test_both_copies_of_a_base_are_written(tmp_path):
+    """LFM2 was published with `theta` beside `rope_theta`, and transformers 4.57 reads the former."""
+    config = {
+        "model_type": "lfm2",
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "vocab_size": 64,
+    }
+    config |= {"num_key_value_heads": 2, "full_attn_idxs": [1], "theta": 1e6, "rope_theta": 1e6}
+    model = model_config({**config, "max_position_embeddings": 64})
+    step = Ntk(factor=4)
+    written = step.resolved(model.rotary).edit(model).config
+    base = 1e6 * 4 ** (8 / 6)
+    assert written["theta"] == written["rope_theta"] == written["rope_parameters"]["rope_theta"] == pytest.approx(base)
+    for entry in rotations(written, [64])[64]:
+        assert min(entry.frequencies) == pytest.approx(base ** (-6 / 8), rel=1e-5)
 
 
 OLMO3 = {

@@ -177,7 +177,10 @@ PLAIN = {"rope_type": "default", "rope_theta": 1e4}
         # Sections of a multimodal model's positions stay beside the schedule.
         (
             {**LLAMA, "rope_theta": 1e4, "head_dim": 16, "rope_scaling": {"type": "default", "mrope_section": [2, 3]}},
-            {"rope_parameters": {**PLAIN, "mrope_section": [2, 3]}},
+            {
+                "rope_parameters": {**PLAIN, "mrope_section": [2, 3]},
+                "rope_scaling": {"rope_type": "default", "mrope_section": [2, 3]},
+            },
         ),
     ],
     ids=lambda value: value.get("model_type", ""),

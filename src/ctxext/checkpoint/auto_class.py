@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ctxext.checkpoint.families import FAMILIES
+
 CAUSAL, MASKED = "AutoModelForCausalLM", "AutoModelForMaskedLM"
+MULTIMODAL = "AutoModelForImageTextToText"
 
 _ENDINGS: Mapping[str, tuple[str, str]] = {
     "T5WithLMHeadModel": ("AutoModelForSeq2SeqLM", "text2text-generation"),
@@ -34,14 +37,17 @@ def pipeline_tag(config: Mapping[str, Any]) -> str:
 
 
 def is_causal(config: Mapping[str, Any]) -> bool:
-    """Whether it is loaded as a causal language model."""
-    return auto_class(config) == CAUSAL
+    """Whether its language model is a causal one, alone or beside other towers."""
+    return auto_class(config) in (CAUSAL, MULTIMODAL)
 
 
 def _found(config: Mapping[str, Any]) -> tuple[str, str]:
     named = config.get("architectures") or ("",)
     name = str(named[0])
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is not None and family.loader == MULTIMODAL and (not name or name.endswith(_EITHER)):
+        return MULTIMODAL, "image-text-to-text"
     if name.endswith(_EITHER) and not config.get("is_encoder_decoder"):
-        name = ""  # A multimodal model, whose language model is a causal one.
+        name = ""  # AutoModelForCausalLM loads other multimodal models too.
     # GPT2LMHeadModel ends with both.
     return next((auto for ending, auto in _ENDINGS.items() if name.endswith(ending)), _ENDINGS["ForCausalLM"])

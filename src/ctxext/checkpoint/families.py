@@ -14,7 +14,9 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 
-_REMOTE_CODE = frozenset({"baichuan", "chatglm", "internlm", "internlm2", "minicpm", "orion", "qwen"})
+_REMOTE_CODE = frozenset(
+    {"baichuan", "chatglm", "deepseek", "internlm", "internlm2", "mimo", "minicpm", "orion", "qwen"}
+)
 """Model types whose code transformers never had, for copies that lost their `auto_map`."""
 
 
@@ -28,7 +30,11 @@ def unknown_type(config: Mapping[str, Any], known: Iterable[str], others: Mappin
     """
     model_type = str(config["model_type"])
     if model_type in others:
-        return CtxextError(f'"{model_type}" is not a causal language model but {others[model_type]}.')
+        hint = "docs/families.md lists the multimodal models whose text part is converted."
+        return CtxextError(
+            f'"{model_type}" is not a causal language model but {others[model_type]}.',
+            hint=hint if "multimodal" in others[model_type] else "",
+        )
     if config.get("auto_map") or model_type in _REMOTE_CODE:
         return CtxextError(
             f'"{model_type}" is no model type of transformers: its code comes with the checkpoint.',
@@ -94,6 +100,7 @@ class Family:
         scalable: Whether transformers' rope types have an effect.
         rope_types: The rope types that transformers 5 carries; "default" stands for a changed base alone.
         rope_types_4x: The same for transformers 4.57 where it differs; empty where 4.57 does not know the family.
+        loader: The Auto class of transformers that loads it.
         reason: Why the family cannot be converted at all; empty where it can.
         note: What a user should know about this family.
     """
@@ -126,6 +133,7 @@ class Family:
     scalable: bool = True
     rope_types: tuple[str, ...] = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
     rope_types_4x: tuple[str, ...] | None = None
+    loader: str = "AutoModelForCausalLM"
     reason: str = ""
     note: str = ""
 
@@ -182,7 +190,13 @@ def named_family(config: Mapping[str, Any]) -> Family:
     nested = text_config(config, family)
     inner = FAMILIES.get(str(nested.get("model_type"))) if nested is not config else None
     if inner is not None and not family.reason:
-        family = dataclasses.replace(inner, model_type=model_type, text_config=family.text_config)
+        family = dataclasses.replace(
+            inner,
+            model_type=model_type,
+            text_config=family.text_config,
+            loader=family.loader,
+            rope_types_4x=inner.rope_types_4x if family.rope_types_4x is None else family.rope_types_4x,
+        )
     return family
 
 

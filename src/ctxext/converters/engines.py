@@ -23,6 +23,8 @@ EXACT, PARTLY, WRONG, UNKNOWN = "exact", "with care", "not", "not known"
 MARKS: Mapping[str, str] = {EXACT: "✓", PARTLY: "~", WRONG: "✗", UNKNOWN: "?"}
 BY_SOURCE = "right by its source, not tried"
 """The remark of what was read and not run."""
+UNTRIED = "not tried with"
+"""The beginning of the remark on a family that only transformers was tried with."""
 ENGINES = ("transformers", "vLLM", "SGLang", "llama.cpp", "MLX")
 TOLERANCE = 1e-3
 """Up to so many nats a log-probability may differ from transformers'."""
@@ -259,7 +261,7 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
         remark = remark or next((row[2] for row in rows if row[2]), "")
         tried = _TRIED_IN.get(engine, TRIED_FAMILIES)
         if engine != "transformers" and status not in (WRONG, UNKNOWN) and family not in tried:
-            status, remark = UNKNOWN, f"not tried with {family}"
+            status, remark = UNKNOWN, f"{UNTRIED} {family}"
         if engine == "SGLang" and status == EXACT:
             status, remark = UNKNOWN, "; ".join(part for part in (remark, BY_SOURCE) if part)
         if status == WRONG:

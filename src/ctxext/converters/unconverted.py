@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctxext.checkpoint.families import text_config
-from ctxext.converters.engines import BY_SOURCE, EXACT, PARTLY, Serving, attn_factor, gguf_name
+from ctxext.converters.engines import BY_SOURCE, EXACT, PARTLY, UNTRIED, Serving, attn_factor, gguf_name
 from ctxext.recipes.encodings.rotary import ModelConfig, native_type
 
 _BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
@@ -29,6 +29,8 @@ def unconverted_lines(source: str, model: ModelConfig, serving: Sequence[Serving
         return {}
     source = source if source != "demo" and source.isprintable() and not set(source) & set("<>`") else "SOURCE"
     run = {row.engine for row in serving if row.status in (EXACT, PARTLY) or BY_SOURCE in row.remark}
+    # vLLM takes the same line for any family, and for a multimodal one a nested override.
+    run |= {row.engine for row in serving if row.engine == "vLLM" and row.remark.startswith(UNTRIED)}
     flags = {"vLLM": _vllm(model), "SGLang": _sglang(model), "llama.cpp": _llama_cpp(model)}
     programs = {
         "vLLM": ["vllm", "serve", source],

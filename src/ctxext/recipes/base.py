@@ -10,6 +10,7 @@ from ctxext.checkpoint.new_tensor import NewTensor
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.base import POSITIONS, Encoding
+from ctxext.recipes.encodings.frequencies import is_neutral
 from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, unsupported
 from ctxext.recipes.param import SearchRange, checked, param, search_ranges
 
@@ -242,16 +243,17 @@ class Scaling(Reaching):
         step = self.resolved(rotary)
         if rotary.rope_type != "default":
             raise CtxextError(f'{self.name} cannot be applied on top of the schedule "{rotary.rope_type}".')
-        return model.with_encoding(
-            dataclasses.replace(
-                rotary,
-                theta=step.theta_after(rotary),
-                theta_origin="",
-                context_length=step.reach(rotary),
-                declared_length=None,
-                parameters={"rope_type": self.rope_type, **step.schedule(rotary)},
-            )
+        after = dataclasses.replace(
+            rotary,
+            theta=step.theta_after(rotary),
+            theta_origin="",
+            context_length=step.reach(rotary),
+            declared_length=None,
+            parameters={"rope_type": self.rope_type, **step.schedule(rotary)},
         )
+        if step.factor == 1 and is_neutral(after):  # Its formula would round otherwise than the plain one.
+            after = after.with_parameters({"rope_type": "default"})
+        return model.with_encoding(after)
 
     @classmethod
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxext.checkpoint.families import Family
+from ctxext.checkpoint.families import Family, named_family
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling
@@ -191,7 +191,7 @@ def stock_model(config: Mapping[str, Any]) -> Any:
         CtxextError: the installed transformers does not know the family, or refuses the configuration.
     """
     import transformers
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     version = transformers.__version__
     stock = {key: value for key, value in without_hub(config).items() if key != "auto_map"}
@@ -199,7 +199,7 @@ def stock_model(config: Mapping[str, Any]) -> Any:
         with tempfile.TemporaryDirectory() as folder, _quiet():
             (Path(folder) / "config.json").write_text(json.dumps(stock), encoding="utf-8")
             model_config = AutoConfig.from_pretrained(folder)
-            kind = AutoModelForCausalLM._model_mapping[type(model_config)]
+            kind = getattr(transformers, named_family(config).loader)._model_mapping[type(model_config)]
             if kind.config_class is not type(model_config):
                 model_config = model_config.get_text_config(decoder=True)
             return _built(kind, model_config)
@@ -270,7 +270,8 @@ def _asked(name: str, module: Any, layer_type: str, length: int) -> Rotation:
     import torch
 
     positions = torch.tensor([[1, max(length, 2) - 1]])
-    if hasattr(module, "mrope_section"):
+    schedule = getattr(getattr(module, "config", None), "rope_scaling", None) or {}
+    if hasattr(module, "mrope_section") or "mrope_section" in schedule:  # 4.57 has it in some attentions alone.
         positions = positions.expand(3, 1, 2)
     answers = {"x": torch.zeros(1, 2, 1), "position_ids": positions, "layer_type": layer_type, "seq_len": length}
     wanted = inspect.signature(module.forward).parameters

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.families import Family, text_config
+from ctxext.checkpoint.auto_class import CAUSAL
+from ctxext.checkpoint.families import FAMILIES, Family, text_config
 from ctxext.errors import CtxextError
 from ctxext.recipes.code import guards
 from ctxext.recipes.encodings.dialects import STOCK_KEYS
@@ -51,6 +52,7 @@ CONFIGURATION = "configuration_ctxext"
 """The portable file that reads a configuration with a hidden rope type, as named in `auto_map`."""
 
 _TOWER = "its language model is another family's; convert that family's own checkpoint"
+_WHOLE = "code for models that {} loads is untested; methods that change config.json alone apply"
 _INDEXER = "its indexer reads the same rotary embedding, which must stay the model's own"
 
 UNREACHED: Mapping[str, str] = {
@@ -108,6 +110,9 @@ def family_classes(config: Mapping[str, Any]) -> Classes:
     if causal_lm is not None and causal_lms.get(inner) == causal_lm:
         model_type = inner  # The text model of a larger one, in a checkpoint with the whole model's configuration.
     model = models.get(model_type)
+    family = FAMILIES.get(whole_type)
+    if family is not None and family.loader != CAUSAL:
+        raise CtxextError(f'"{whole_type}" cannot carry code: {refusal(family)}.', hint="Try --method yarn.")
     if causal_lm is None or not isinstance(model, str):
         raise CtxextError(f'The installed transformers has no causal language model of type "{model_type}".')
     classes = {"AutoModel": model, "AutoModelForCausalLM": causal_lm}
@@ -137,7 +142,8 @@ def _origin(module: str) -> str | None:
 
 def refusal(family: Family) -> str:
     """Why a family cannot carry code, whatever the method; empty if it can."""
-    return family.reason or UNREACHED.get(family.model_type, "")
+    whole = "" if family.loader == CAUSAL else _WHOLE.format(family.loader)
+    return family.reason or UNREACHED.get(family.model_type, whole)
 
 
 def with_step(model: ModelConfig, name: str, settings: Mapping[str, Any]) -> ModelConfig:

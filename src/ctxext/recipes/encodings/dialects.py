@@ -66,9 +66,11 @@ def nested_by_type(config: Config, family: Family, full: Mapping[str, Any]) -> d
     """The schedule by layer type; sliding layers keep theirs (docs/traps.md, trap 9)."""
     source = text_config(config, family).get("rope_parameters") or {}
     nested = {key: copy.deepcopy(value) for key, value in source.items() if isinstance(value, dict)}
-    local_theta = read(config, family, "local_rope_theta")
-    for name in family.sliding_types if local_theta else ():
-        nested.setdefault(name, {"rope_type": "default", "rope_theta": local_theta})
+    local = {"rope_type": "default", "rope_theta": read(config, family, "local_rope_theta")}
+    if partial := family.defaults.get("local_partial_rotary_factor"):
+        local["partial_rotary_factor"] = partial
+    for name in family.sliding_types if local["rope_theta"] else ():
+        nested.setdefault(name, local)
     return {**nested, **{name: dict(full) for name in family.full_types}}
 
 

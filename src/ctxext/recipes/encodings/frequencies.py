@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.recipes.encodings.rotary import Rotary
+from ctxext.recipes.encodings.rotary import Rotary, attention_scaling
 
 
 def inverse_frequencies(rotary: Rotary, length: int | None = None) -> list[float]:
@@ -28,6 +28,15 @@ def inverse_frequencies(rotary: Rotary, length: int | None = None) -> list[float
         raise CtxextError(f'The schedule "{rotary.rope_type}" lacks "{error.args[0]}".') from error
     except (TypeError, ValueError, ArithmeticError) as error:
         raise CtxextError(f'The schedule "{rotary.rope_type}" makes no sense: {error}.') from error
+
+
+def is_neutral(rotary: Rotary) -> bool:
+    """Whether a schedule leaves the plain frequencies as they are, at any length, but for rounding."""
+    plain = inverse_frequencies(rotary.with_parameters({"rope_type": "default"}))
+    both = (inverse_frequencies(rotary, length) for length in (rotary.trained_length, 2 * rotary.trained_length))
+    return attention_scaling(rotary) == 1 and all(
+        math.isclose(one, other, rel_tol=1e-12) for found in both for one, other in zip(found, plain, strict=True)
+    )
 
 
 _Rule = Callable[[Rotary, Mapping[str, Any], list[float], int], list[float]]

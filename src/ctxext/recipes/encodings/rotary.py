@@ -48,6 +48,10 @@ _ORIGINAL = "original_max_position_embeddings"
 _FROM_ORIGINAL = ("llama3", "longrope", "yarn")
 """Rope types whose formula needs the original length, which some files keep one level up (Phi-3)."""
 _LENGTH_KEYS_4X = ("longrope",)
+_COPIES = frozenset({"rope_theta", "theta"})
+"""Other keys of the base, which must not go stale: transformers 4.57 prefers `theta` in LFM2."""
+_SECTIONS = "mrope"
+"""The name of a plain schedule with sections of positions in older files (Qwen2-VL); classes read "default"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,6 +281,8 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
         )
     parameters["rope_type"] = parameters.get("rope_type") or parameters.pop("type", None) or "default"
     parameters.pop("type", None)
+    if parameters["rope_type"] == _SECTIONS:
+        parameters["rope_type"] = "default"
     if parameters["rope_type"] == family.plain_type and parameters.get("factor") in (None, 1):
         parameters["rope_type"] = "default"
     check_numbers(parameters)
@@ -407,13 +413,14 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
         text.setdefault(above, partial)
     write_length(text, family, rotary.claimed_length)
     if family.rope_scaling or family.local_theta_key:
-        text[family.theta_key] = rotary.theta
+        text.update(dict.fromkeys([family.theta_key, *(_COPIES & text.keys())], rotary.theta))
     if thetas := text.get(family.layer_theta_key) if family.layer_theta_key else None:
         for index in rotated_layers(config, family):
             thetas[index] = rotary.theta
     text["rope_parameters"] = nested_by_type(config, family, parameters) if family.nested_rope else parameters
     text.pop("rope_scaling", None)
-    if family.rope_scaling and (rotary.rope_type != "default" or family.explicit_default):
+    is_explicit = rotary.rope_type != "default" or family.explicit_default or any(key in parameters for key in KEPT)
+    if family.rope_scaling and is_explicit:
         text["rope_scaling"] = rope_scaling(family, _schedule(config, family, rotary))
     text.pop(_ORIGINAL, None)
     if rotary.rope_type in _LENGTH_KEYS_4X:

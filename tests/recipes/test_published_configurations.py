@@ -1,0 +1,271 @@
+"""Published configurations by six schedules at ×1 and ×4: the rotation of the stock class against formulas by hand.
+
+Each line of tests/data/published.jsonl has a model's config.json without what no schedule reads, `source` (where it was
+read), and what is known of it: `original` and `reads` (tokens), `declares` where config.json claims another length,
+`rotates` (dimensions of a head), `theta`, and `span` where the exponents run over more than that; or `refused`. The
+files of tests/data/configs say the same of further models. A plan is made for the configuration as it is; what it
+writes is loaded with few layers and experts.
+"""
+
+import copy
+import json
+import math
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from ctxext.checkpoint.families import family_of, text_config
+from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.converters import convert, make_plan
+from ctxext.errors import CtxextError
+from ctxext.recipes import Recipe, Yarn, method_named
+from ctxext.recipes.encodings.rotary import model_config, unsupported
+from ctxext.verify.carried import rotations
+from published_models import NAMES, published, write_config
+
+FILE = Path(__file__).parents[1] / "data" / "published.jsonl"
+ROWS = {row["model"]: row for row in map(json.loads, FILE.read_text(encoding="utf-8").splitlines())}
+ROWS |= {published(name)["model"]: published(name) for name in NAMES if "original" in published(name)}
+READ = [name for name, row in ROWS.items() if "refused" not in row]
+REFUSED = [name for name, row in ROWS.items() if "refused" in row]
+METHODS = ("pi", "ntk", "yarn", "ntk-by-parts", "llama3", "dynamic")
+QUICK = (
+    "Qwen/Qwen3-8B",
+    "meta-llama/Llama-3.1-8B",
+    "deepseek-ai/DeepSeek-R1",
+    "openai/gpt-oss-20b",
+    "tencent/Hy-MT2-7B",
+    "lmsys/vicuna-7b-v1.5-16k",
+    "EleutherAI/pythia-14m",
+    "google/gemma-3-4b-it",
+)
+IS_OLD = transformers.__version__.startswith("4.")
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
+
+
+def schedule_of(row):
+    """The published schedule of the full-attention layers."""
+    text = row["config"].get("text_config", row["config"])
+    whole = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    numbers = whole.get("full_attention", whole)
+    return {**numbers, "rope_type": numbers.get("rope_type") or numbers.get("type") or "default"}
+
+
+def ramp(row, numbers):
+    """YaRN's: how far each pair is interpolated, from 0 to 1."""
+    size, base, length = row["rotates"], row["theta"], row["original"]
+    ends = [
+        size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+        for turns in (numbers.get("beta_fast") or 32, numbers.get("beta_slow") or 1)
+    ]
+    if numbers.get("truncate", True):
+        ends = [math.floor(ends[0]), math.ceil(ends[1])]
+    low, high = max(ends[0], 0), min(ends[1], size - 1)
+    return [min(max((pair - low) / ((high - low) or 0.001), 0), 1) for pair in range(size // 2)]
+
+
+def by_hand(row, method, factor, numbers, at):
+    """The frequencies and the factor on cosine and sine of a method, from its paper and the row's facts.
+
+    Args:
+        row: The published model.
+        method: The method's name.
+        factor: How many times longer than the original context length.
+        numbers: Numbers of the published schedule that the method keeps.
+        at: The length of the sequence in tokens.
+    """
+    size, base, length = row["rotates"], row["theta"], row["original"]
+    span = row.get("span", size)
+    plain = [base ** (-2 * pair / span) for pair in range(size // 2)]
+    if method == "ntk":
+        return [(base * factor ** (span / (size - 2))) ** (-2 * pair / span) for pair in range(size // 2)], 1.0
+    if method == "dynamic":
+        stretch = factor * max(at, length) / length - (factor - 1)
+        return [(base * stretch ** (size / (size - 2))) ** (-2 * pair / size) for pair in range(size // 2)], 1.0
+    if method == "llama3":
+        low, high = numbers.get("low_freq_factor", 1), numbers.get("high_freq_factor", 4)
+        turns = [length * theta / (2 * math.pi) for theta in plain]
+        shares = [1 - min(max((turn - low) / (high - low), 0), 1) for turn in turns]
+    else:
+        shares = [1.0] * len(plain) if method == "pi" else ramp(row, numbers)
+    frequencies = [theta * (1 - share) + theta / factor * share for theta, share in zip(plain, shares, strict=True)]
+    if method != "yarn" or factor <= 1:
+        return frequencies, 1.0
+    ones = [numbers.get(key) or 0 for key in ("mscale", "mscale_all_dim")]
+    both = [0.1 * one * math.log(factor) + 1 for one in ones]
+    return frequencies, both[0] / both[1] if all(ones) else 0.1 * math.log(factor) + 1
+
+
+def small(config):
+    """A configuration with few layers, of each type at least one, and few experts."""
+    config = copy.deepcopy(config)
+    config.pop("auto_map", None)
+    family = family_of(config)
+    text = text_config(config, family)
+    types = text.get("layer_types")
+    count = max(types.index(kind) for kind in set(types)) + 1 if types else 6 if family.layers else 2
+    text[family.aliases.get("num_hidden_layers", "num_hidden_layers")] = count
+    text |= {"layer_types": types[:count]} if types else {}
+    text |= {key: 8 for key in EXPERTS if text.get(key)}
+    return config
+
+
+def converted(row, source, name, factor):
+    """The plan of one method, by which the model reads `factor` times as much as before; None where it is refused."""
+    kind, is_scaled = method_named(name), row["reads"] != row["original"]
+    step = kind(target_length=factor * row["reads"]) if is_scaled else kind(factor=float(factor))
+    # Factor 1 is written as no schedule, save for `dynamic`, which goes on stretching beyond the original length.
+    is_plain = factor == 1 and not is_scaled and name != "dynamic"
+    if unsupported(family_of(row["config"]), kind.rope_type) and not is_plain:  # As test_families.py measures.
+        with pytest.raises(CtxextError, match="does not carry the rope type"):
+            make_plan(source, Recipe([step]), replace_scaling=is_scaled)
+        return None
+    return make_plan(source, Recipe([step]), replace_scaling=is_scaled, allow_shorter="declares" in row)
+
+
+@lru_cache(maxsize=16)
+def rotating(config, lengths):
+    """What the stock class of a configuration, written as JSON, rotates by at some lengths."""
+    return rotations(json.loads(config), lengths)
+
+
+def loaded(config, lengths):
+    """The same of a configuration made small; factor 1 gives one for all methods."""
+    plain = {key: value for key, value in small(config).items() if key != "ctxext"}
+    return rotating(json.dumps(plain, sort_keys=True), lengths)
+
+
+def check_loaded(row, config, name, factor):
+    """The loaded result against the formula, layer type by layer type, at half and at all of its length."""
+    family, published_schedule = family_of(row["config"]), schedule_of(row)
+    total = factor * row["reads"] / row["original"]
+    lengths = (row["original"] // 2, round(total * row["original"]))
+    is_same_type = method_named(name).rope_type == published_schedule["rope_type"]
+    is_same = total == 1 or (name == published_schedule["rope_type"] and total == published_schedule["factor"])
+    # transformers 4 does not read `rope_parameters` (docs/traps.md, trap 1), which many sources have alone.
+    is_misread = IS_OLD and "rope_parameters" in row["config"].get("text_config", row["config"])
+    before, after = loaded(row["config"], lengths), loaded(config, lengths)
+    for length in lengths:
+        checked = 0
+        for was, entry in zip(before[length], after[length], strict=True):
+            if any(word in f"{entry.module}.{entry.layer_type}" for word in ("local", *family.sliding_types)):
+                assert entry == was, "a sliding layer changed"
+                continue
+            checked += 1
+            wanted, scaling = by_hand(row, name, total, published_schedule if is_same_type else {}, length)
+            found = [frequency for frequency in entry.frequencies if frequency > 0]
+            assert found == pytest.approx(sorted(set(wanted)), rel=2e-5), length
+            assert entry.scaling == pytest.approx(scaling, rel=2e-5)
+            if is_same and not is_misread:
+                assert entry == was, "not bit-equal to the source"
+        assert checked
+
+
+def sweep(model, tmp_path):
+    """All methods on one model.
+
+    Returns:
+        How many conversions were loaded and right, refused with a true reason, and not for this transformers.
+    """
+    row = ROWS[model]
+    source = open_checkpoint(str(write_config(row["config"], tmp_path / "source")))
+    is_known = row["config"]["model_type"] in CONFIG_MAPPING_NAMES
+    counts = [0, 0, 0]
+    for factor in (1, 4):
+        for name in METHODS:
+            plan = converted(row, source, name, factor)
+            if plan is None:
+                counts[1] += 1
+                continue
+            if not is_known or (IS_OLD and any("4.57 does not carry" in line for line in plan.cautions)):
+                counts[2] += 1
+                continue
+            check_loaded(row, json.loads(plan.texts["config.json"]), name, factor)
+            counts[0] += 1
+    return counts
+
+
+def test_there_are_a_hundred_that_are_read():
+    assert len(READ) >= 130
+    assert all(len(row["source"]) > 20 for row in ROWS.values())
+
+
+def test_lengths_and_bases_are_those_that_were_published():
+    for name in READ:
+        row, rotary = ROWS[name], model_config(ROWS[name]["config"]).rotary
+        reads = rotary.usable_length if rotary.is_scaled else rotary.context_length
+        assert (rotary.trained_length, reads) == (row["original"], row["reads"]), name
+        assert (rotary.dim, rotary.theta, rotary.span) == (row["rotates"], row["theta"], row.get("span", rotary.dim))
+        assert rotary.declared_length == row.get("declares"), name
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_by_name(name):
+    with pytest.raises(CtxextError, match=ROWS[name]["refused"]):
+        _ = model_config(ROWS[name]["config"]).rotary
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_few(name, tmp_path):
+    assert sweep(name, tmp_path)[0]
+
+
+@pytest.mark.thorough
+def test_all_of_them(tmp_path):
+    counts = [sweep(name, tmp_path / str(number)) for number, name in enumerate(READ)]
+    right, refused, elsewhere = (sum(column) for column in zip(*counts, strict=True))
+    print(f"{len(READ)} models: {right} right, {refused} refused, {elsewhere} not for this transformers")  # noqa: T201
+    assert right + refused + elsewhere == len(READ) * len(METHODS) * 2
+
+
+REPRESENTATIVES = (
+    "Qwen/Qwen3-8B",
+    "allenai/Olmo-3-7B-Think",
+    "deepseek-ai/DeepSeek-R1",
+    "EleutherAI/pythia-14m",
+    "internlm/internlm3-8b-instruct",
+    "lmsys/vicuna-7b-v1.5-16k",
+    "meta-llama/Llama-3.1-8B",
+    "openai/gpt-oss-20b",
+    "tencent/Hy-MT2-7B",
+)
+"""A model of each kind of schedule, loaded with weights."""
+TINY = {"vocab_size": 64, "intermediate_size": 32, "moe_intermediate_size": 32, "kv_lora_rank": 16, "q_lora_rank": 16}
+
+
+def narrow(row):
+    """A configuration as narrow as the size of its heads allows, with the published schedule."""
+    config = {**small(row["config"]), **TINY, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config.pop("architectures", None)
+    head = row["config"].get("head_dim") or row["config"]["hidden_size"] // row["config"]["num_attention_heads"]
+    config |= {"hidden_size": 2 * head, **({"head_dim": head} if "head_dim" in row["config"] else {})}
+    return {**config, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", REPRESENTATIVES)
+def test_weights_and_all(name, tmp_path):
+    row = ROWS[name]
+    if row["config"]["model_type"] not in CONFIG_MAPPING_NAMES:
+        pytest.skip("unknown to this transformers")
+    narrowed = narrow(row)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**narrowed)).save_pretrained(tmp_path / "source")
+    # As published, not as this transformers saves it.
+    (tmp_path / "source" / "config.json").write_text(json.dumps(narrowed))
+    source, total = str(tmp_path / "source"), 4 * row["reads"] / row["original"]
+    step = Yarn(target_length=4 * row["reads"])
+    convert(source, tmp_path / "out", Recipe([step]), replace_scaling=row["reads"] != row["original"])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    named = ((key, module) for key, module in model.named_modules() if "otary" in type(module).__name__)
+    rotary = [module for key, module in named if "sliding" not in key]
+    same_type = schedule_of(row)["rope_type"] == "yarn"
+    wanted, scaling = by_hand(row, "yarn", total, schedule_of(row) if same_type else {}, 4 * row["reads"])
+    full = [getattr(module, "full_attention_inv_freq", getattr(module, "inv_freq", None)) for module in rotary]
+    scalings = [getattr(module, "full_attention_attention_scaling", None) for module in rotary]
+    assert full
+    assert full[0].tolist() == pytest.approx(wanted, rel=2e-5)
+    assert (scalings[0] or rotary[0].attention_scaling) == pytest.approx(scaling)

@@ -1,0 +1,136 @@
+"""Multimodal models whose text part alone reads the schedule, run with an image in the prompt."""
+
+import json
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText
+
+import multimodal_models
+from ctxext.checkpoint.auto_class import MULTIMODAL
+from ctxext.checkpoint.families import FAMILIES
+from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.converters import convert, make_plan
+from ctxext.converters.unconverted import unconverted_lines
+from ctxext.errors import CtxextError
+from ctxext.recipes import DynamicNtk, Llama3, Ntk, PositionInterpolation, Recipe, Yarn
+from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.methods.ntk_by_parts import NtkByParts
+from ctxext.recipes.methods.self_extend import SelfExtend
+from ctxext.verify.run import failures, verify
+from small_llama import read_json
+
+STEPS = (PositionInterpolation, Ntk, Yarn, NtkByParts, Llama3, DynamicNtk)
+QUICK = "qwen3_vl"
+
+
+def loaded(folder):
+    model, info = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    return model.eval()
+
+
+def text_rotary(model):
+    """The rotary embeddings of the text part."""
+    towers = ("visual", "vision", "patch")
+    named = ((name, module) for name, module in model.named_modules() if "otary" in type(module).__name__)
+    return [module for name, module in named if not any(tower in name for tower in towers)]
+
+
+def tower_rotary(model):
+    named = ((name, module) for name, module in model.named_modules() if "otary" in type(module).__name__)
+    return [module.inv_freq for name, module in named if "visual" in name or "vision" in name]
+
+
+def yarn(theta, dim, length, factor):
+    """Its frequencies, from the paper."""
+    ends = [dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (32, 1)]
+    low, high = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), dim - 1)
+    shares = [min(max((pair - low) / (high - low), 0), 1) for pair in range(dim // 2)]
+    return [theta ** (-2 * pair / dim) * (1 - share + share / factor) for pair, share in enumerate(shares)]
+
+
+def check(name, folder, methods):
+    """Convert a family by YaRN, by nothing, and by other methods; run the first two with an image in the prompt."""
+    source = multimodal_models.save(name, folder / "source")
+    before, model = multimodal_models.logits(loaded(source)), model_config(read_json(source / "config.json"))
+    assert before.isfinite().all()
+    length, reads = model.rotary.trained_length, model.rotary.usable_length
+    replaces = model.rotary.is_scaled
+    convert(str(source), folder / "out", Recipe([Yarn(target_length=4 * reads)]), replace_scaling=replaces)
+    assert not failures(verify(str(folder / "out")))
+    after = loaded(folder / "out")
+    longer = multimodal_models.logits(after)
+    assert longer.isfinite().all()
+    assert (longer - before).abs().max() > 1e-3
+    factor = 4 * reads / length
+    wanted = torch.tensor(yarn(10000.0, model.rotary.dim, length, factor))
+    assert text_rotary(after)
+    for module in text_rotary(after):
+        torch.testing.assert_close(module.inv_freq, wanted, rtol=1e-5, atol=0)
+        assert module.attention_scaling == pytest.approx(0.1 * math.log(factor) + 1)
+    for one, other in zip(tower_rotary(after), tower_rotary(loaded(source)), strict=True):
+        assert torch.equal(one, other)
+    step = Yarn(target_length=reads) if replaces else Yarn(factor=1)
+    convert(str(source), folder / "same", Recipe([step]), replace_scaling=replaces)
+    assert torch.equal(multimodal_models.logits(loaded(folder / "same")), before)
+    if model.family.loader == MULTIMODAL:
+        with pytest.raises(CtxextError, match="code for models that AutoModelForImageTextToText loads is untested"):
+            make_plan(open_checkpoint(str(source)), Recipe([SelfExtend(factor=2)]))
+    for kind in methods:  # A conversion is checked against the method's reference.
+        out = folder / kind.name
+        convert(str(source), out, Recipe([kind(target_length=2 * reads)]), replace_scaling=replaces)
+        written = read_json(out / "config.json")
+        stated = read_json(source / "config.json")
+        assert {key for key in stated if stated[key] != written.get(key)} <= {"text_config", "dtype"}
+
+
+def test_a_family(tmp_path):
+    check(QUICK, tmp_path, ())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", multimodal_models.NAMES)
+def test_every_family(name, tmp_path):
+    check(name, tmp_path, STEPS)
+
+
+def test_every_family_that_this_class_loads_is_tried():
+    tried = {multimodal_models.TYPES.get(name, name) for name in multimodal_models.CONFIGS}
+    assert {name for name, family in FAMILIES.items() if family.loader == MULTIMODAL} <= tried
+    assert len(tried) >= 12
+
+
+def test_others_are_refused_with_a_hint():
+    with pytest.raises(CtxextError, match="multimodal") as error:
+        model_config({"model_type": "qwen2_5_omni"})
+    assert "docs/families.md" in error.value.hint
+
+
+FLAT = {"model_type": "qwen2_5_vl", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+FLAT |= {"max_position_embeddings": 64, "rope_theta": 1e6, "vision_config": {}}
+FLAT |= {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+
+
+def test_a_flat_configuration_keeps_its_sections():
+    """Qwen2-VL and Qwen2.5-VL were published with their text part's keys at the top."""
+    model = model_config(FLAT)
+    assert (model.rotary.rope_type, model.rotary.is_scaled) == ("default", False)
+    for step in (Yarn(factor=4), Ntk(factor=4)):
+        written = step.resolved(model.rotary).edit(model).config
+        assert "text_config" not in written
+        for key in ("rope_scaling", "rope_parameters"):
+            assert written[key]["mrope_section"] == [2, 3, 3]
+        assert written["rope_parameters"]["rope_theta"] == written["rope_theta"]
+
+
+def test_the_override_of_a_line_is_nested(tmp_path):
+    source = multimodal_models.save(QUICK, tmp_path / "source")
+    plan = make_plan(open_checkpoint(str(source)), Recipe([Yarn(factor=4)]))
+    line = unconverted_lines("SOURCE", plan.model, plan.serving)["vLLM"]
+    override = json.loads(line.split("--hf-overrides '")[1].split("'")[0])
+    assert override["text_config"]["max_position_embeddings"] == 256
+    assert override["text_config"]["rope_parameters"]["factor"] == 4
+    assert override["text_config"]["rope_parameters"]["mrope_section"] == [4, 2, 2]
