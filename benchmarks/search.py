@@ -23,11 +23,11 @@ import torch
 from ctxext.converters import convert
 from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.evaluate.model import Loading, load_model
+from ctxext.evaluate.workbench import Workbench
 from ctxext.recipes import MsPoE, Ntk, Recipe, Yarn
 from ctxext.search import SearchOptions, search
 from ctxext.search.eval_set import EvalSet, make_eval_sets
 from ctxext.search.measurement import Measurement, measure
-from ctxext.search.trial_model import Workbench
 
 RECIPES = {
     "ntk ×4": Recipe([Ntk(factor=4)]),

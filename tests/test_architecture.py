@@ -18,7 +18,7 @@ LAYERS = (
     "evaluate.checkpoint_info",
     *("evaluate.scoring.prefix_cache", "evaluate.model", "evaluate.served", "evaluate.scoring"),
     *("evaluate.tasks", "evaluate.settings", "evaluate.tasks.retrieval", "evaluate.report", "evaluate"),
-    *("search", "demo", "finetune", "publish", "cli"),
+    *("compare", "search", "demo", "finetune", "publish", "cli"),
 )
 MOST_PARAMETERS = 8
 SIGNATURES_OF_OTHERS = {"serving/row_wise.py: forward"}
@@ -122,6 +122,7 @@ STARTS = {
 UNNEEDED = (*HEAVY, "pydantic", "yaml", "huggingface_hub", "safetensors", "psutil", "rich.progress", "rich.markdown")
 UNNEEDED += (
     "ctxext.search.run",
+    "ctxext.compare.run",
     "ctxext.evaluate.run",
     "ctxext.finetune.run",
     "ctxext.publish.push",

@@ -36,7 +36,7 @@ from ctxext.search.run import Found
 PAGE = (Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
 PACKAGES = "ctxext ctxext.recipes ctxext.converters ctxext.checkpoint ctxext.evaluate ctxext.finetune ctxext.search"
-CALLED = ("evaluate", "finetune", "search", "verify")
+CALLED = ("compare", "evaluate", "finetune", "search", "verify")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def in_a_new_python(clean_processes):
     return call
 
 
-@pytest.mark.parametrize("package", [*PACKAGES.split(), "ctxext.verify", "ctxext.publish"])
+@pytest.mark.parametrize("package", [*PACKAGES.split(), "ctxext.compare", "ctxext.verify", "ctxext.publish"])
 def test_every_name_is_what_its_module_defines(package):
     module = importlib.import_module(package)
     assert isinstance(module, Package)

@@ -324,8 +324,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "converters/convert.py",
-        "_check_frequencies(plan) if options.check else None",
-        "_check_frequencies(plan)",
+        "check_frequencies(plan) if options.check else None",
+        "check_frequencies(plan)",
         ("tests/cli/test_convert_command.py::test_no_verify_checks_nothing",),
     ),
     (

@@ -4,9 +4,9 @@
 >>> Recipe(Yarn(factor=4)).summary()
 'yarn ×4'
 
-Everything is imported when it is first used. `evaluate`, `finetune`, `search` and `verify` are packages that are called
-like the functions of their names, so `ctxext.evaluate(...)` and `from ctxext.evaluate import Settings` both work,
-whichever comes first.
+Everything is imported when it is first used. `compare`, `evaluate`, `finetune`, `search` and `verify` are packages that
+are called like the functions of their names, so `ctxext.evaluate(...)` and `from ctxext.evaluate import Settings` both
+work, whichever comes first.
 """
 
 from typing import TYPE_CHECKING
@@ -16,6 +16,8 @@ from ctxext.version import __version__
 
 if TYPE_CHECKING:
     from ctxext.checkpoint.opening import open_checkpoint
+    from ctxext.compare.options import CompareOptions
+    from ctxext.compare.run import compare
     from ctxext.converters.convert import convert, plan_conversion
     from ctxext.converters.inspection import inspect_checkpoint
     from ctxext.converters.options import ConvertOptions
@@ -66,6 +68,7 @@ __all__ = [
     "AdjustedBase",
     "AlibiInterpolation",
     "Bifocal",
+    "CompareOptions",
     "ConvertOptions",
     "Cope",
     "CtxextError",
@@ -97,6 +100,7 @@ __all__ = [
     "Window",
     "Yarn",
     "__version__",
+    "compare",
     "convert",
     "evaluate",
     "finetune",
@@ -145,6 +149,7 @@ _NAMES = {
     "convert": "ctxext.converters.convert",
     "plan_conversion": "ctxext.converters.convert",
     "ConvertOptions": "ctxext.converters.options",
+    "CompareOptions": "ctxext.compare.options",
     "CtxextError": "ctxext.errors",
     "open_checkpoint": "ctxext.checkpoint.opening",
     "inspect_checkpoint": "ctxext.converters.inspection",
@@ -156,4 +161,4 @@ _NAMES = {
     "TrainingData": "ctxext.finetune.training_data",
     "TrainingOptions": "ctxext.finetune.options",
 }
-hand_on(__name__, _NAMES, packages=("evaluate", "finetune", "search", "verify"))
+hand_on(__name__, _NAMES, packages=("compare", "evaluate", "finetune", "search", "verify"))

@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -118,8 +119,8 @@ def test_an_error_is_json_where_json_is_asked_for(monkeypatch, capsys):
 
 
 def test_a_stopped_evaluation_names_resume(monkeypatch, run, tmp_path, capsys):
-    def stopped(models, settings, *, out, **others):
-        out.mkdir()
+    def stopped(*given, out, **others):
+        out.mkdir(exist_ok=True)
         raise KeyboardInterrupt
 
     def leave(code):
@@ -127,12 +128,15 @@ def test_a_stopped_evaluation_names_resume(monkeypatch, run, tmp_path, capsys):
 
     monkeypatch.setattr("os._exit", leave)
     monkeypatch.setattr("ctxext.evaluate.run.evaluate", stopped)
+    monkeypatch.setattr("ctxext.compare.run.compare", stopped)
     monkeypatch.chdir(tmp_path)
-    for words, expected in (
-        (["demo", "--task", "needle"], "ctxext eval demo --task needle --out report --resume"),
-        (["demo", "--task=needle", "-o", "a b", "--overwrite"], "ctxext eval demo --task=needle -o 'a b' --resume"),
+    for words, more in (
+        (["eval", "demo", "--task", "needle"], "--out report --resume"),
+        (["eval", "demo", "--task=needle", "-o", "a b"], "--resume"),
+        (["compare", "demo", "--target-length", "2k"], "--out report-2 --resume"),
     ):
-        monkeypatch.setattr(sys, "argv", ["ctxext", "eval", *words])
+        expected = f"{shlex.join(['ctxext', *words])} {more}"
+        monkeypatch.setattr(sys, "argv", ["ctxext", *words, "--overwrite"])
         with pytest.raises(SystemExit) as stop:
             main()
         assert stop.value.code == INTERRUPTED

@@ -15,6 +15,7 @@ import typer
 
 from ctxext.cli.app import app
 from ctxext.cli.method_options import option_owners
+from ctxext.compare.options import CompareOptions
 from ctxext.converters.convert import convert, plan_conversion
 from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.evaluate.model import Loading
@@ -42,6 +43,9 @@ EVAL = (
     *("--device", "cpu", "--dtype", "bf16", "--attn", "eager", "--trust-remote-code", "--engine", "vllm"),
     *("--engine-args", '{"seed": 2}', "--out", "there", "--resume", "--overwrite", *HUB),
 )
+_ENGINE = ("--allow-beyond", "--engine", "vllm", "--engine-args", '{"seed": 2}')
+_ASKED = tuple(word for word in EVAL[3:] if word not in _ENGINE)
+COMPARE = ("compare", "one", "--target-length", "64k", "--methods", "yarn,dca", "--methods", "mine.yaml", *_ASKED)
 SEARCH = (
     *("search", "some", "best.yaml", "--target-length", "64k", "--trials", "3", "--minutes", "2"),
     *("--methods", "yarn,pi", "--original-length", "4k", "--gradient", "--keep-short", "0.5", "--samples", "4"),
@@ -102,6 +106,7 @@ OTHERS = (
     ("convert", "--recipe", "--dry-run", "--copy"),
     ("push", "--dry-run"),
     ("demo", "--samples"),
+    ("compare", "--minutes"),
     ("finetune", "--config", "--preset", "--dry-run"),
 )
 """Options that have tests of their own."""
@@ -132,9 +137,11 @@ def arrived(run, tmp_path, monkeypatch):
     return call
 
 
-@pytest.mark.parametrize("command", ["eval", "search", "push", "verify", "merge", "inspect", "convert", "finetune"])
+@pytest.mark.parametrize(
+    "command", ["eval", "compare", "search", "push", "verify", "merge", "inspect", "convert", "finetune"]
+)
 def test_every_option_is_in_a_table(command):
-    lines = (EVAL, SEARCH, PUSH, VERIFY, MERGE, INSPECT, CONVERT, AUTO, FINETUNE, *OTHERS)
+    lines = (EVAL, COMPARE, SEARCH, PUSH, VERIFY, MERGE, INSPECT, CONVERT, AUTO, FINETUNE, *OTHERS)
     words = {word for line in lines if line[0] == command for word in line}
     words |= {word for more, _ in TRAININGS for word in more} if command == "finetune" else set()
     of_methods = set(option_owners()) if command == "convert" else set()
@@ -147,29 +154,38 @@ def test_every_option_is_in_a_table(command):
     assert missing == []
 
 
+WHAT_IS_ASKED = {
+    **{"tasks": ("kv", "needle", "passkey"), "lengths": (1024, 2048), "depths": (0.0, 0.3), "samples": 3, "seed": 5},
+    **{
+        "repeat_question": True,
+        "evaluator": "it",
+        "num_needles": 7,
+        "kv_ids": "number",
+        "haystack": Path("hay.txt"),
+        "data": "text.txt",
+    },
+    **{"documents": Path("asked.jsonl"), "stride": 9, "generate": True, "batch_size": 6},
+    **{"harness": ("ruler-6", "other"), "original_length": 4096},
+}
+
+
+def test_compare(arrived):
+    (source,), named = arrived(COMPARE, "ctxext.compare.run.compare")
+    assert source == "one"
+    options = {**WHAT_IS_ASKED, "target_length": 65536, "methods": ("yarn", "dca", "mine.yaml")}
+    assert named.pop("options") == CompareOptions(**options)
+    assert callable(named.pop("progress"))
+    loading = Loading("cpu", "bf16", "eager", False, True, "v1", TOKEN)
+    assert named == {"loading": loading, "out": Path("there"), "resume": True, "overwrite": True}
+    _, named = arrived(("compare", "one", "--target-length", "1k", "--minutes", "7"), "ctxext.compare.run.compare")
+    assert named["options"] == CompareOptions(target_length=1024, minutes=7.0)
+    assert named["out"] == Path("report")
+
+
 def test_eval(arrived):
     (models, settings), named = arrived(EVAL, "ctxext.evaluate.run.evaluate")
     assert models == ["one", "two"]
-    assert settings == Settings(
-        tasks=("kv", "needle", "passkey"),
-        lengths=(1024, 2048),
-        depths=(0.0, 0.3),
-        samples=3,
-        seed=5,
-        num_needles=7,
-        kv_ids="number",
-        repeat_question=True,
-        evaluator="it",
-        haystack=Path("hay.txt"),
-        data="text.txt",
-        documents=Path("asked.jsonl"),
-        stride=9,
-        generate=True,
-        allow_beyond=True,
-        batch_size=6,
-        harness=("ruler-6", "other"),
-        original_length=4096,
-    )
+    assert settings == Settings(**WHAT_IS_ASKED, allow_beyond=True)
     progress = named.pop("progress")
     assert callable(progress)
     loading = Loading("cpu", "bf16", "eager", False, True, "v1", TOKEN, "vllm", {"seed": 2})
@@ -371,17 +387,17 @@ def test_each_option_of_a_conversion_does_its_part(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "budget"),
     [
-        (("--trials", "3", "--minutes", "2"), (3, 2.0)),
+        (("--trials", "3", "--minutes", "2"), (3, 1.2)),
         (("--trials", "3"), (3, None)),
-        (("--minutes", "2"), (None, 2.0)),
-        ((), (None, 5.0)),
+        (("--minutes", "2"), (None, 1.2)),
+        ((), (None, 3.0)),
     ],
 )
 def test_convert_by_a_search(arrived, monkeypatch, words, budget):
     (source, options), named = arrived((*AUTO[:-4], *words), "ctxext.cli.auto.search")
     assert source == "some"
     expected = {"target_length": 65536, "trials": budget[0], "minutes": budget[1], "original_length": 4096}
-    assert options == SearchOptions(**expected)
+    assert options == SearchOptions(**expected), "what is left is for comparing, should that be too little"
     assert callable(named.pop("watch"))
     assert named == {"loading": Loading("cpu", "fp32", revision="v1", token=TOKEN)}
 

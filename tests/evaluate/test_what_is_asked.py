@@ -276,7 +276,7 @@ def test_portions_cover_every_sample_once_and_every_process_has_some(processes, 
     monkeypatch.setattr("ctxext.evaluate.scoring.batch_size.rows_that_fit", lambda model, length: 4)
     settings = Settings(samples=5, depths=(0.0, 1.0), batch_size=batch)
     made = ModelPlan(SimpleNamespace(name="a"), (64, 128), (PassKey(),), ("document",), settings)
-    *works, last = made.make_work(Asked(), settings)
+    *works, last = made.make_work(Asked())
     assert last == "document"
     assert [work.length for work in works] == sorted(work.length for work in works)
     for length in (64, 128):

@@ -10,6 +10,7 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.search import verdict
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import make_ready
+from ctxext.evaluate.workbench import Workbench
 from ctxext.recipes import Ntk, Recipe, Yarn
 from ctxext.recipes.registry import method_named
 from ctxext.search import Found, SearchOptions, final_evaluation, loop, measurement, search
@@ -19,7 +20,6 @@ from ctxext.search.loop import Standing
 from ctxext.search.measurement import Measurement, measure
 from ctxext.search.pareto import Point
 from ctxext.search.study import Trial
-from ctxext.search.trial_model import Workbench
 from hand_made import make_tokenizer
 
 LENGTHS = (320, 640)

@@ -11,10 +11,10 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import make_ready
+from ctxext.evaluate.workbench import Workbench
 from ctxext.recipes import MsPoE, Recipe, load_recipe
 from ctxext.search import SearchOptions, gradient
 from ctxext.search.gradient import Learner, learn
-from ctxext.search.trial_model import Workbench
 from hand_made import make_tokenizer
 
 OPTIONS = SearchOptions(target_length=640, trials=6, gradient=True, keep_short=0.01)

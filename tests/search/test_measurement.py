@@ -14,6 +14,7 @@ from ctxext.evaluate.model import make_ready
 from ctxext.evaluate.scoring import exact_match as scoring
 from ctxext.evaluate.scoring.exact_match import answer_losses
 from ctxext.evaluate.scoring.prefix_cache import is_static, is_static_for
+from ctxext.evaluate.workbench import Workbench
 from ctxext.recipes import LongRope, MsPoE, PositionInterpolation, Recipe
 from ctxext.search import final_evaluation, measurement
 from ctxext.search.eval_set import make_eval_sets
@@ -21,7 +22,6 @@ from ctxext.search.measurement import Measurement, bounded, measure, measurement
 from ctxext.search.options import SearchOptions
 from ctxext.search.pareto import Point, best_of, is_hopeless, pareto_front, points_of
 from ctxext.search.study import Trial
-from ctxext.search.trial_model import Workbench
 from hand_made import make_tokenizer, tiny_llama
 
 OPTIONS = SearchOptions(target_length=640, samples=3, num_depths=3, checked=4)

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -21,6 +22,7 @@ from ctxext.cli.search_view import watching
 from ctxext.errors import CtxextError
 from ctxext.search.loop import Standing
 from ctxext.search.measurement import Measurement
+from ctxext.search.options import NothingMeasuredError
 from ctxext.search.pareto import best_of, points_of
 from ctxext.search.study import Trial
 
@@ -166,7 +168,7 @@ def test_auto_converts_with_the_recipe_that_a_search_writes(run, tmp_path, monke
     assert json.loads((tmp_path / "out" / "ctxext.json").read_text())["recipe"]["description"].startswith("Found by")
 
 
-def test_auto_converts_nothing_where_nothing_helps(run, source, tmp_path, monkeypatch):
+def test_auto_converts_with_the_best_published_where_nothing_helps(run, source, tmp_path, monkeypatch):
     from ctxext.search.options import SearchOptions
 
     monkeypatch.setattr(
@@ -175,8 +177,53 @@ def test_auto_converts_nothing_where_nothing_helps(run, source, tmp_path, monkey
         lambda **given: SearchOptions(**given, samples=1, checked=2, methods=("yarn",), lengths=(640,)),
     )
     result = run("convert", source, tmp_path / "out", "--method", "auto", *FAR, "--trials", 1)
-    assert "eave the model as it is" in result.exception.message
-    assert not (tmp_path / "out").exists()
+    assert result.exit_code == 0, result.output
+    assert "No recipe is surely better than the model as it is: written is the best of the published" in result.stderr
+    assert recipe_in(tmp_path / "out")["steps"][0]["method"] == "yarn"
+
+
+def recipe_in(folder):
+    return json.loads((folder / "ctxext.json").read_text())["recipe"]
+
+
+NTK = {"steps": [{"method": "ntk", "factor": 2.0}]}
+
+
+@pytest.mark.parametrize(
+    ("taken", "nearest", "says"),
+    [
+        ("ntk", "ntk", "3 minutes were too short. Published methods are compared instead."),
+        (None, "ntk", "No recipe is surely better than the model as it is: written is the best of the published"),
+        (None, None, "The time was too short to measure any method at 640 tokens"),
+    ],
+)
+def test_auto_compares_published_methods_where_a_search_has_no_time(
+    run, source, tmp_path, monkeypatch, taken, nearest, says
+):
+    asked, clock = [], iter((100.0, 100.0 + 3.5 * 60))
+
+    def too_short(*given, **more):
+        raise NothingMeasuredError("3 minutes were too short.")
+
+    def compared(*given, **more):
+        asked.append((given, more))
+        rows = [{"name": "stock", "recipe": None}, {"name": "ntk", "recipe": NTK}]
+        return {"comparison": {"models": rows, "taken": taken, "nearest": nearest, "verdict": "Take ntk."}}
+
+    monkeypatch.setattr(auto, "search", too_short)
+    monkeypatch.setattr("ctxext.compare.run.compare", compared)
+    monkeypatch.setattr(auto, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    result = run("convert", source, tmp_path / "out", "--method", "auto", *FAR, "--minutes", 5)
+    assert asked[0][0] == (str(source),)
+    assert asked[0][1]["target_length"] == 640
+    assert asked[0][1]["minutes"] == pytest.approx(1.5), "what the search left"
+    if nearest is None:
+        assert says in result.exception.message
+        assert not (tmp_path / "out").exists()
+    else:
+        assert result.exit_code == 0, result.output
+        assert says in result.stderr
+        assert recipe_in(tmp_path / "out")["steps"][0]["method"] == "ntk"
 
 
 BAD_AUTO = {

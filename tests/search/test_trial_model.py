@@ -13,9 +13,9 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel, make_ready
+from ctxext.evaluate.workbench import Workbench
 from ctxext.recipes import METHODS, AdjustedBase, MsPoE, Recipe, Yarn
 from ctxext.recipes.encodings.rotary import model_config
-from ctxext.search.trial_model import Workbench
 from hand_made import make_tokenizer
 
 IS_4 = transformers.__version__.startswith("4.")

@@ -25,6 +25,8 @@ SUMMARIES = {
     "inspect": "Show a checkpoint's position encoding, its context length, and which methods apply. Reads headers "
     "only.",
     "eval": "Measure whether models find things anywhere in their context, and what extending it cost.",
+    "compare": "Show which published method suits a model, and what it costs: all applied in memory, all asked the "
+    "same.",
     "search": "Try recipes on a model, without training, and write the best as an ordinary recipe file.",
     "finetune": "Train an extended model on long sequences, with LoRA by default, and write it as a portable "
     "checkpoint.",

@@ -1,21 +1,27 @@
-"""`ctxext convert --method auto`: a search with a small budget replaces the recipe."""
+"""`ctxext convert --method auto`: the recipe comes from a search with a small budget, or else from a comparison."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from ctxext.cli.output import Output
-from ctxext.cli.search import verdict
 from ctxext.cli.search_view import watching
 from ctxext.errors import CtxextError
-from ctxext.reading.length import parse_length
-from ctxext.recipes.recipe import Recipe
-from ctxext.search.options import SearchOptions
+from ctxext.reading.length import format_length, parse_length
+from ctxext.recipes.recipe import Recipe, recipe_from_dict
+from ctxext.search.options import NothingMeasuredError, SearchOptions
 from ctxext.search.run import figures, search
+from ctxext.system.extras import is_installed
 
 AUTO = "auto"
 DEFAULT_MINUTES = 5.0
+_FOR_SEARCH = 0.6
+"""The share of the minutes that a search has; where it is too little, methods are compared in the rest."""
+_NOT_BETTER = "No recipe is surely better than the model as it is: written is the best of the published ones, {}."
+_LEAST = 0.1
+"""Minutes that a comparison gets in any case."""
 _PANEL = "Search of --method auto"
 
 TrialsOption = Annotated[
@@ -53,7 +59,7 @@ def searched_recipe(
     *,
     original_length: int | None = None,
 ) -> Recipe:
-    """The best recipe of a search with a small budget.
+    """The best recipe of a search with a small budget, or else the best published method.
 
     Args:
         source: The checkpoint.
@@ -64,7 +70,7 @@ def searched_recipe(
         original_length: What the model was trained on, in tokens, where its files do not say it.
 
     Raises:
-        CtxextError: the options do not go with a search, or no recipe makes the model better.
+        CtxextError: the options do not go with a search, or the time was too short to measure anything.
     """
     if set(given) != {"target_length"}:
         others = ", ".join("--" + name.replace("_", "-") for name in given if name != "target_length")
@@ -74,18 +80,62 @@ def searched_recipe(
         )
     from ctxext.evaluate.model import Loading
 
+    started = time.monotonic()
     trials, minutes = budget
     minutes = DEFAULT_MINUTES if trials is None and minutes is None else minutes
     options = SearchOptions(
         target_length=parse_length(given["target_length"]),
         trials=trials,
-        minutes=minutes,
+        minutes=minutes and _FOR_SEARCH * minutes,
         original_length=original_length,
     )
-    with watching(out) as watch:
-        result = search(source, options, loading=Loading(**hub), watch=watch)
-    if result.recipe is None:
-        raise CtxextError(verdict(result, options), hint="Nothing was converted.")
-    for line in figures(result.check):
-        out.note(line)
-    return result.recipe
+    loading = Loading(**hub)
+    if is_installed("optuna") or trials is not None:
+        try:
+            with watching(out) as watch:
+                result = search(source, options, loading=loading, watch=watch)
+        except NothingMeasuredError as error:
+            out.note(f"{error.message} Published methods are compared instead.")
+        else:
+            for line in figures(result.check):
+                out.note(line)
+            if result.recipe is not None:
+                return result.recipe
+            published = result.check.published
+            if published is not None and published.trial.recipe is not None:
+                out.note(_NOT_BETTER.format(published.trial.name))
+                return published.trial.recipe
+    left = None if minutes is None else max(_LEAST, minutes - (time.monotonic() - started) / 60)
+    return _best_published(source, options.target_length, left, loading, out, original_length)
+
+
+def _best_published(
+    source: str, target_length: int, minutes: float | None, loading: Any, out: Output, original_length: int | None
+) -> Recipe:
+    """The method that a comparison would take, or that comes nearest to being better.
+
+    Raises:
+        CtxextError: nothing was measured.
+    """
+    from ctxext.compare.run import compare
+
+    with out.progress("comparing") as progress:
+        report = compare(
+            source,
+            target_length=target_length,
+            minutes=minutes,
+            original_length=original_length,
+            loading=loading,
+            progress=progress,
+        )
+    content = report["comparison"]
+    best = content["taken"] or content["nearest"]
+    if best is None:
+        raise CtxextError(
+            f"The time was too short to measure any method at {format_length(target_length)} tokens.",
+            hint="Give more --minutes, or name a --method.",
+        )
+    out.note(content["verdict"])
+    if content["taken"] is None:
+        out.note(_NOT_BETTER.format(best))
+    return recipe_from_dict(next(row["recipe"] for row in content["models"] if row["name"] == best), best)

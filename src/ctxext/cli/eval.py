@@ -1,7 +1,8 @@
 """`ctxext eval`: does a model use its context, and what does extending it cost?"""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -122,23 +123,30 @@ def eval_(
     usual = WRITTEN_TASKS if engine == "vllm" else ()
     tasks = names_in(options["tasks"]) or usual or default_tasks(models, loading)
     settings = built(Settings, options, tasks=tasks)
-    out = out or _free_folder(resume=resume)
+    out = out or free_folder(resume=resume)
+    with resumable(out, output), output.progress("evaluating") as progress:
+        report = evaluate(
+            models, settings, loading=loading, out=out, resume=resume, overwrite=overwrite, progress=progress
+        )
+    if report:
+        _print_report(report, out, models, output)
+
+
+@contextmanager
+def resumable(out: Path, output: Output) -> Iterator[None]:
+    """Explain a full disk in one line, and after Ctrl-C say how to go on."""
     try:
-        with explain_disk_errors(out), output.progress("evaluating") as progress:
-            report = evaluate(
-                models, settings, loading=loading, out=out, resume=resume, overwrite=overwrite, progress=progress
-            )
+        with explain_disk_errors(out):
+            yield
     except KeyboardInterrupt:
         if out.exists():
             named = () if {"-o", "--out"} & {word.partition("=")[0] for word in sys.argv} else ("--out", str(out))
             words = [word for word in same_command(*named, "--resume") if word != "--overwrite"]
             output.next_step(*words, why="Stopped; go on with")
         raise
-    if report:
-        _print_report(report, out, models, output)
 
 
-def _free_folder(*, resume: bool) -> Path:
+def free_folder(*, resume: bool) -> Path:
     """A folder that does not exist yet."""
     from ctxext.system.processes import num_processes
 

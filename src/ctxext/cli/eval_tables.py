@@ -19,8 +19,7 @@ _MAX_NAME = 32
 def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
     """The whole report as tables for a terminal of a given width."""
     models = report["models"]
-    for task in dict.fromkeys(cell["task"] for model in models for cell in model["cells"]):
-        yield from _maps(heat_map(models, task), width)
+    yield from heat_maps(report, width)
     if any(model.get("effective") for model in models):
         yield Text()
         yield _effective(models)
@@ -29,6 +28,13 @@ def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
         if any(model.get(kind) for model in models):
             yield Text()
             yield table_of(report)
+
+
+def heat_maps(report: Report, width: int) -> Iterator[Text]:
+    """The scores by length and depth, task after task."""
+    models = report["models"]
+    for task in dict.fromkeys(cell["task"] for model in models for cell in model["cells"]):
+        yield from _maps(heat_map(models, task), width)
 
 
 def _maps(scores: HeatMap, width: int) -> Iterator[Text]:

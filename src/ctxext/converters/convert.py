@@ -152,7 +152,7 @@ def convert(
     if out is None:
         out = default_out(plan)
         check_out(out, checkpoint.folder, options)
-    verification = _check_frequencies(plan) if options.check else None
+    verification = check_frequencies(plan) if options.check else None
     place = Path(out).resolve()
     with output_directory(place, [checkpoint.folder], options) as work:
         ways = _write(plan, work, options, progress)
@@ -206,7 +206,7 @@ def default_out(plan: Plan) -> Path:
     return Path(f"{name}-{methods}-{format_length(plan.encoding.usable_length)}")
 
 
-def _check_frequencies(plan: Plan) -> Verification | None:
+def check_frequencies(plan: Plan) -> Verification | None:
     """Compare the frequencies that the installed transformers makes of the plan; None if the recipe changes none."""
     plain = plain_config(model_config(json.loads(plan.texts["config.json"])))
     difference = check_carried(plan.recipe, without_code(plan.source.config), plain, plan.stock)

@@ -53,23 +53,29 @@ class ModelPlan:
         prompts = sum(self.lengths) * len(self.tasks) * len(self.settings.depths) * self.settings.samples
         return prompts + sum(key.length for work in self.documents for key in work.keys)
 
-    def make_work(self, loaded: "LoadedModel", settings: Settings) -> "Iterator[Work]":
-        """The work in the order in which it runs, in batches that fit into memory."""
+    def make_work(self, loaded: "LoadedModel", samples: range | None = None) -> "Iterator[Work]":
+        """The work in the order in which it runs, in batches that fit into memory.
+
+        Args:
+            loaded: The model.
+            samples: Which samples of each cell, and which documents; by default all.
+        """
         from ctxext.evaluate.scoring.batch_size import rows_that_fit
         from ctxext.evaluate.served import ServedModel, questions_per_call
         from ctxext.evaluate.tasks.retrieval import RetrievalWork, num_questions
 
+        settings, asked = self.settings, samples or range(self.settings.samples)
         for task in self.tasks:
+            # A task without depths asks as many questions as the others do at all their depths.
+            times, depths = num_questions(task, settings) // settings.samples, len(settings.depths)
             for length in self.lengths:
-                count, depths = num_questions(task, settings), len(settings.depths) if task.has_depths else 1
-                is_served = isinstance(loaded, ServedModel)
-                most = questions_per_call(length, depths) if is_served else rows_that_fit(loaded.model, length)
-                size = settings.batch_size or most
-                size = min(size, -(-count // processes.num_processes()))
-                for first in range(0, count, size):
-                    samples = tuple(range(first, min(first + size, count)))
-                    yield RetrievalWork(task, length, samples, settings)
-        yield from self.documents
+                is_served, prompts = isinstance(loaded, ServedModel), depths if task.has_depths else 1
+                most = questions_per_call(length, prompts) if is_served else rows_that_fit(loaded.model, length)
+                size = min(settings.batch_size or most, -(-len(asked) * times // processes.num_processes()))
+                for first in range(asked.start * times, asked.stop * times, size):
+                    numbers = tuple(range(first, min(first + size, asked.stop * times)))
+                    yield RetrievalWork(task, length, numbers, settings)
+        yield from (work for work in self.documents if samples is None or work.keys[0].sample in samples)
 
 
 def plan_questions(models: Sequence[str], settings: Settings, loading: "Loading") -> list[ModelPlan]:
@@ -78,12 +84,17 @@ def plan_questions(models: Sequence[str], settings: Settings, loading: "Loading"
     Raises:
         CtxextError: A checkpoint, a length, a file or a task is refused.
     """
+    infos = open_infos(models, revision=loading.revision, token=loading.token, original_length=settings.original_length)
+    return plans_of(infos, settings, loading)
+
+
+def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Loading") -> list[ModelPlan]:
+    """Check and plan the work of checkpoints that are open, as `plan_questions` does."""
     from ctxext.data.encoding import Encoder
     from ctxext.evaluate.model import load_tokenizer
     from ctxext.evaluate.served import check_served
     from ctxext.evaluate.tasks.retrieval import check_fits
 
-    infos = open_infos(models, revision=loading.revision, token=loading.token, original_length=settings.original_length)
     for info in infos:
         check_kind(info, settings, loading)
     known = [length for info in infos for length in (info.trained_length, info.context_length)]

@@ -1,9 +1,12 @@
 """The evaluation from top to bottom: check everything, run every model, write the report."""
 
 import dataclasses
+import functools
+import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +22,19 @@ from ctxext.system import processes
 from ctxext.system.files import Progress
 from ctxext.system.loading import choose_device, fast_cpu_dtype
 from ctxext.system.locks import locked
+from ctxext.system.memory import forget_peak, peak_memory
 from ctxext.verify.engine import vllm_version
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
-    from ctxext.evaluate.tasks.base import Work
+    from ctxext.evaluate.tasks.base import Record, Work
 
 _UNIT = 64
 _MINUTE = 60
 _LONG = 10 * _MINUTE
 _USUAL_BREAK_EVEN = 8192
+_UNSEEN = 1.5
+"""How much longer than their cost says prompts of a new length may take, as relation maps do beyond the old context."""
 
 
 class Meter:
@@ -39,6 +45,7 @@ class Meter:
         progress: Called at every step.
         samples: The number of samples per cell, for the hint.
         clock: Returns seconds.
+        end: When the run stops by the clock, done or not.
     """
 
     def __init__(
@@ -47,8 +54,10 @@ class Meter:
         progress: Progress | None,
         samples: int,
         clock: Callable[[], float] = time.monotonic,
+        end: float = math.inf,
     ) -> None:
         self.progress, self.samples, self.clock = progress, samples, clock
+        self.started, self.end = clock(), end
         self._break_even = {plan.info.name: break_even(plan.info.checkpoint.config) for plan in plans}
         self.total = sum(self._plan_cost(plan) for plan in plans)
         self.reached = self._spent = 0
@@ -79,7 +88,9 @@ class Meter:
         cost = sum(self.cost(model, length) for length in lengths)
         self._spent += cost
         left = self._seconds / self._spent * (self.total - self.reached - cost)
-        advice = f", half of it with --samples {max(1, self.samples // 2)}" if left >= _LONG else ""
+        is_long = left >= _LONG and math.isinf(self.end)
+        advice = f", half of it with --samples {max(1, self.samples // 2)}" if is_long else ""
+        left = max(0.0, min(left, self.end - now))
         self._report(f"{label} ({_in_words(left)} left{advice})", cost)
 
     def _plan_cost(self, plan: ModelPlan) -> int:
@@ -91,7 +102,33 @@ class Meter:
     def _report(self, label: str, cost: int) -> None:
         self.reached += cost
         if self.progress is not None:
-            self.progress(label, self.reached, self.total)
+            share = (self.clock() - self.started) / (self.end - self.started)  # 0 without an end.
+            self.progress(label, max(self.reached, int(share * self.total)), self.total)
+
+
+class Pace:
+    """How long prompts take, from those that ran.
+
+    Args:
+        cost: The cost of a prompt of a length for a model.
+    """
+
+    def __init__(self, cost: Callable[[str, int], int]) -> None:
+        self.cost = cost
+        self._rates: dict[tuple[str, int], float] = {}
+
+    def note(self, model: str, lengths: Sequence[int], seconds: float) -> None:
+        """Note how long prompts took."""
+        if lengths:
+            self._rates[model, max(lengths)] = seconds / sum(self.cost(model, length) for length in lengths)
+
+    def seconds(self, model: str, lengths: Sequence[int]) -> float:
+        """How long prompts will take: 0 before any ran, and rather too long for a length that is new to the model."""
+        longest = max(lengths, default=0)
+        own = [rate for (name, _), rate in self._rates.items() if name == model]
+        at_length = [rate for (_, length), rate in self._rates.items() if length == longest]
+        rate = self._rates.get((model, longest)) or _UNSEEN * max(own or at_length or self._rates.values(), default=0.0)
+        return rate * sum(self.cost(model, length) for length in lengths)
 
 
 def break_even(config: dict[str, Any]) -> float:
@@ -162,8 +199,148 @@ def evaluate(
     check_harness(settings.harness)
     plans = plan_questions(sources, settings, loading)
     check_harness(settings.harness, sorted({length for plan in plans for length in plan.lengths}))
-    with _only_run_in(out):
-        return _evaluate(plans, settings, loading, out, resume=resume, overwrite=overwrite, progress=progress)
+    load = functools.partial(_load, loading=loading)
+    place = Place(out, resume=resume, overwrite=overwrite)
+    return Run(plans, settings, loading, load, place, progress).report()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where results go.
+
+    Attributes:
+        out: The folder; None keeps them in memory.
+        resume: Continue with the results in it.
+        overwrite: Replace them.
+    """
+
+    out: Path | None = None
+    resume: bool = False
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """An evaluation that is planned.
+
+    Attributes:
+        plans: The work of each model.
+        settings: Tasks, depths and samples.
+        loading: How models are loaded.
+        load: Loads the model of a plan, from its folder or by applying a recipe in memory.
+        place: Where results go.
+        progress: Called with a label, the work done and the work in all.
+        end: When to stop, on the monotonic clock. All models are then kept loaded and asked in rounds, so that they
+            were asked the same, however far the time reaches.
+        watches_memory: Whether the most memory that each model takes is recorded.
+        complete: Adds to the report what is worked out from the single records.
+    """
+
+    plans: Sequence[ModelPlan]
+    settings: Settings
+    loading: "Loading"
+    load: "Callable[[ModelPlan], LoadedModel]"
+    place: Place
+    progress: Progress | None = None
+    end: float = math.inf
+    watches_memory: bool = False
+    complete: "Callable[[Report, Sequence[Record]], None] | None" = None
+
+    def report(self) -> Report:
+        """Ask what is not answered in the folder yet, and write the report; empty in all processes but the first.
+
+        Raises:
+            CtxextError: The folder holds other results, or a model cannot be loaded or run.
+        """
+        out, is_first = self.place.out, processes.rank() == 0
+        with _only_run_in(out):
+            log = ResultsLog(out, processes.rank())
+            header = _header(self.plans, self.settings, self.loading) if is_first else {}
+            if is_first:
+                log.begin(header, resume=self.place.resume, overwrite=self.place.overwrite)
+            processes.wait_for_everyone(self.loading.device)
+            meter = Meter(self.plans, self.progress, self.settings.samples, end=self.end)
+            if math.isinf(self.end):
+                for entry in self.plans:
+                    self._ask_all(entry, log, meter)
+            else:
+                self._ask_in_rounds(log, meter)
+            processes.wait_for_everyone(self.loading.device)
+            if not is_first:
+                return {}
+            records = log.records()
+            report = EvaluationReport(make_report(header, records))
+            if log.num_skipped:
+                report["skipped_lines"] = log.num_skipped
+            if self.complete is not None:
+                self.complete(report, records)
+            if out is not None:
+                write_report(report, out)
+            return report
+
+    def _ask_all(self, entry: ModelPlan, log: ResultsLog, meter: Meter) -> None:
+        """Run what is left of a model's work in this process."""
+        name = entry.info.name
+        done = log.done(name)
+        needs_harness = bool(self.settings.harness and entry.lengths) and processes.rank() == 0
+        needs_harness = needs_harness and not any("harness" in record for record in log.records_of(name))
+        if len(done) >= entry.num_samples and not needs_harness:
+            meter.skip_plan(entry)
+            return
+        loaded = self.load(entry)
+        try:
+            log.append({"model": name, "facts": loaded.facts()})
+            meter.begin()
+            with self._peak_recorded(loaded, log):
+                for number, work in enumerate(entry.make_work(loaded)):
+                    if number % processes.num_processes() == processes.rank():
+                        _run(loaded, work, done, log, meter)
+                    else:
+                        meter.skip(name, [key.length for key in work.keys], f"{name} {work.label}")
+            if needs_harness:
+                from ctxext.evaluate.tasks.harness import run_harness
+
+                metrics = run_harness(loaded, self.settings.harness, entry.lengths, self.settings.samples)
+                log.append({"model": name, "harness": metrics})
+        finally:
+            loaded.close()
+
+    @contextmanager
+    def _peak_recorded(self, loaded: "LoadedModel", log: ResultsLog) -> Iterator[None]:
+        """Record the most memory that a model takes meanwhile."""
+        watches = self.watches_memory and forget_peak(loaded.device)
+        yield
+        if watches:
+            log.append({"model": loaded.name, "facts": {"peak_memory": peak_memory(loaded.device)}})
+
+    def _ask_in_rounds(self, log: ResultsLog, meter: Meter) -> None:
+        """Ask all models a few samples of every cell, shortest first, then more of them, while the time lasts."""
+        models = {entry.info.name: self.load(entry) for entry in self.plans}
+        done = {name: log.done(name) for name in models}
+        for name, loaded in models.items():
+            log.append({"model": name, "facts": loaded.facts()})
+        meter.begin()
+        pace, first, size = Pace(meter.cost), 0, 1
+        while first < self.settings.samples:
+            samples = range(first, min(first + size, self.settings.samples))
+            first, size = samples.stop, 2 * size
+            works: dict[tuple[int, str], list[tuple[str, Work]]] = {}
+            for entry in self.plans:
+                for work in entry.make_work(models[entry.info.name], samples):
+                    length = max(key.length for key in work.keys)
+                    works.setdefault((length, work.label), []).append((entry.info.name, work))
+            for _, group in sorted(works.items(), key=lambda item: item[0]):
+                costs = [[key.length for key in set(work.keys) - done[name]] for name, work in group]
+                names = [name for name, _ in group]
+                if time.monotonic() + sum(map(pace.seconds, names, costs)) > self.end:
+                    return
+                for (name, work), lengths in zip(group, costs, strict=True):
+                    began = time.monotonic()
+                    if began + pace.seconds(name, lengths) > self.end:
+                        return
+                    with self._peak_recorded(models[name], log):
+                        _run(models[name], work, done[name], log, meter)
+                    pace.note(name, lengths, time.monotonic() - began)
 
 
 def _only_run_in(out: Path | None) -> AbstractContextManager[None]:
@@ -175,35 +352,6 @@ def _only_run_in(out: Path | None) -> AbstractContextManager[None]:
     except OSError as error:
         raise CtxextError(f'"{out}" cannot be made: {error.strerror}.', hint="Choose another --out.") from error
     return locked(out)
-
-
-def _evaluate(
-    plans: Sequence[ModelPlan],
-    settings: Settings,
-    loading: "Loading",
-    out: Path | None,
-    *,
-    resume: bool,
-    overwrite: bool,
-    progress: Progress | None,
-) -> Report:
-    log = ResultsLog(out, processes.rank())
-    header = _header(plans, settings, loading) if processes.rank() == 0 else {}
-    if processes.rank() == 0:
-        log.begin(header, resume=resume, overwrite=overwrite)
-    processes.wait_for_everyone(loading.device)
-    meter = Meter(plans, progress, settings.samples)
-    for entry in plans:
-        _run_plan(entry, settings, loading, log, meter)
-    processes.wait_for_everyone(loading.device)
-    if processes.rank() != 0:
-        return {}
-    report = make_report(header, log.records())
-    if log.num_skipped:
-        report["skipped_lines"] = log.num_skipped
-    if out is not None:
-        write_report(report, out)
-    return EvaluationReport(report)
 
 
 def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") -> dict[str, Any]:
@@ -219,27 +367,6 @@ def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") 
     }
 
 
-def _run_plan(entry: ModelPlan, settings: Settings, loading: "Loading", log: ResultsLog, meter: Meter) -> None:
-    """Run what is left of a model's work in this process."""
-    name = entry.info.name
-    done = log.done(name)
-    needs_harness = bool(settings.harness and entry.lengths) and processes.rank() == 0
-    needs_harness = needs_harness and not any("harness" in record for record in log.records_of(name))
-    if len(done) >= entry.num_samples and not needs_harness:
-        meter.skip_plan(entry)
-        return
-    loaded = _load(entry, loading)
-    try:
-        _run_loaded(entry, loaded, settings, log, meter)
-        if needs_harness:
-            from ctxext.evaluate.tasks.harness import run_harness
-
-            metrics = run_harness(loaded, settings.harness, entry.lengths, settings.samples)
-            log.append({"model": name, "harness": metrics})
-    finally:
-        loaded.close()
-
-
 def _load(entry: ModelPlan, loading: "Loading") -> "LoadedModel":
     if loading.engine == "vllm":
         from ctxext.evaluate.served import load_served
@@ -248,19 +375,6 @@ def _load(entry: ModelPlan, loading: "Loading") -> "LoadedModel":
     from ctxext.evaluate.model import load_model
 
     return load_model(entry.info, loading)
-
-
-def _run_loaded(entry: ModelPlan, loaded: "LoadedModel", settings: Settings, log: ResultsLog, meter: Meter) -> None:
-    """Run the work of this process, without what is in the log already."""
-    name = entry.info.name
-    done = log.done(name)
-    log.append({"model": name, "facts": loaded.facts()})
-    meter.begin()
-    for number, work in enumerate(entry.make_work(loaded, settings)):
-        if number % processes.num_processes() == processes.rank():
-            _run(loaded, work, done, log, meter)
-        else:
-            meter.skip(name, [key.length for key in work.keys], f"{name} {work.label}")
 
 
 def _run(loaded: "LoadedModel", work: "Work", done: set[Any], log: ResultsLog, meter: Meter) -> None:

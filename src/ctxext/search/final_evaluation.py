@@ -4,14 +4,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
+from ctxext.evaluate.workbench import Workbench
 from ctxext.search.eval_set import EvalSet
 from ctxext.search.measurement import Measurement, measure
-from ctxext.search.options import SearchOptions
+from ctxext.search.options import NothingMeasuredError, SearchOptions
 from ctxext.search.pareto import Point
 from ctxext.search.study import Trial
-from ctxext.search.trial_model import Workbench
 
 _FINALISTS = 5
 _STOCK = -1
@@ -194,11 +193,11 @@ def refuse_without_points(trials: Sequence[Trial], minutes: float | None) -> Non
     """
     reasons = [one.refusal for one in trials if one.refusal]
     if not reasons and minutes is not None:
-        raise CtxextError(
+        raise NothingMeasuredError(
             f"{minutes:g} minutes were too short to measure a recipe.",
             hint="Give more --minutes, or ask less: --samples 4, shorter --lengths. --resume keeps what was tried.",
         )
-    raise CtxextError(
+    raise NothingMeasuredError(
         "No recipe could be measured on this model" + (f": {reasons[0]}" if reasons else "."),
         hint="Try others with --methods, or more --trials.",
     )

@@ -23,6 +23,7 @@ from ctxext.evaluate.scoring.exact_match import run
 from ctxext.evaluate.settings import Settings, even_depths
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
+from ctxext.evaluate.workbench import Workbench
 from ctxext.recipes.methods.mspoe import MsPoE, num_kv_heads
 from ctxext.recipes.methods.yarn import Yarn
 from ctxext.recipes.recipe import Recipe
@@ -32,7 +33,6 @@ from ctxext.search.measurement import Measurement, measure
 from ctxext.search.options import SearchOptions
 from ctxext.search.pareto import best_of, points_of
 from ctxext.search.study import Trial
-from ctxext.search.trial_model import Workbench
 
 _NEEDLES = 8
 """Answers in one sequence: a single one would teach little for its length."""

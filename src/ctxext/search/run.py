@@ -20,7 +20,7 @@ from ctxext.options import accepts_options
 from ctxext.reading.length import format_length
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import Recipe
-from ctxext.search.options import SearchOptions
+from ctxext.search.options import NothingMeasuredError, SearchOptions
 from ctxext.search.space import space_of
 from ctxext.search.storage import StudyPlace, study_beside
 from ctxext.system.extras import is_installed, require
@@ -116,12 +116,12 @@ def search(
 
     # From here on it takes torch, and seconds.
     from ctxext.evaluate.model import Loading, load_model
+    from ctxext.evaluate.workbench import Workbench
     from ctxext.search.eval_set import make_eval_sets
     from ctxext.search.final_evaluation import check, refuse_without_points, run_off
     from ctxext.search.gradient import learned_standing
     from ctxext.search.loop import WRITING, SearchLoop, Standing
     from ctxext.search.measurement import measure
-    from ctxext.search.trial_model import Workbench
 
     watch = watch or (lambda standing: None)
     end = started + options.seconds
@@ -164,7 +164,7 @@ def _in_time(end: float, options: SearchOptions) -> "Callable[[Measurement], boo
 
     def look(measurement: "Measurement") -> bool:
         if time.monotonic() > end:
-            raise CtxextError(
+            raise NothingMeasuredError(
                 f"{options.minutes:g} minutes were too short to ask even the plain model.",
                 hint="Give more --minutes, or ask less: --samples 4, shorter --lengths.",
             )

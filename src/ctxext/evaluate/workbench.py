@@ -2,12 +2,15 @@
 
 import importlib.util
 import json
+import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ctxext.checkpoint.opening import Checkpoint
+from ctxext.checkpoint.new_tensor import NewTensor
+from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
 from ctxext.converters.calibration import head_scores, per_prompt_form, read_text, with_order
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
@@ -19,6 +22,9 @@ from ctxext.system.loading import quiet_transformers, without_hub
 
 _CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """The errors of modeling code that does not fit the installed transformers; verifying a conversion shows them too."""
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""The number formats of tensors that are written anew, by the names of safetensors."""
 
 
 class Workbench:
@@ -61,13 +67,13 @@ class Workbench:
             CtxextError: a step does not apply, or the model is not built as its family's is.
         """
         edited = recipe.edit(self.plain).config
-        code = recipe.code_files(self.plain.config)
+        code, rewritten = recipe.code_files(self.plain.config), recipe.new_tensors(self.source, self.plain)
         safe = own_classes(without_hub(edited), code)
         for name, text in {**code, "config.json": json.dumps(safe)}.items():
             (self.folder / name).write_text(text, encoding="utf-8")
         try:
             model = self._built(has_code=bool(code))
-            self._adopt(model)
+            self._adopt(model, rewritten)
             if code:
                 _try_out(model)
         except _CANNOT as error:
@@ -94,14 +100,15 @@ class Workbench:
                 config = config if type(config) is type(stock.config) else config.get_text_config()
             return build(config, attn_implementation=_attention_of(stock.config), dtype=stock.dtype, **options)
 
-    def _adopt(self, model: Any) -> None:
+    def _adopt(self, model: Any, rewritten: Sequence[NewTensor]) -> None:
         """Share the loaded model's tensors with another of the same shape, except its inverse frequencies."""
         try:
-            model.load_state_dict(self.stock.model.state_dict(), assign=True)
+            state = self.stock.model.state_dict() | self._tensors_of(model, rewritten)
+            model.load_state_dict(state, assign=True)
         except RuntimeError as error:
             raise CtxextError(
                 f'Recipes cannot be tried on "{self.source.name}": its weights are not kept as its family keeps them.',
-                hint="Search on the checkpoint before it was quantized.",
+                hint="Use the checkpoint before it was quantized.",
             ) from error
         buffers = dict(self.stock.model.named_buffers())
         with torch.no_grad():
@@ -112,6 +119,28 @@ class Workbench:
                     module._buffers[buffer_name] = buffer.to(self.stock.device)
                 else:
                     module._buffers[buffer_name] = given
+
+    def _tensors_of(self, model: Any, rewritten: Sequence[NewTensor]) -> dict[str, torch.Tensor]:
+        """The parameters that the recipe writes anew, made from the source's files as a conversion makes them."""
+        names, tensors = dict(model.named_parameters()), {}
+        for new in rewritten:
+            # A file may hold a model with or without its head, so that one name is the end of the other.
+            alike = [name for name in names if f".{name}".endswith(f".{new.name}") or new.name.endswith(f".{name}")]
+            alike = [name for name in alike if tuple(names[name].shape) == new.shape]
+            if alike:  # Buffers count positions, and are built as long as they should be.
+                raw = b"" if new.old_shape is None else _stored(self.source.folder / new.path, new.name)
+                numbers = torch.frombuffer(bytearray(b"".join(new.pieces(memoryview(raw)))), dtype=_DTYPES[new.dtype])
+                tensors[alike[0]] = numbers.reshape(new.shape).to(self.stock.device, self.stock.model.dtype)
+        return tensors
+
+
+def _stored(path: Path, name: str) -> bytes:
+    """The bytes of a tensor in a safetensors file."""
+    start, end = read_safetensors_header(path)[name]["data_offsets"]
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        file.seek(8 + size + start)
+        return file.read(end - start)
 
 
 def _no_init_weights() -> Any:

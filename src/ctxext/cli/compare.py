@@ -1,0 +1,147 @@
+"""`ctxext compare`: which of the published methods suits a model, and what does it cost?"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ctxext.cli.eval import (
+    AttentionOption,
+    ChatTemplateOption,
+    OutOption,
+    OverwriteOption,
+    ResumeOption,
+    TrustOption,
+    free_folder,
+    resumable,
+)
+from ctxext.cli.eval_tables import heat_maps
+from ctxext.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    QuietOption,
+    RevisionOption,
+    SourceArgument,
+    TokenOption,
+    VerboseOption,
+    built,
+    parameters_of,
+    with_parameters,
+)
+from ctxext.cli.output import Output
+from ctxext.compare.options import CompareOptions
+from ctxext.compare.page import PAGE
+from ctxext.converters.engines import EXACT, PARTLY
+from ctxext.errors import CtxextError
+from ctxext.evaluate.report.findings import percent
+
+if TYPE_CHECKING:
+    from ctxext.evaluate.report.report import Report
+
+_MARKS = {EXACT: "", PARTLY: " ~"}
+_FIRST = ("target_length", "methods", "minutes")
+_PARAMETERS = sorted(
+    (parameter for parameter in parameters_of(CompareOptions) if parameter.name != "allow_beyond"),
+    key=lambda parameter: parameter.name not in _FIRST,
+)
+
+
+@with_parameters(_PARAMETERS, after="source")
+def compare(
+    source: SourceArgument,
+    *,
+    chat_template: ChatTemplateOption = True,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    attention: AttentionOption = None,
+    trust_remote_code: TrustOption = False,
+    out: OutOption = None,
+    resume: ResumeOption = False,
+    overwrite: OverwriteOption = False,
+    revision: RevisionOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+    **options: Any,
+) -> None:
+    """Show which published method suits a model, and what it costs: all applied in memory, all asked the same.
+
+    Examples:
+    ctxext compare demo --target-length 2k
+
+    ctxext compare my-model --target-length 32k --methods yarn,self-extend,mine.yaml --minutes 30
+
+    ctxext compare my-model --target-length 32k --task needle,kv --samples 50 --out report --resume
+    """
+    from ctxext.compare.run import compare as run
+    from ctxext.evaluate.model import Loading
+
+    output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
+    if options["target_length"] is None:
+        raise CtxextError("How far should the model reach?", hint="Say it with --target-length, for example 32k.")
+    wanted = built(CompareOptions, options)
+    loading = Loading(device, dtype, attention, chat_template, trust_remote_code, revision, token)
+    out = out or free_folder(resume=resume)
+    with resumable(out, output), output.progress("comparing") as progress:
+        report = run(
+            source, options=wanted, loading=loading, out=out, resume=resume, overwrite=overwrite, progress=progress
+        )
+    if report:
+        print_comparison(report, out, output)
+
+
+def print_comparison(report: "Report", out: Path, output: Output) -> None:
+    """Print the tables, which method to take, and the command that converts with it."""
+    content = report["comparison"]
+    if report.get("skipped_lines"):
+        output.warning(f"{report['skipped_lines']} lines of {out} are incomplete or of another run, and left out.")
+    output.result(report, *comparison_tables(report, output.stdout.width), Text(), content["verdict"])
+    output.note(Text(f"Pictures and tables: {out / 'report.html'}; as Markdown: {out / PAGE}"))
+    taken = next((row for row in content["models"] if row["name"] == content["taken"]), None)
+    if taken and taken["convert"]:
+        output.next_step("ctxext", "convert", content["source"], *taken["convert"], why="Convert with it")
+
+
+def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
+    """What each model finds by length and depth, then what it costs, then what does not apply."""
+    yield from heat_maps(report, width)
+    yield Text()
+    rows = report["comparison"]["models"]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column(Text("against stock", style="bold not dim"), no_wrap=True)
+    for heading in ("found %", "loss beyond", "cost inside", "time", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("served in")
+    for row in rows:
+        if not row["refused"]:
+            table.add_row(*_cells(row), style="bold" if row["name"] == report["comparison"]["taken"] else "")
+    yield table
+    for row in rows:
+        if row["refused"]:
+            yield Text(f"{row['name']} does not apply: {row['refused']}", style="dim")
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    """The cells of one model."""
+    found = row["found"]
+    share = f"{percent(found['share'])} ({percent(found['low'])}–{percent(found['high'])})" if found else "–"
+    if "against" not in row:  # The model as it is.
+        loss = f"{row['loss_beyond']:.3f}" if row["loss_beyond"] is not None else "–"
+        return [row["name"], share, loss, "", "", f"{row['peak'] / 1e9:.1f} GB" if row["peak"] else "", ""]
+    ratios = [f"× {ratio:.2f}" if ratio else "–" for ratio in (row["time"], row["memory"])]
+    engines = [served["engine"] + _MARKS[served["status"]] for served in row["serving"] if served["status"] in _MARKS]
+    beyond, inside = row["beyond"], row["inside"]
+    losses = beyond and [beyond[key] for key in ("difference", "high")], inside and [inside["loss"], inside["high"]]
+    return [row["name"], share, *map(_with_half, losses), *ratios, ", ".join(engines)]
+
+
+def _with_half(loss: list[float | None] | None) -> str:
+    """A difference in loss, with half of its interval."""
+    if not loss or loss[0] is None:
+        return "–"
+    return f"{loss[0]:+.3f}" + (f" ± {loss[1] - loss[0]:.3f}" if loss[1] is not None else "")

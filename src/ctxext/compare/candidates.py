@@ -1,0 +1,163 @@
+"""The recipes that are compared, each with the options of `ctxext convert` that make it, or why it does not apply."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ctxext.checkpoint.families import family_of
+from ctxext.checkpoint.opening import Checkpoint
+from ctxext.converters.calibration import by_index
+from ctxext.converters.convert import check_frequencies
+from ctxext.converters.plan import Plan, make_plan
+from ctxext.errors import CtxextError
+from ctxext.evaluate.checkpoint_info import CheckpointInfo
+from ctxext.recipes.encodings.base import POSITIONS
+from ctxext.recipes.methods.fills import FILLS
+from ctxext.recipes.param import options_of
+from ctxext.recipes.recipe import Recipe, load_recipe, presets, recipe_from_dict, recipe_of
+from ctxext.recipes.registry import METHODS, method_named
+
+STOCK = "stock"
+"""The name of the model as it is."""
+
+_ROTARY = ("yarn", "ntk", "ntk-by-parts", "llama3", "mrrope", "self-extend", "dca", "adaptive", "mspoe")
+DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "rotary": {name: {"method": name} for name in _ROTARY},
+    "learned": {f"table-{fill}": {"method": "table", "fill": fill} for fill in FILLS},
+    "sinusoidal": {"range": {"method": "range"}},
+    "alibi": {name: {"method": name} for name in ("ntk-alibi", "alibi-interpolation")},
+    "buckets": {"buckets": {"method": "buckets"}},
+}
+"""The published methods by the encoding of positions, with the numbers that `convert` takes by default."""
+
+_REACH = ("factor", "target_length")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A recipe for a model.
+
+    Attributes:
+        name: Its name in the report.
+        words: The options of `ctxext convert` that make it; empty where only a recipe file can say it.
+        recipe: The recipe; None if it does not apply.
+        plan: What converting would write; None if it does not apply.
+        refusal: Why it does not apply; empty if it does.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    recipe: Recipe | None = None
+    plan: Plan | None = None
+    refusal: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppliedInfo(CheckpointInfo):
+    """A checkpoint with a recipe that is applied in memory, as reports name a converted one.
+
+    Attributes:
+        stock: The checkpoint.
+        recipe: The recipe, with everything measured filled in.
+    """
+
+    stock: CheckpointInfo
+    recipe: Recipe
+
+    @cached_property
+    def digest(self) -> str:
+        """That of the checkpoint: the recipe stands beside it in reports."""
+        return self.stock.digest
+
+    def facts(self) -> dict[str, Any]:
+        """The entry in reports, before anything is measured."""
+        applied = {"recipe": self.recipe.to_dict(), "summary": self.recipe.summary(), "source": STOCK}
+        return {**super().facts(), **applied}
+
+
+def candidates_of(
+    source: Checkpoint, methods: Sequence[str] | Mapping[str, Any], target_length: int
+) -> list[Candidate]:
+    """The recipes to compare on a checkpoint.
+
+    Args:
+        source: The checkpoint.
+        methods: Names of methods, presets or recipe files, or recipes by name; by default the published methods for
+            the encoding.
+        target_length: How far recipes reach that do not say it themselves, in tokens.
+
+    Raises:
+        CtxextError: A name means nothing, or nothing applies.
+    """
+    contents: dict[str, tuple[dict[str, Any], str]] = {}
+    if isinstance(methods, Mapping):
+        contents = {name: (recipe_of(recipe).to_dict(), "") for name, recipe in methods.items()}
+    elif methods:
+        contents = {_short(name): _named(name) for name in methods}
+    else:
+        positions = family_of(source.config).positions
+        if positions not in DEFAULTS:
+            raise CtxextError(f'No method is known for "{source.name}": it has {POSITIONS[positions]}.')
+        contents = {name: ({"steps": [dict(step)]}, "") for name, step in DEFAULTS[positions].items()}
+    if STOCK in contents:
+        raise CtxextError(f'"{STOCK}" is the model as it is, which is always compared.', hint="Choose another name.")
+    candidates = [_candidate(source, name, *entry, target_length) for name, entry in contents.items()]
+    if not any(candidate.plan for candidate in candidates):
+        raise CtxextError(f'Nothing of what was named applies to "{source.name}": {candidates[0].refusal}')
+    return candidates
+
+
+def _short(name: str) -> str:
+    return Path(name).stem if name.endswith((".yaml", ".yml")) else name
+
+
+def _named(name: str) -> tuple[dict[str, Any], str]:
+    """The content of a recipe by its name, and the file or preset that it is from; empty for a method."""
+    known = {key for method in METHODS for key in (method.name, *method.aliases)}
+    if name.lower() not in known and (name in presets() or Path(name).is_file()):
+        return load_recipe(name).to_dict(), name
+    return {"steps": [{"method": method_named(name).name}]}, ""
+
+
+def _candidate(source: Checkpoint, name: str, content: dict[str, Any], file: str, target_length: int) -> Candidate:
+    steps = [dict(step) for step in content["steps"]]
+    takers = [step for step in steps if "target_length" in _options_of(step)]
+    reaches = [] if any(step.get(key) for step in takers for key in _REACH) else takers
+    words = ["--recipe", file] if file else _words(steps)
+    words += ["--target-length", str(target_length)] if reaches and words else []
+    for step in reaches:
+        step["target_length"] = target_length
+    try:
+        recipe = recipe_from_dict({**content, "steps": steps}, name)
+        plan = make_plan(source, by_index(recipe))
+        check_frequencies(plan)
+    except CtxextError as error:
+        return Candidate(name, tuple(words), refusal=error.message)
+    return Candidate(name, tuple(words), recipe, plan)
+
+
+def _options_of(step: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a step's method by name, with their defaults."""
+    return {field.name: field.default for field in options_of(method_named(str(step["method"])))}
+
+
+def _words(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The options of `ctxext convert` for some steps; none where an option would have to mean two things."""
+    words = [word for step in steps for word in ("--method", str(step["method"]))]
+    values: dict[str, Any] = {}
+    for step in steps:
+        for name, default in _options_of(step).items():
+            value = step.get(name, default)
+            if isinstance(value, list | tuple) or values.setdefault(name, value) != value:
+                return []
+            if value is None or value == default:
+                continue
+            flag = "--" + name.replace("_", "-")
+            words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, _text(value)]
+    return words
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

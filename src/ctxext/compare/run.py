@@ -1,0 +1,157 @@
+"""A comparison from top to bottom: load one copy of the weights, apply every recipe to it, ask all models the same."""
+
+import dataclasses
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ctxext.compare.candidates import STOCK, AppliedInfo, Candidate, candidates_of
+from ctxext.compare.options import CompareOptions
+from ctxext.compare.page import PAGE, markdown
+from ctxext.compare.verdict import comparison
+from ctxext.errors import CtxextError
+from ctxext.evaluate.checkpoint_info import CheckpointInfo, open_infos
+from ctxext.evaluate.plan import ModelPlan, plans_of
+from ctxext.evaluate.report.report import Report
+from ctxext.evaluate.run import Place, Run
+from ctxext.evaluate.tasks.perplexity import Perplexity
+from ctxext.evaluate.tasks.registry import DEFAULTS
+from ctxext.options import accepts_options
+from ctxext.system.extras import is_installed
+from ctxext.system.files import Progress
+from ctxext.system.output_directory import write_whole
+
+if TYPE_CHECKING:
+    from ctxext.evaluate.model import LoadedModel, Loading
+    from ctxext.evaluate.tasks.base import Record
+
+_MINUTE = 60
+_PICTURE = 0.5
+"""Seconds for the pictures of a model and a task, and of the page."""
+
+
+@accepts_options(CompareOptions)
+def compare(
+    source: str,
+    *,
+    options: CompareOptions,
+    loading: "Loading | None" = None,
+    out: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Apply published methods to a model in memory, one copy of the weights for all, and ask each the same.
+
+    Args:
+        source: A folder, a Hub id or `demo`.
+        options: Methods, tasks, lengths and time. Each field is a keyword of this function too.
+        loading: How to load the model.
+        out: A folder for results, pictures and the report, as `evaluate` writes them; None writes nothing.
+        resume: Continue with the results in `out`.
+        overwrite: Replace the results in `out`.
+        progress: Called with a label, the work done and the work in all.
+
+    Returns:
+        The report of `evaluate` on all models, and under `comparison` a row for each: what it finds, and against the
+        model as it is the loss beyond and inside the original context length, time and memory, and which to take.
+
+    Raises:
+        CtxextError: The source, a method or a setting is refused, or no method applies.
+    """
+    started = time.monotonic()
+    from ctxext.evaluate.model import Loading, load_model
+
+    loading = loading or Loading()
+    if loading.engine != "transformers":
+        raise CtxextError("Recipes are applied in memory, in transformers.", hint="Leave out --engine.")
+    (info,) = open_infos(
+        [source], revision=loading.revision, token=loading.token, original_length=options.original_length
+    )
+    candidates = candidates_of(info.checkpoint, options.methods, options.target_length)
+    tasks = (*DEFAULTS[info.kind], *([Perplexity.name] if info.kind == "causal" else []))
+    settings = options.settings(tasks, info.trained_length)
+    # A table ends at the context length of the model as it is; with the recipes it is as long as they reach.
+    endless = dataclasses.replace(info, context_length=max(settings.lengths), has_table=False)
+    (asked,) = plans_of([endless], settings, loading)
+    if progress is not None:
+        progress("loading the model", 0, 1)
+    stock = load_model(info, loading)
+    with tempfile.TemporaryDirectory() as folder:
+        applied, candidates = _applied(info, stock, candidates, Path(folder) / Path(folder).name)
+        plans = [_reached(dataclasses.replace(asked, info=dataclasses.replace(info, name=STOCK)), info)]
+        plans += [dataclasses.replace(asked, info=named) for named, _ in applied]
+        models = {STOCK: dataclasses.replace(stock, name=STOCK), **{named.name: model for named, model in applied}}
+        minutes, drawn = options.minutes, len(plans) * len(settings.tasks) if out and is_installed("matplotlib") else 0
+        end = math.inf if minutes is None else started + _MINUTE * minutes - _PICTURE * (1 + drawn)
+
+        def complete(report: Report, records: "Sequence[Record]") -> None:
+            report["comparison"] = {
+                "source": info.name,
+                "target_length": options.target_length,
+                "minutes": minutes,
+                **comparison(report, records, candidates, plans),
+            }
+
+        run = Run(
+            plans,
+            settings,
+            loading,
+            load=lambda entry: models[entry.info.name],
+            place=Place(out, resume=resume, overwrite=overwrite),
+            progress=progress,
+            end=end,
+            watches_memory=True,
+            complete=complete,
+        )
+        report = run.report()
+        if out is not None and report:
+            write_whole(out / PAGE, markdown(report).encode())
+        return report
+
+
+def _applied(
+    info: CheckpointInfo, stock: "LoadedModel", candidates: Sequence[Candidate], folder: Path
+) -> "tuple[list[tuple[AppliedInfo, LoadedModel]], list[Candidate]]":
+    """The candidates that apply, each sharing the weights of the loaded model; and all, with why the others do not."""
+    from ctxext.evaluate.model import make_ready
+    from ctxext.evaluate.workbench import Workbench
+
+    bench, applied, judged = Workbench(stock, info.checkpoint, folder), [], []
+    for candidate in candidates:
+        judged.append(candidate)
+        if candidate.recipe is None or candidate.plan is None:
+            continue
+        try:
+            recipe = bench.prepared(candidate.recipe)
+            model = bench.apply(recipe).model
+        except CtxextError as error:
+            judged[-1] = dataclasses.replace(candidate, plan=None, recipe=None, refusal=error.message)
+            continue
+        ready = make_ready(candidate.name, model, stock.encoder.tokenizer, kind=info.kind)
+        encoding = candidate.plan.encoding
+        named = AppliedInfo(
+            candidate.name,
+            info.checkpoint,
+            encoding.trained_length,
+            encoding.usable_length,
+            stock=info,
+            recipe=recipe,
+        )
+        applied.append((named, dataclasses.replace(ready, encoder=stock.encoder)))
+    if not applied:
+        raise CtxextError(f'No method can be tried on "{info.name}" here: {judged[0].refusal}')
+    return applied, judged
+
+
+def _reached(entry: ModelPlan, info: CheckpointInfo) -> ModelPlan:
+    """The part of a plan that the model as it is can read: all of it unless a table of positions ends."""
+    reach = info.context_length
+    if not info.has_table or reach is None:
+        return entry
+    lengths = tuple(length for length in entry.lengths if length <= reach)
+    documents = tuple(work for work in entry.documents if all(key.length <= reach for key in work.keys))
+    return dataclasses.replace(entry, lengths=lengths, documents=documents)

@@ -1,0 +1,299 @@
+"""What a comparison says: each method against the model as it is, and which of them to take."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ctxext.compare.candidates import STOCK, Candidate
+from ctxext.converters.engines import EXACT, PARTLY
+from ctxext.evaluate.plan import ModelPlan
+from ctxext.evaluate.report.findings import percent, pooled
+from ctxext.evaluate.report.intervals import mean_interval
+from ctxext.evaluate.report.report import Report
+from ctxext.evaluate.tasks.base import Record
+
+_SAME_COST = 3
+"""Decimals of a loss in nats per token within which two costs are alike."""
+
+_Text = tuple[str, int, int]
+"""A task, a length and a sample: one text, which is asked about at several depths."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference over texts that both models read, with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    texts: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON, without an interval where there is none."""
+        finite = math.isfinite(self.high)
+        return {
+            "difference": self.mean,
+            "low": self.low if finite else None,
+            "high": self.high if finite else None,
+            "texts": self.texts,
+        }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What single records say of one model.
+
+    Attributes:
+        answers: The share of right answers by text and depth.
+        losses: The mean loss per token beyond the original context length, by document.
+        seconds: How long each record took.
+        peak: The most memory that was in use, in bytes; None if that cannot be known here.
+    """
+
+    answers: Mapping[_Text, Mapping[float | None, float]]
+    losses: Mapping[tuple[str, int], float]
+    seconds: Mapping[tuple[Any, ...], float]
+    peak: int | None
+
+    def finds_more(self, other: "Measured") -> Difference | None:
+        """The difference in the share found, paired by text, as depths of a text are not independent.
+
+        The interval has a difference of 1 and of -1 added to it (Bonett and Price 2012), so that a few texts with equal
+        differences are not taken for certainty.
+        """
+        pairs = []
+        for text in self.answers.keys() & other.answers.keys():
+            mine, theirs = self.answers[text], other.answers[text]
+            if depths := mine.keys() & theirs.keys():
+                pairs.append(_mean([mine[depth] - theirs[depth] for depth in depths]))
+        if not pairs:
+            return None
+        middle, half = mean_interval([*sorted(pairs), 1.0, -1.0])
+        return Difference(_mean(pairs), max(-1.0, middle - half), min(1.0, middle + half), len(pairs))
+
+    def loses_more(self, other: "Measured") -> Difference | None:
+        """The difference in the loss beyond the original context length, paired by document."""
+        documents = sorted(self.losses.keys() & other.losses.keys())
+        if not documents:
+            return None
+        middle, half = mean_interval([self.losses[document] - other.losses[document] for document in documents])
+        return Difference(middle, middle - half, middle + half, len(documents))
+
+    def times(self, other: "Measured") -> float | None:
+        """How many times as long the same records took."""
+        shared = self.seconds.keys() & other.seconds.keys()
+        theirs = math.fsum(other.seconds[record] for record in shared)
+        return math.fsum(self.seconds[record] for record in shared) / theirs if theirs else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def measured(records: Sequence[Record], trained_length: int | None) -> Measured:
+    """What the records of one model say."""
+    answers: dict[_Text, dict[float | None, float]] = {}
+    losses, seconds, peaks = dict[tuple[str, int], float](), dict[tuple[Any, ...], float](), []
+    for record in records:
+        peaks += [record["facts"]["peak_memory"]] if "peak_memory" in (record.get("facts") or {}) else []
+        if "task" not in record:
+            continue
+        samples = record["samples"]
+        seconds[record["task"], record["length"], record["depth"], tuple(samples)] = record["seconds"]
+        for sample, right in zip(samples, record.get("correct") or (), strict=False):
+            answers.setdefault((record["task"], record["length"], sample), {})[record["depth"]] = float(right)
+        starts = [number * record["width"] for number in range(len(record.get("buckets") or ()))]
+        beyond = [
+            sums
+            for start, sums in zip(starts, record.get("buckets") or (), strict=True)
+            if trained_length and start >= trained_length
+        ]
+        if count := sum(pair[1] for pair in beyond):
+            losses[record["task"], samples[0]] = math.fsum(pair[0] for pair in beyond) / count
+    return Measured(answers, losses, seconds, max(peaks, default=None))
+
+
+def comparison(
+    report: Report, records: Sequence[Record], candidates: Sequence[Candidate], plans: Sequence[ModelPlan]
+) -> dict[str, Any]:
+    """What is added to a report: a row for each model and candidate, and which to take.
+
+    Args:
+        report: The report of the models that were asked, the model as it is first.
+        records: The records that it is made of.
+        candidates: All recipes, those that do not apply among them.
+        plans: What was to be asked.
+    """
+    by_name = {model["name"]: model for model in report["models"]}
+    trained = by_name[STOCK]["trained_length"]
+    figures = {name: measured([r for r in records if r.get("model") == name], trained) for name in by_name}
+    stock = figures[STOCK]
+    rows: list[dict[str, Any]] = [_row(by_name[STOCK], stock, None)]
+    for candidate in candidates:
+        row: dict[str, Any] = {"name": candidate.name}
+        row |= {"convert": list(candidate.words) or None, "refused": candidate.refusal or None}
+        if candidate.plan is not None and candidate.name in by_name:
+            row |= _row(by_name[candidate.name], figures[candidate.name], stock)
+            row["serving"] = [served.to_dict() for served in candidate.plan.serving]
+        rows.append(row)
+    asked = {candidate.name: figures[candidate.name] for candidate in candidates if candidate.name in figures}
+    taken, nearest, sentence = _choice({row["name"]: row for row in rows}, stock, asked, trained)
+    missing = _not_reached(plans, figures)
+    return {
+        "models": rows,
+        "taken": taken,
+        "nearest": nearest,
+        "not_reached": missing,
+        "verdict": " ".join([sentence, *missing]),
+    }
+
+
+def _row(model: Mapping[str, Any], mine: Measured, stock: Measured | None) -> dict[str, Any]:
+    """The figures of one model."""
+    share, low, high = pooled(model["cells"])
+    found = {"share": share, "low": low, "high": high, "samples": sum(cell["samples"] for cell in model["cells"])}
+    row = {
+        "name": model["name"],
+        "summary": model["summary"],
+        "recipe": model["recipe"],
+        "found": found if model["cells"] else None,
+        "refused": None,
+    }
+    if stock is None:
+        return {**row, "loss_beyond": _mean(list(mine.losses.values())) if mine.losses else None, "peak": mine.peak}
+    more, loss, peaks = mine.finds_more(stock), mine.loses_more(stock), (mine.peak, stock.peak)
+    return {
+        **row,
+        "against": more.to_dict() if more else None,
+        "beyond": loss.to_dict() if loss else None,
+        "inside": (model["short"] or {}).get("against"),
+        "time": mine.times(stock),
+        "memory": peaks[0] / peaks[1] if peaks[0] and peaks[1] else None,
+    }
+
+
+def _choice(
+    rows: Mapping[str, Mapping[str, Any]], stock: Measured, asked: Mapping[str, Measured], trained_length: int | None
+) -> tuple[str | None, str | None, str]:
+    """The method to take, if any is better beyond doubt, the one that comes nearest, and both in a sentence."""
+    gains = {name: mine.finds_more(stock) for name, mine in asked.items()}
+    drops = {name: mine.loses_more(stock) for name, mine in asked.items()}
+    found = {name: gain for name, gain in gains.items() if gain is not None}
+    losses = {name: drop for name, drop in drops.items() if drop is not None}
+
+    def cheapest(names: Sequence[str]) -> str:
+        """Of methods that are equally good: the cheapest inside, then the one with the least loss beyond."""
+
+        def price(name: str) -> tuple[float, float, int]:
+            loss = losses[name].mean if name in losses else 0.0
+            return round(_inside(rows[name]) or 0.0, _SAME_COST), round(loss, _SAME_COST), -len(_engines(rows[name]))
+
+        return min(names, key=price)
+
+    if sure := [name for name, gain in found.items() if gain.low > 0]:
+        best = max(sure, key=lambda name: found[name].mean)
+        apart = {name: asked[best].finds_more(asked[name]) for name in sure}
+        alike = [name for name, gain in apart.items() if name == best or gain is None or gain.low <= 0]
+        taken = cheapest(alike)
+        more = f"finds {_share(rows[taken])} of what was asked, where stock finds {_share(rows[STOCK])}"
+        return taken, taken, _sentence(taken, more, alike, rows, trained_length)
+    lower = [name for name, drop in losses.items() if drop.high < 0 and not (name in found and found[name].high < 0)]
+    if lower:
+        best = min(lower, key=lambda name: losses[name].mean)
+        behind = {name: asked[name].loses_more(asked[best]) for name in lower}
+        alike = [name for name, loss in behind.items() if name == best or loss is None or loss.low <= 0]
+        taken, drop = cheapest(alike), losses[cheapest(alike)]
+        more = f"reads on beyond {trained_length} tokens with {_signed(drop)} nats per token against stock"
+        if found:
+            more += f" ({_share(rows[taken])} found, stock {_share(rows[STOCK])}: not apart)"
+        return taken, taken, _sentence(taken, more, alike, rows, trained_length)
+    if found:
+        nearest = max(found, key=lambda name: found[name].mean)
+        gain, texts = found[nearest], found[nearest].texts
+        points = Difference(100 * gain.mean, 100 * gain.low, 100 * gain.high, texts)
+        sentence = f"nearest comes {nearest}, which finds {_signed(points, 0)} points more on {texts} texts"
+    elif losses:
+        nearest = min(losses, key=lambda name: losses[name].mean)
+        sentence = (
+            f"nearest comes {nearest}, with {_signed(losses[nearest])} nats per token beyond {trained_length} tokens"
+        )
+    else:
+        return None, None, "Nothing was measured of any method."
+    return None, nearest, f"Nothing is better than stock beyond doubt: {sentence}."
+
+
+def _sentence(
+    taken: str, more: str, alike: Sequence[str], rows: Mapping[str, Mapping[str, Any]], trained_length: int | None
+) -> str:
+    """Which method to take, and why."""
+    cost = _inside(rows[taken])
+    parts = [f"Take {taken}: it {more}"]
+    if cost is not None:
+        parts.append(f"costs {f'{cost:+.3f} nats per token' if cost else 'nothing'} at {trained_length} tokens")
+    if engines := _engines(rows[taken]):
+        parts.append(f"runs in {_listed(engines)}")
+    sentence = _listed(parts)
+    others = [
+        name if (price := _inside(rows[name])) is None else f"{name} ({price:+.3f})" for name in alike if name != taken
+    ]
+    if others:
+        sentence += f"; no worse within what these questions can tell: {', '.join(others)}"
+    return sentence + "."
+
+
+def _inside(row: Mapping[str, Any]) -> float | None:
+    """The loss at the original context length against the model as it is."""
+    inside = row.get("inside")
+    return float(inside["loss"]) if inside else None
+
+
+def _engines(row: Mapping[str, Any]) -> list[str]:
+    return [served["engine"] for served in row.get("serving") or () if served["status"] in (EXACT, PARTLY)]
+
+
+def _share(row: Mapping[str, Any]) -> str:
+    found = row["found"]
+    return f"{percent(found['share'])} % ({percent(found['low'])}–{percent(found['high'])})"
+
+
+def _signed(difference: Difference, decimals: int = 3) -> str:
+    text = f"{difference.mean:+.{decimals}f}"
+    if math.isfinite(difference.high):
+        text += f" ({difference.low:+.{decimals}f} to {difference.high:+.{decimals}f})"
+    return text
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _not_reached(plans: Sequence[ModelPlan], figures: Mapping[str, Measured]) -> list[str]:
+    """What was planned and not asked of every model, in sentences: nothing where all was."""
+    from ctxext.evaluate.tasks.retrieval import num_questions
+
+    counts: dict[str, dict[int, int]] = {}
+    unread: dict[str, int] = {}
+    for entry in plans:
+        mine = figures[entry.info.name]
+        for task in entry.tasks:
+            times = num_questions(task, entry.settings) // entry.settings.samples
+            for length in entry.lengths:
+                asked = sum(text[:2] == (task.name, length) for text in mine.answers) // times
+                by_length = counts.setdefault(task.name, {})
+                by_length[length] = min(asked, by_length.get(length, asked))
+        for name in {work.keys[0].task for work in entry.documents}:
+            read = sum(key[0] == name for key in mine.seconds)
+            unread[name] = min(read, unread.get(name, read))
+    samples = plans[0].settings.samples
+    short = {task: {n: count for n, count in lengths.items() if count < samples} for task, lengths in counts.items()}
+    sentences = [
+        f"{task}: of {samples} questions a depth the time reached "
+        + ", ".join(f"{count or 'none'} at {length} tokens" for length, count in lengths.items())
+        + "."
+        for task, lengths in short.items()
+        if lengths
+    ]
+    few = {task: read for task, read in unread.items() if read < samples}
+    sentences += [f"{task}: {read or 'none'} of {samples} documents were read." for task, read in few.items()]
+    return sentences

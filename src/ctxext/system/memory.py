@@ -1,0 +1,35 @@
+"""The most memory that was in use for a while."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_PEAK = "5"
+"""What Linux takes for "forget the peak" (proc(5))."""
+
+
+def forget_peak(device: "torch.device") -> bool:
+    """Start to watch the memory of a device, or of this process for the CPU; false where that is not possible."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return True
+    try:
+        _CLEAR.write_text(_PEAK, encoding="ascii")
+    except OSError:
+        return False
+    return device.type == "cpu"
+
+
+def peak_memory(device: "torch.device") -> int:
+    """The most memory in use since `forget_peak`, in bytes."""
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    lines = _STATUS.read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024

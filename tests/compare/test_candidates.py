@@ -1,0 +1,120 @@
+"""Which recipes are compared, and the options of `ctxext convert` that make them."""
+
+import pytest
+
+from ctxext import MsPoE, SelfExtend, Yarn
+from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.cli.method_options import build_recipe
+from ctxext.compare.candidates import DEFAULTS, candidates_of
+from ctxext.compare.options import CompareOptions, doubled
+from ctxext.errors import CtxextError
+from ctxext.recipes.recipe import recipe_of
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return open_checkpoint("demo")
+
+
+def test_by_default_the_published_methods_of_its_positions(demo):
+    candidates = candidates_of(demo, (), 2048)
+    assert [candidate.name for candidate in candidates] == list(DEFAULTS["rotary"])
+    assert all(candidate.plan for candidate in candidates)
+    assert candidates[0].words == ("--method", "yarn", "--target-length", "2048")
+    assert candidates[0].recipe.steps == (Yarn(target_length=2048),)
+    assert candidates[-1].words == ("--method", "mspoe"), "it does not reach further"
+
+
+def test_what_does_not_apply_is_there_with_its_reason(demo):
+    yarn, table, inside = candidates_of(demo, ("yarn", "table", "abf"), 2048)
+    assert yarn.plan is not None
+    assert table.plan is None
+    assert "learned" in table.refusal
+    assert inside.plan is None
+    assert "theta" in inside.refusal
+    with pytest.raises(CtxextError, match='Nothing of what was named applies to "demo"'):
+        candidates_of(demo, ("table",), 2048)
+    with pytest.raises(CtxextError, match='no method "yarm"'):
+        candidates_of(demo, ("yarm",), 2048)
+    with pytest.raises(CtxextError, match="always compared"):
+        candidates_of(demo, {"stock": Yarn(factor=2)}, 2048)
+
+
+def test_presets_files_and_recipes_of_ones_own(demo, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("steps:\n- method: yarn\n  beta_fast: 16\n")
+    preset, mine = candidates_of(demo, ("mspoe-paper", str(file)), 2048)
+    assert (preset.name, preset.words) == ("mspoe-paper", ("--recipe", "mspoe-paper"))
+    assert (mine.name, mine.words) == ("mine", ("--recipe", str(file), "--target-length", "2048"))
+    assert mine.recipe.steps == (Yarn(target_length=2048, beta_fast=16),)
+    (own,) = candidates_of(demo, {"own": Yarn(factor=2, beta_fast=16)}, 2048)
+    assert own.words == ("--method", "yarn", "--factor", "2", "--beta-fast", "16"), "its factor stays"
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Yarn(factor=4, truncate=False),
+        MsPoE(schedule="by-parts", ratio_max=4, head_order="fixed", first_layer=0),
+        [Yarn(factor=4), MsPoE(head_order="prompt")],
+        SelfExtend(factor=8),
+    ],
+    ids=lambda recipe: type(recipe).__name__,
+)
+def test_the_words_make_the_recipe(demo, recipe):
+    """They are read as the command line reads them."""
+    (candidate,) = candidates_of(demo, {"one": recipe}, 2048)
+    words, methods, options = list(candidate.words), [], {}
+    while words:
+        flag = words.pop(0)
+        if flag == "--method":
+            methods.append(words.pop(0))
+        elif flag.startswith("--no-"):
+            options[flag[5:].replace("-", "_")] = False
+        else:
+            text = words.pop(0)
+            options[flag[2:].replace("-", "_")] = float(text) if text.replace(".", "").isdigit() else text
+    assert build_recipe(methods, None, options).steps == recipe_of(recipe).steps
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [("gpt2", ["table-tile", "table-hierarchical", "table-linear", "table-cubic"]), ("t5", ["buckets"])],
+)
+def test_other_encodings_have_methods_of_their_own(family, names, tmp_path):
+    import tiny_encodings
+
+    source = open_checkpoint(str(tiny_encodings.save(family, tmp_path / family)))
+    assert [candidate.name for candidate in candidates_of(source, (), 256)] == names
+
+
+def test_the_lengths_are_the_doubles_of_the_original():
+    assert doubled(512, 2048) == (512, 1024, 2048)
+    assert doubled(512, 1500) == (512, 1024, 1500)
+    assert doubled(512, 256) == (256,)
+    assert doubled(None, 4096) == (4096,)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"target_length": 0}, "at least 1"),
+        ({"target_length": 64, "minutes": 0}, "minutes must be above 0"),
+        ({"target_length": 64, "lengths": (65,)}, "beyond the target"),
+        ({"target_length": 64, "samples": 0}, "samples must be at least 1"),
+        ({"target_length": 64, "tasks": ("needel",)}, 'no task "needel"'),
+        ({"target_length": 64, "minutes": 1, "harness": ("ruler",)}, "cannot hold"),
+    ],
+)
+def test_what_cannot_be_asked(given, expected):
+    with pytest.raises(CtxextError, match=expected):
+        CompareOptions(**given)
+
+
+def test_settings_are_those_of_an_evaluation():
+    options = CompareOptions(target_length=2048, samples=3, kv_ids="number")
+    settings = options.settings(("kv",), 512)
+    assert (settings.tasks, settings.lengths, settings.samples) == (("kv",), (512, 1024, 2048), 3)
+    assert settings.allow_beyond
+    assert settings.kv_ids == "number"
+    assert CompareOptions(target_length=2048, tasks=("needle",), lengths=(64,)).settings(("kv",), 512).lengths == (64,)

@@ -1,0 +1,167 @@
+"""A comparison in memory is what converting and evaluating each method gives."""
+
+import functools
+import itertools
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import tiny_encodings
+from aligned import aligned
+from ctxext import NtkAlibi, Range, Recipe, Table, compare, convert, evaluate
+from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.compare import run as compare_run
+from ctxext.compare.candidates import STOCK
+from ctxext.errors import CtxextError
+from ctxext.evaluate import Settings
+from ctxext.evaluate import run as evaluate_run
+from ctxext.evaluate.model import LoadedModel, Loading
+from ctxext.evaluate.run import Pace
+from ctxext.evaluate.workbench import Workbench
+from ctxext.recipes.recipe import recipe_from_dict
+
+ASKED = {"tasks": ("needle", "perplexity", "short"), "lengths": (640,), "depths": (0.0, 1.0), "samples": 2}
+METHODS = ("yarn", "self-extend", "mspoe")
+FP32 = Loading(dtype="fp32")
+
+
+def figures(model):
+    """What was measured of a model, without times."""
+    cells = [{key: value for key, value in cell.items() if key != "seconds"} for cell in model["cells"]]
+    return cells, model["perplexity"], model["short"]["losses"], model["context_length"], model["summary"]
+
+
+@pytest.mark.thorough
+def test_the_same_cells_as_convert_and_eval(tmp_path):
+    """A method of the configuration, a relation map and heads with scales, whose order is calibrated, on the demo."""
+    report = compare("demo", target_length=1024, methods=METHODS, loading=FP32, out=tmp_path / "out", **ASKED)
+    compared = {model["name"]: model for model in report["models"]}
+    assert list(compared) == [STOCK, *METHODS]
+    folders = []
+    for name in METHODS:
+        step = {"method": name, **({"target_length": 1024} if name != "mspoe" else {})}
+        folders.append(convert("demo", tmp_path / name, recipe_from_dict({"steps": [step]}, name), check=False).out)
+    alone = evaluate(["demo", *map(str, folders)], Settings(allow_beyond=True, **ASKED), loading=FP32)
+    for model in alone["models"]:
+        mine = compared[STOCK if model["name"] == "demo" else model["name"]]
+        assert figures(mine) == figures(model), model["name"]
+        assert mine["recipe"] == model["recipe"]
+    for name in METHODS:
+        assert compared[name]["short"]["against"] == {
+            **next(model for model in alone["models"] if model["name"] == name)["short"]["against"],
+            "model": STOCK,
+        }
+    assert json.loads((tmp_path / "out" / "report.json").read_text()) == json.loads(json.dumps(report))
+    text = (tmp_path / "out" / "comparison.md").read_text()
+    assert report["comparison"]["verdict"] in text
+    assert "| self-extend |" in text
+
+
+@pytest.fixture
+def tiny(checkpoint):
+    """A comparison of a tiny random model, 512 tokens to 1024."""
+
+    def run(**more):
+        asked = {"tasks": ("passkey", "short"), "lengths": (320, 640), "depths": (0.5,), "samples": 4, **more}
+        return compare(str(checkpoint), target_length=1024, methods=("yarn", "self-extend", "table"), **asked)
+
+    return run
+
+
+def test_all_is_asked_of_one_copy_of_the_weights(tiny, tmp_path, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(
+        evaluate_run, "_run", lambda model, work, done, log, meter: loaded.append(model.model.lm_head.weight)
+    )
+    report = tiny()
+    assert {weight.data_ptr() for weight in loaded} == {loaded[0].data_ptr()}
+    assert [row["name"] for row in report["comparison"]["models"]] == [STOCK, "yarn", "self-extend", "table"]
+    assert "learned" in report["comparison"]["models"][-1]["refused"]
+    assert report["comparison"]["taken"] is None
+
+
+def test_a_comparison_goes_on_where_it_was(tiny, tmp_path, monkeypatch):
+    tiny = functools.partial(tiny, samples=2)
+    whole = tiny(out=tmp_path / "out")
+    lines = (tmp_path / "out" / "cells.jsonl").read_text().splitlines()
+    (tmp_path / "out" / "cells.jsonl").write_text("\n".join(lines[: len(lines) // 2]) + "\n")
+    with pytest.raises(CtxextError, match="already holds results"):
+        tiny(out=tmp_path / "out")
+    again = tiny(out=tmp_path / "out", resume=True)
+    assert [figures(model)[0] for model in again["models"]] == [figures(model)[0] for model in whole["models"]]
+    monkeypatch.setattr(evaluate_run, "_run", None)
+    assert tiny(out=tmp_path / "out", resume=True)["comparison"]["verdict"] == again["comparison"]["verdict"]
+
+
+def test_when_the_time_is_up_all_were_asked_the_same_and_the_rest_is_said(tiny, monkeypatch):
+    """The clock goes on by a second whenever it is asked, so that the minute ends in the second round."""
+    rounds = []
+    ticks = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: float(next(ticks)), perf_counter=lambda: 0.0)
+    for module in (compare_run, evaluate_run):
+        monkeypatch.setattr(module, "time", clock)
+    real = evaluate_run._run
+    monkeypatch.setattr(evaluate_run, "_run", lambda *given: rounds.append(given) or real(*given))
+    report = tiny(minutes=1)
+    counts = {model["name"]: sum(cell["samples"] for cell in model["cells"]) for model in report["models"]}
+    assert 0 < min(counts.values()) <= max(counts.values()) < 8
+    reached = report["comparison"]["not_reached"]
+    assert any("passkey: of 4 questions a depth the time reached" in sentence for sentence in reached)
+    first = [given[0].name for given in rounds[:3]]
+    assert sorted(first) == sorted([STOCK, "yarn", "self-extend"]), "each is asked before any is asked more"
+
+
+def test_how_long_prompts_will_take():
+    pace = Pace(lambda model, length: length)
+    assert pace.seconds("a", [100]) == 0
+    pace.note("a", [100, 100], 4.0)
+    assert pace.seconds("a", [100]) == 2.0
+    assert pace.seconds("a", [200]) == 1.5 * 4.0, "a new length may cost more than its tokens say"
+    assert pace.seconds("b", [100]) == 1.5 * 2.0, "so may another model"
+    pace.note("b", [200], 20.0)
+    assert pace.seconds("b", [100]) == pytest.approx(15.0), "its own pace first"
+    assert pace.seconds("a", []) == 0
+    pace.note("a", [], 1.0)
+
+
+OTHERS = {
+    "gpt2": [Table(target_length=48, fill="cubic"), Table(target_length=48, fill="tile")],
+    "opt": [Table(target_length=48, fill="hierarchical")],
+    "bloom": [NtkAlibi(target_length=48)],
+    "xglm": [Range(target_length=48)],
+}
+
+
+def loaded(folder):
+    return aligned(AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval())
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_positions_of_other_kinds_are_applied_as_they_are_converted(family, tmp_path):
+    """Rows that a method writes are made in memory as a conversion writes them."""
+    source = tiny_encodings.save(family, tmp_path / "source")
+    stock = loaded(source)
+    bench = Workbench(
+        LoadedModel(STOCK, stock, None, can_share=False), open_checkpoint(str(source)), tmp_path / "bench"
+    )
+    before = tiny_encodings.logits(stock, 12)
+    for number, step in enumerate(OTHERS[family]):
+        convert(source, tmp_path / str(number), step, check=False)
+        applied = bench.apply(bench.prepared(Recipe([step]))).model
+        assert torch.equal(
+            tiny_encodings.logits(applied, 48), tiny_encodings.logits(loaded(tmp_path / str(number)), 48)
+        )
+    assert torch.equal(tiny_encodings.logits(stock, 12), before)
+
+
+def test_a_table_is_asked_within_it_and_beyond_with_a_method(tmp_path):
+    source = tiny_encodings.save_tokenizer(tiny_encodings.save("gpt2", tmp_path / "gpt2", more={"n_positions": 128}))
+    asked = {"tasks": ("perplexity", "short"), "samples": 2}
+    report = compare(str(source), target_length=256, methods=("table",), **asked)
+    assert [model["lengths"] for model in report["models"]] == [[128], [128, 256]]
+    table = report["comparison"]["models"][1]
+    assert table["inside"]["loss"] == 0.0, "the first rows stay"
+    assert table["recipe"]["steps"][0]["fill"] == "tile"

@@ -1,0 +1,131 @@
+"""Which method a comparison takes, from records that are written by hand."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from ctxext.compare.candidates import Candidate
+from ctxext.compare.verdict import comparison, measured
+from ctxext.evaluate.report.report import make_report
+from ctxext.evaluate.settings import Settings
+
+TRAINED, TARGET, TEXTS = 512, 2048, 12
+EXACT = SimpleNamespace(to_dict=lambda: {"engine": "vLLM", "status": "exact", "arguments": "", "remark": ""})
+
+
+def cells(model, share, length=TARGET, samples=range(TEXTS)):
+    """Two depths of every text: that many texts of all are answered, first to last."""
+    right = [int(sample < share * TEXTS) for sample in samples]
+    line = {"model": model, "task": "needle", "length": length, "samples": list(samples), "correct": right}
+    return [{**line, "depth": depth, "seconds": 2.0 if model == "stock" else 3.0} for depth in (0.0, 1.0)]
+
+
+def document(model, task, sample, beyond, inside=1.0):
+    """Four stretches of 512 tokens, of which one is inside the original context length."""
+    if task == "short":
+        sums = {"loss": [inside * 511], "tokens": [511], "length": TRAINED}
+    else:
+        buckets = [[inside * 512, 512], *[[beyond * 512, 512]] * 3]
+        sums = {"buckets": buckets, "width": 512, "lengths": {"2048": [1.0, 2047]}, "length": TARGET}
+    return {"model": model, "task": task, "depth": None, "samples": [sample], "seconds": 1.0, **sums}
+
+
+def documents(model, beyond, inside=1.0):
+    noise = [0.01 * number for number in range(4)]
+    lines = [document(model, "perplexity", n, beyond + extra, inside + extra) for n, extra in enumerate(noise)]
+    return lines + [document(model, "short", n, beyond, inside + extra) for n, extra in enumerate(noise)]
+
+
+def judged(records, names=("yarn", "dca"), refused=(), samples=TEXTS):
+    """The comparison that records make."""
+    settings = Settings(tasks=("needle", "perplexity", "short"), samples=samples, depths=(0.0, 1.0))
+    common = {"recipe": {"steps": []}, "trained_length": TRAINED, "kind": "causal", "context_length": TARGET}
+    models = [{"name": name, "summary": name, "source": "stock", **common} for name in ("stock", *names)]
+    models[0] |= {"source": None, "recipe": None}
+    header = {"settings": settings.to_dict(), "loading": {}, "models": models, "versions": {}}
+    candidates = [Candidate(name, ("--method", name), plan=SimpleNamespace(serving=[EXACT])) for name in names]
+    candidates += [Candidate(name, ("--method", name), refusal="it has no rope.") for name in refused]
+    task = SimpleNamespace(name="needle", has_depths=True)
+    plans = [
+        SimpleNamespace(
+            info=SimpleNamespace(name=name), tasks=(task,), lengths=(TARGET,), settings=settings, documents=()
+        )
+        for name in ("stock", *names)
+    ]
+    return comparison(make_report(header, records), records, candidates, plans)
+
+
+def test_the_one_that_finds_surely_more_is_taken():
+    content = judged(cells("stock", 0.0) + cells("yarn", 0.5) + cells("dca", 1.0), refused=("pi",))
+    assert (content["taken"], content["nearest"]) == ("dca", "dca")
+    _, yarn, dca, pi = content["models"]
+    assert dca["found"]["share"] == 1.0
+    assert dca["against"]["difference"] == 1.0
+    assert dca["against"]["texts"] == TEXTS
+    assert 0 < yarn["against"]["low"] < yarn["against"]["difference"] == 0.5 < yarn["against"]["high"]
+    assert yarn["time"] == 1.5
+    assert (pi["refused"], pi["convert"]) == ("it has no rope.", ["--method", "pi"])
+    assert "Take dca: it finds 100 % (86–100) of what was asked, where stock finds 0 % (0–14)" in content["verdict"]
+    assert "runs in vLLM" in content["verdict"]
+    assert "yarn" not in content["verdict"], "it is surely behind"
+
+
+def test_of_two_that_find_as_much_the_cheaper_is_taken():
+    found = cells("stock", 0.0) + cells("yarn", 1.0) + cells("dca", 0.92)
+    losses = documents("stock", 5.0) + documents("yarn", 2.0, inside=1.02) + documents("dca", 2.1)
+    content = judged(found + losses)
+    assert content["taken"] == "dca"
+    assert "costs nothing at 512 tokens" in content["verdict"]
+    assert "no worse within what these questions can tell: yarn (+0.020)" in content["verdict"]
+    yarn = content["models"][1]
+    assert yarn["inside"]["loss"] == pytest.approx(0.02)
+    assert yarn["beyond"]["difference"] == pytest.approx(-3.0)
+    assert yarn["beyond"]["high"] < 0
+
+
+def test_where_nothing_is_found_the_loss_beyond_decides():
+    found = cells("stock", 0.0) + cells("yarn", 0.0) + cells("dca", 0.0)
+    content = judged(found + documents("stock", 5.0) + documents("yarn", 2.0) + documents("dca", 4.9))
+    assert content["taken"] == "yarn"
+    assert "reads on beyond 512 tokens with -3.000" in content["verdict"]
+    assert "dca" not in content["verdict"]
+
+
+def test_nothing_is_taken_that_may_be_chance():
+    content = judged(cells("stock", 0.5) + cells("yarn", 0.6) + cells("dca", 0.4))
+    assert (content["taken"], content["nearest"]) == (None, "yarn")
+    assert content["verdict"].startswith("Nothing is better than stock beyond doubt: nearest comes yarn")
+    none = judged([])
+    assert (none["taken"], none["nearest"]) == (None, None)
+    assert none["verdict"].startswith("Nothing was measured")
+
+
+def test_what_is_found_less_is_not_taken_for_its_loss():
+    losses = documents("stock", 5.0) + documents("yarn", 2.0) + documents("dca", 5.0)
+    content = judged(cells("stock", 1.0) + cells("yarn", 0.0) + cells("dca", 1.0) + losses)
+    assert content["taken"] is None
+
+
+def test_a_few_texts_with_equal_differences_are_no_certainty():
+    """By hand: two differences of 1, and one each of 1 and -1, have the mean 1/2 and the deviation 1."""
+    few = range(2)
+    content = judged(cells("stock", 0.0, samples=few) + cells("yarn", 1.0, samples=few), ("yarn",), samples=2)
+    against = content["models"][1]["against"]
+    assert against["difference"] == 1.0
+    assert against["low"] == pytest.approx(max(-1, 0.5 - 3.182446 / math.sqrt(4)))
+    assert content["taken"] is None
+
+
+def test_only_texts_that_both_were_asked_are_compared():
+    stock = measured(cells("stock", 0.0, samples=range(4)), TRAINED)
+    yarn = measured(cells("yarn", 1.0), TRAINED)
+    assert yarn.finds_more(stock).texts == 4
+    assert yarn.times(stock) is None, "their records cover other samples"
+
+
+def test_what_the_time_did_not_reach_is_said():
+    content = judged(cells("stock", 0.0) + cells("yarn", 1.0, samples=range(5)), ("yarn",))
+    assert content["not_reached"] == ["needle: of 12 questions a depth the time reached 5 at 2048 tokens."]
+    assert content["verdict"].endswith(content["not_reached"][0])
+    assert judged(cells("stock", 0.0) + cells("yarn", 1.0), ("yarn",))["not_reached"] == []
