@@ -7,7 +7,7 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.registry import TASKS
+from ctxext.evaluate.tasks.registry import NAMES
 from ctxext.options import option, with_documented_options
 from ctxext.reading.length import read_lengths
 
@@ -31,7 +31,7 @@ class CompareOptions(Settings):
     minutes: float | None = option(None, help="How long it may take, everything included.")
     tasks: tuple[str, ...] = option(
         (),
-        help=f"{', '.join(TASKS)}; several with commas. Default: needle,perplexity,short; of encoders passages,short.",
+        help=f"{', '.join(NAMES)}; several with commas. Default: needle,perplexity,short; of encoders passages,short.",
         flags=("--task", "-t"),
         kind="names",
         repeats=True,

@@ -17,6 +17,7 @@ from ctxext.evaluate.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.evaluate.plan import ModelPlan, plans_of
 from ctxext.evaluate.report.report import Report
 from ctxext.evaluate.run import Place, Run
+from ctxext.evaluate.tasks.harness import check_harness
 from ctxext.evaluate.tasks.perplexity import Perplexity
 from ctxext.evaluate.tasks.registry import DEFAULTS
 from ctxext.options import accepts_options
@@ -35,11 +36,11 @@ _PICTURE = 0.5
 
 @accepts_options(CompareOptions)
 def compare(
-    source: str,
+    source: str | Path,
     *,
     options: CompareOptions,
     loading: "Loading | None" = None,
-    out: Path | None = None,
+    out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -65,15 +66,16 @@ def compare(
     started = time.monotonic()
     from ctxext.evaluate.model import Loading, load_model
 
-    loading = loading or Loading()
+    loading, out = loading or Loading(), None if out is None else Path(out)
     if loading.engine != "transformers":
         raise CtxextError("Recipes are applied in memory, in transformers.", hint="Leave out --engine.")
     (info,) = open_infos(
-        [source], revision=loading.revision, token=loading.token, original_length=options.original_length
+        [str(source)], revision=loading.revision, token=loading.token, original_length=options.original_length
     )
     candidates = candidates_of(info.checkpoint, options.methods, options.target_length)
     tasks = (*DEFAULTS[info.kind], *([Perplexity.name] if info.kind == "causal" else []))
     settings = options.settings(tasks, info.trained_length)
+    check_harness(settings.harness, settings.lengths)
     # A table ends at the context length of the model as it is; with the recipes it is as long as they reach.
     endless = dataclasses.replace(info, context_length=max(settings.lengths), has_table=False)
     (asked,) = plans_of([endless], settings, loading)

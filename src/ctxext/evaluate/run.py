@@ -189,8 +189,6 @@ def evaluate(
     sources = [str(model) for model in ([models] if isinstance(models, str | Path) else models)]
     out, loading = None if out is None else Path(out), loading or Loading()
     settings = settings or Settings(tasks=default_tasks(sources, loading))
-    if out is None and processes.num_processes() > 1:
-        raise CtxextError("Several processes need a folder to meet in.", hint="Add --out report.")
     if loading.engine == "vllm":
         from ctxext.evaluate.served import check_tasks
 
@@ -253,6 +251,8 @@ class Run:
             CtxextError: The folder holds other results, or a model cannot be loaded or run.
         """
         out, is_first = self.place.out, processes.rank() == 0
+        if out is None and processes.num_processes() > 1:
+            raise CtxextError("Several processes need a folder to meet in.", hint="Add --out report.")
         with _only_run_in(out):
             log = ResultsLog(out, processes.rank())
             header = _header(self.plans, self.settings, self.loading) if is_first else {}
