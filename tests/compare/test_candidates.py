@@ -20,7 +20,7 @@ def test_by_default_the_published_methods_of_its_positions(demo):
     candidates = candidates_of(demo, (), 2048)
     assert [candidate.name for candidate in candidates] == list(DEFAULTS["rotary"])
     assert all(candidate.plan for candidate in candidates)
-    assert candidates[0].words == ("--method", "yarn", "--target-length", "2048")
+    assert candidates[0].words == ("--method", "yarn", "--target-length", "2k")
     assert candidates[0].recipe.steps == (Yarn(target_length=2048),)
     assert candidates[-1].words == ("--method", "mspoe"), "it does not reach further"
 
@@ -45,7 +45,7 @@ def test_presets_files_and_recipes_of_ones_own(demo, tmp_path):
     file.write_text("steps:\n- method: yarn\n  beta_fast: 16\n")
     preset, mine = candidates_of(demo, ("mspoe-paper", str(file)), 2048)
     assert (preset.name, preset.words) == ("mspoe-paper", ("--recipe", "mspoe-paper"))
-    assert (mine.name, mine.words) == ("mine", ("--recipe", str(file), "--target-length", "2048"))
+    assert (mine.name, mine.words) == ("mine", ("--recipe", str(file), "--target-length", "2k"))
     assert mine.recipe.steps == (Yarn(target_length=2048, beta_fast=16),)
     (own,) = candidates_of(demo, {"own": Yarn(factor=2, beta_fast=16)}, 2048)
     assert own.words == ("--method", "yarn", "--factor", "2", "--beta-fast", "16"), "its factor stays"

@@ -165,3 +165,34 @@ def test_a_table_is_asked_within_it_and_beyond_with_a_method(tmp_path):
     table = report["comparison"]["models"][1]
     assert table["inside"]["loss"] == 0.0, "the first rows stay"
     assert table["recipe"]["steps"][0]["fill"] == "tile"
+
+
+def test_the_command_shows_what_the_report_holds(run, checkpoint, tmp_path):
+    words = ["--target-length", "1k", "--methods", "yarn,table", "--task", "passkey,short", "--lengths", "320,640"]
+    words += ["--samples", "1", "--depths", "1", "--out", tmp_path / "out"]
+    result = run("compare", checkpoint, *words)
+    assert result.exit_code == 0, result.stderr
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    for part in ("320 tokens", "640 tokens", "found %", "cost inside", "table does not apply: it has rotary", "stock"):
+        assert part in result.stdout
+    assert report["comparison"]["verdict"] in " ".join(result.stdout.split())
+    assert "comparison.md" in result.stderr
+    yarn = report["comparison"]["models"][1]
+    assert yarn["convert"] == ["--method", "yarn", "--target-length", "1k"]
+    assert yarn["time"] > 0
+    assert yarn["memory"] is None or yarn["memory"] > 0.5
+    again = run("compare", checkpoint, *words, "--resume", "--json", "-q")
+    assert json.loads(again.stdout)["comparison"]["verdict"] == report["comparison"]["verdict"]
+    assert again.stderr == ""
+    assert "How far should" in run("compare", checkpoint).exception.message
+
+
+@pytest.mark.thorough
+def test_the_demo_is_a_small_comparison(run, tmp_path):
+    result = run("demo", tmp_path / "out", "--samples", 1, "--json", "-q")
+    assert result.exit_code == 0, result.stderr
+    shown = json.loads(result.stdout)
+    assert set(shown) == {"samples", "lengths", "exact_match", "shows", "report"}
+    assert list(shown["exact_match"]) == ["stock", "pi", "ntk", "yarn", "mspoe", "mspoe-by-parts"]
+    assert {length: len(shares) for length, shares in shown["exact_match"]["yarn"].items()} == {"512": 5, "2048": 5}
+    assert (tmp_path / "out" / "report" / "report.html").exists()

@@ -13,6 +13,7 @@ from ctxext.converters.convert import check_frequencies
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
+from ctxext.reading.length import format_length
 from ctxext.recipes.encodings.base import POSITIONS
 from ctxext.recipes.methods.fills import FILLS
 from ctxext.recipes.param import options_of
@@ -126,7 +127,7 @@ def _candidate(source: Checkpoint, name: str, content: dict[str, Any], file: str
     takers = [step for step in steps if "target_length" in _options_of(step)]
     reaches = [] if any(step.get(key) for step in takers for key in _REACH) else takers
     words = ["--recipe", file] if file else _words(steps)
-    words += ["--target-length", str(target_length)] if reaches and words else []
+    words += ["--target-length", format_length(target_length)] if reaches and words else []
     for step in reaches:
         step["target_length"] = target_length
     try:

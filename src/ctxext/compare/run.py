@@ -24,6 +24,7 @@ from ctxext.options import accepts_options
 from ctxext.system.extras import is_installed
 from ctxext.system.files import Progress
 from ctxext.system.output_directory import write_whole
+from ctxext.system.processes import num_processes
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
@@ -69,6 +70,8 @@ def compare(
     loading, out = loading or Loading(), None if out is None else Path(out)
     if loading.engine != "transformers":
         raise CtxextError("Recipes are applied in memory, in transformers.", hint="Leave out --engine.")
+    if options.minutes is not None and num_processes() > 1:
+        raise CtxextError("--minutes is for one process.", hint="Leave it out, or start without accelerate.")
     (info,) = open_infos(
         [str(source)], revision=loading.revision, token=loading.token, original_length=options.original_length
     )

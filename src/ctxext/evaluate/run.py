@@ -291,7 +291,7 @@ class Run:
         try:
             log.append({"model": name, "facts": loaded.facts()})
             meter.begin()
-            with self._peak_recorded(loaded, log):
+            with self._peak_recorded(loaded, log, {}):
                 for number, work in enumerate(entry.make_work(loaded)):
                     if number % processes.num_processes() == processes.rank():
                         _run(loaded, work, done, log, meter)
@@ -306,12 +306,13 @@ class Run:
             loaded.close()
 
     @contextmanager
-    def _peak_recorded(self, loaded: "LoadedModel", log: ResultsLog) -> Iterator[None]:
-        """Record the most memory that a model takes meanwhile."""
+    def _peak_recorded(self, loaded: "LoadedModel", log: ResultsLog, known: dict[str, int]) -> Iterator[None]:
+        """Record the most memory that a model takes meanwhile, where it is more than is known."""
         watches = self.watches_memory and forget_peak(loaded.device)
         yield
-        if watches:
-            log.append({"model": loaded.name, "facts": {"peak_memory": peak_memory(loaded.device)}})
+        if watches and (peak := peak_memory(loaded.device)) > known.get(loaded.name, 0):
+            known[loaded.name] = peak
+            log.append({"model": loaded.name, "facts": {"peak_memory": peak}})
 
     def _ask_in_rounds(self, log: ResultsLog, meter: Meter) -> None:
         """Ask all models a few samples of every cell, shortest first, then more of them, while the time lasts."""
@@ -320,7 +321,7 @@ class Run:
         for name, loaded in models.items():
             log.append({"model": name, "facts": loaded.facts()})
         meter.begin()
-        pace, first, size = Pace(meter.cost), 0, 1
+        pace, peaks, first, size = Pace(meter.cost), dict[str, int](), 0, 1
         while first < self.settings.samples:
             samples = range(first, min(first + size, self.settings.samples))
             first, size = samples.stop, 2 * size
@@ -338,7 +339,7 @@ class Run:
                     began = time.monotonic()
                     if began + pace.seconds(name, lengths) > self.end:
                         return
-                    with self._peak_recorded(models[name], log):
+                    with self._peak_recorded(models[name], log, peaks):
                         _run(models[name], work, done[name], log, meter)
                     pace.note(name, lengths, time.monotonic() - began)
 

@@ -16,7 +16,7 @@ _MAX_NAMED = 4
 
 
 def findings(report: Report, names: Mapping[str, str] | None = None) -> list[str]:
-    """One sentence for each task, and one for the cost of extending.
+    """One sentence for each task, and one for the cost of extending; first of all which method a comparison takes.
 
     Args:
         report: The content of report.json.
@@ -27,7 +27,7 @@ def findings(report: Report, names: Mapping[str, str] | None = None) -> list[str
     ruler = GROUPS["ruler"] if tasks.keys() >= {*GROUPS["ruler"]} else ()
     sentences = [_retrieval("RULER, its thirteen tasks", ruler, models)] if ruler else []
     sentences += [_retrieval(task, (task,), models) for task in tasks if task not in ruler]
-    sentences += [_long_text(models), _cost(models)]
+    sentences = [report.get("comparison", {}).get("verdict", ""), *sentences, _long_text(models), _cost(models)]
     return [sentence for sentence in sentences if sentence]
 
 
