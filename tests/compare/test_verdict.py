@@ -129,3 +129,12 @@ def test_what_the_time_did_not_reach_is_said():
     assert content["not_reached"] == ["needle: of 12 questions a depth the time reached 5 at 2048 tokens."]
     assert content["verdict"].endswith(content["not_reached"][0])
     assert judged(cells("stock", 0.0) + cells("yarn", 1.0), ("yarn",))["not_reached"] == []
+
+
+def test_how_long_it_would_take_is_said_where_something_was_not_asked_at_all():
+    """By hand: 2 depths of one text took stock 1500 s each, so one text takes both models 2 × 2 × 25 minutes."""
+    lines = [{**line, "seconds": 1500.0} for line in cells("stock", 0.0, samples=range(1))]
+    content = judged(lines, ("yarn",))
+    assert content["not_reached"][0] == "needle: of 12 questions a depth the time reached none at 2048 tokens."
+    assert "takes about 100 minutes here" in content["not_reached"][1]
+    assert content["verdict"].startswith("Nothing was measured of any method.")

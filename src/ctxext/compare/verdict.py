@@ -11,6 +11,7 @@ from ctxext.evaluate.plan import ModelPlan
 from ctxext.evaluate.report.findings import percent, pooled
 from ctxext.evaluate.report.intervals import mean_interval
 from ctxext.evaluate.report.report import Report
+from ctxext.evaluate.run import Meter
 from ctxext.evaluate.tasks.base import Record
 
 _SAME_COST = 3
@@ -140,6 +141,11 @@ def comparison(
     asked = {candidate.name: figures[candidate.name] for candidate in candidates if candidate.name in figures}
     taken, nearest, sentence = _choice({row["name"]: row for row in rows}, stock, asked, trained)
     missing = _not_reached(plans, figures)
+    if any("none" in sentence for sentence in missing) and (minutes := _minutes_of_a_round(plans, records)):
+        missing.append(
+            f"Asking every method everything once takes about {minutes} minutes here: give more --minutes, or fewer "
+            "--methods or --lengths."
+        )
     return {
         "models": rows,
         "taken": taken,
@@ -266,6 +272,15 @@ def _signed(difference: Difference, decimals: int = 3) -> str:
 
 def _listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _minutes_of_a_round(plans: Sequence[ModelPlan], records: Sequence[Record]) -> int:
+    """How long one sample of every cell takes all models, from those that were asked; 0 if none was."""
+    meter = Meter(plans, None, 1)
+    measured = [record for record in records if "task" in record]
+    spent = sum(meter.cost(record["model"], record["length"]) * len(record["samples"]) for record in measured)
+    seconds = math.fsum(record["seconds"] for record in measured)
+    return math.ceil(seconds / spent * meter.total / plans[0].settings.samples / 60) if spent else 0
 
 
 def _not_reached(plans: Sequence[ModelPlan], figures: Mapping[str, Measured]) -> list[str]:
