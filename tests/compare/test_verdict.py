@@ -49,7 +49,13 @@ def judged(records, names=("yarn", "dca"), refused=(), samples=TEXTS):
     task = SimpleNamespace(name="needle", has_depths=True)
     plans = [
         SimpleNamespace(
-            info=SimpleNamespace(name=name), tasks=(task,), lengths=(TARGET,), settings=settings, documents=()
+            info=SimpleNamespace(name=name, checkpoint=SimpleNamespace(config={})),
+            tasks=(task,),
+            lengths=(TARGET,),
+            settings=settings,
+            documents=(),
+            num_samples=2 * samples,
+            num_tokens=2 * samples * TARGET,
         )
         for name in ("stock", *names)
     ]
