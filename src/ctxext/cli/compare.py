@@ -116,14 +116,25 @@ def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
     table.add_column(Text("against stock", style="bold not dim"), no_wrap=True)
     for heading in ("found %", "loss beyond", "cost inside", "time", "memory"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("served in")
     for row in rows:
         if not row["refused"]:
             table.add_row(*_cells(row), style="bold" if row["name"] == report["comparison"]["taken"] else "")
     yield table
+    for engines, names in _served(rows).items():
+        yield Text(f"served in {engines}: {', '.join(names)}", style="dim")
     for row in rows:
         if row["refused"]:
             yield Text(f"{row['name']} does not apply: {row['refused']}", style="dim")
+
+
+def _served(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """The names of the methods by the engines that run them."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        served = [entry for entry in row.get("serving") or () if entry["status"] in _MARKS]
+        if engines := ", ".join(entry["engine"] + _MARKS[entry["status"]] for entry in served):
+            names.setdefault(engines, []).append(row["name"])
+    return names
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -132,12 +143,11 @@ def _cells(row: dict[str, Any]) -> list[str]:
     share = f"{percent(found['share'])} ({percent(found['low'])}–{percent(found['high'])})" if found else "–"
     if "against" not in row:  # The model as it is.
         loss = f"{row['loss_beyond']:.3f}" if row["loss_beyond"] is not None else "–"
-        return [row["name"], share, loss, "", "", f"{row['peak'] / 1e9:.1f} GB" if row["peak"] else "", ""]
+        return [row["name"], share, loss, "", "", f"{row['peak'] / 1e9:.1f} GB" if row["peak"] else ""]
     ratios = [f"× {ratio:.2f}" if ratio else "–" for ratio in (row["time"], row["memory"])]
-    engines = [served["engine"] + _MARKS[served["status"]] for served in row["serving"] if served["status"] in _MARKS]
     beyond, inside = row["beyond"], row["inside"]
     losses = beyond and [beyond[key] for key in ("difference", "high")], inside and [inside["loss"], inside["high"]]
-    return [row["name"], share, *map(_with_half, losses), *ratios, ", ".join(engines)]
+    return [row["name"], share, *map(_with_half, losses), *ratios]
 
 
 def _with_half(loss: list[float | None] | None) -> str:
