@@ -34,13 +34,6 @@ def test_an_older_tokenizer_s_key_follows_the_window(length, then, llama, tmp_pa
     assert read_json(tmp_path / "out" / "tokenizer_config.json") == {"max_len": then, "max_length": 128}
 
 
-@pytest.mark.parametrize(("length", "then"), [(128, 512), (100, 100)])
-def test_a_sentence_encoder_s_length_follows_the_window(length, then, llama, tmp_path):
-    (llama / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length}))
-    convert(str(llama), tmp_path / "out", YARN)
-    assert read_json(tmp_path / "out" / "sentence_bert_config.json") == {"max_seq_length": then}
-
-
 def test_no_length_of_a_replaced_longrope_is_left(llama, tmp_path):
     config = read_json(llama / "config.json")
     config["original_max_position_embeddings"] = 32

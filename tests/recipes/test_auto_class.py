@@ -20,6 +20,7 @@ NAMED = {
     "BertForPreTraining": ("AutoModelForPreTraining", "fill-mask"),
     "T5EncoderModel": ("AutoModelForTextEncoding", "feature-extraction"),
     "BertModel": ("AutoModel", "feature-extraction"),
+    "HF_ColBERT": ("AutoModel", "feature-extraction"),
 }
 
 

@@ -22,6 +22,7 @@ _ENDINGS: Mapping[str, tuple[str, str]] = {
     "ForPreTraining": ("AutoModelForPreTraining", "fill-mask"),
     "EncoderModel": ("AutoModelForTextEncoding", "feature-extraction"),
     "Model": ("AutoModel", "feature-extraction"),
+    "ColBERT": ("AutoModel", "feature-extraction"),
 }
 _EITHER = "ForConditionalGeneration"
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ctxext.checkpoint.families import Family
 from ctxext.checkpoint.geometry import check_sizes, claimed_length
+from ctxext.checkpoint.sentence_files import stated_lengths
 from ctxext.errors import CtxextError
 from ctxext.reading.length import as_length
 from ctxext.reading.safetensors_header import fault_of_metadata, fault_of_tensors
@@ -270,7 +271,10 @@ def open_checkpoint(
     if not os.access(folder, os.R_OK | os.X_OK):
         raise CtxextError(f'"{source}" cannot be read.', hint="Check the folder's permissions.")
     if not (folder / "config.json").is_file():
-        raise CtxextError(f'"{source}" has no config.json.', hint="Name the folder that holds the checkpoint's files.")
+        hint = "Name the folder that holds the checkpoint's files."
+        if (folder / "0_Transformer" / "config.json").is_file():
+            hint = 'Move the files of "0_Transformer" up, and make "path" in modules.json "" for it.'
+        raise CtxextError(f'"{source}" has no config.json.', hint=hint)
     config = read_json_object(folder / "config.json")
     check_sizes(config, str(folder / "config.json"))
     return Checkpoint(source, folder, config, commit, sizes, trained_length)
@@ -339,4 +343,7 @@ def claimed_lengths(checkpoint: Checkpoint, family: Family, context_length: int 
         "tokenizer_config.json": tokenizer.get("model_max_length"),
         "generation_config.json": generation.get("max_length"),
     }
-    return {name: int(value) for name, value in claims.items() if value and value < 10**12}
+    lengths = {name: int(value) for name, value in claims.items() if value and value < 10**12}
+    for (name, _), length in stated_lengths(checkpoint.folder).items():
+        lengths[name] = min(length, lengths.get(name, length))
+    return lengths

@@ -103,6 +103,7 @@ def inspection_data(source: str, inspection: Inspection) -> dict[str, Any]:
         },
         "bound": inspection.bound,
         "windows": dict(inspection.windows),
+        "pipeline": str(inspection.pipeline) if inspection.pipeline else None,
         "default_length": inspection.default_length,
         "attention": dict(inspection.attention),
         "cache_bytes": {str(length): size for length, size in inspection.cache_bytes.items()},
@@ -119,6 +120,8 @@ def _rows(inspection: Inspection) -> dict[str, str]:
         rows["bounds"] = inspection.bound
     if inspection.model is not None:
         rows["context length"] = _context_length(inspection)
+    if inspection.pipeline is not None:
+        rows["pipeline"] = f"{inspection.pipeline}; reads {min(inspection.windows.values())} tokens"
     if inspection.rotary is not None:
         rows["original"] = f"{inspection.rotary.trained_length} tokens ({_origin(inspection.rotary)})"
     rows["attention"] = _attention(inspection)

@@ -9,6 +9,7 @@ from ctxext.checkpoint.auto_class import is_causal
 from ctxext.checkpoint.families import Family, family_of, full_attention_layers, read, sliding_layers, text_config
 from ctxext.checkpoint.geometry import cache_numbers, default_length
 from ctxext.checkpoint.opening import Checkpoint, claimed_lengths
+from ctxext.checkpoint.sentence_files import SentencePipeline, read_pipeline
 from ctxext.converters.engines import Serving, serving_of
 from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
@@ -75,6 +76,7 @@ class Inspection:
         bound: What bounds it where no method is for it; empty where one is.
         unfinished_pairs: Rotated pairs of dimensions that never complete a rotation in the original context length.
         windows: The length that each file claims, by file name.
+        pipeline: The modules of a sentence encoder; None for other models.
         default_length: The length of the configuration class in tokens, where config.json names none; None elsewhere.
         attention: Heads, KV heads, full and sliding layers.
         cache_bytes: What the keys and values of one sequence take in 16 bits, by length in tokens.
@@ -91,6 +93,7 @@ class Inspection:
     bound: str
     unfinished_pairs: int | None
     windows: Mapping[str, int]
+    pipeline: SentencePipeline | None
     default_length: int | None
     attention: Mapping[str, int | None]
     cache_bytes: Mapping[int, int]
@@ -130,6 +133,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         bound="" if model or family.positions == "rotary" else bound_of(config, family),
         unfinished_pairs=_unfinished_pairs(rotary) if rotary else None,
         windows=claimed_lengths(checkpoint, family, model.encoding.context_length if model and not rotary else None),
+        pipeline=read_pipeline(checkpoint.folder),
         default_length=default_length(config, family),
         attention=_attention(config, family),
         cache_bytes={length: _BYTES_PER_NUMBER * cache_numbers(config, family, length) for length in _CACHE_LENGTHS}

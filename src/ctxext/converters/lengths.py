@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.new_tensor import SIZES, NewTensor
+from ctxext.checkpoint.sentence_files import read_pipeline, stated_lengths
 from ctxext.errors import CtxextError
 from ctxext.reading.schemas import read_json_object
 from ctxext.reading.strict import read_text
@@ -83,7 +84,6 @@ _INDEX = "model.safetensors.index.json"
 _FOLLOWING = (
     ("tokenizer_config.json", "max_len"),
     ("generation_config.json", "max_length"),
-    ("sentence_bert_config.json", "max_seq_length"),
 )
 """Numbers that follow the context length where they are the old one; people may have chosen others on purpose."""
 
@@ -98,7 +98,15 @@ def length_files(folder: Path, before: Encoding, after: Encoding) -> dict[str, s
         content = _read(folder, name)
         if content is not None and content.get(key) == before.claimed_length:
             _set(folder, texts, name, key, after.claimed_length)
-    texts.update(_truncation(folder, before.claimed_length, after.claimed_length))
+    is_sentence_encoder = False
+    if after.is_scaled or after.claimed_length != before.claimed_length:
+        # These cut every text in silence, often far below what the model reads, so all of them follow.
+        stated = stated_lengths(folder)
+        for name, key in stated:
+            _set(folder, texts, name, key, after.claimed_length)
+        is_sentence_encoder = bool(stated) or read_pipeline(folder) is not None
+    old = None if is_sentence_encoder else before.claimed_length
+    texts.update(_truncation(folder, old, after.claimed_length))
     return texts
 
 
@@ -106,8 +114,8 @@ def _read(folder: Path, name: str) -> dict[str, Any] | None:
     return read_json_object(folder / name) if (folder / name).is_file() else None
 
 
-def _truncation(folder: Path, old: int, new: int) -> dict[str, str]:
-    """tokenizer.json, where it cuts texts at the old length. What it pads to is left: that changes no token."""
+def _truncation(folder: Path, old: int | None, new: int) -> dict[str, str]:
+    """tokenizer.json, if it cuts texts, at the old length if given. What it pads to stays: that changes no token."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return {}

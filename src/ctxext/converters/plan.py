@@ -13,6 +13,7 @@ from ctxext.checkpoint.families import Family, text_config
 from ctxext.checkpoint.geometry import default_length
 from ctxext.checkpoint.new_tensor import NewTensor
 from ctxext.checkpoint.opening import Checkpoint
+from ctxext.checkpoint.sentence_files import LENGTHS
 from ctxext.converters.card import CardFacts, card_metadata, declared_base, render
 from ctxext.converters.engines import Serving, serving_of
 from ctxext.converters.lengths import index_files, length_files
@@ -347,7 +348,8 @@ def is_new_only(model: ModelConfig) -> bool:
 
 def _changes(source: Checkpoint, family: Family, texts: Mapping[str, str]) -> list[Change]:
     changes = []
-    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+    stating = dict.fromkeys(name for name, _ in LENGTHS)
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json", *stating):
         if name not in texts:
             continue
         old, new = source.read_json(name) or {}, parse_json(texts[name], name)

@@ -108,7 +108,10 @@ def compared_table(task: dict[str, Any], model: Any, name: str, origin: str | No
     else:
         with safe_open(origin, framework="pt") as file:
             source = file.get_tensor(name)
-        old, same = source[special:].double(), torch.equal(source[:special].to(table.dtype), table[:special])
+        old, same = (
+            source[special : special + task["length"]].double(),
+            torch.equal(source[:special].to(table.dtype), table[:special]),
+        )
     wanted = reference.rows(task["numbers"], old, task["count"])
     difference = (rows - wanted.to(table.dtype).double()).abs().max().item()
     kept = bool(torch.equal(rows[: len(old)], old))

@@ -6,6 +6,7 @@ from typing import Any
 
 from ctxext.checkpoint.families import read, text_config
 from ctxext.checkpoint.opening import claimed_lengths
+from ctxext.checkpoint.sentence_files import LENGTHS
 from ctxext.recipes.code.layout import HEADS
 from ctxext.recipes.encodings.legacy import is_earlier
 from ctxext.recipes.encodings.rotary import is_readable, provenance
@@ -150,6 +151,9 @@ def check_lengths(subject: Subject) -> Finding:
     model_length = text_config(subject.checkpoint.config, subject.family).get(subject.family.length_key, length)
     if tokenizer not in (None, config):
         return Finding("lengths", FAILED, f'"config.json" says {config}, "tokenizer_config.json" {tokenizer}')
+    cut = next((name for name, _ in LENGTHS if config and claimed.get(name, config) < config), None)
+    if cut and subject.model.encoding.is_scaled:
+        return Finding("lengths", FAILED, f'"config.json" says {config}, but "{cut}" cuts texts at {claimed[cut]}')
     if model_length is not None and not isinstance(model_length, int):
         return Finding("lengths", FAILED, f'"config.json" says {model_length}, which is not a whole number')
     return Finding("lengths", PASSED, f"all files say {config} tokens")

@@ -4,9 +4,10 @@ Most tables are learned. Computed ones hold sinusoids, which a longer table cont
 weights.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from ctxext.checkpoint.families import Family, text_config
 from ctxext.errors import CtxextError
@@ -87,10 +88,26 @@ class LearnedTable(Encoding):
     Attributes:
         layout: Its place in the weights and in config.json.
         num_special: The number of rows before that of position 0.
+        is_lengthened: Whether rows beyond the original context length were added to it; otherwise they came with it.
     """
 
     layout: Layout
     num_special: int
+    is_lengthened: bool = False
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether rows were added; a table may have more of its own than the training used."""
+        return self.is_lengthened and super().is_scaled
+
+    @property
+    def num_unused(self) -> int:
+        """How many rows at the end came with the table and were not trained."""
+        return 0 if self.is_lengthened else max(self.context_length - self.trained_length, 0)
+
+    def at_length(self, length: int) -> Self:
+        """A table of another length, with rows that are not the source's."""
+        return dataclasses.replace(super().at_length(length), is_lengthened=True)
 
     @property
     def carrier(self) -> str:
@@ -110,10 +127,9 @@ class LearnedTable(Encoding):
     def describe(self) -> str:
         """The number of rows, and how many of them are special."""
         special = f" after {self.num_special} for others" if self.num_special else ""
-        return (
-            f"learned position embeddings: a table with one row for each of {self.context_length} positions{special}, "
-            "which ends where training ended"
-        )
+        end = f"of which {self.trained_length} were trained" if self.num_unused else "which ends where training ended"
+        rows = f"a table with one row for each of {self.context_length} positions{special}"
+        return f"learned position embeddings: {rows}, {end}"
 
     def state_length(self, text: Config, family: Family) -> None:
         """Write this length into all its keys."""
@@ -138,6 +154,11 @@ class DistanceTable(LearnedTable):
 @dataclass(frozen=True)
 class ComputedTable(LearnedTable):
     """A table of sinusoids."""
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether it is longer than the original context length: none of its rows is trained."""
+        return self.context_length > self.trained_length
 
     @property
     def learned_tensors(self) -> tuple[str, ...]:
@@ -175,7 +196,7 @@ def read_computed(config: Config, family: Family, original_length: int | None = 
 
 def _read(
     config: Config, family: Family, layouts: Mapping[str, Layout], given: int | None
-) -> tuple[int, int, Layout, int]:
+) -> tuple[int, int, Layout, int, bool]:
     layout = layouts.get(family.model_type)
     if layout is None:
         raise CtxextError(
@@ -192,8 +213,8 @@ def _read(
             hint="Add the number of positions the model was trained on to config.json.",
         )
     positions = length - special * layout.counts_special
-    trained = given or provenance(config).get("trained_length") or positions
-    return int(trained), positions, layout, special
+    noted = provenance(config).get("trained_length")
+    return int(given or noted or positions), positions, layout, special, bool(noted)
 
 
 def tensors_named(names: Sequence[str], ending: str) -> list[str]:

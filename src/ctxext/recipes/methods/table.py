@@ -38,6 +38,10 @@ class Rows(Reaching):
     may_be_absent: ClassVar[bool] = False
     """Whether the table may be missing from the weights, as it can be computed."""
 
+    def num_source_rows(self, table: LearnedTable) -> int:
+        """How many of the source's rows for positions the new ones are made of; by default all."""
+        return table.context_length
+
     @abstractmethod
     def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
         """The bytes of the longer table, from those of the old one (arguments as in `fills.filled`)."""
@@ -98,9 +102,10 @@ class Rows(Reaching):
         if dtype not in DTYPES:
             raise CtxextError(f'"{name}" is {dtype}, which is not supported.', hint=f"Supported: {', '.join(DTYPES)}.")
         new, special, width = self.reach(table), table.num_special, shape[1]
+        used = (special + self.num_source_rows(table)) * width * SIZES[dtype]
 
         def pieces(raw: memoryview) -> Iterator[bytes]:
-            return self.rows(raw, dtype, width, special, new)
+            return self.rows(raw[:used], dtype, width, special, new)
 
         return NewTensor(name, path, dtype, shape, (special + new, width), pieces)
 
@@ -141,6 +146,10 @@ class Table(Rows):
     )
     alpha: float = param(0.4, help="Weight α of the coarse row in the hierarchical fill.", min=0.0, max=0.9)
 
+    def num_source_rows(self, table: LearnedTable) -> int:
+        """Those that were trained."""
+        return table.trained_length
+
     def summary(self) -> str:
         """The step with how far it reaches, and its fill."""
         return f"{super().summary()} ({self.fill})"
@@ -153,6 +162,8 @@ class Table(Rows):
         """
         step = super().resolved(encoding)
         length, reach = encoding.trained_length, step.reach(encoding)
+        if length > encoding.context_length:
+            raise CtxextError(f"The table has {encoding.context_length} rows, fewer than the {length} of its training.")
         if step.fill == "hierarchical" and reach > length**2:
             raise CtxextError(
                 f"hierarchical reaches {length**2} positions from {length}, not {reach}.",
@@ -164,9 +175,10 @@ class Table(Rows):
         """That the new positions are untrained, and whether short inputs stay unchanged."""
         kept = "inputs within the original context length are answered as before"
         changed = "every input changes, short ones too"
+        trained = model.encoding.trained_length
         return (
-            "no position beyond the original context length was ever trained, so train a little (ctxext finetune "
-            "trains the table itself) and measure before and after; "
+            f"rows from {trained} on are made of the first {trained} and were never trained, so train a little (ctxext "
+            "finetune trains the table itself) and measure before and after; "
             f"{kept if self.fill in KEEPS_ROWS else changed}."
         )
 

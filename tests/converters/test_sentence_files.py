@@ -1,0 +1,146 @@
+"""Sentence encoders, cross-encoders and ColBERT as their libraries save them: every file that states a length."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.checkpoint.sentence_files import read_pipeline
+from ctxext.converters import convert
+from ctxext.converters.convert import plan_conversion
+from ctxext.errors import CtxextError
+from ctxext.recipes import Recipe
+from ctxext.recipes.methods.fills import KEEPS_ROWS
+from ctxext.recipes.methods.table import Table
+from ctxext.verify import verify
+from tiny_encodings import save, save_tokenizer
+
+TABLE = "bert.embeddings.position_embeddings.weight"
+STATED = {
+    "sentence_bert_config.json": {"max_seq_length": 6, "document_length": 7, "query_length": 4},
+    "config_sentence_transformers.json": {"document_length": 300, "query_length": 32, "prompts": {"query": "q: "}},
+    "artifact.metadata": {"doc_maxlen": 180, "query_maxlen": 32, "dim": 8},
+}
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+]
+
+
+def make_encoder(folder, **config):
+    """A tiny BERT with the files of sentence-transformers, which cuts at 6 of its 12 tokens."""
+    save_tokenizer(save("bert", folder))
+    (folder / "1_Pooling").mkdir()
+    files = {
+        "sentence_bert_config.json": {"max_seq_length": 6, "do_lower_case": False},
+        "modules.json": MODULES,
+        "1_Pooling/config.json": {"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True, **config},
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def status(folder, check):
+    return next(found.status for found in verify(str(folder), load=False) if found.check == check)
+
+
+def test_every_file_that_cuts_texts_follows_and_lengths_of_queries_stay(tmp_path):
+    source, out = make_encoder(tmp_path / "source"), tmp_path / "out"
+    for name, content in STATED.items():
+        (source / name).write_text(json.dumps(content))
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    cut = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    (source / "tokenizer.json").write_text(json.dumps({**tokenizer, "truncation": cut}))
+    plan = plan_conversion(str(source), None, Recipe([Table(factor=2)]))
+    assert {(change.file, change.key, change.new) for change in plan.changes if change.file in STATED} == {
+        ("sentence_bert_config.json", "max_seq_length", 24), ("sentence_bert_config.json", "document_length", 24),
+        ("config_sentence_transformers.json", "document_length", 24), ("artifact.metadata", "doc_maxlen", 24),
+    }  # fmt: skip
+    convert(str(source), out, Recipe([Table(factor=2)]))
+    read = {name: json.loads((out / name).read_text()) for name in (*STATED, "tokenizer.json", "1_Pooling/config.json")}
+    assert read["sentence_bert_config.json"] == {"max_seq_length": 24, "document_length": 24, "query_length": 4}
+    assert read["config_sentence_transformers.json"] == {
+        **STATED["config_sentence_transformers.json"],
+        "document_length": 24,
+    }
+    assert read["artifact.metadata"] == {"doc_maxlen": 24, "query_maxlen": 32, "dim": 8}
+    assert read["tokenizer.json"]["truncation"]["max_length"] == 24
+    assert status(out, "lengths") == "passed"
+    (out / "sentence_bert_config.json").write_text(json.dumps(STATED["sentence_bert_config.json"]))
+    assert status(out, "lengths") == "failed"
+
+
+def test_inspect_shows_the_pipeline_and_what_cuts(tmp_path, run):
+    source = make_encoder(tmp_path / "source", pooling_mode_cls_token=True)
+    shown = " ".join(run("inspect", source).output.split())
+    assert "Transformer → Pooling (cls, mean); reads 6 tokens" in shown
+    assert "sentence_bert_config.json says 6" in shown
+    assert "of which 6 were trained" in " ".join(run("inspect", source, "--original-length", 6).output.split())
+
+
+@pytest.mark.parametrize("content", [{}, [], [{"type": 1}], [{"type": "a.Pooling", "path": "../other"}], "x"])
+def test_modules_that_are_none_are_refused(content, tmp_path):
+    (tmp_path / "modules.json").write_text(json.dumps(content))
+    with pytest.raises(CtxextError, match=r"modules\.json"):
+        read_pipeline(tmp_path)
+
+
+def test_the_newer_way_to_write_a_pooling(tmp_path):
+    source = make_encoder(tmp_path / "source", pooling_mode=["cls", "max"])
+    assert read_pipeline(source).pooling == ("cls", "max")
+
+
+@pytest.mark.parametrize("fill", ["tile", "linear"])
+def test_a_table_of_which_fewer_rows_were_trained(fill, tmp_path):
+    """The new rows are made of the trained ones, also in the place of those that came untrained."""
+    source = make_encoder(tmp_path / "source")
+    old = load_file(source / "model.safetensors")[TABLE]
+    for factor in (2, 4):
+        out = tmp_path / f"x{factor}"
+        convert(str(source), out, Recipe([Table(factor=factor, fill=fill)]), original_length=6)
+        new = load_file(out / "model.safetensors")[TABLE]
+        assert len(new) == 6 * factor
+        if fill in KEEPS_ROWS:
+            assert torch.equal(new, old[:6].repeat(factor, 1))
+        else:
+            assert torch.equal(new[::factor], old[:6])
+        assert json.loads((out / "sentence_bert_config.json").read_text())["max_seq_length"] == 6 * factor
+        found = {one.check: one.status for one in verify(str(out), against=str(source))}
+        assert (found["tables"], found["against"], found["configuration"]) == ("passed", "passed", "passed")
+        with pytest.raises(CtxextError, match="already extended"):
+            convert(str(out), tmp_path / "twice", Recipe([Table(factor=9)]))
+
+
+def test_what_no_table_holds_is_refused(tmp_path):
+    source = make_encoder(tmp_path / "source")
+    for factor, words in ((2, "fewer than the 13"), (1.5, "reads 12 tokens, and this would leave 9")):
+        length = 13 if factor == 2 else 6
+        with pytest.raises(CtxextError, match=words):
+            convert(str(source), tmp_path / "out", Recipe([Table(factor=factor)]), original_length=length)
+
+
+def test_a_model_in_a_folder_of_its_own_is_refused_with_what_to_do(tmp_path):
+    make_encoder(tmp_path / "0_Transformer")
+    with pytest.raises(CtxextError) as caught:
+        open_checkpoint(str(tmp_path))
+    assert "0_Transformer" in caught.value.hint
+
+
+def test_sentence_transformers_reads_the_new_length(tmp_path):
+    """In the library itself, where it is installed: as many tokens as were asked for, the first ones as before."""
+    library = pytest.importorskip("sentence_transformers")
+    source, out = make_encoder(tmp_path / "source"), tmp_path / "out"
+    convert(str(source), out, Recipe([Table(target_length=20)]))
+    before, after = (library.SentenceTransformer(str(folder), device="cpu") for folder in (source, out))
+    assert (before.max_seq_length, after.max_seq_length) == (6, 20)
+    text = " ".join(["a"] * 50)
+    assert after.preprocess([text])["input_ids"].shape[1] == 20
+    short = " ".join(["a"] * 2)
+    assert torch.equal(*(model.encode([short], convert_to_tensor=True) for model in (before, after)))
+    assert len(after.encode([text])[0]) == 16
+    reranker = library.CrossEncoder(str(out), device="cpu", num_labels=1)
+    assert reranker.max_seq_length == 20
+    assert reranker.predict([(text, text)]).shape == (1,)
