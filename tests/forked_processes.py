@@ -49,7 +49,7 @@ HUB = {"HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_XET", "HF_TOK
 FREE = {"HF_MODULES_CACHE", "PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "_", "COLUMNS", "LINES", "CTXEXT_CLEAN"} | HUB
 FREE |= {"CTXEXT_CANARIES", "CTXEXT_TRACEBACK"}
 # What libraries set in their own process while they work; a new one would not look at it.
-SET_BY_LIBRARIES = ("TORCHINDUCTOR_", "TRITON_", "VLLM_", "ACCELERATE_", "TOKENIZERS_")
+SET_BY_LIBRARIES = ("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "VLLM_", "ACCELERATE_", "TOKENIZERS_")
 
 
 def compared(environment: dict[str, str]) -> dict[str, str]:

@@ -143,6 +143,7 @@ def test_the_table_needs_neither_torch_nor_transformers():
         ({"model_type": "lama"}, '"lama" is not known'),
         ({"model_type": "blip-2"}, '"blip-2" is not a causal language model but'),
         ({"model_type": "llama", "architectures": ["LlamaForTokenClassification"]}, "LlamaForTokenClassification"),
+        ({"model_type": "ministral3", "text_config": {"hidden_size": 64}}, 'a "text_config", which transformers'),
     ],
 )
 def test_what_is_no_family_is_refused(config, message):

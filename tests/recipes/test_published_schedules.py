@@ -16,6 +16,7 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.inspect import inspection_data
 from ctxext.converters import convert, make_plan
 from ctxext.converters.inspection import inspect_checkpoint
+from ctxext.converters.plan import is_new_only
 from ctxext.errors import CtxextError
 from ctxext.recipes import DynamicNtk, Llama3, MsPoE, Ntk, PositionInterpolation, Recipe, Yarn, method_named
 from ctxext.recipes.encodings.dialects import known_keys
@@ -151,6 +152,13 @@ def test_dynamic_without_alpha_is_said_to_be_for_5_only(tmp_path):
     plan = make_plan(open_checkpoint(str(source)), Recipe([DynamicNtk(factor=2)]))
     assert "alpha" not in plan.rotary.parameters
     assert any("4.57 does not carry this schedule" in line for line in plan.cautions)
+
+
+def test_dynamic_by_1_is_said_to_be_for_5_only_where_4_is_strict():
+    """OLMo's and OLMo 2's class of 4.57 wants a factor above 1."""
+    model = model_config({"model_type": "olmo2"})
+    for factor in (1, 2):
+        assert is_new_only(DynamicNtk(factor=factor).resolved(model.rotary).edit(model)) == (factor == 1)
 
 
 ODD = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "attn_factor": 0.878}

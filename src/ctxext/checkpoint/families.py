@@ -187,6 +187,11 @@ def named_family(config: Mapping[str, Any]) -> Family:
     architectures = (config.get("architectures") or ()) if family.positions in _CAUSAL_ONLY else ()
     if architectures and all(str(name).endswith(_NOT_CAUSAL) for name in architectures):
         raise CtxextError(f'"{architectures[0]}" is not a causal language model.')
+    if family.text_config is None and isinstance(config.get("text_config"), Mapping):
+        raise CtxextError(
+            f'config.json has a "text_config", which transformers does not read for "{model_type}".',
+            hint="Set model_type to that of the whole model, or move the keys of text_config to the top level.",
+        )
     nested = text_config(config, family)
     inner = FAMILIES.get(str(nested.get("model_type"))) if nested is not config else None
     if inner is not None and not family.reason:

@@ -342,8 +342,11 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
 
 def is_new_only(model: ModelConfig) -> bool:
     """Whether transformers 4.57 does not know the family, or does not carry this schedule for it."""
-    types = model.family.rope_types_4x
-    return types is not None and native_type(model.family, model.encoding.carrier) not in types
+    types, carrier = model.family.rope_types_4x, model.encoding.carrier
+    # Where 4.57 is strict about the keys of a schedule, it refuses a factor of 1 too.
+    if "factor" in model.family.rope_scaling_keys.get(carrier, ()) and model.encoding.numbers.get("factor") == 1:
+        return True
+    return types is not None and native_type(model.family, carrier) not in types
 
 
 def _changes(source: Checkpoint, family: Family, texts: Mapping[str, str]) -> list[Change]:
