@@ -22,10 +22,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
 
 import tiny_models
-from ctxext.checkpoint.families import family_of
+from ctxext.checkpoint.auto_class import MASKED, auto_class
+from ctxext.checkpoint.families import family_of, serves_sliding
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS, Recipe, method_named
@@ -39,7 +39,8 @@ from measure_rope_types import LENGTH, angles, close
 from test_families_mspoe import plain_source
 
 FOUND = Path(__file__).parent / "data" / "sweep" / f"transformers-{transformers.__version__.split('.')[0]}.json"
-QUICK = ("llama", "gemma3_text", "phi3", "nemotron", "llama4_text", "deepseek_v3")
+QUICK = ("llama", "gemma3_text", "phi3", "nemotron", "llama4_text", "deepseek_v3", "modernbert")
+FAMILIES = [*tiny_models.FAMILIES, *tiny_models.ENCODERS]
 RIGHT, SHIFTED = "right", "silent: logits depend on where a text begins"
 
 
@@ -53,13 +54,15 @@ def in_process(script, *words):
 
 
 def load(folder, *, trust=False):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=trust).eval()
+    auto = getattr(transformers, auto_class(json.loads((Path(folder) / "config.json").read_text())))
+    return auto.from_pretrained(folder, dtype=torch.float32, trust_remote_code=trust).eval()
 
 
 @torch.no_grad()
 def logits_of(model, shift=0):
     ids = torch.arange(LENGTH)[None] % 90 + 5
-    return model(input_ids=ids, position_ids=torch.arange(LENGTH)[None] + shift, use_cache=False).logits
+    cached = {} if auto_class(model.config.to_dict()) == MASKED else {"use_cache": False}
+    return model(input_ids=ids, position_ids=torch.arange(LENGTH)[None] + shift, **cached).logits
 
 
 def depends(model, logits):
@@ -100,8 +103,10 @@ def wrong_angles(model, source, config, step):
     family, plain = family_of(source), model_config(source).rotary
     wanted, scaling = expected_frequencies([step.resolved(plain)], plain, LENGTH)
     wanted = torch.tensor([*wanted, *([0.0] if plain.span > plain.dim else [])], dtype=torch.float64)
-    local = ("local", *family.sliding_types, *(["embs."] if family.layer_theta_key else []))
-    seen = {name: one for name, one in angles(model).items() if not any(word in name for word in local)}
+    all_seen = angles(model)
+    local = [name for name in all_seen if serves_sliding(source, family, name)]
+    local += [name for name in all_seen if "embs." in name and family.layer_theta_key]
+    seen = {name: one for name, one in all_seen.items() if name not in local}
     if not seen and not family.layer_theta_key:
         return "silent: nothing was seen to rotate"
     off = [
@@ -152,7 +157,7 @@ def joined(kept, swept_now):
     return {name: {**kept.get(name, {}), **row} for name, row in swept_now.items()}
 
 
-@pytest.mark.parametrize("model_type", [name for name in QUICK if name in tiny_models.FAMILIES])
+@pytest.mark.parametrize("model_type", [name for name in QUICK if name in FAMILIES])
 def test_family(model_type, tmp_path):
     outcomes = swept(model_type, tmp_path)
     assert not any(words.startswith("silent") for words in outcomes.values())
@@ -162,12 +167,12 @@ def test_family(model_type, tmp_path):
 
 def third_of(methods, model_type):
     """A third of the methods: another for the next family, and for the other line of transformers."""
-    first = list(tiny_models.FAMILIES).index(model_type) + int(transformers.__version__.split(".")[0])
+    first = list(FAMILIES).index(model_type) + int(transformers.__version__.split(".")[0])
     return [method for at, method in enumerate(methods) if (at + first) % 3 == 0]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("model_type", tiny_models.FAMILIES)
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_third_of_the_methods(model_type, tmp_path):
     methods = third_of(ROTARY, model_type)
     results = swept(model_type, tmp_path, methods)
@@ -179,7 +184,7 @@ def test_a_third_of_the_methods(model_type, tmp_path):
 
 def test_every_method_is_in_the_third_of_some_families():
     """Of three families in a row each takes another third."""
-    names = list(tiny_models.FAMILIES)
+    names = list(FAMILIES)
     for start in range(0, len(names) - 2):
         thirds = [third_of(ROTARY, name) for name in names[start : start + 3]]
         assert sorted(method.name for third in thirds for method in third) == sorted(m.name for m in ROTARY)
@@ -187,14 +192,14 @@ def test_every_method_is_in_the_third_of_some_families():
 
 @pytest.mark.thorough
 def test_every_family_was_swept():
-    assert kept().keys() == set(tiny_models.FAMILIES)
+    assert kept().keys() == set(FAMILIES)
 
 
 @pytest.mark.slow
 def test_all_families(tmp_path, request):
     outcomes, name = {}, request.config.getoption("--method")
     methods = [method_named(name)] if name else ROTARY
-    for model_type in tiny_models.FAMILIES:
+    for model_type in FAMILIES:
         outcomes[model_type] = swept(model_type, tmp_path / model_type, methods)
         shutil.rmtree(tmp_path / model_type)
     cells = [words for row in outcomes.values() for words in row.values()]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -190,6 +190,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "llama4_text": {"no_rope_layers": [1, 0]},
     "longcat_flash": {"num_layers": 1, "zero_expert_num": 1, "n_routed_experts": 4},
+    "modernbert": {"hidden_size": 64, "local_attention": 16, "cls_token_id": 1, "sep_token_id": 2},
     "mimo_v2_flash": {"head_dim": 24, "v_head_dim": 24, "swa_head_dim": 24, "swa_v_head_dim": 24},
     "ministral3": {
         "rope_parameters": {**_PLAIN, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": MAX_POSITIONS}
@@ -244,7 +245,8 @@ def build(model_type: str, seed: int = 0) -> PreTrainedModel:
     """A random model of this family, in eval mode and float32, whose attention is far from uniform."""
     torch.manual_seed(seed)
     config = tiny_config(model_type)
-    kind = AutoModelForCausalLM._model_mapping[type(config)]
+    auto = AutoModelForMaskedLM if model_type in ENCODERS else AutoModelForCausalLM
+    kind = auto._model_mapping[type(config)]
     if kind.config_class is not type(config):
         config = config.get_text_config(decoder=True)
     model = kind._from_config(config, dtype=torch.float32)
@@ -280,6 +282,9 @@ def save(model_type: str, folder: Path, seed: int = 0) -> Path:
 
 
 FAMILIES: list[str] = [name for name in ROTARY if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and name not in NOT_BUILT]
+
+# Encoders, which predict masked tokens.
+ENCODERS: list[str] = [name for name in ("eurobert", "gte", "modernbert", "nomic_bert") if name in CONFIG_MAPPING]
 
 # Families whose full-attention layers have no positions, in the form that is built here: nothing to extend.
 NO_ROTATED_LAYERS = (

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ctxext.checkpoint.auto_class import CAUSAL
+from ctxext.checkpoint.auto_class import MASKED, MULTIMODAL
 from ctxext.checkpoint.families import FAMILIES, family_of
 from ctxext.recipes.base import Method
 from ctxext.recipes.encodings.base import POSITIONS
@@ -72,7 +72,9 @@ def _able(method: type[Method]) -> list[str]:
 def families_page() -> str:
     """docs/families.md."""
     (new, now), (old, before) = found_under(5), found_under(4)
-    multimodal = {name for name, family in FAMILIES.items() if family.loader != CAUSAL}
+    multimodal, encoders = (
+        {name for name, family in FAMILIES.items() if family.loader == loader} for loader in (MULTIMODAL, MASKED)
+    )
     tried = multimodal.union(now, before)
     untried = [name for name, family in FAMILIES.items() if family.positions == "rotary" and name not in tried]
     others: dict[str, list[str]] = {}
@@ -110,6 +112,14 @@ def families_page() -> str:
             "the prompt. Code, `eval` and `finetune` are refused by name.",
             "",
             ", ".join(f"`{name}`" for name in sorted(multimodal)),
+            "",
+            "## Encoders",
+            "",
+            "AutoModelForMaskedLM loads these, or AutoModel. Every method that changes config.json alone applies, in",
+            "ModernBERT to its global layers only. Methods with code are refused: they are defined for rows that see",
+            "earlier tokens only.",
+            "",
+            ", ".join(f"`{name}`" for name in sorted(encoders)),
             "",
             "## Not rotary",
             "",

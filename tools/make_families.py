@@ -12,6 +12,7 @@ effect, which tools/measure_rope_types.py measures, and what the other version a
 import inspect
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ ALL_TYPES = ["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
 NO_FULL = "its full-attention layers have no position embedding, and its sliding layers keep their own"
 NEW_NESTED: dict[str, Any] = {"nested_rope": True, "rope_scaling": False}
 OWN_SINUSOIDS = "its attention computes the sinusoids itself, and no key of config.json changes their frequencies"
+MODERNBERT = {**NEW_NESTED, "theta_key": "global_rope_theta", "local_theta_key": "local_rope_theta"}
 DRAFTER = "it drafts for another model, whose states it reads"
 
 BY_HAND: dict[str, dict[str, Any]] = {
@@ -175,11 +177,9 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "nemotron_h": {"layers": {"letters": "hybrid_override_pattern"}, "aliases": {"layer_types": "layers_block_type"}},
     "minimax_m2": {"rotary_dim_key": "rotary_dim"},
     "mllama_text_model": {"explicit_default": True},
+    "modernbert": MODERNBERT,
     "modernbert-decoder": {
-        "nested_rope": True,
-        "rope_scaling": False,
-        "theta_key": "global_rope_theta",
-        "local_theta_key": "local_rope_theta",
+        **MODERNBERT,
         "note": "transformers 4.57 gives the sliding layers the base of the others",
     },
     "olmo": {"rope_scaling_keys": {"linear": ["type", "factor"], "dynamic": ["type", "factor"]}},
@@ -262,6 +262,11 @@ MULTIMODAL = """
 """.split()  # noqa: SIM905
 
 
+# Encoders whose rotary embedding reads a schedule.
+MASKED = "AutoModelForMaskedLM"
+ENCODERS = ("eurobert", "gte", "modernbert", "nomic_bert")
+
+
 def mapping(name: str) -> dict[str, Any]:
     """One of transformers' tables from model type to class name."""
     return dict(getattr(modeling_auto, name, {}))
@@ -272,9 +277,9 @@ def causal_types() -> list[str]:
     return sorted(name for name in mapping("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES") if name in CONFIG_MAPPING_NAMES)
 
 
-def multimodal_families() -> dict[str, Any]:
-    """The families of `MULTIMODAL` that this version has."""
-    return {name: {**family(name), "loader": WHOLE} for name in MULTIMODAL if name in CONFIG_MAPPING_NAMES}
+def families_of(names: Iterable[str], loader: str) -> dict[str, Any]:
+    """The families of these names that this version has, with the Auto class that loads them."""
+    return {name: {**family(name), "loader": loader} for name in names if name in CONFIG_MAPPING_NAMES}
 
 
 def config_of(model_type: str, **values: Any) -> Any:
@@ -369,8 +374,7 @@ def layers_of(kind: type, source: str) -> dict[str, Any]:
     if rule is None:
         return {}
     for key in PERIOD_KEYS:
-        changed = types_at(kind, 25, **{key: 3})
-        if changed is not None and changed != seen[25]:
+        if any(types_at(kind, 25, **{key: length}) not in (None, seen[25]) for length in (3, 5)):
             rule["key"] = key
     plain = {"period": ["full_attention"]}
     return {} if rule == plain else rule
@@ -452,7 +456,7 @@ def others() -> dict[str, str]:
     """What the model types are that AutoModelForCausalLM does not load."""
     causal = set(mapping("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"))
     found = {}
-    for model_type in sorted(set(CONFIG_MAPPING_NAMES) - causal - set(NOT_CAUSAL) - set(MULTIMODAL)):
+    for model_type in sorted(set(CONFIG_MAPPING_NAMES) - causal - {*NOT_CAUSAL, *MULTIMODAL, *ENCODERS}):
         kind = next((words for table, words in KINDS if model_type in mapping(table)), "something else")
         found[model_type] = kind
     return found
@@ -460,7 +464,8 @@ def others() -> dict[str, str]:
 
 def main() -> None:
     """Write the table, or what the older version has otherwise."""
-    made = {model_type: family(model_type) for model_type in causal_types()} | multimodal_families()
+    made = {model_type: family(model_type) for model_type in causal_types()}
+    made |= families_of(MULTIMODAL, WHOLE) | families_of(ENCODERS, MASKED)
     table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.is_file() else {"families": {}}
     if NEW:
         table = {"families": with_newer(table["families"], {**made, **NOT_CAUSAL}), "others": others()}

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 import tiny_models
-from ctxext.checkpoint.families import Family, family_of, read, rotary_dim, rotated_layers
+from ctxext.checkpoint.families import Family, family_of, named_family, read, rotary_dim, rotated_layers, serves_sliding
 from make_families import ALL_TYPES, TABLE, save
 
 NEW = int(transformers.__version__.split(".")[0]) >= 5
@@ -149,8 +149,9 @@ def angles(model: PreTrainedModel) -> Angles:
         for name, module in model.named_modules()
         if "otary" in type(module).__name__ and "ision" not in type(module).__name__
     ]
+    cached = {} if type(model).__name__.endswith("ForMaskedLM") else {"use_cache": False}
     with torch.no_grad():
-        model(input_ids=torch.arange(LENGTH)[None] % 90 + 5, use_cache=False)
+        model(input_ids=torch.arange(LENGTH)[None] % 90 + 5, **cached)
     for hook in hooks:
         hook.remove()
     return seen
@@ -161,7 +162,7 @@ def load(config: dict[str, Any]) -> PreTrainedModel:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
         found = AutoConfig.from_pretrained(folder)
-    kind = AutoModelForCausalLM._model_mapping[type(found)]
+    kind = getattr(transformers, named_family(config).loader)._model_mapping[type(found)]
     if kind.config_class is not type(found):
         found = found.get_text_config(decoder=True)
     torch.manual_seed(0)
@@ -182,7 +183,7 @@ def verdict(config: dict[str, Any], family: Family, rope_type: str, before: Angl
         else want
     )
     for name, (found, factor) in after.items():
-        local = any(word in name for word in ("local", *family.sliding_types))
+        local = serves_sliding(config, family, name)
         was, was_factor = before.get(name, (want, scaling))
         if local or (family.layer_theta_key and rope_type == "default" and close(found, was)):
             if not (close(found, was) and math.isclose(factor, was_factor, rel_tol=1e-5)):

@@ -878,8 +878,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("verify/loading_checks.py", "    for entry in modules:\n", "    for entry in modules[:1]:\n", _CHECKS),
     (
         "verify/loading_checks.py",
-        '_OTHER_TOWERS = ("vision", "visual", "audio", "local")',
-        '_OTHER_TOWERS = ("vision", "audio", "local")',
+        '_OTHER_TOWERS = ("vision", "visual", "audio")',
+        '_OTHER_TOWERS = ("vision", "audio")',
         _CHECKS,
     ),
     (
@@ -909,7 +909,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "lengths = sorted({max(plain.rotary.trained_length // 2, 2)})",
         _CHECKS,
     ),
-    ("verify/carried.py", 'for word in ("local", *family.sliding_types))', 'for word in ("local",))', _CHECKS),
+    ("checkpoint/families.py", 'for word in ("local", *family.sliding_types))', 'for word in ("local",))', _CHECKS),
     (
         "verify/carried.py",
         "                if change > _TOLERANCE:\n                    raise",

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ctxext.checkpoint.families import FAMILIES
+from ctxext.checkpoint.families import MASKED as MASKED
 
-CAUSAL, MASKED = "AutoModelForCausalLM", "AutoModelForMaskedLM"
+CAUSAL = "AutoModelForCausalLM"
 MULTIMODAL = "AutoModelForImageTextToText"
 
 _ENDINGS: Mapping[str, tuple[str, str]] = {
@@ -28,7 +29,7 @@ _EITHER = "ForConditionalGeneration"
 
 
 def auto_class(config: Mapping[str, Any]) -> str:
-    """The Auto class; that of causal language models where config.json names no class or one unheard of."""
+    """The Auto class; by default the family's, and the causal one for a class that is unknown."""
     return _found(config)[0]
 
 
@@ -48,6 +49,8 @@ def _found(config: Mapping[str, Any]) -> tuple[str, str]:
     family = FAMILIES.get(str(config.get("model_type")))
     if family is not None and family.loader == MULTIMODAL and (not name or name.endswith(_EITHER)):
         return MULTIMODAL, "image-text-to-text"
+    if family is not None and family.loader == MASKED and not name:
+        name = "ForMaskedLM"
     if name.endswith(_EITHER) and not config.get("is_encoder_decoder"):
         name = ""  # AutoModelForCausalLM loads other multimodal models too.
     # GPT2LMHeadModel ends with both.

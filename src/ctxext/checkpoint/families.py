@@ -7,6 +7,7 @@ imports torch or transformers, so every question is answered from config.json al
 import dataclasses
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +60,8 @@ NOTHING_TO_EXTEND = "its full-attention layers have no position embedding, and i
 
 _NOT_CAUSAL: tuple[str, ...] = ("ForMaskedLM", "ForMultipleChoice", "ForNextSentencePrediction", "ForPreTraining")
 _NOT_CAUSAL += ("ForQuestionAnswering", "ForSequenceClassification", "ForTokenClassification", "EncoderModel")
-_CAUSAL_ONLY = ("rotary", "alibi", "none")  # Whose methods were made for causal language models alone.
+_CAUSAL_ONLY = ("rotary", "alibi", "none")  # Their methods are for causal language models, except in encoders.
+MASKED = "AutoModelForMaskedLM"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +186,8 @@ def named_family(config: Mapping[str, Any]) -> Family:
     family = FAMILIES.get(model_type)
     if family is None:
         raise unknown_type(config, FAMILIES, OTHERS)
-    architectures = (config.get("architectures") or ()) if family.positions in _CAUSAL_ONLY else ()
+    is_causal = family.positions in _CAUSAL_ONLY and family.loader != MASKED
+    architectures = (config.get("architectures") or ()) if is_causal else ()
     if architectures and all(str(name).endswith(_NOT_CAUSAL) for name in architectures):
         raise CtxextError(f'"{architectures[0]}" is not a causal language model.')
     if family.text_config is None and isinstance(config.get("text_config"), Mapping):
@@ -408,6 +411,21 @@ def full_attention_layers(config: Mapping[str, Any], family: Family) -> list[int
 def sliding_layers(config: Mapping[str, Any], family: Family) -> list[int]:
     """The layers that see only a window or a chunk. They keep their own rotary embedding."""
     return [index for index, name in enumerate(layer_types(config, family)) if name in SLIDING_TYPES]
+
+
+def serves_sliding(config: Mapping[str, Any], family: Family, module: str, layer_type: str = "") -> bool:
+    """Whether a rotary embedding serves sliding layers only, by its name, its layer type, or the layer it is in.
+
+    Args:
+        config: The content of config.json.
+        family: Its family.
+        module: The name of the rotary embedding in the model.
+        layer_type: The type of layer, if one module serves several.
+    """
+    if any(word in f"{module}.{layer_type}" for word in ("local", *family.sliding_types)):
+        return True
+    layer = re.search(r"layers\.(\d+)\.", module) if family.local_theta_key else None  # ModernBERT under 4.57.
+    return layer is not None and int(layer[1]) in sliding_layers(config, family)
 
 
 def _entry(listed: Sequence[Any], index: int, key: str) -> Any:

@@ -332,6 +332,12 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
     python = [path for path in source.files if path.suffix == ".py" and path.name not in CODE_FILES]
     if not all(runs_by_itself(path) for path in python):
         cautions.append("the source carries its own Python code; it was copied and not run.")
+    named = source.config.get("auto_map") or {}
+    if any(auto.startswith("AutoModel") for auto in named) and not recipe.needs_code:
+        cautions.append(
+            "load the result without trust_remote_code: code that auto_map names may not read this schedule; "
+            "transformers' own class does."
+        )
     if kernels := hub_kernels(source.config):
         cautions.append(
             f"config.json asks for {', '.join(kernels)} on the Hub, which transformers may fetch and run where the "

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxext.checkpoint.families import Family, named_family
+from ctxext.checkpoint.families import Family, named_family, serves_sliding
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling
@@ -78,7 +78,7 @@ def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig,
         was = {(entry.module, entry.layer_type): entry for entry in before[length]}
         for entry in after[length]:
             change = _change(entry, was.get((entry.module, entry.layer_type)))
-            if _is_sliding(entry, family, change):
+            if _is_sliding(entry, source, family, change):
                 if change > _TOLERANCE:
                     raise _refused(family, f"{entry.module} of its sliding layers would rotate otherwise too")
                 continue
@@ -133,11 +133,11 @@ def _change(entry: Rotation, was: Rotation | None) -> float:
     return math.inf if was is None else difference(entry, was.frequencies, was.scaling)
 
 
-def _is_sliding(entry: Rotation, family: Family, change: float) -> bool:
+def _is_sliding(entry: Rotation, config: Mapping[str, Any], family: Family, change: float) -> bool:
     """Whether a rotary embedding serves layers with a sliding window, which keep their frequencies."""
     if family.layer_theta_key and entry.module.rpartition(".")[2].isdigit():  # One for each base, by number.
         return change < _TOLERANCE
-    return any(word in f"{entry.module}.{entry.layer_type}" for word in ("local", *family.sliding_types))
+    return serves_sliding(config, family, entry.module, entry.layer_type)
 
 
 def difference(entry: Rotation, wanted: Sequence[float], scaling: float) -> float:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ctxext.checkpoint.auto_class import auto_class
+from ctxext.checkpoint.families import serves_sliding
 from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.own_code import release_of
@@ -22,7 +23,7 @@ _ROUNDING = 2.0**-21
 """What that costs, per token of the context length: such angles are multiples of 2^-23 of the largest; queries, keys
 and the scale of the scores each add to that."""
 _NOT_RUN = "it carries code that is not this version's own; --trust-remote-code runs it"
-_OTHER_TOWERS = ("vision", "visual", "audio", "local")
+_OTHER_TOWERS = ("vision", "visual", "audio")
 
 
 def check_loading(subject: Subject) -> Finding:
@@ -56,7 +57,9 @@ def check_frequencies(subject: Subject) -> Finding | None:
     modules = [
         entry
         for entry in subject.loaded.rotary
-        if entry["layer_type"] in types and not any(word in entry["module"] for word in _OTHER_TOWERS)
+        if entry["layer_type"] in types
+        and not any(word in entry["module"] for word in _OTHER_TOWERS)
+        and not serves_sliding(subject.checkpoint.config, subject.family, entry["module"])
     ]
     if not modules:
         return Finding(name, SKIPPED, "this family keeps no inverse frequencies that could be compared")

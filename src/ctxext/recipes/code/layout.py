@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.auto_class import CAUSAL
+from ctxext.checkpoint.auto_class import CAUSAL, MASKED
 from ctxext.checkpoint.families import FAMILIES, Family, text_config
 from ctxext.errors import CtxextError
 from ctxext.recipes.code import guards
@@ -53,6 +53,10 @@ CONFIGURATION = "configuration_ctxext"
 
 _TOWER = "its language model is another family's; convert that family's own checkpoint"
 _WHOLE = "code for models that {} loads is untested; methods that change config.json alone apply"
+_BOTH_SIDES = (
+    "its tokens attend to both sides, and methods with code are defined and tested for rows that see earlier tokens "
+    "only; methods that change config.json alone apply, such as yarn"
+)
 _INDEXER = "its indexer reads the same rotary embedding, which must stay the model's own"
 
 UNREACHED: Mapping[str, str] = {
@@ -142,7 +146,7 @@ def _origin(module: str) -> str | None:
 
 def refusal(family: Family) -> str:
     """Why a family cannot carry code, whatever the method; empty if it can."""
-    whole = "" if family.loader == CAUSAL else _WHOLE.format(family.loader)
+    whole = {CAUSAL: "", MASKED: _BOTH_SIDES}.get(family.loader, _WHOLE.format(family.loader))
     return family.reason or UNREACHED.get(family.model_type, whole)
 
 

@@ -1,0 +1,108 @@
+"""Rotary encoders: schedules on the layers that look over the whole text, by the classes that people load them with."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForMaskedLM
+
+import tiny_models
+from ctxext.checkpoint.auto_class import MASKED, auto_class
+from ctxext.checkpoint.families import sliding_layers
+from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.converters import convert, make_plan
+from ctxext.errors import CtxextError
+from ctxext.recipes import Ntk, Recipe, Yarn
+from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.methods.self_extend import SelfExtend
+from ctxext.verify.run import failures, verify
+
+IS_4 = tiny_models.MAJOR == 4
+STEP = Ntk if IS_4 else Yarn  # ModernBERT of 4.57 reads its two bases and no schedule.
+IDS = torch.randint(5, 128, (1, 150), generator=torch.Generator().manual_seed(0))
+
+
+def rotations(model):
+    """Each rotary embedding's inverse frequencies by layer: of the global ones, of the local ones."""
+    by_kind = [], []
+    for name, buffer in model.named_buffers():
+        if name.endswith("inv_freq") and "original" not in name:
+            # Under 4.57 each layer has its own, and of two layers the first is global.
+            by_kind["sliding" in name or ".1.attn" in name].append(buffer)
+    return by_kind
+
+
+def expected(theta, factor):
+    """NTK-aware scaling or YaRN over 16 dimensions and 64 tokens, from the papers."""
+    if IS_4:
+        return [(theta * factor ** (16 / 14)) ** (-pair / 8) for pair in range(8)]
+    ends = [16 * math.log(64 / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (32, 1)]
+    low, high = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), 15)
+    shares = [min(max((pair - low) / (high - low), 0), 1) for pair in range(8)]
+    return [theta ** (-pair / 8) * (1 - share + share / factor) for pair, share in enumerate(shares)]
+
+
+def logits(folder):
+    with torch.no_grad():
+        return AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32).eval()(IDS).logits
+
+
+def theta_of(folder):
+    return model_config(open_checkpoint(str(folder)).config).rotary.theta
+
+
+@pytest.mark.parametrize("model_type", tiny_models.ENCODERS)
+def test_global_layers_change_and_local_ones_stay(model_type, tmp_path):
+    source = tiny_models.save(model_type, tmp_path / "source")
+    convert(str(source), tmp_path / "out", Recipe([STEP(factor=4)]))
+    assert not failures(verify(str(tmp_path / "out"), against=str(source)))
+    wanted = torch.tensor(expected(theta_of(source), 4))
+    for auto in (AutoModelForMaskedLM, AutoModel):
+        full, local = rotations(auto.from_pretrained(tmp_path / "out"))
+        assert len(full) == 1
+        torch.testing.assert_close(full[0], wanted, rtol=1e-5, atol=0)
+        assert all(map(torch.equal, local, rotations(auto.from_pretrained(source))[1]))
+        assert len(local) == (model_type == "modernbert")
+    before = logits(source)
+    assert (logits(tmp_path / "out") - before).abs().max() > 1e-3
+    convert(str(source), tmp_path / "same", Recipe([STEP(factor=1)]))
+    assert torch.equal(logits(tmp_path / "same"), before)
+
+
+def test_rules_of_layers_and_bases_are_the_classes():
+    """As ModernBERT was published: bases above, and one layer of `global_attn_every_n_layers`."""
+    config = {"model_type": "modernbert", "global_attn_every_n_layers": 2, "num_hidden_layers": 5, "hidden_size": 64}
+    config |= {"global_rope_theta": 5e4, "local_rope_theta": 2e4, "num_attention_heads": 4}
+    model = model_config(config)
+    assert sliding_layers(config, model.family) == [1, 3]
+    assert (model.rotary.theta, model.rotary.trained_length) == (5e4, 8192)
+    nested = Yarn(factor=4).edit(model).config["rope_parameters"]
+    assert nested["sliding_attention"] == {"rope_type": "default", "rope_theta": 2e4}
+    assert (nested["full_attention"]["rope_theta"], nested["full_attention"]["rope_type"]) == (5e4, "yarn")
+    assert auto_class(config) == MASKED
+
+
+def test_methods_with_code_are_refused_with_the_reason(tmp_path):
+    source = tiny_models.save("modernbert", tmp_path)
+    with pytest.raises(CtxextError, match=r"attend to both sides.*such as yarn") as error:
+        make_plan(open_checkpoint(str(source)), Recipe([SelfExtend(factor=2)]))
+    assert "modernbert" in error.value.message
+
+
+@pytest.mark.parametrize("name", ["ModernBertModel", "ModernBertForSequenceClassification"])
+def test_encoders_with_other_heads_are_converted(name, tmp_path):
+    source = tiny_models.save("modernbert", tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
+    assert make_plan(open_checkpoint(str(source)), Recipe([STEP(factor=2)])).model.rotary.context_length == 128
+
+
+def test_code_of_others_beside_a_schedule_is_named(tmp_path):
+    """Nomic's and EuroBERT's first checkpoints carry code, which reads schedules its own way or not at all."""
+    source = tiny_models.save("modernbert", tmp_path)
+    path = Path(source, "config.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": {"AutoModel": "modeling_hf.Bert"}}))
+    plan = make_plan(open_checkpoint(str(source)), Recipe([STEP(factor=2)]))
+    assert any("without trust_remote_code" in caution for caution in plan.cautions)
