@@ -23,6 +23,11 @@ LENGTH, TOTAL = 64, 160
 QUICK = ["llama", "qwen3", "gemma3_text", "phi3", "glm", "cohere", "gemma2", "gpt_oss"]
 COMPARED = {"llama": SelfExtend, "glm": DualChunk, "stablelm": SelfExtend, "cohere": Adaptive, "gemma2": DualChunk}
 MINIMUM = 80
+CACHE_DIFFERS = ("minimax", "moshi") if MODERN else ("minimax", "lfm2")
+"""Families whose stock logits after a cache are others than without one: MiniMax's lightning attention and LFM2's
+convolutions take several new tokens otherwise, and Moshi's window is another one."""
+NOT_CAUSAL = () if MODERN else ("doge",)
+"""Families whose stock rows change with the tokens after them."""
 
 
 def step(kind):
@@ -46,9 +51,12 @@ def check(model_type, folder, kind=SelfExtend):
     wanted, changed = stock(input_ids=ids).logits, model(input_ids=ids).logits
     torch.testing.assert_close(changed[:, : LENGTH - 1], wanted[:, : LENGTH - 1], rtol=1e-5, atol=1e-5)
     assert (changed[:, LENGTH + 8 :] - wanted[:, LENGTH + 8 :]).abs().max() > 1e-3, "long inputs change nothing"
-    if continues(stock, ids) is not None:
-        rest = continues(model, ids)
-        torch.testing.assert_close(rest, changed[:, 100:], rtol=1e-3, atol=1e-3, msg="a cache gives other logits")
+    if (rest := continues(stock, ids)) is not None:
+        is_same = torch.allclose(rest, wanted[:, 100:], rtol=1e-3, atol=1e-3)
+        assert is_same != (model_type in CACHE_DIFFERS), "the source's own cache gives other logits"
+        if is_same:
+            rest = continues(model, ids)
+            torch.testing.assert_close(rest, changed[:, 100:], rtol=1e-3, atol=1e-3, msg="a cache gives other logits")
     return ""
 
 
@@ -93,8 +101,14 @@ def test_families_that_the_hook_cannot_reach_are_named(tmp_path):
 def test_all_families(tmp_path):
     passed, refused, failed = [], {}, {}
     for model_type in tiny_models.FAMILIES:
+        if model_type in NOT_CAUSAL:
+            continue
         try:
             reason = check(model_type, tmp_path / model_type)
+        except ValueError as error:  # Classes of 4.57 that the code refuses when it is loaded.
+            if MODERN or "of transformers 4.57" not in str(error):
+                raise
+            reason = str(error)
         except Exception as error:
             failed[model_type] = f"{type(error).__name__}: {error}".splitlines()[0]
             continue
