@@ -11,6 +11,7 @@ import torch
 import transformers
 from tokenizers import processors
 
+import tiny_models
 from ctxext.converters import convert
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
@@ -25,7 +26,7 @@ from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.passages import Passages
 from ctxext.evaluate.tasks.pseudo_perplexity import PseudoPerplexityWork
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
-from ctxext.recipes import Recipe
+from ctxext.recipes import Ntk, Recipe
 from ctxext.recipes.methods.table import Table
 from hand_made import make_tokenizer
 
@@ -203,8 +204,20 @@ def small_bert(folder, words, *, head="BertForMaskedLM", window=64):
     return folder
 
 
-def test_losses_of_a_real_model_equal_those_of_one_pass_each(words, tmp_path, monkeypatch):
-    model = transformers.AutoModelForMaskedLM.from_pretrained(small_bert(tmp_path, words)).eval()
+def small_rotary(folder, words, model_type):
+    torch.manual_seed(0)
+    config = tiny_models.tiny_config(model_type)
+    config.vocab_size, config.initializer_range, config.initializer_cutoff_factor = len(words), 0.3, 3.0
+    transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
+    words.model_max_length = 64
+    words.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("model_type", ["bert", *tiny_models.ENCODERS])
+def test_losses_of_a_real_model_equal_those_of_one_pass_each(model_type, words, tmp_path, monkeypatch):
+    folder = small_bert(tmp_path, words) if model_type == "bert" else small_rotary(tmp_path, words, model_type)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
     loaded = LoadedModel("bert", model, Encoder(words), can_share=False, kind="masked")
     ids = [0, *torch.randint(5, 600, (40,), generator=torch.Generator().manual_seed(0)).tolist(), 1]
     assert token_losses._can_replay(loaded)
@@ -243,6 +256,18 @@ def test_a_whole_evaluation_by_the_kind_of_model(words, tmp_path):
     assert json.loads((tmp_path / "report" / "report.json").read_text()) == json.loads(json.dumps(report))
     again = evaluate(models, settings, out=tmp_path / "report", resume=True)
     assert again["models"][1]["perplexity"] == second["perplexity"]
+
+
+def test_a_rotary_encoder_is_evaluated_beyond_its_original_length(words, tmp_path):
+    source = small_rotary(tmp_path / "source", words, "modernbert")
+    convert(str(source), tmp_path / "out", Recipe([Ntk(factor=2)]), check=False)
+    settings = Settings(tasks=("passages", "pseudo-perplexity", "short"), samples=1, depths=(0.0, 1.0))
+    first, second = evaluate([str(source), str(tmp_path / "out")], settings)["models"]
+    assert first["kind"] == second["kind"] == "masked"
+    assert {cell["length"] for cell in second["cells"]} == {64, 128}
+    assert second["perplexity"]["lengths"].keys() == {"64", "128"}
+    assert second["short"]["length"] == 64
+    assert 0 < abs(second["short"]["against"]["loss"]) < 1
 
 
 def test_the_default_tasks_are_those_of_the_kind_and_others_are_refused(words, tmp_path):
