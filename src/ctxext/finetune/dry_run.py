@@ -47,6 +47,18 @@ _REFUSED: tuple[_Refusal, ...] = (
         "--context-parallel is for models that see nothing but what came before.",
         "Leave it out.",
     ),
+    (
+        lambda base: base.is_masked,
+        lambda options: options.pack == "restart",
+        "--pack restart is for models that see nothing but what came before: documents of a row would see each other.",
+        "Join documents with --pack run-on.",
+    ),
+    (
+        lambda base: base.is_masked,
+        lambda options: options.keep_short,
+        "--keep-short is for models that see nothing but what came before.",
+        "--short-share trains on short sequences.",
+    ),
 )
 
 

@@ -189,7 +189,9 @@ class _EagerLoss(torch.autograd.Function):
 def _standing_in(model: Any, output: Any) -> Iterator[None]:
     """Inside this context the base model returns a given output instead of computing; OPT calls the decoder in it."""
     inner = [model.base_model]
-    if (decoder := model.get_decoder()) is not None and decoder not in (model, model.base_model):
+    # What ModernBERT names its decoder makes the logits.
+    others = (None, model, model.base_model, model.get_output_embeddings())
+    if (decoder := model.get_decoder()) not in others:
         inner.append(decoder)
     forwards = [module.__dict__.get("forward") for module in inner]
     for module in inner:
