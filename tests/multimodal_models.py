@@ -4,6 +4,7 @@ Two layers of width 64 in the text part and one in the tower; four by four patch
 """
 
 import copy
+import importlib.util
 import inspect
 import re
 from pathlib import Path
@@ -69,6 +70,11 @@ PATCHES: dict[str, Any] = {
 }
 ONE_TOKEN = {"image_token_id": IMAGE, "image_token_index": IMAGE}
 SECTIONS = {"image_token_id": IMAGE, "video_token_id": 6, "vision_start_token_id": BEGIN, "vision_end_token_id": END}
+OMNI: dict[str, Any] = {
+    **SECTIONS,
+    "image_token_index": IMAGE,
+    "audio_config": {"d_model": 32, "encoder_attention_heads": 2, "encoder_ffn_dim": 32, "encoder_layers": 1},
+}
 GLM = {**SECTIONS, "image_start_token_id": BEGIN, "image_end_token_id": END}
 
 
@@ -88,6 +94,12 @@ def sections(*sizes: int, **values: Any) -> dict[str, Any]:
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
+BY_TYPE = {
+    "full_attention": {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16, "num_kv_shared_layers": 0}
 HYBRID = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
 CONFIGS: dict[str, dict[str, Any]] = {
     "aria": {
@@ -95,6 +107,33 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": text("aria_text", moe_num_experts=4, moe_topk=2, moe_num_shared_experts=1),
         "vision_config": tower("idefics3_vision"),
         "projector_patch_to_query_dict": {16: 4},
+    },
+    "gemma3n": {
+        **ONE_TOKEN,
+        "vision_soft_tokens_per_image": 1,
+        "text_config": text(
+            "gemma3n_text",
+            **MIXED,
+            activation_sparsity_pattern=[0.0, 0.0],
+            laurel_rank=4,
+            vocab_size_per_layer_input=128,
+            hidden_size_per_layer_input=8,
+        ),
+        "vision_config": {"architecture": "mobilenetv3_small_050", "hidden_size": 288, "vocab_offset": 96},
+        "audio_config": {"conf_num_hidden_layers": 1, "hidden_size": 32, "vocab_offset": 112},
+    },
+    "gemma4": {
+        **ONE_TOKEN,
+        "audio_config": None,
+        "text_config": text(
+            "gemma4_text",
+            **MIXED,
+            global_head_dim=32,
+            vocab_size_per_layer_input=128,
+            hidden_size_per_layer_input=8,
+            rope_parameters=BY_TYPE,
+        ),
+        "vision_config": {**TOWER, "num_key_value_heads": 2, "pooling_kernel_size": 2, "position_embedding_size": 16},
     },
     "glm4v": {**GLM, "text_config": {**TEXT, "partial_rotary_factor": 0.5, **sections(2, 1, 1)}},
     "glm4v_moe": {**GLM, "text_config": {**TEXT, **EXPERTS, "partial_rotary_factor": 0.5, **sections(2, 1, 1)}},
@@ -105,11 +144,32 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": tower("internvl_vision", image_size=[32, 32], patch_size=[8, 8]),
         "downsample_ratio": 0.5,
     },
+    "kimi_k25": {
+        **ONE_TOKEN,
+        "text_config": text("deepseek_v3", **EXPERTS, **LATENT, num_key_value_heads=4),
+        "vision_config": {**TOWER, "pos_emb_height": 4, "pos_emb_width": 4, "pos_emb_time": 1},
+        "projection_hidden_size": 32,
+    },
     "lfm2_vl": {
         **ONE_TOKEN,
         "text_config": text("lfm2", **HYBRID),
         "vision_config": tower("siglip2_vision_model", num_patches=16),
         "downsample_factor": 2,
+    },
+    "llama4": {  # Published ones rotate in chunked layers only, and are refused.
+        **ONE_TOKEN,
+        "text_config": text(
+            "llama4_text",
+            layer_types=["chunked_attention", "full_attention"],
+            no_rope_layers=[1, 1],
+            num_local_experts=2,
+            attention_chunk_size=32,
+        ),
+        "vision_config": {
+            **TOWER,
+            "intermediate_size": 128,
+            **dict.fromkeys(["vision_output_dim", "projector_input_dim", "projector_output_dim"], 32),
+        },
     },
     "llava": {
         **ONE_TOKEN,
@@ -153,6 +213,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {**TEXT, **sections(2, 3, 3, type="mrope")},
         "vision_config": {**PATCHES, "window_size": 32},
     },
+    "qwen2_5_omni_thinker": {
+        **OMNI,
+        "text_config": {**TEXT, **sections(2, 3, 3, type="mrope")},
+        "vision_config": {**PATCHES, "window_size": 32},
+    },
+    "qwen3_omni_moe_thinker": {
+        **OMNI,
+        "text_config": {**TEXT, **EXPERTS, **sections(4, 2, 2, mrope_interleaved=True)},
+    },
     "qwen3_vl": {**SECTIONS, "text_config": {**TEXT, **sections(4, 2, 2, mrope_interleaved=True)}},
     "qwen3_vl_moe": {**SECTIONS, "text_config": {**TEXT, **EXPERTS, **sections(4, 2, 2, mrope_interleaved=True)}},
     "qwen3_5": {
@@ -187,7 +256,9 @@ NAMES = [
     name
     for name, config in CONFIGS.items()
     if TYPES.get(name, name) in CONFIG_MAPPING_NAMES
-    and not (IS_OLD and name == "lfm2_vl")  # 4.57 saves it under a name that it does not load.
+    # 4.57 saves LFM2-VL under a name that it does not load, and takes every schedule of Llama 4 for llama3.
+    and not (IS_OLD and name in ("lfm2_vl", "llama4"))
+    and (name != "gemma3n" or importlib.util.find_spec("timm"))  # Which its tower is built of.
     and config["text_config"].get("model_type", "llama") in CONFIG_MAPPING_NAMES
 ]
 """Those that the installed transformers has."""
@@ -216,10 +287,12 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
     """The logits of a prompt with an image between words."""
     core = model if hasattr(model, "get_image_features") else model.model
     image = _image(core)
-    is_fixed = "image_grid_thw" in image or core.config.model_type == "ovis2"
+    is_fixed = "image_grid_thw" in image or core.config.model_type in ("llama4", "ovis2")
     count = 4 if is_fixed else _count(core.get_image_features(**image))
     ids = torch.tensor([[1, 9, BEGIN, *[IMAGE] * count, END, *range(20, 80)]])
-    asked = {*inspect.signature(model.forward).parameters, *inspect.signature(model.model.forward).parameters}
+    asked = {
+        key for part in (model, getattr(model, "model", model)) for key in inspect.signature(part.forward).parameters
+    }
     kinds = {key: (ids == IMAGE).long() for key in ("mm_token_type_ids", "token_type_ids") if key in asked}
     return model(input_ids=ids, attention_mask=torch.ones_like(ids), **image, **kinds).logits
 
@@ -228,8 +301,12 @@ def _image(core: Any) -> dict[str, torch.Tensor]:
     """An image as the model's own processor would give it."""
     generator = torch.Generator().manual_seed(0)
     asked = inspect.signature(core.get_image_features).parameters
+    if "image_position_ids" in asked:
+        places = torch.tensor([[(x, y) for y in range(4) for x in range(4)]])
+        return {"pixel_values": torch.rand(1, 16, 3 * 8 * 8, generator=generator), "image_position_ids": places}
     if "image_grid_thw" in asked:
-        pixels = torch.randn(16, 2 * 3 * 8 * 8, generator=generator)
+        shape = (3, 8, 8) if core.config.model_type == "kimi_k25" else (2 * 3 * 8 * 8,)
+        pixels = torch.randn(16, *shape, generator=generator)
         return {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]])}
     if "spatial_shapes" in asked:
         pixels = torch.randn(1, 16, 3 * 8 * 8, generator=generator)
@@ -249,4 +326,4 @@ def _count(features: Any) -> int:
     if isinstance(features, list | tuple):
         parts = [part for part in features if isinstance(part, torch.Tensor)]
         return sum(map(_count, parts))
-    return _count(features.pooler_output)
+    return _count(features.last_hidden_state if features.pooler_output is None else features.pooler_output)

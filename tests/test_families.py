@@ -27,6 +27,7 @@ from ctxext.checkpoint.families import (
     sliding_layers,
 )
 from ctxext.errors import CtxextError
+from ctxext.recipes.encodings.rotary import model_config
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -206,6 +207,9 @@ def test_layers_that_a_longer_schedule_is_for(config, rotated):
 def test_a_family_with_nothing_to_extend_says_so():
     assert "no position embedding" in family_of({"model_type": "exaone4"}).reason
     assert "no position embedding" in family_of({"model_type": "cohere2"}).reason
+    with pytest.raises(CtxextError, match="no position embedding") as error:
+        model_config({"model_type": "cohere2"})
+    assert "max_position_embeddings alone" in error.value.hint
 
 
 def test_nested_text_models_are_read_by_their_own_family():

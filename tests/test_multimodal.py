@@ -5,11 +5,13 @@ import math
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
 import multimodal_models
 from ctxext.checkpoint.auto_class import MULTIMODAL
-from ctxext.checkpoint.families import FAMILIES
+from ctxext.checkpoint.families import _THINKERS, FAMILIES
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert, make_plan
 from ctxext.converters.unconverted import unconverted_lines
@@ -32,16 +34,19 @@ def loaded(folder):
     return model.eval()
 
 
-def text_rotary(model):
-    """The rotary embeddings of the text part."""
-    towers = ("visual", "vision", "patch")
-    named = ((name, module) for name, module in model.named_modules() if "otary" in type(module).__name__)
-    return [module for name, module in named if not any(tower in name for tower in towers)]
-
-
-def tower_rotary(model):
-    named = ((name, module) for name, module in model.named_modules() if "otary" in type(module).__name__)
-    return [module.inv_freq for name, module in named if "visual" in name or "vision" in name]
+def rotary_tables(model):
+    """The frequencies of each rotary embedding, with its factor: of the text part's full attention, and of all else."""
+    extended, others = {}, {}
+    for name, module in model.named_modules():
+        if "otary" not in type(module).__name__:
+            continue
+        for key, table in module.named_buffers():
+            if not key.endswith("inv_freq") or "original" in key:
+                continue
+            kept = any(word in f"{name}.{key}" for word in ("visual", "vision", "patch", "local", "sliding"))
+            scaling = getattr(module, key.replace("inv_freq", "attention_scaling"), 1.0)
+            (others if kept else extended)[f"{name}.{key}"] = (table[table > 0], scaling)
+    return extended, others
 
 
 def yarn(theta, dim, length, factor):
@@ -52,34 +57,43 @@ def yarn(theta, dim, length, factor):
     return [theta ** (-2 * pair / dim) * (1 - share + share / factor) for pair, share in enumerate(shares)]
 
 
+def ntk(theta, dim, span, factor):
+    """Its frequencies, where exponents run over `span` dimensions."""
+    return [(theta * factor ** (span / (dim - 2))) ** (-2 * pair / span) for pair in range(dim // 2)]
+
+
 def check(name, folder, methods):
-    """Convert a family by YaRN, by nothing, and by other methods; run the first two with an image in the prompt."""
+    """Convert a family by YaRN (Gemma 4: NTK), by nothing, and by other methods; run the first two with an image."""
     source = multimodal_models.save(name, folder / "source")
     before, model = multimodal_models.logits(loaded(source)), model_config(read_json(source / "config.json"))
     assert before.isfinite().all()
     length, reads = model.rotary.trained_length, model.rotary.usable_length
-    replaces = model.rotary.is_scaled
-    convert(str(source), folder / "out", Recipe([Yarn(target_length=4 * reads)]), replace_scaling=replaces)
+    replaces, kind = model.rotary.is_scaled, Ntk if name == "gemma4" else Yarn
+    convert(str(source), folder / "out", Recipe([kind(target_length=4 * reads)]), replace_scaling=replaces)
     assert not failures(verify(str(folder / "out")))
     after = loaded(folder / "out")
     longer = multimodal_models.logits(after)
     assert longer.isfinite().all()
     assert (longer - before).abs().max() > 1e-3
     factor = 4 * reads / length
-    wanted = torch.tensor(yarn(10000.0, model.rotary.dim, length, factor))
-    assert text_rotary(after)
-    for module in text_rotary(after):
-        torch.testing.assert_close(module.inv_freq, wanted, rtol=1e-5, atol=0)
-        assert module.attention_scaling == pytest.approx(0.1 * math.log(factor) + 1)
-    for one, other in zip(tower_rotary(after), tower_rotary(loaded(source)), strict=True):
-        assert torch.equal(one, other)
-    step = Yarn(target_length=reads) if replaces else Yarn(factor=1)
+    dim, scaling = model.rotary.dim, 0.1 * math.log(factor) + 1
+    wanted = yarn(10000.0, dim, length, factor)
+    if kind is Ntk:
+        wanted, scaling = ntk(10000.0, dim, 32, factor), 1.0
+    (extended, others), (_, kept) = rotary_tables(after), rotary_tables(loaded(source))
+    assert extended
+    for table, factor_of_layer in extended.values():
+        torch.testing.assert_close(table, torch.tensor(wanted), rtol=1e-5, atol=0)
+        assert factor_of_layer == pytest.approx(scaling)
+    assert others.keys() == kept.keys()
+    assert all(torch.equal(others[key][0], kept[key][0]) for key in kept)
+    step = Yarn(target_length=reads) if replaces else kind(factor=1)
     convert(str(source), folder / "same", Recipe([step]), replace_scaling=replaces)
     assert torch.equal(multimodal_models.logits(loaded(folder / "same")), before)
     if model.family.loader == MULTIMODAL:
         with pytest.raises(CtxextError, match="code for models that AutoModelForImageTextToText loads is untested"):
             make_plan(open_checkpoint(str(source)), Recipe([SelfExtend(factor=2)]))
-    for kind in methods:  # A conversion is checked against the method's reference.
+    for kind in methods if name != "gemma4" else ():  # A conversion is checked against the method's reference.
         out = folder / kind.name
         convert(str(source), out, Recipe([kind(target_length=2 * reads)]), replace_scaling=replaces)
         written = read_json(out / "config.json")
@@ -87,8 +101,11 @@ def check(name, folder, methods):
         assert {key for key in stated if stated[key] != written.get(key)} <= {"text_config", "dtype"}
 
 
-def test_a_family(tmp_path):
-    check(QUICK, tmp_path, ())
+@pytest.mark.parametrize("name", [QUICK, "gemma4"])
+def test_a_family(name, tmp_path):
+    if name not in multimodal_models.NAMES:
+        pytest.skip("unknown to this transformers")
+    check(name, tmp_path, ())
 
 
 @pytest.mark.thorough
@@ -105,8 +122,29 @@ def test_every_family_that_this_class_loads_is_tried():
 
 def test_others_are_refused_with_a_hint():
     with pytest.raises(CtxextError, match="multimodal") as error:
-        model_config({"model_type": "qwen2_5_omni"})
+        model_config({"model_type": "janus"})
     assert "docs/families.md" in error.value.hint
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("whole", _THINKERS)
+def test_the_thinker_of_an_omni_model_is_loaded_as_the_hint_says(whole, tmp_path):
+    with pytest.raises(CtxextError, match="multimodal") as error:
+        model_config({"model_type": whole})
+    assert _THINKERS[whole] in error.value.hint
+    if f"{whole}_thinker" not in multimodal_models.NAMES:
+        pytest.skip("unknown to the Auto classes of this transformers")
+    thinker = multimodal_models.build(f"{whole}_thinker")
+    thinker.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(
+        {f"thinker.{key}": weight for key, weight in weights.items()}, tmp_path / "model.safetensors", {"format": "pt"}
+    )
+    config = {"model_type": whole, "thinker_config": read_json(tmp_path / "config.json")}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = getattr(transformers, _THINKERS[whole]).from_pretrained(tmp_path)
+    assert model.state_dict().keys() == thinker.state_dict().keys()
+    assert all(torch.equal(weight, model.state_dict()[key]) for key, weight in thinker.state_dict().items())
 
 
 FLAT = {"model_type": "qwen2_5_vl", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}

@@ -257,8 +257,8 @@ NOT_CAUSAL: dict[str, dict[str, Any]] = {
 # Multimodal models whose schedule is that of their text part alone, and which AutoModelForCausalLM does not load.
 WHOLE = "AutoModelForImageTextToText"
 MULTIMODAL = """
-    aria glm4v glm4v_moe idefics3 internvl lfm2_vl llava mistral3 ovis2 paligemma qwen2_5_vl qwen2_vl qwen3_vl
-    qwen3_vl_moe smolvlm vipllava
+    aria glm4v glm4v_moe idefics3 internvl kimi_k25 lfm2_vl llava mistral3 ovis2 paligemma qwen2_5_omni_thinker
+    qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe smolvlm vipllava
 """.split()  # noqa: SIM905
 
 

@@ -20,6 +20,12 @@ _REMOTE_CODE = frozenset(
 )
 """Model types whose code transformers never had, for copies that lost their `auto_map`."""
 
+_THINKERS: Mapping[str, str] = {
+    "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
+    "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
+}
+"""The classes that load the language models of models that nest a model with a text part."""
+
 
 def unknown_type(config: Mapping[str, Any], known: Iterable[str], others: Mapping[str, str]) -> CtxextError:
     """The refusal of a configuration whose model type is none of the known ones.
@@ -32,6 +38,10 @@ def unknown_type(config: Mapping[str, Any], known: Iterable[str], others: Mappin
     model_type = str(config["model_type"])
     if model_type in others:
         hint = "docs/families.md lists the multimodal models whose text part is converted."
+        if thinker := _THINKERS.get(model_type):
+            hint = (
+                f"Its thinker is converted: {thinker}.from_pretrained loads it alone, to be saved (docs/families.md)."
+            )
         return CtxextError(
             f'"{model_type}" is not a causal language model but {others[model_type]}.',
             hint=hint if "multimodal" in others[model_type] else "",

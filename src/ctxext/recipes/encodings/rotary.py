@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxext.checkpoint.families import (
+    NOTHING_TO_EXTEND,
     Family,
     family_of,
     read,
@@ -269,7 +270,11 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
     if family.positions != "rotary":
         raise _not_rotary(family)
     if family.reason:
-        raise CtxextError(f'"{family.model_type}" cannot be converted: {family.reason}.')
+        is_unlimited = family.reason == NOTHING_TO_EXTEND
+        raise CtxextError(
+            f'"{family.model_type}" cannot be converted: {family.reason}.',
+            hint="Raise max_position_embeddings alone, and measure how far it reads." if is_unlimited else "",
+        )
     text = dict(text_config(config, family))
     parameters = _full_attention_parameters(text, family)
     parameters.pop("rope_theta", None)
