@@ -1,6 +1,7 @@
 """Masked language modelling: the loss is transformers' own, of masked tokens alone; masks depend on the seed alone."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -21,7 +22,6 @@ from tiny_encodings import VOCABULARY, load, save, save_tokenizer
 from tiny_tables import ENCODERS, change, make_base, tune, weights
 
 SPECIAL = (1, 2, 3, 4)
-RENAMED = ("gte", "nomic_bert")  # Files join and rename what the class calls q_proj, k_proj and v_proj.
 ROOM = {"max_position_embeddings": 34}
 MASK = 4
 
@@ -141,6 +141,12 @@ def test_how_much_is_masked_is_an_option_and_stands_on_the_card(tmp_path):
             change(mlm_probability=share)
 
 
+def tried(quick, among=tiny_models.ENCODERS):
+    """The rotary encoders that this transformers has; all but one are tried in CI alone."""
+    names = [name for name in tiny_models.ENCODERS if name in among]
+    return [pytest.param(name, marks=[] if name == quick else [pytest.mark.thorough]) for name in names]
+
+
 def rotary_base(folder, model_type):
     source = save_tokenizer(tiny_models.save(model_type, folder / "source"))
     convert(str(source), folder / "base", Recipe([Ntk(factor=2)]), check=False)
@@ -148,7 +154,7 @@ def rotary_base(folder, model_type):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("model_type", [name for name in tiny_models.ENCODERS if name not in RENAMED])
+@pytest.mark.parametrize("model_type", tried("modernbert"))
 def test_a_rotary_encoder_is_trained_beyond_its_original_length_and_merged(model_type, tmp_path):
     base = rotary_base(tmp_path, model_type)
     done = tune(base, tmp_path / "out", change(length=128, pack="run-on"))
@@ -170,12 +176,17 @@ def test_documents_of_a_row_would_see_each_other(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("model_type", [name for name in tiny_models.ENCODERS if name in RENAMED])
-def test_an_adapter_of_weights_that_files_name_otherwise_is_kept_apart(model_type, tmp_path):
-    base = rotary_base(tmp_path, model_type)
-    options = change(length=128, pack="run-on")
-    with pytest.raises(CtxextError, match="stores it under another name") as error:
-        tune(base, tmp_path / "out", options)
-    assert "--no-merge" in error.value.hint
-    tune(base, tmp_path / "out", options, merge=False)
-    assert (tmp_path / "out" / "adapter" / "adapter_model.safetensors").is_file()
+@pytest.mark.parametrize("model_type", tried("nomic_bert", among=("gte", "nomic_bert")))
+def test_what_files_join_is_trained_whole_and_in_part(model_type, tmp_path):
+    """Of a stored tensor that holds queries, keys and values the adapter changes the third that it is for."""
+    base, options = rotary_base(tmp_path, model_type), change(length=128, pack="run-on")
+    tune(base, tmp_path / "out", dataclasses.replace(options, targets=("k_proj",)))
+    tune(base, tmp_path / "whole", dataclasses.replace(options, full=True))
+    before, part, whole = (weights(folder) for folder in (base, tmp_path / "out", tmp_path / "whole"))
+    joined = [name for name in before if name.endswith(("Wqkv.weight", "qkv_proj.weight"))]
+    assert {name for name in before if not torch.equal(before[name], part[name])} == set(joined)
+    for name in joined:
+        same = [torch.equal(*rows) for rows in zip(before[name].chunk(3), part[name].chunk(3), strict=True)]
+        assert same == [True, False, True]
+        assert not torch.equal(before[name], whole[name])
+    assert not [check for check in verify(str(tmp_path / "whole")) if check.status == "failed"]

@@ -18,8 +18,9 @@ from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file,
 from ctxext.converters.engines import serving_of
 from ctxext.converters.plan import cautions_of
 from ctxext.errors import CtxextError
+from ctxext.finetune.joined import JoinedChanges
 from ctxext.finetune.rewrite import rewrite, stored_shapes
-from ctxext.finetune.tensors import AdapterChanges, Changes, stored_name
+from ctxext.finetune.tensors import Changes, stored_name
 from ctxext.options import accepts_options
 from ctxext.reading.schemas import read_json_object
 from ctxext.recipes.code.own_code import runs_by_itself
@@ -128,7 +129,7 @@ def merge(
     check_out(out, adapter, options)
     checkpoint.check_weights()
     shapes = stored_shapes(checkpoint)
-    changes = AdapterChanges(adapter, shapes, tied=tied_embeddings(checkpoint))
+    changes = JoinedChanges(adapter, checkpoint, shapes, tied=tied_embeddings(checkpoint))
     out = out.resolve()
     with output_directory(out, [checkpoint.folder], options) as work:
         _copy_adapter(adapter, work / ADAPTER)

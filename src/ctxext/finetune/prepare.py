@@ -11,6 +11,7 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.base import Base, load_base
 from ctxext.finetune.data import DataReport, read_report, write_sequences
 from ctxext.finetune.documents import DocumentReader
+from ctxext.finetune.joined import shares_of, with_shares
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.rewrite import stored_shapes
 from ctxext.finetune.tensors import stored_name
@@ -334,6 +335,7 @@ def _read(
 def _check_mergeable(base: Base, model: Any) -> None:
     """Before anything is trained: every trained weight must have a place in the checkpoint's files."""
     shapes = stored_shapes(base.checkpoint)
+    shapes = with_shares(shapes, shares_of(base.checkpoint, shapes))
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or "lm_head" in name:
             continue

@@ -17,11 +17,12 @@ from ctxext.finetune.base import Base, open_base
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.dry_run import check_fits
+from ctxext.finetune.joined import JoinedChanges
 from ctxext.finetune.merge import ADAPTER, save_adapter, tied_embeddings, write_merged
 from ctxext.finetune.options import CHANGEABLE, Reporter, RunOptions, TrainingOptions
 from ctxext.finetune.prepare import HELD_OUT, is_first, prepare
 from ctxext.finetune.rewrite import stored_shapes
-from ctxext.finetune.tensors import AdapterChanges, WholeChanges
+from ctxext.finetune.tensors import WholeChanges
 from ctxext.finetune.training_data import Data, training_data
 from ctxext.notebook import table
 from ctxext.options import accepts_options
@@ -308,7 +309,7 @@ def _merge(
     changes = (
         WholeChanges(folder / FINAL, shapes, tied=tied)
         if result.options.full
-        else AdapterChanges(work / ADAPTER, shapes, tied=tied)
+        else JoinedChanges(work / ADAPTER, checkpoint, shapes, tied=tied)
     )
     write_merged(checkpoint, changes, work, notes=notes, progress=progress)
 
