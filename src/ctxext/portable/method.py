@@ -71,8 +71,13 @@ HOOKS = {name: getattr(Method, name) for name in ("positions", "tables", "rotate
 
 def chained(methods, hook, innermost):
     """Put the innermost function inside the hook of each method that has one, one after the other."""
-    hooks = [getattr(method, hook) for method in methods if getattr(type(method), hook) is not HOOKS[hook]]
-    return functools.reduce(lambda inner, outer: functools.partial(outer, inner), hooks, innermost)
+    for method in methods:
+        if getattr(type(method), hook) is not HOOKS[hook]:
+            innermost = functools.partial(getattr(method, hook), innermost)
+    return innermost
+
+
+CACHES = ("past_key_values", "past_key_value", "layer_past")  # The names of a layer's argument, by family.
 
 
 class Part:
@@ -103,8 +108,7 @@ class Call:
         self.layer_memory = {}
         if tables is not None:
             self.see_tables(tables)
-        names = ("past_key_values", "past_key_value", "layer_past")
-        self.cache = next((inputs[name] for name in names if name in inputs), None)
+        self.cache = next((inputs[name] for name in CACHES if name in inputs), None)
         self.mask, self.scaling = inputs.get("attention_mask"), part.scaling
         self.is_left_to_engine = part.is_left_to_engine
         self.is_paged = "read_index" in inputs  # Continuous batching, which keeps the name of any backend.
@@ -218,7 +222,9 @@ def waves(frame, angles):
     if frame.dtype.is_complex:
         turn = torch.polar(torch.ones_like(angles), angles) * frame.scaling
         return turn.real, turn.imag
-    return tuple((f(angles) * frame.scaling).to(frame.dtype) for f in (torch.cos, torch.sin))
+    factor = frame.scaling
+    pair = angles.cos(), angles.sin()
+    return tuple((wave if factor == 1 else wave * factor).to(frame.dtype) for wave in pair)
 
 
 MOVES = {

@@ -44,7 +44,12 @@ def frame_of(rotary, layer_type, like):
     columns, prefix = rotary.ctxext_layouts[layer_type][0], f"{layer_type}_" if layer_type else ""
     inverse = getattr(rotary, f"{prefix}inv_freq").to(like.device).float()
     scaling = getattr(rotary, f"{prefix}attention_scaling", 1.0)
-    return Frame(inverse, torch.tensor(columns, device=like.device), scaling, like.dtype)
+    if torch.compiler.is_compiling():
+        return Frame(inverse, torch.tensor(columns, device=like.device), scaling, like.dtype)
+    kept = vars(rotary).setdefault("ctxext_columns", {})  # The same tensor at every step.
+    if (layer_type, like.device) not in kept:
+        kept[layer_type, like.device] = torch.tensor(columns, device=like.device)
+    return Frame(inverse, kept[layer_type, like.device], scaling, like.dtype)
 
 
 def rotary_forward(original, rotary, *args, **kwargs):
@@ -125,10 +130,10 @@ def holds_tables(value):
 def layer_forward(original, layer, *args, **kwargs):
     """Call the family's decoder layer with a `Call` instead of the tables."""
     part = getattr(layer, "ctxext_part", None)
-    tables = [value for value in (*args, *kwargs.values()) if holds_tables(value)]
+    tables = next((value for value in (*kwargs.values(), *args) if holds_tables(value)), None)
     if part is None or not (tables or part.rotary):
         return original(layer, *args, **kwargs)
-    call = Call(part, tables[0][0] if tables else None, kwargs)
+    call = Call(part, tables and tables[0], kwargs)
 
     def replaced(value):
         if holds_tables(value):
@@ -138,11 +143,11 @@ def layer_forward(original, layer, *args, **kwargs):
 
     modules = [module for module in (part.attention, part.rotary) if module is not None]
     for module in modules:
-        module.ctxext_call = call
+        vars(module)["ctxext_call"] = call  # Without what a module does about every attribute that is set.
     kwargs = {name: replaced(value) for name, value in kwargs.items()}
     result = original(layer, *(replaced(value) for value in args), **kwargs)
     for module in modules:
-        module.ctxext_call = None
+        vars(module)["ctxext_call"] = None
     return result
 
 

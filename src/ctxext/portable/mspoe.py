@@ -23,7 +23,7 @@ class MsPoE(Method):
     """Rotates each KV head, and all queries that read it, with that head's ratio."""
 
     name = "mspoe"
-    kept = None  # The inverse frequencies and columns of the last call, and what `frequencies` returned.
+    kept = None  # The columns and inverse frequencies of the last call, and what `frequencies` returned.
     length = 0  # Of the last call without a cache, to detect a text that grows.
 
     def tables(self, inner, frame, turn):
@@ -37,9 +37,9 @@ class MsPoE(Method):
         """The frequencies (r, c) of every ratio. On a processor they are kept while the model's are the same."""
         if torch.compiler.is_compiling() or frame.inverse.device.type != "cpu":
             return head_frequencies(self.settings, frame.inverse)[:, frame.columns]
-        if self.kept is None or not all(map(torch.equal, self.kept[:2], (frame.inverse, frame.columns))):
-            frequencies = head_frequencies(self.settings, frame.inverse)[:, frame.columns]
-            self.kept = frame.inverse.clone(), frame.columns, frequencies
+        columns, inverse = frame.columns, frame.inverse
+        if self.kept is None or self.kept[0] is not columns or not torch.equal(self.kept[1], inverse):
+            self.kept = columns, inverse.clone(), head_frequencies(self.settings, inverse)[:, columns]
         return self.kept[2]
 
     def moved(self, positions):
@@ -60,14 +60,17 @@ class MsPoE(Method):
         if len(tensors) == 2 and call.kv_heads is None:
             call.see_heads(tensors[1].shape[axis], total)
         heads = call.kv_heads or total
-        tensors = [tensor.view(*tensor.shape[:axis], heads, -1, *tensor.shape[axis + 1 :]) for tensor in tensors]
         here = slice(call.first_head, call.first_head + heads)  # Tensor parallelism: a rank holds a slice of them.
+        length = tensors[0].shape[3 - axis]
+        if length == 1 and "heads" not in self.settings and (pair := self.row_tables(call, table, here)) is not None:
+            # A single row has no axis of rows: KV heads take its place.
+            shapes = [tensor.shape for tensor in tensors]
+            rows = [x.view(shape[0], heads, -1, shape[3]) for x, shape in zip(tensors, shapes, strict=True)]
+            return [x.view(*shape) for x, shape in zip(inner(rows, pair, 2, call), shapes, strict=True)]
+        tensors = [tensor.view(*tensor.shape[:axis], heads, -1, *tensor.shape[axis + 1 :]) for tensor in tensors]
         rows = 3 if axis == 1 else 1  # The axis of rows.
-        length = tensors[0].shape[rows]
         if "heads" in self.settings:
             waves_of = functools.partial(cut, self.layer_tables(call.layer, table, here))
-        elif length == 1 and (pair := self.row_tables(call, table, here)) is not None:
-            waves_of = functools.partial(cut, pair)
         else:
             ranks = self.ranks(call, tensors, axis)
             waves_of = functools.partial(pick, table, ranks if ranks.shape[1] == heads else ranks[:, here])
@@ -76,7 +79,8 @@ class MsPoE(Method):
             cos, sin = waves_of(start, count)
             if axis == 2:
                 cos, sin = cos.transpose(1, 2), sin.transpose(1, 2)
-            return inner([tensor.narrow(rows, start, count) for tensor in tensors], (cos, sin), axis + 1, call)
+            pieces = tensors if count == length else [tensor.narrow(rows, start, count) for tensor in tensors]
+            return inner(pieces, (cos, sin), axis + 1, call)
 
         step = max(32, PIECE * length // max(tensors[0].numel(), 1))
         if length < 2 * step or torch.compiler.is_compiling() or any(x.requires_grad or x.is_cuda for x in tensors):
@@ -93,7 +97,7 @@ class MsPoE(Method):
         return [result.flatten(axis, axis + 1) for result in results]
 
     def row_tables(self, call, table, here):
-        """Cos and sin (1, g, 1, c) for a single row, picked for all layers at once, or None if each layer must pick."""
+        """Cos and sin (1, g, c) for a single row, picked for all layers at once, or None if each layer must pick."""
         if torch.compiler.is_compiling() or table.shape[1] > 1:
             return None
         name, layers = (self.name, "row", id(table)), self.settings["layers"]
@@ -108,7 +112,8 @@ class MsPoE(Method):
             if ranks is None:
                 return None
             cos, sin = pick(table, ranks[:, here] if ranks.shape[1] > here.stop - here.start else ranks)
-            call.memory[name] = table, list(zip(cos.split(1), sin.split(1), strict=True))
+            pairs = zip(cos[:, :, 0].split(1), sin[:, :, 0].split(1), strict=True)
+            call.memory[name] = table, list(pairs)
         return call.memory[name][1][layers.index(call.layer)]
 
     def layer_tables(self, layer, table, here):
