@@ -129,16 +129,16 @@ def plain_base(places, mask, total, base):
     steps = torch.arange(length, device=m.device)
     if not bool((m == m[:1, :1] + steps).all() and (m == rotated).all()):
         return None
+    if mask is not None and (not isinstance(mask, torch.Tensor) or mask.dtype.is_floating_point):
+        return None
+    is_shown = mask is not None and mask.ndim == 4
+    if is_shown:  # A static cache has room for more keys than there are.
+        base = int(mask[0, 0, 0, :total].sum()) - 1
     count = torch.arange(base + length, device=m.device)
     if not bool((keys[:, : base + length] == count).all() and (rotated_keys[:, : base + length] == count).all()):
         return None
-    if mask is None:
-        return base
-    if not isinstance(mask, torch.Tensor) or mask.dtype.is_floating_point:
-        return None
-    if mask.ndim == 2:
-        return base if bool((mask[:, :total] != 0).all()) else None
-    base = int(mask[0, 0, 0, :total].sum()) - 1
+    if not is_shown:
+        return base if mask is None or bool((mask[:, :total] != 0).all()) else None
     same = mask[..., :total] == causal(steps[None], total, base)[:, None]
     return base if bool(same.all()) else None
 
