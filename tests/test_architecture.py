@@ -16,7 +16,7 @@ LAYERS = (
     *("serving", "version", "lazy", "notebook", "errors", "options", "system.files", "reading", "system", "data"),
     *("checkpoint", "recipes", "verify", "converters", "gguf"),
     "evaluate.checkpoint_info",
-    *("evaluate.scoring.prefix_cache", "evaluate.model", "evaluate.served", "evaluate.scoring"),
+    *("evaluate.scoring.prefix_cache", "evaluate.pooling", "evaluate.model", "evaluate.served", "evaluate.scoring"),
     *("evaluate.tasks", "evaluate.settings", "evaluate.tasks.retrieval", "evaluate.report", "evaluate"),
     *("compare", "search", "demo", "finetune", "publish", "cli"),
 )

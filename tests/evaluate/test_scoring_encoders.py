@@ -8,6 +8,7 @@ from transformers import BertConfig, BertForMaskedLM, BertModel
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
+from ctxext.evaluate.pooling import Pooler
 from ctxext.evaluate.scoring import masked_losses as masked
 from ctxext.evaluate.scoring import similarity
 from ctxext.evaluate.scoring.token_losses import token_losses
@@ -109,4 +110,5 @@ def test_the_right_passage_is_the_most_similar_one_by_more_than_rounding(monkeyp
     monkeypatch.setattr(
         similarity, "pooled", lambda _, texts: torch.tensor([states[tuple(t)] for t in texts], dtype=torch.float64)
     )
-    assert similarity.are_most_similar(None, [([1], [[2], [3], [4]])] * 2) == [is_right] * 2
+    bare = SimpleNamespace(pooler=Pooler(), encoder=SimpleNamespace(start=list, end=list))
+    assert similarity.are_most_similar(bare, [([1], [[2], [3], [4]])] * 2) == [is_right] * 2

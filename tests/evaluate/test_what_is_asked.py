@@ -291,6 +291,7 @@ def info(reach=1024, table=False, kind="causal", trained=512, folder=None, noted
         name="m",
         context_length=reach,
         has_table=table,
+        cut_at=None,
         kind=kind,
         trained_length=trained,
         provenance=noted or {},

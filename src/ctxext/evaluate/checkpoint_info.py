@@ -9,6 +9,7 @@ from typing import Any
 
 from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
+from ctxext.checkpoint.sentence_files import SentencePipeline, read_pipeline, stated_lengths
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.recipe import describe_step
@@ -49,8 +50,20 @@ class CheckpointInfo:
 
     @property
     def kind(self) -> str:
-        """One of the values of `KINDS`."""
-        return KINDS[auto_class(self.checkpoint.config)]
+        """One of the values of `KINDS`; a sentence encoder made of a causal model only encodes."""
+        kind = KINDS[auto_class(self.checkpoint.config)]
+        return "encoder" if self.pipeline and kind == "causal" else kind
+
+    @cached_property
+    def pipeline(self) -> SentencePipeline | None:
+        """The modules of a sentence encoder; None for other models."""
+        return read_pipeline(self.checkpoint.folder)
+
+    @property
+    def cut_at(self) -> int | None:
+        """The number of tokens at which a sentence encoder cuts texts; None for other models."""
+        stated = [*stated_lengths(self.checkpoint.folder).values(), *filter(None, [self.context_length])]
+        return min(stated, default=None) if self.pipeline else None
 
     @property
     def recipe_summary(self) -> str:

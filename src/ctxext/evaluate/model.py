@@ -13,6 +13,7 @@ from ctxext.data.encoding import Encoder
 from ctxext.data.tokenizer import open_tokenizer
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
+from ctxext.evaluate.pooling import Pooler, open_pooler
 from ctxext.evaluate.scoring.prefix_cache import is_static, sharing_works
 from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code
 from ctxext.recipes.code.staging import rename, staged
@@ -74,6 +75,7 @@ class LoadedModel:
         encoder: The tokenizer.
         can_share: Whether prompts with a common beginning may share a cache.
         kind: One of the values of `checkpoint_info.KINDS`.
+        pooler: How it makes one vector of a text.
     """
 
     name: str
@@ -81,6 +83,7 @@ class LoadedModel:
     encoder: Encoder
     can_share: bool
     kind: str = "causal"
+    pooler: Pooler = field(default_factory=Pooler)
 
     @property
     def device(self) -> torch.device:
@@ -101,12 +104,20 @@ class LoadedModel:
 
 
 def make_ready(
-    name: str, model: Any, tokenizer: Any, *, chat_template: bool = True, kind: str = "causal"
+    name: str,
+    model: Any,
+    tokenizer: Any,
+    *,
+    chat_template: bool = True,
+    kind: str = "causal",
+    pooler: Pooler | None = None,
 ) -> LoadedModel:
     """Wrap a model and a tokenizer that are already loaded."""
     model.eval()
     can_share = kind == "causal" and is_static(model.config.to_dict()) and sharing_works(model)
-    return LoadedModel(name, model, Encoder(tokenizer, chat_template=chat_template), can_share, kind)
+    return LoadedModel(
+        name, model, Encoder(tokenizer, chat_template=chat_template), can_share, kind, pooler or Pooler()
+    )
 
 
 def load_tokenizer(info: CheckpointInfo, loading: Loading) -> Any:
@@ -133,6 +144,7 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
     import transformers
 
     device = choose_device(loading.device)
+    pooler = open_pooler(info.pipeline, info.checkpoint.folder, info.cut_at)
     check_described(info.checkpoint, auto_class(info.checkpoint.config))
     tokenizer = load_tokenizer(info, loading)
     extra = {"attn_implementation": loading.attention} if loading.attention else {}
@@ -154,7 +166,14 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
         raise CtxextError(f'"{info.name}" lacks {len(missing)} weights, "{missing[0]}" among them.')
     model = settle_dtype(rename(model, info.checkpoint), loading.dtype, device)
     guard_vocabulary(model, tokenizer)
-    return make_ready(info.name, model.to(device), tokenizer, chat_template=loading.chat_template, kind=info.kind)
+    return make_ready(
+        info.name,
+        model.to(device),
+        tokenizer,
+        chat_template=loading.chat_template,
+        kind=info.kind,
+        pooler=pooler,
+    )
 
 
 def may_run_code(info: CheckpointInfo, loading: Loading) -> bool:

@@ -158,6 +158,8 @@ def check_context_length(info: CheckpointInfo, lengths: Sequence[int], *, allow_
     if not lengths:
         raise CtxextError(f'"{info.name}" does not say how long its context is.', hint="Say it with --lengths.")
     reach = info.context_length
+    if info.cut_at is not None:  # Longer texts are cut, as its users' are.
+        return
     if reach is None or max(lengths) <= reach or (allow_beyond and not info.has_table):
         return
     message = f'"{info.name}" reads {reach} tokens, but a length of {max(lengths)} was asked for.'

@@ -1,4 +1,4 @@
-"""Similarity of texts: the cosine of their mean-pooled last hidden states."""
+"""Similarity of texts: the cosine of the vectors that a model's pooling makes of them."""
 
 from collections.abc import Sequence
 
@@ -12,41 +12,56 @@ _ROUNDING = 1e-6
 """The difference of similarities that is no more than rounding: equal passages are no correct answer."""
 
 Question = tuple[Sequence[int], Sequence[Sequence[int]]]
-"""The tokens of a query and of passages of one length; the first passage is the correct one."""
+"""The tokens of a query and of passages; the first passage is the correct one."""
 
 
 @torch.inference_mode()
-def are_most_similar(loaded: LoadedModel, questions: Sequence[Question]) -> list[bool]:
+def are_most_similar(loaded: LoadedModel, questions: Sequence[Question], long_texts: str = "cut") -> list[bool]:
     """For each question, whether the correct passage is more similar to the query than every other.
 
     Args:
         loaded: The model.
         questions: Queries and passages.
+        long_texts: What happens to passages that are longer than the model reads: "cut", "average" or "best".
 
     Raises:
         CtxextError: The model returns numbers that are not finite.
     """
-    answers = []
-    for query, passages in questions:
-        correct, *others = (pooled(loaded, passages) @ pooled(loaded, [query])[0]).tolist()
-        answers.append(correct > max(others) + _ROUNDING)
+    answers, ends = [], (loaded.encoder.start(), loaded.encoder.end())
+    last = 1 if long_texts == "cut" else None
+    asked = [loaded.pooler.cut(query, *ends) for query, _ in questions]
+    read = [[loaded.pooler.chunks(passage, *ends)[:last] for passage in passages] for _, passages in questions]
+    # Several questions may be about the same passages.
+    texts = list(
+        dict.fromkeys(map(tuple, [*asked, *(chunk for passages in read for text in passages for chunk in text)]))
+    )
+    vectors = dict(zip(texts, pooled(loaded, texts), strict=True))
+    for query, passages in zip(asked, read, strict=True):
+        similar = []
+        for chunks in passages:
+            rows = torch.stack([vectors[tuple(chunk)] for chunk in chunks])
+            rows = torch.nn.functional.normalize(rows.mean(0, keepdim=True)) if long_texts == "average" else rows
+            similar.append(float((rows @ vectors[tuple(query)]).max()))
+        answers.append(similar[0] > max(similar[1:]) + _ROUNDING)
     return answers
 
 
 @torch.inference_mode()
 def pooled(loaded: LoadedModel, texts: Sequence[Sequence[int]]) -> torch.Tensor:
-    """The mean of each text's last hidden states, of shape (texts, width), normalized; in float64 on the CPU.
+    """The vector of each text, of shape (texts, width), normalized; in float64 on the CPU.
 
     Args:
         loaded: The model.
-        texts: Tokens of each text, special tokens included; all of the same length.
+        texts: Tokens of each text, special tokens included.
     """
-    ids = torch.tensor([list(text) for text in texts], device=loaded.device)
     base = getattr(loaded.model, "base_model", loaded.model)
-    means = [
-        base(input_ids=rows).last_hidden_state.double().mean(1)
-        for rows in torch.split(ids, rows_that_fit(loaded.model, ids.shape[1]))
-    ]
-    states = torch.cat(means).cpu()
-    check_finite(loaded.name, states)
-    return torch.nn.functional.normalize(states)
+    vectors: dict[int, torch.Tensor] = {}
+    for length in {len(text) for text in texts}:
+        numbers = [number for number, text in enumerate(texts) if len(text) == length]
+        ids = torch.tensor([list(texts[number]) for number in numbers], device=loaded.device)
+        batches = torch.split(ids, rows_that_fit(loaded.model, length))
+        states = [loaded.pooler(base(input_ids=rows).last_hidden_state.double()).cpu() for rows in batches]
+        vectors.update(zip(numbers, torch.cat(states), strict=True))
+    stacked = torch.stack([vectors[number] for number in range(len(texts))])
+    check_finite(loaded.name, stacked)
+    return torch.nn.functional.normalize(stacked)

@@ -146,12 +146,16 @@ class RetrievalTask(Task):
         answer_room: How many tokens it may generate then; 0 for as many as the answer has.
         has_depths: Whether the question is about one place. Otherwise a record's depth is None, and a length gets as
             many questions as other tasks ask at all their depths.
+        same_questions_as: The task whose questions it asks in another way; empty for questions of its own.
+        questions_per_text: How many questions in a row have the same text; what is read of it is read once.
     """
 
     scored: ClassVar[str] = "Exact match"
     is_written: ClassVar[bool] = False
     answer_room: ClassVar[int] = 0
     has_depths: ClassVar[bool] = True
+    same_questions_as: ClassVar[str] = ""
+    questions_per_text: ClassVar[int] = 1
 
     @classmethod
     def from_options(cls, options: TaskOptions) -> Self:
@@ -195,6 +199,10 @@ class RetrievalTask(Task):
         """One question as prompts of exactly `length` tokens, one for each depth."""
         parts = encode_parts(pieces, encoder, answer_room=self.answer_room)
         return lay_out(pieces, parts, encoder, length, depths, rng)
+
+    def asking(self, prompts: list[Prompt], number: int) -> list[Prompt]:
+        """The prompts of one of the questions about the same text; by default there is only one."""
+        return prompts
 
     def fitting(self, encoder: Encoder, length: int) -> Self:
         """The task as it is asked at a length in tokens."""

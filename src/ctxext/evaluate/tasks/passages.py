@@ -40,6 +40,8 @@ class Passages(RetrievalTask):
         phrasing: A key of `PHRASINGS`.
         num_digits: Length of each number.
         text: Prose around the facts, as units that are joined by spaces; empty for the prose of the package.
+        long_texts: What happens to a passage that is longer than the model reads: "cut", or it is read in chunks, whose
+            vectors are averaged ("average"), or of which the best counts ("best").
     """
 
     name: ClassVar[str] = "passages"
@@ -50,6 +52,7 @@ class Passages(RetrievalTask):
         "similar to it: cosine of the mean-pooled last hidden states. By chance one in eight is right."
     )
     shows: ClassVar[str] = "representing a sentence anywhere in a long text"
+    long_texts: ClassVar[str] = "cut"
     num_passages: int = 8
     phrasing: str = "magic"
     num_digits: int = 5
@@ -88,6 +91,9 @@ class Passages(RetrievalTask):
         """Whether the right passage is the most similar one."""
         from ctxext.evaluate.scoring.similarity import are_most_similar
 
-        for depth in depths:
-            prompts = [question[depth] for question in questions]
-            yield depth, are_most_similar(loaded, [(prompt.query, prompt.passages) for prompt in prompts])  # type: ignore[attr-defined]
+        # In one call, as several questions may be about the same passages.
+        prompts = [question[depth] for depth in depths for question in questions]
+        asked = [(prompt.query, prompt.passages) for prompt in prompts]  # type: ignore[attr-defined]
+        right = are_most_similar(loaded, asked, self.long_texts)
+        for number, depth in enumerate(depths):
+            yield depth, right[number * len(questions) : (number + 1) * len(questions)]

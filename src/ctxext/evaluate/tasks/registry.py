@@ -17,12 +17,14 @@ from ctxext.evaluate.tasks.perplexity import Perplexity
 from ctxext.evaluate.tasks.pseudo_perplexity import PseudoPerplexity
 from ctxext.evaluate.tasks.ruler import RULER
 from ctxext.evaluate.tasks.short import Short
+from ctxext.evaluate.tasks.topics import Topics, TopicsAveraged, TopicsBestChunk
 from ctxext.evaluate.tasks.variables import Variables
 from ctxext.evaluate.tasks.word_counts import CodedWords, CommonWords
 
 _RETRIEVAL: tuple[type[RetrievalTask], ...] = (
     *(PassKey, Needle, KeyValue, Documents),
     *(NeedleLines, NeedleValues, NeedleQuestions, Variables, CommonWords, CodedWords, Association, Passages),
+    *(Topics, TopicsAveraged, TopicsBestChunk),
     *(GraphWalks, CoReference2, CoReference4, CoReference8),
     *RULER,
 )
@@ -39,7 +41,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 DEFAULTS: dict[str, tuple[str, ...]] = {
     "causal": (Needle.name, Short.name),
     "masked": (Passages.name, Short.name),
-    "encoder": (Passages.name,),
+    "encoder": (Passages.name, Topics.name),
 }
 """The default tasks of each kind of model."""
 NAMES = tuple(dict.fromkeys(next((group for group in GROUPS if task in GROUPS[group]), task) for task in TASKS))

@@ -70,7 +70,8 @@ def make_questions(
         pieces = _pieces(task, length, sample, settings)
         rng = _random(settings, task, length, sample, "layout")
         depths = settings.depths if task.has_depths else (rng.random(),)
-        questions.append(task.prompts(pieces, encoder, length, depths, rng))
+        prompts = task.prompts(pieces, encoder, length, depths, rng)
+        questions.append(task.asking(prompts, sample % task.questions_per_text))
     return questions
 
 
@@ -98,4 +99,5 @@ def check_fits(task: RetrievalTask, encoder: Encoder, lengths: Sequence[int], se
 
 
 def _random(settings: Settings, task: RetrievalTask, length: int, sample: int, what: str = "question") -> random.Random:
-    return random.Random(f"{settings.seed} {task.name} {length} {sample} {what}")
+    name = task.same_questions_as or task.name
+    return random.Random(f"{settings.seed} {name} {length} {sample // task.questions_per_text} {what}")
