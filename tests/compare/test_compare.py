@@ -58,6 +58,12 @@ def test_the_same_cells_as_convert_and_eval(tmp_path):
     text = (tmp_path / "out" / "comparison.md").read_text()
     assert report["comparison"]["verdict"] in text
     assert "| self-extend |" in text
+    lines = [json.loads(line) for line in (tmp_path / "out" / "bench.jsonl").read_text().splitlines()]
+    assert [line["method"] for line in lines] == [STOCK, *METHODS]
+    assert lines[1]["time_against_stock"] == report["comparison"]["models"][1]["time"] > 0
+    for line, model in zip(lines, report["models"], strict=True):
+        (cell,) = line["cells"]
+        assert (cell["questions"], cell["share"]) == (4, sum(each["correct"] for each in model["cells"]) / 4)
 
 
 @pytest.fixture

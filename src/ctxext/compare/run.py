@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ctxext.compare.bench import BENCH, bench
 from ctxext.compare.candidates import STOCK, AppliedInfo, Candidate, candidates_of
 from ctxext.compare.options import CompareOptions
 from ctxext.compare.page import PAGE, markdown
@@ -115,6 +116,7 @@ def compare(
         report = run.report()
         if out is not None and report:
             write_whole(out / PAGE, markdown(report).encode())
+            write_whole(out / BENCH, bench(report).encode())
         return report
 
 
