@@ -106,3 +106,14 @@ def test_code_of_others_beside_a_schedule_is_named(tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": {"AutoModel": "modeling_hf.Bert"}}))
     plan = make_plan(open_checkpoint(str(source)), Recipe([STEP(factor=2)]))
     assert any("without trust_remote_code" in caution for caution in plan.cautions)
+
+
+@pytest.mark.skipif(IS_4, reason="4.57 reads no schedule that ctxext writes for it")
+def test_a_schedule_of_local_layers_too_is_not_taken_back(tmp_path):
+    source = tiny_models.save("modernbert", tmp_path / "source")
+    path = source / "config.json"
+    config = {key: value for key, value in json.loads(path.read_text()).items() if key != "rope_parameters"}
+    config["rope_scaling"] = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
+    path.write_text(json.dumps(config))
+    with pytest.raises(CtxextError, match="its sliding layers would rotate otherwise too"):
+        convert(str(source), tmp_path / "out", Recipe([Yarn(factor=4)]), replace_scaling=True)
