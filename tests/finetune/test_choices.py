@@ -138,7 +138,7 @@ def test_epochs_come_to_whole_steps(epochs, sequences, steps):
 def test_what_may_change_in_a_run_that_goes_on():
     assert set(CHANGEABLE) == {
         *("device", "save_every", "save_minutes", "report_to", "steps", "micro_batch", "checkpointing", "piece"),
-        *("context_parallel", "eval_every", "keep_best", "patience"),
+        *("context_parallel", "eval_every", "keep_best", "patience", "serve_factor"),
     }
 
 
@@ -328,8 +328,8 @@ def fitting(positions="rotary", learned=(), masked=False):
 @pytest.mark.parametrize(
     ("choices", "refusing"),
     [
-        ({"keep_short": True}, "alibi table"),
-        ({"pack": "restart"}, "table"),
+        ({"keep_short": True}, "alibi table masked"),
+        ({"pack": "restart"}, "table masked"),
         ({"attention": "shifted"}, "masked"),
         ({"context_parallel": 2}, "masked"),
         ({}, ""),

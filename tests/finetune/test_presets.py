@@ -37,7 +37,7 @@ PUBLISHED = {
     },
     "pose-yarn-2to4": {
         **{"positions": "pose", "window": 9216, "rank": 16, "alpha": 32, "dropout": 0.1, "learning_rate": 5e-5},
-        **{"warmup": 0.15, "batch_size": 4, "micro_batch": 1},
+        **{"warmup": 0.15, "batch_size": 4, "micro_batch": 1, "serve_factor": 4},
     },
     "prolong-64k": {
         **{"full": True, "length": 65536, "batch_size": 64, "steps": 5000, "learning_rate": 1e-5, "warmup": 0.1},

@@ -194,6 +194,7 @@ def tell_result(output: Output, done: "Finetuned", model: str, out: Path, *, mer
     first, last = done.losses[0][1], done.losses[-1][1]
     share = 100 * done.num_trained / done.num_parameters
     kind = "checkpoint" if merge else "adapter"
+    kind += f", written at ×{done.options.serve_factor:g}" if done.options.serve_factor else ""
     output.result(
         {**done.to_dict(), "out": str(out), "evaluation": report},
         done_line(out, f"{kind}   {done.num_trained:,} parameters trained ({share:.1f} %)"),
@@ -288,7 +289,7 @@ _ADVANCED = (
     *("keep_short", "positions", "window", "attention", "group", "alpha", "dropout", "targets", "rslora", "dora"),
     *("train_norms", "train_embeddings", "mlm_probability", "schedule", "warmup", "optimizer", "weight_decay", "beta1"),
     *("beta2", "neftune", "save_minutes", "eval_every", "keep_best", "patience", "report_to"),
-    *("context_parallel", "rate_floor"),
+    *("context_parallel", "rate_floor", "serve_factor"),
 )
 """What a first fine-tune does not need; `--help-all` shows it."""
 

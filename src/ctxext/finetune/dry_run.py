@@ -14,6 +14,7 @@ from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.prepare import num_tokens_of, prepare
+from ctxext.finetune.served import served_with
 
 _Refusal = tuple[Callable[[Base], bool], Callable[[TrainingOptions], bool], str, str]
 
@@ -157,6 +158,7 @@ def dry_run(
 
     base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
     check_fits(base, options)
+    served_with(base, options.serve_factor)
     encoding = base.model.encoding
     options = options.settled(window=encoding.context_length, trained_length=encoding.trained_length)
     with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as folder:

@@ -179,6 +179,7 @@ def write_merged(
     work: Path,
     *,
     notes: Mapping[str, Any],
+    texts: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Write the merged checkpoint's files into a folder.
@@ -190,6 +191,7 @@ def write_merged(
         changes: What was trained.
         work: The folder; what it holds already stays.
         notes: What config.json says of the training, under `ctxext`.
+        texts: Small files with another content than the base's, by name.
         progress: Called with a text, bytes done and bytes in all.
     """
     headers = {path for path in checkpoint.weight_files if path.suffix == ".safetensors" and len(path.parts) == 1}
@@ -210,6 +212,8 @@ def write_merged(
         if path.as_posix() not in skipped and path.parts[0] != ADAPTER and not runs_by_itself(path):
             (work / path).parent.mkdir(parents=True, exist_ok=True)
             copy_whole(checkpoint.folder / path, work / path)
+    for name, text in (texts or {}).items():
+        (work / name).write_text(text, encoding="utf-8")
     noted = {**provenance(checkpoint.config), "finetune": {"version": __version__, **notes}}
     config = {**(_untied(checkpoint) if changes.untied else checkpoint.config), "ctxext": noted}
     (work / "config.json").write_text(as_json(config), encoding="utf-8")
@@ -252,8 +256,10 @@ def _manifest(
     small = [path for path in sorted(work.rglob("*")) if path.is_file() and path.name not in weights]
     digests = {path.relative_to(work).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in small}
     old = checkpoint.read_json(MANIFEST) or {}
+    recipe = provenance(checkpoint.config).get("recipe")
     return {
         **old,
+        **({"recipe": recipe} if recipe else {}),
         "ctxext": __version__,
         "base": {"name": checkpoint.public_name, "revision": checkpoint.revision},
         "finetune": dict(notes),

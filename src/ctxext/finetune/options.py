@@ -31,7 +31,7 @@ _SHARES = ("short_share", "warmup", "rate_floor", "dropout", "weight_decay", "be
 _MANY = 1000
 CHANGEABLE = (
     *("device", "save_every", "save_minutes", "report_to", "steps", "micro_batch", "checkpointing", "piece"),
-    *("context_parallel", "eval_every", "keep_best", "patience"),
+    *("context_parallel", "eval_every", "keep_best", "patience", "serve_factor"),
 )
 """What may differ between a run and the one that continues it."""
 
@@ -101,6 +101,11 @@ class TrainingOptions:
     )
     attention: str = option(
         "full", help="full, or shifted: LongLoRA's groups while training (arXiv 2309.12307).", panel=_LENGTH
+    )
+    serve_factor: float | None = option(
+        None,
+        help="Write the result with this factor of the schedule, beyond the one it is trained with (arXiv 2606.23687).",
+        panel=_LENGTH,
     )
     group: int | None = option(
         None, help="With shifted: tokens of a group. Default: a quarter of a sequence.", panel=_LENGTH, kind="length"
@@ -176,7 +181,7 @@ class TrainingOptions:
         for name in _SHARES:
             if not 0 <= (value := getattr(self, name)) < 1:
                 raise CtxextError(f'{_option(name)} is a share from 0 to 1, not "{value}".')
-        for name in ("learning_rate", "alpha", "neftune", "epochs", "mlm_probability", "save_minutes"):
+        for name in ("learning_rate", "alpha", "neftune", "epochs", "mlm_probability", "save_minutes", "serve_factor"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise CtxextError(f'{_option(name)} must be above 0, not "{value}".')
         if self.device not in ("auto", "cpu"):

@@ -22,6 +22,7 @@ from ctxext.finetune.merge import ADAPTER, save_adapter, tied_embeddings, write_
 from ctxext.finetune.options import CHANGEABLE, Reporter, RunOptions, TrainingOptions
 from ctxext.finetune.prepare import HELD_OUT, is_first, prepare
 from ctxext.finetune.rewrite import stored_shapes
+from ctxext.finetune.served import Served, check_served, served_with
 from ctxext.finetune.tensors import WholeChanges
 from ctxext.finetune.training_data import Data, training_data
 from ctxext.notebook import table
@@ -132,10 +133,13 @@ def finetune(
         str(model), options.length, revision=run.revision, token=run.token, original_length=options.original_length
     )
     check_fits(base, options)
+    served = served_with(base, options.serve_factor)
     encoding = base.model.encoding
     options = options.settled(window=encoding.context_length, trained_length=encoding.trained_length)
     if options.full and not run.merge:
         raise CtxextError("--full has no adapter to keep apart.", hint="Leave --no-merge out.")
+    if options.serve_factor and not run.merge:
+        raise CtxextError("--serve-factor is for a merged checkpoint.", hint="Leave --no-merge out.")
     if options.keeps_best and held_out is None:
         raise CtxextError("Which save is best is measured on other data.", hint="Name it with --eval-data.")
     check_out(out, base.checkpoint.folder, run)
@@ -161,7 +165,11 @@ def finetune(
         with explain_disk_errors(out), staging_directory(out) as work:
             _write(base, folder, result, work, named)
             if run.merge:
-                _merge(base, folder, result, work, _notes(base, result, named), reporter.progress)
+                notes = _notes(base, result, named)
+                notes |= {"schedule": f"trained with {served.summary}"} if served.summary else {}
+                _merge(served, folder, result, work, notes, reporter.progress)
+                if served.summary:
+                    check_served(work)
             give_name(work, out, overwrite=run.replaces, deletable=deletable)
         discard(folder)
     return result
@@ -296,7 +304,7 @@ def _write(base: Base, folder: Path, result: Finetuned, work: Path, data: Mappin
 
 
 def _merge(
-    base: Base,
+    served: Served,
     folder: Path,
     result: Finetuned,
     work: Path,
@@ -304,14 +312,14 @@ def _merge(
     progress: Progress | None,
 ) -> None:
     """Write the full checkpoint."""
-    checkpoint = base.checkpoint
+    checkpoint = served.checkpoint
     shapes, tied = stored_shapes(checkpoint), tied_embeddings(checkpoint)
     changes = (
         WholeChanges(folder / FINAL, shapes, tied=tied)
         if result.options.full
         else JoinedChanges(work / ADAPTER, checkpoint, shapes, tied=tied)
     )
-    write_merged(checkpoint, changes, work, notes=notes, progress=progress)
+    write_merged(checkpoint, changes, work, notes=notes, texts=served.texts, progress=progress)
 
 
 def _notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:
