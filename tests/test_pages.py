@@ -30,7 +30,7 @@ SMALL = {
     "search": ["--trials", "1", "--samples", "1", "--checked", "2", "--overwrite"],
     "tools/train_small.py": ["--scale", "0.002"],
 }
-NEEDS = {"a GPU", "llama.cpp", "vLLM", "the network", "a large model"}
+NEEDS = {"a GPU", "llama.cpp", "vLLM", "the network", "a large model", "sentence-transformers"}
 
 
 def parse(words, *, is_whole):

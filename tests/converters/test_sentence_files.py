@@ -1,6 +1,7 @@
 """Sentence encoders, cross-encoders and ColBERT as their libraries save them: every file that states a length."""
 
 import json
+import random
 
 import pytest
 import torch
@@ -10,11 +11,13 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.checkpoint.sentence_files import read_pipeline
 from ctxext.converters import convert
 from ctxext.converters.convert import plan_conversion
+from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe
 from ctxext.recipes.methods.fills import KEEPS_ROWS
 from ctxext.recipes.methods.table import Table
 from ctxext.verify import verify
+from pages import ROOT, blocks
 from tiny_encodings import save, save_tokenizer
 
 TABLE = "bert.embeddings.position_embeddings.weight"
@@ -144,3 +147,29 @@ def test_sentence_transformers_reads_the_new_length(tmp_path):
     reranker = library.CrossEncoder(str(out), device="cpu", num_labels=1)
     assert reranker.max_seq_length == 20
     assert reranker.predict([(text, text)]).shape == (1,)
+
+
+def test_the_trainer_of_sentence_transformers_trains_the_whole_table(tmp_path, monkeypatch):
+    """The code of docs/training.md as it stands, with two steps."""
+    library = pytest.importorskip("sentence_transformers")
+    convert(str(make_encoder(tmp_path / "source")), tmp_path / "m1k", Recipe([Table(factor=2)]))
+    rng = random.Random(0)
+    words = [" ".join(f"w{rng.randrange(5, 40)}" for _ in range(30)) for _ in range(32)]
+    pairs = [{"anchor": text[:11], "positive": text} for text in words]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    (code,) = [
+        block.text for block in blocks(ROOT / "docs" / "training.md") if "SentenceTransformerTrainer" in block.text
+    ]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    exec(code.replace("max_steps=15", "max_steps=2, use_cpu=True"))
+    old, new = (load_file(tmp_path / name / "model.safetensors") for name in ("m1k", "m1k-tuned"))
+    table = next(name for name in new if name.endswith("position_embeddings.weight"))
+    before = next(weight for name, weight in old.items() if name.endswith("position_embeddings.weight"))
+    assert (new[table] != before).any(1).all()
+    assert library.SentenceTransformer("m1k-tuned", device="cpu").max_seq_length == 24
+    assert checkpoint_lengths(tmp_path / "m1k-tuned") == {24}
+
+
+def checkpoint_lengths(folder):
+    return set(inspect_checkpoint(open_checkpoint(str(folder))).windows.values())
