@@ -829,8 +829,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("portable/relation_parts.py", "facts != [rungs, origins]", "facts[:1] != [rungs]", _PARTS),
     (
         "portable/relation_parts.py",
-        "return base if bool((mask[:, :total] != 0).all()) else None",
-        "return base if bool((mask[0, :total] != 0).all()) else None",
+        "mask is None or bool((mask[:, :total] != 0).all()) else None",
+        "mask is None or bool((mask[0, :total] != 0).all()) else None",
         _PARTS,
     ),
     ("portable/modeling_alibi.py", "(mask == 0).sum(-1)[:, 0] - 1", "(mask == 0).sum(-1)[:, 0]", _PARTS),

@@ -72,6 +72,7 @@ AUTO = (
     *("--device", "cpu", "--dtype", "fp32", *HUB, "--trials", "3", "--minutes", "2"),
 )
 _LORA = (
+    *("--serve-factor", "4"),
     *("--length", "512", "--start-length", "64", "--original-length", "128", "--learn", "all", "--steps", "7"),
     *("--epochs", "2", "--batch-size", "6", "--pack", "run-on", "--short-share", "0.3", "--positions", "pose"),
     *("--window", "256", "--rank", "3", "--alpha", "5", "--dropout", "0.1", "--targets", "q_proj,v_proj"),
@@ -91,6 +92,7 @@ _LORA_OPTIONS = {
     **{"beta1": 0.8, "beta2": 0.9, "neftune": 5.0, "checkpointing": True, "seed": 4, "save_every": 20},
     **{"eval_every": 10, "keep_best": True, "patience": 2, "report_to": "tensorboard", "quantize": "4bit"},
     **{"context_parallel": 2, "device": "cpu", "dtype": "bf16", "rate_floor": 0.1, "save_minutes": 9.0},
+    "serve_factor": 4.0,
 }
 _WHOLE = ("--full", "--keep-short", "--attention", "shifted", "--group", "32")
 _WHOLE_OPTIONS = {"full": True, "keep_short": True, "attention": "shifted", "group": 32}
