@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.finetune.tensors import AdapterChanges, stored_name
+from ctxext.recipes.code.layout import without_code
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +54,7 @@ def shares_of(checkpoint: Checkpoint, stored: Shapes) -> dict[str, Share]:
     operations = [step for one in conversions if isinstance(one, WeightConverter) for step in one.operations]
     if not operations or not all(isinstance(step, Chunk) for step in operations):
         return {}
-    model = stock_model(checkpoint.config)
+    model = stock_model(without_code(checkpoint.config))
     names = list(model.state_dict())
     files = revert_weight_conversion(model, {name: torch.tensor([[at]]) for at, name in enumerate(names)})
     shares = {}
