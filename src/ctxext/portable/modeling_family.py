@@ -48,7 +48,8 @@ def frame_of(rotary, layer_type, like):
         return Frame(inverse, torch.tensor(columns, device=like.device), scaling, like.dtype)
     kept = vars(rotary).setdefault("ctxext_columns", {})  # The same tensor at every step.
     if (layer_type, like.device) not in kept:
-        kept[layer_type, like.device] = torch.tensor(columns, device=like.device)
+        with torch.inference_mode(False):  # Gradients may be asked for later.
+            kept[layer_type, like.device] = torch.tensor(columns, device=like.device)
     return Frame(inverse, kept[layer_type, like.device], scaling, like.dtype)
 
 
