@@ -271,6 +271,7 @@ NO_FREQUENCY = {
     "position_embedding_type": "4.57 sets it to rope in granitemoe",
     "rope_deltas": "a name in the code",
     "rope_init_fn": "a name in the code",
+    "rotary_emb": "a name in the code",
     "rotary_pos_emb": "a name in the code",
     "default_rope_params": "a name in the code",
     "rope_interleave": "the order of a pair's halves",
