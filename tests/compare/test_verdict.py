@@ -1,6 +1,5 @@
 """Which method a comparison takes, from records that are written by hand."""
 
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -113,14 +112,24 @@ def test_what_is_found_less_is_not_taken_for_its_loss():
     assert content["taken"] is None
 
 
-def test_a_few_texts_with_equal_differences_are_no_certainty():
-    """By hand: two differences of 1, and one each of 1 and -1, have the mean 1/2 and the deviation 1."""
+def test_two_texts_are_too_few_and_five_are_not():
     few = range(2)
     content = judged(cells("stock", 0.0, samples=few) + cells("yarn", 1.0, samples=few), ("yarn",), samples=2)
-    against = content["models"][1]["against"]
-    assert against["difference"] == 1.0
-    assert against["low"] == pytest.approx(max(-1, 0.5 - 3.182446 / math.sqrt(4)))
+    assert content["models"][1]["against"]["difference"] == 1.0
     assert content["taken"] is None
+    five = range(5)
+    content = judged(cells("stock", 0.0, samples=five) + cells("yarn", 1.0, samples=five), ("yarn",), samples=5)
+    assert content["taken"] == "yarn"
+
+
+def test_the_more_methods_the_wider_their_intervals():
+    """By hand: 16 of 24 more, and the quantiles of Student's t with 11 degrees of freedom for 95 and 97.5 %."""
+    names = ("yarn", "dca", "ntk", "llama3")
+    records = [cells(name, 0.0 if name == "stock" else 2 / 3) for name in ("stock", *names)]
+    one, four = judged([*records[0], *records[1]], ("yarn",)), judged([line for of in records for line in of], names)
+    assert (one["confidence"], four["confidence"]) == pytest.approx((0.95, 0.975))
+    halves = [16 / 26 - content["models"][1]["against"]["low"] for content in (one, four)]
+    assert halves[1] / halves[0] == pytest.approx(2.593093 / 2.200985)
 
 
 def test_only_texts_that_both_were_asked_are_compared():

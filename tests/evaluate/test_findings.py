@@ -1,12 +1,13 @@
 """The sentences of a report, and the intervals in them."""
 
 import math
+import random
 
 import pytest
 
 from ctxext.evaluate.report.colours import ink, shade
 from ctxext.evaluate.report.findings import findings, percent
-from ctxext.evaluate.report.intervals import mean_interval, wilson_interval
+from ctxext.evaluate.report.intervals import mean_interval, paired_interval, together, wilson_interval
 from ctxext.evaluate.report.report import make_report
 from ctxext.evaluate.tasks.registry import GROUPS
 
@@ -141,3 +142,39 @@ def test_few_values_have_a_wider_interval(count, quantile):
     middle = sum(values) / count
     spread = math.sqrt(sum((value - middle) ** 2 for value in values) / (count - 1) / count)
     assert mean_interval(values)[1] == pytest.approx(quantile * spread, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "confidence", "quantile"), [(1, 0.9, 6.3138), (4, 0.975, 3.4954), (7, 0.99, 3.4995)]
+)
+def test_other_confidences(freedom, confidence, quantile):
+    """Quantiles from the published tables of Student's t."""
+    values = [float(number) for number in range(freedom + 1)]
+    spread = math.sqrt(sum((value - freedom / 2) ** 2 for value in values) / freedom / (freedom + 1))
+    assert mean_interval(values, confidence)[1] == pytest.approx(quantile * spread, rel=2e-5)
+
+
+def test_questions_about_one_text_are_not_independent():
+    """By hand: 5 texts of 10 questions and the two that are added, squares around 3/4 of 2 questions each by text."""
+    apart, alike = [[1.0] * 10, [0.0] * 10] * 2 + [[1.0] * 5 + [0.0] * 5], [[1.0] * 5 + [0.0] * 5] * 5
+    middle, half = paired_interval(apart)
+    assert middle == 25 / 52
+    squares = 2 * (10 - 250 / 52) ** 2 + 2 * (250 / 52) ** 2 + (5 - 250 / 52) ** 2 + (27 / 52) ** 2 + (77 / 52) ** 2
+    assert half == pytest.approx(2.776445 * math.sqrt(squares * 7 / 6) / 52)
+    assert paired_interval(alike)[1] < half / 4, "the same answers, with all texts equal"
+    assert paired_interval([[1.0] * 10])[1] == math.inf
+
+
+def test_equal_models_are_seldom_apart():
+    """Five texts of ten questions, of which each text favours one of the models: 2.5 % are above 0 by chance."""
+    rng, above = random.Random(0), 0
+    for _ in range(1000):
+        leans = [rng.gauss(0, 1) for _ in range(5)]
+        texts = [[float((rng.gauss(lean, 1) > 1) - (rng.gauss(-lean, 1) > 1)) for _ in range(10)] for lean in leans]
+        middle, half = paired_interval(texts)
+        above += middle > half
+    assert 10 <= above <= 35
+
+
+def test_several_comparisons_are_wider():
+    assert [together(count) for count in (0, 1, 2, 4)] == pytest.approx([0.95, 0.95, 0.95, 0.975])

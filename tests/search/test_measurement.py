@@ -91,9 +91,8 @@ def test_rounds_show_early_what_is_hopeless(loaded, eval_sets, monkeypatch):
     monkeypatch.setattr(measurement, "_ROUND", 1)
     bounds = []
     again = measure(loaded, eval_sets[0], lambda now: bounds.append(now.least_loss) and False)
-    assert {length: sorted(losses) for length, losses in again.answers.items()} == {
-        length: pytest.approx(sorted(losses), abs=1e-5) for length, losses in whole.answers.items()
-    }
+    for length, losses in whole.answers.items():
+        assert again.answers[length] == pytest.approx(losses, abs=1e-5), "in the order of the prompts"
     assert len(bounds) == 2 * 3
     assert bounds == sorted(bounds)
     assert bounds[-1] < whole.loss
@@ -209,9 +208,8 @@ def test_recipes_in_prompt_order_are_scored_as_they_write(tmp_path):
     eval_set = make_eval_sets(stock.encoder, SearchOptions(target_length=640, samples=2, num_depths=2), 320)[0]
     answers = measure(loaded, eval_set).answers[640]
     wanted, apart = [], []
-    for depth in range(2):
-        for question in eval_set.questions[640]:
-            prompt = question[depth]
+    for question in eval_set.questions[640]:
+        for prompt in question:
             ids, size = torch.tensor([prompt.ids]), prompt.num_answer
             with torch.no_grad():
                 first = loaded.model(input_ids=ids[:, :-size], use_cache=True)
@@ -225,6 +223,17 @@ def test_recipes_in_prompt_order_are_scored_as_they_write(tmp_path):
             apart.append(abs(wanted[-1] - float(torch.nn.functional.cross_entropy(together, ids[0, -size:]))))
     assert answers == pytest.approx(wanted, abs=1e-4)
     assert max(apart) > 1e-3, "one forward of prompt and answer would have passed too"
+
+
+def test_prompts_about_one_text_are_one_value_of_the_interval():
+    """By hand: two texts whose means differ by 1/2, of four prompts each."""
+
+    def measured(losses):
+        return Measurement([1.0], {8: [-math.log1p(-loss) for loss in losses]}, {8: [False] * 8}, (8,), 8, 4)
+
+    stock = measured([0.75] * 8)
+    assert measured([0.25] * 4 + [0.75] * 4).gain(stock) == pytest.approx((0.25, 12.706205 * 0.25))
+    assert measured([0.25, 0.75] * 4).gain(stock) == pytest.approx((0.25, 0.0), abs=1e-12)
 
 
 def measurement_of(documents: list[float], loss: float) -> Measurement:

@@ -18,7 +18,8 @@ def markdown(report: Report) -> str:
     loaded = report["models"][0]
     lines = [f"# {content['source']} to {content['target_length']} tokens", "", content["verdict"], ""]
     lines += [f"{settings['samples']} questions a depth, seed {settings['seed']}, {loaded.get('dtype')} on "]
-    lines[-1] += f"{loaded.get('device')}; {versions}. Intervals are 95 %."
+    lines[-1] += f"{loaded.get('device')}; {versions}. Intervals are 95 %, those of "
+    lines[-1] += f"differences {100 * content['confidence']:.3g} %: {len(report['models']) - 1} methods are compared."
     for task in dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"]):
         lines += ["", *_task(heat_map(report["models"], task))]
     headings = ("against stock", "found, points", "loss beyond", "cost inside", "time", "memory", "served in")

@@ -9,7 +9,7 @@ from ctxext.compare.candidates import STOCK, Candidate
 from ctxext.converters.engines import EXACT, PARTLY
 from ctxext.evaluate.plan import ModelPlan
 from ctxext.evaluate.report.findings import percent, pooled
-from ctxext.evaluate.report.intervals import mean_interval
+from ctxext.evaluate.report.intervals import mean_interval, paired_interval, together
 from ctxext.evaluate.report.report import Report
 from ctxext.evaluate.run import Meter
 from ctxext.evaluate.tasks.base import Record
@@ -23,7 +23,7 @@ _Text = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference over texts that both models read, with its 95 % interval."""
+    """A difference over texts that both models read, with its interval."""
 
     mean: float
     low: float
@@ -57,28 +57,26 @@ class Measured:
     seconds: Mapping[tuple[Any, ...], float]
     peak: int | None
 
-    def finds_more(self, other: "Measured") -> Difference | None:
-        """The difference in the share found, paired by text, as depths of a text are not independent.
-
-        The interval has a difference of 1 and of -1 added to it (Bonett and Price 2012), so that a few texts with equal
-        differences are not taken for certainty.
-        """
-        pairs = []
-        for text in self.answers.keys() & other.answers.keys():
+    def finds_more(self, other: "Measured", confidence: float = 0.95) -> Difference | None:
+        """The difference in the share found, paired by question; questions about one text are not independent."""
+        texts = []
+        for text in sorted(self.answers.keys() & other.answers.keys()):
             mine, theirs = self.answers[text], other.answers[text]
-            if depths := mine.keys() & theirs.keys():
-                pairs.append(_mean([mine[depth] - theirs[depth] for depth in depths]))
-        if not pairs:
+            if differences := [mine[depth] - theirs[depth] for depth in mine.keys() & theirs.keys()]:
+                texts.append(differences)
+        if not texts:
             return None
-        middle, half = mean_interval([*sorted(pairs), 1.0, -1.0])
-        return Difference(_mean(pairs), max(-1.0, middle - half), min(1.0, middle + half), len(pairs))
+        middle, half = paired_interval(texts, confidence)
+        mean = _mean([difference for text in texts for difference in text])
+        return Difference(mean, max(-1.0, middle - half), min(1.0, middle + half), len(texts))
 
-    def loses_more(self, other: "Measured") -> Difference | None:
+    def loses_more(self, other: "Measured", confidence: float = 0.95) -> Difference | None:
         """The difference in the loss beyond the original context length, paired by document."""
         documents = sorted(self.losses.keys() & other.losses.keys())
         if not documents:
             return None
-        middle, half = mean_interval([self.losses[document] - other.losses[document] for document in documents])
+        differences = [self.losses[document] - other.losses[document] for document in documents]
+        middle, half = mean_interval(differences, confidence)
         return Difference(middle, middle - half, middle + half, len(documents))
 
     def times(self, other: "Measured") -> float | None:
@@ -130,12 +128,13 @@ def comparison(
     trained = by_name[STOCK]["trained_length"]
     figures = {name: measured([r for r in records if r.get("model") == name], trained) for name in by_name}
     stock = figures[STOCK]
-    rows: list[dict[str, Any]] = [_row(by_name[STOCK], stock, None)]
+    confidence = together(len(figures) - 1)
+    rows: list[dict[str, Any]] = [_row(by_name[STOCK], stock)]
     for candidate in candidates:
         row: dict[str, Any] = {"name": candidate.name}
         row |= {"convert": list(candidate.words) or None, "refused": candidate.refusal or None}
         if candidate.plan is not None and candidate.name in by_name:
-            row |= _row(by_name[candidate.name], figures[candidate.name], stock)
+            row |= _row(by_name[candidate.name], figures[candidate.name], stock, confidence)
             row["serving"] = [served.to_dict() for served in candidate.plan.serving]
         rows.append(row)
     asked = {candidate.name: figures[candidate.name] for candidate in candidates if candidate.name in figures}
@@ -148,6 +147,7 @@ def comparison(
         )
     return {
         "models": rows,
+        "confidence": confidence,
         "taken": taken,
         "nearest": nearest,
         "not_reached": missing,
@@ -155,7 +155,9 @@ def comparison(
     }
 
 
-def _row(model: Mapping[str, Any], mine: Measured, stock: Measured | None) -> dict[str, Any]:
+def _row(
+    model: Mapping[str, Any], mine: Measured, stock: Measured | None = None, confidence: float = 0.95
+) -> dict[str, Any]:
     """The figures of one model."""
     share, low, high = pooled(model["cells"])
     found = {"share": share, "low": low, "high": high, "samples": sum(cell["samples"] for cell in model["cells"])}
@@ -168,7 +170,7 @@ def _row(model: Mapping[str, Any], mine: Measured, stock: Measured | None) -> di
     }
     if stock is None:
         return {**row, "loss_beyond": _mean(list(mine.losses.values())) if mine.losses else None, "peak": mine.peak}
-    more, loss, peaks = mine.finds_more(stock), mine.loses_more(stock), (mine.peak, stock.peak)
+    more, loss, peaks = mine.finds_more(stock, confidence), mine.loses_more(stock, confidence), (mine.peak, stock.peak)
     return {
         **row,
         "against": more.to_dict() if more else None,
@@ -183,8 +185,9 @@ def _choice(
     rows: Mapping[str, Mapping[str, Any]], stock: Measured, asked: Mapping[str, Measured], trained_length: int | None
 ) -> tuple[str | None, str | None, str]:
     """The method to take, if any is better beyond doubt, the one that comes nearest, and both in a sentence."""
-    gains = {name: mine.finds_more(stock) for name, mine in asked.items()}
-    drops = {name: mine.loses_more(stock) for name, mine in asked.items()}
+    confidence = together(len(asked))
+    gains = {name: mine.finds_more(stock, confidence) for name, mine in asked.items()}
+    drops = {name: mine.loses_more(stock, confidence) for name, mine in asked.items()}
     found = {name: gain for name, gain in gains.items() if gain is not None}
     losses = {name: drop for name, drop in drops.items() if drop is not None}
 
@@ -199,7 +202,7 @@ def _choice(
 
     if sure := [name for name, gain in found.items() if gain.low > 0]:
         best = max(sure, key=lambda name: found[name].mean)
-        apart = {name: asked[best].finds_more(asked[name]) for name in sure}
+        apart = {name: asked[best].finds_more(asked[name], confidence) for name in sure}
         alike = [name for name, gain in apart.items() if name == best or gain is None or gain.low <= 0]
         taken = cheapest(alike)
         more = f"finds {_share(rows[taken])} of what was asked, where stock finds {_share(rows[STOCK])}"
@@ -207,7 +210,7 @@ def _choice(
     lower = [name for name, drop in losses.items() if drop.high < 0 and not (name in found and found[name].high < 0)]
     if lower:
         best = min(lower, key=lambda name: losses[name].mean)
-        behind = {name: asked[name].loses_more(asked[best]) for name in lower}
+        behind = {name: asked[name].loses_more(asked[best], confidence) for name in lower}
         alike = [name for name, loss in behind.items() if name == best or loss is None or loss.low <= 0]
         taken, drop = cheapest(alike), losses[cheapest(alike)]
         more = f"reads on beyond {trained_length} tokens with {_signed(drop)} nats per token against stock"

@@ -49,6 +49,11 @@ class EvalSet:
         return len(self.questions[self.lengths[0]])
 
     @property
+    def num_depths(self) -> int:
+        """Prompts of each question, which share a text."""
+        return len(self.questions[self.lengths[0]][0])
+
+    @property
     def num_prompts(self) -> int:
         """Prompts of each length."""
         return sum(map(len, self.questions[self.lengths[0]]))

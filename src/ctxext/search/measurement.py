@@ -1,6 +1,7 @@
 """Measure a recipe: its loss at the original context length, and its answers to prompts; the cheapest part first."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class Measurement:
         correct: By prompt length: for each prompt whether it is answered.
         lengths: Every length of the eval set; those that were not reached have no answers.
         num_prompts: How many prompts the eval set has at each length.
+        per_text: How many of the prompts in a row are about the same text.
     """
 
     short: list[float]
@@ -35,6 +37,7 @@ class Measurement:
     correct: Mapping[int, list[bool]]
     lengths: tuple[int, ...]
     num_prompts: int
+    per_text: int = 1
 
     @property
     def is_whole(self) -> bool:
@@ -71,6 +74,7 @@ class Measurement:
             {length: answers + other.correct[length] for length, answers in self.correct.items()},
             self.lengths,
             self.num_prompts + other.num_prompts,
+            self.per_text,
         )
 
     def exact(self, length: int) -> float:
@@ -89,19 +93,20 @@ class Measurement:
         return middle / mean(stock.short), half / mean(stock.short)
 
     def gain(self, stock: "Measurement") -> tuple[float, float]:
-        """The decrease of the bounded loss of an answer from the source's, and half its 95 % interval."""
-        pairs = [
-            bounded(other) - bounded(answer)
-            for length in self.answers
-            for answer, other in zip(self.answers[length], stock.answers[length], strict=True)
-        ]
-        return mean_interval(pairs)
+        """The decrease of the bounded loss of an answer from the source's, and half its 95 % interval, by text."""
+        texts = []
+        for length, answers in self.answers.items():
+            gains = [
+                bounded(theirs) - bounded(mine) for mine, theirs in zip(answers, stock.answers[length], strict=True)
+            ]
+            texts += [mean(gains[start : start + self.per_text]) for start in range(0, len(gains), self.per_text)]
+        return mean_interval(texts)
 
     def to_dict(self) -> dict[str, Any]:
         """The measurement as JSON, for a study."""
         by_text = {str(length): losses for length, losses in self.answers.items()}
         right = {str(length): [int(one) for one in answers] for length, answers in self.correct.items()}
-        asked = {"lengths": list(self.lengths), "num_prompts": self.num_prompts}
+        asked = {"lengths": list(self.lengths), "num_prompts": self.num_prompts, "per_text": self.per_text}
         return {"short": self.short, "answers": by_text, "correct": right, **asked}
 
 
@@ -113,6 +118,7 @@ def measurement_from(content: Mapping[str, Any]) -> Measurement:
         {int(length): [bool(one) for one in answers] for length, answers in content["correct"].items()},
         tuple(content["lengths"]),
         content["num_prompts"],
+        content.get("per_text", 1),
     )
 
 
@@ -143,7 +149,9 @@ def measure(
     Raises:
         CtxextError: the model returns numbers that are not finite.
     """
-    measurement = Measurement(_document_losses(loaded, eval_set), {}, {}, eval_set.lengths, eval_set.num_prompts)
+    measurement = Measurement(
+        _document_losses(loaded, eval_set), {}, {}, eval_set.lengths, eval_set.num_prompts, eval_set.num_depths
+    )
     for first in range(0, eval_set.num_questions, _ROUND):
         for length, questions in eval_set.questions.items():
             if is_hopeless is not None and is_hopeless(measurement):
@@ -160,10 +168,10 @@ def _answers(loaded: LoadedModel, length: int, questions: Sequence[Sequence[Prom
     correct: list[bool] = []
     size = rows_that_fit(loaded.model, length)
     for first in range(0, len(questions), size):
-        # By depth, so that prompts stand in the same order however much of them a model could share.
-        for _, own_losses, own_correct in sorted(answer_losses(loaded, questions[first : first + size])):
-            losses += own_losses
-            correct += own_correct
+        # In the order of the prompts, however much of them a model could share.
+        by_depth = sorted(answer_losses(loaded, questions[first : first + size]))
+        losses += itertools.chain.from_iterable(zip(*(own for _, own, _ in by_depth), strict=True))
+        correct += itertools.chain.from_iterable(zip(*(right for _, _, right in by_depth), strict=True))
     return losses, correct
 
 
