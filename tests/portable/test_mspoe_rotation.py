@@ -27,7 +27,9 @@ def rotated(ranks, layer, length, axis, batch=1, cache=None, memory=None, start=
     tensors = [tensor.transpose(1, 2) for tensor in tensors] if axis == 1 else tensors
     settings = {"ratios": [1.0, 1.4, 1.8], "layers": [0, 1], "schedule": "linear", "rescale": "uniform"}
     method = MsPoE({**settings, "variant": "paper", **({"ranks": ranks} if ranks else {})})
-    call = SimpleNamespace(layer=layer, kv_heads=3, first_head=0, cache=cache, mask=None, layer_memory={})
+    call = SimpleNamespace(
+        layer=layer, kv_heads=3, first_head=0, cache=cache, mask=None, layer_memory={}, methods=[method]
+    )
     call.memory = {} if memory is None else memory
     if "tables" not in call.memory:
         frame = Frame(BASE, torch.arange(16) % 8, 1.0, torch.float32)

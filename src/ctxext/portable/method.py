@@ -91,6 +91,32 @@ class Part:
         self.is_left_to_engine = False  # Whether the attention function calls the methods, per sequence.
 
 
+def layer_of(part, inputs):
+    """The number of a layer: some families run one at several depths, given by these arguments."""
+    return inputs.get("layer_idx", part.layer) + inputs.get("cycle_offset", 0)
+
+
+class Row:
+    """Passed instead of cos where a single row is decoded and nothing but its tables depends on the layer.
+
+    Each KV head takes the place of a row, so that cos and sin are (1, g, c). Python's own time for a `Call` and its
+    hooks would be several percent of a small model's step.
+    """
+
+    def __init__(self, rotation, waves):
+        self.rotation, self.waves = rotation, waves
+
+    def rotate(self, tensors, call=None):
+        """Rotate queries (b, h, 1, d) or (b, 1, h, d) and keys, or one of them."""
+        shapes, heads = [tensor.shape for tensor in tensors], self.waves[0].shape[1]
+        rows = [x.view(shape[0], heads, -1, shape[3]) for x, shape in zip(tensors, shapes, strict=True)]
+        return [x.view(shape) for x, shape in zip(self.rotation(rows, self.waves, 2, call), shapes, strict=True)]
+
+    def to(self, *args, **kwargs):
+        """Itself: see `Call`."""
+        return self
+
+
 class Call:
     """One layer's call in one forward, passed instead of cos: what its methods see, and what they may keep.
 
@@ -102,8 +128,7 @@ class Call:
     """
 
     def __init__(self, part, tables, inputs):
-        # Some families run one layer at several depths, given by these arguments.
-        self.layer = inputs.get("layer_idx", part.layer) + inputs.get("cycle_offset", 0)
+        self.layer = layer_of(part, inputs)
         self.methods, self.attention, self.original = part.methods, part.attention, part.original
         self.layer_memory = {}
         if tables is not None:

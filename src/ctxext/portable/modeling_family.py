@@ -15,7 +15,7 @@ import sys
 import torch
 import transformers
 
-from .method import Call, Frame, Given, Method, Part, Tables, Turn, chained
+from .method import Call, Frame, Given, Method, Part, Row, Tables, Turn, chained, layer_of
 from .private_copy import MODERN, classes_of, find_renamed_weights, is_model, private_copy, replace, true_values
 
 KEY = "ctxext_code"
@@ -129,8 +129,12 @@ def holds_tables(value):
 
 
 def layer_forward(original, layer, *args, **kwargs):
-    """Call the family's decoder layer with a `Call` instead of the tables."""
-    part = getattr(layer, "ctxext_part", None)
+    """Call the family's decoder layer with a `Call`, or the `Row` that an earlier layer kept, instead of the tables."""
+    part, tables = getattr(layer, "ctxext_part", None), kwargs.get("position_embeddings")
+    if part is not None and holds_tables(tables) and (rows := tables[0].memory.get("rows")):
+        first = rows.get(layer_of(part, kwargs), tables[0].cos)
+        kwargs["position_embeddings"] = first if tables[1] is None else (first, tables[1])
+        return original(layer, *args, **kwargs)
     tables = next((value for value in (*kwargs.values(), *args) if holds_tables(value)), None)
     if part is None or not (tables or part.rotary):
         return original(layer, *args, **kwargs)
@@ -157,9 +161,12 @@ def apply(original, names, *args, **kwargs):
     given = dict(zip(names, args, strict=False)) | kwargs
     where = names.index("cos") if "cos" in names else names.index("freqs_cis")
     call, axis = given[names[where]], given.get("unsqueeze_dim", 1 if "cos" in names else 2)
-    if not isinstance(call, Call):
+    if not isinstance(call, Call | Row):
         return original(*args, **kwargs)
     tensors = [given[name] for name in names[:where]]  # Query and key, or only one.
+    if isinstance(call, Row):
+        rotated = call.rotate(tensors)
+        return rotated[0] if len(tensors) == 1 else rotated
     sets = []
     for for_query, for_key in call.tables.sets:
         rotated = call.rotate(tensors, for_query, axis)

@@ -13,7 +13,7 @@ import math
 import torch
 from transformers.utils import logging
 
-from .method import Method, angles_of, per_column, state_of, waves
+from .method import Method, Row, angles_of, per_column, state_of, waves
 
 PIECE = 131072  # How many numbers of a query are rotated at once on a processor, so that they stay in its cache.
 CALIBRATED = "Converted with --head-order calibrated it answers alike however it is run."
@@ -62,11 +62,8 @@ class MsPoE(Method):
         heads = call.kv_heads or total
         here = slice(call.first_head, call.first_head + heads)  # Tensor parallelism: a rank holds a slice of them.
         length = tensors[0].shape[3 - axis]
-        if length == 1 and "heads" not in self.settings and (pair := self.row_tables(call, table, here)) is not None:
-            # A single row has no axis of rows: KV heads take its place.
-            shapes = [tensor.shape for tensor in tensors]
-            rows = [x.view(shape[0], heads, -1, shape[3]) for x, shape in zip(tensors, shapes, strict=True)]
-            return [x.view(*shape) for x, shape in zip(inner(rows, pair, 2, call), shapes, strict=True)]
+        if length == 1 and "heads" not in self.settings and (row := self.row(inner, call, table, here)) is not None:
+            return row.rotate(tensors, call)
         tensors = [tensor.view(*tensor.shape[:axis], heads, -1, *tensor.shape[axis + 1 :]) for tensor in tensors]
         rows = 3 if axis == 1 else 1  # The axis of rows.
         if "heads" in self.settings:
@@ -96,8 +93,8 @@ class MsPoE(Method):
                 result.narrow(rows, start, count).copy_(piece)
         return [result.flatten(axis, axis + 1) for result in results]
 
-    def row_tables(self, call, table, here):
-        """Cos and sin (1, g, c) for a single row, picked for all layers at once, or None if each layer must pick."""
+    def row(self, inner, call, table, here):
+        """The `Row` of a layer, picked for all layers at once, or None if each layer must pick its tables."""
         if torch.compiler.is_compiling() or table.shape[1] > 1:
             return None
         name, layers = (self.name, "row", id(table)), self.settings["layers"]
@@ -113,8 +110,11 @@ class MsPoE(Method):
                 return None
             cos, sin = pick(table, ranks[:, here] if ranks.shape[1] > here.stop - here.start else ranks)
             pairs = zip(cos[:, :, 0].split(1), sin[:, :, 0].split(1), strict=True)
-            call.memory[name] = table, list(pairs)
-        return call.memory[name][1][layers.index(call.layer)]
+            rows = {layer: Row(inner, pair) for layer, pair in zip(layers, pairs, strict=True)}
+            call.memory[name] = table, rows
+            if len(call.methods) == 1:  # Layers to come need nothing else.
+                call.memory["rows"] = rows
+        return call.memory[name][1][call.layer]
 
     def layer_tables(self, layer, table, here):
         """Cos and sin (b, g, l, c) of a layer whose heads have their own curves: see `curve_frequencies`."""
