@@ -319,8 +319,8 @@ def test_memory_at_another_length():
     assert made.logit_bytes(10) == 12 * 64 * min(2 * 5, made.piece)
 
 
-def fitting(positions="rotary", learned=(), masked=False):
-    encoding = SimpleNamespace(learned_tensors=learned)
+def fitting(positions="rotary", learned=(), masked=False, carrier="yarn"):
+    encoding = SimpleNamespace(learned_tensors=learned, carrier=carrier)
     model = SimpleNamespace(family=SimpleNamespace(positions=positions), encoding=encoding)
     return SimpleNamespace(model=model, is_masked=masked)
 
@@ -329,6 +329,7 @@ def fitting(positions="rotary", learned=(), masked=False):
     ("choices", "refusing"),
     [
         ({"keep_short": True}, "alibi table masked"),
+        ({"perturb_positions": True}, "alibi table masked dynamic"),
         ({"pack": "restart"}, "table masked"),
         ({"attention": "shifted"}, "masked"),
         ({"context_parallel": 2}, "masked"),
@@ -337,7 +338,7 @@ def fitting(positions="rotary", learned=(), masked=False):
 )
 def test_which_models_have_no_use_for_a_choice(choices, refusing):
     bases = {"rotary": fitting(), "alibi": fitting("alibi"), "masked": fitting(masked=True)}
-    bases["table"] = fitting("learned", ("wpe.weight",))
+    bases |= {"table": fitting("learned", ("wpe.weight",)), "dynamic": fitting(carrier="dynamic")}
     for name, base in bases.items():
         is_refused = pytest.raises(CtxextError) if name in refusing.split() else contextlib.nullcontext()
         with is_refused:
@@ -618,7 +619,7 @@ def test_what_a_published_file_says_of_the_training(choices, masked, table, expe
 
 
 def test_the_source_knows_the_window_that_it_was_trained_on():
-    source = SourceModel(None, [], trained_length=8, tokens_per_step=1)
+    source = SourceModel(None, [], trained_length=8)
     assert [source.knows(torch.arange(n)[None]) for n in (7, 8, 9)] == [True, True, False]
     assert [source.knows(torch.tensor([[0, n]])) for n in (7, 8)] == [True, False]
 

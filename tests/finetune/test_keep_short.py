@@ -39,7 +39,7 @@ def test_the_source_speaks_again_without_its_files(tmp_path, steps, full):
 
 
 def test_it_knows_positions_that_it_was_trained_on():
-    source = SourceModel(None, [], trained_length=32, tokens_per_step=1)
+    source = SourceModel(None, [], trained_length=32)
     assert source.knows(torch.arange(32)[None])
     assert source.knows(torch.arange(16).repeat(2)[None])
     assert not source.knows(torch.arange(33)[None])
@@ -56,7 +56,7 @@ def test_divergence_and_its_gradients_equal_the_plain_formula(piece, frozen_head
     plain.get_output_embeddings().requires_grad_(not frozen_head)
     pieces = copy.deepcopy(plain)
     ids = torch.randint(3, 50, (2, 20))
-    use_chunked_loss(pieces, piece, SourceModel(teacher, [], trained_length=20, tokens_per_step=80))
+    use_chunked_loss(pieces, piece, SourceModel(teacher, [], trained_length=20), tokens_per_step=80)
     labels = ids.clone()
     labels[:, :15] = -100
     given = {"input_ids": ids, "position_ids": torch.arange(20).expand(2, -1), "attention_mask": torch.ones_like(ids)}

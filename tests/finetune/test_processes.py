@@ -1,5 +1,6 @@
 """Several processes on this machine train what one trains."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -38,13 +39,13 @@ accelerate.Accelerator.get_state_dict = gathered
 """
 
 
-def run_two(base, out, **environment):
+def run_two(base, out, options, **environment):
     """The same run in two processes, as `accelerate launch` or torchrun would start it."""
     script = out.parent / "two.py"
     script.write_text(
         f"{ALLOW_FSDP}import sys; sys.path[:0] = [{str(TESTS)!r}]\nfrom pathlib import Path\n"
-        "from tiny_base import PARALLEL, tune\n"
-        f"tune(Path({str(base)!r}), Path({str(out)!r}), PARALLEL)\n"
+        "from ctxext.finetune import TrainingOptions\nfrom tiny_base import tune\n"
+        f"tune(Path({str(base)!r}), Path({str(out)!r}), {options!r})\n"
         "from accelerate.state import AcceleratorState\nprint('ran as', AcceleratorState().distributed_type.value)\n"
     )
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
@@ -78,15 +79,18 @@ def test_examples_say_what_they_are_for():
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("perturbed", [False, True], ids=["", "perturbed"])
 @pytest.mark.parametrize("example", ["", "fsdp2.yaml"], ids=["ddp", "fsdp2"])
-def test_two_processes_equal_one(base, tmp_path, example):
+def test_two_processes_equal_one(base, tmp_path, example, perturbed):
     """Alone and by the shipped example.
 
     One step in two has fewer tokens to predict in one process than in the other, so that means would differ.
     """
     environment = launched(example)[1] if example else {}
-    alone = tune(base, tmp_path / "one", PARALLEL)
-    run_two(base, tmp_path / "two", **environment)
+    # In small pieces, of which one process has more than the other.
+    options = dataclasses.replace(PARALLEL, perturb_positions=perturbed, piece=5 if perturbed else None)
+    alone = tune(base, tmp_path / "one", options)
+    run_two(base, tmp_path / "two", options, **environment)
     report = json.loads((tmp_path / "two" / "finetune.json").read_text())
     assert len(report["losses"]) == PARALLEL.steps
     for (step, loss), (_, expected) in zip(report["losses"], alone.losses, strict=True):

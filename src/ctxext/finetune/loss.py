@@ -15,7 +15,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.comparison import Comparison, Divergence, Head, NextToken, Source
+from ctxext.finetune.comparison import Comparison, Divergence, Head, NextToken, ReverseDivergence, Source
 
 IGNORED = -100
 NO_CACHE: Mapping[str, Any] = {"use_cache": False}
@@ -42,6 +42,7 @@ def use_chunked_loss(
     source: Source | None = None,
     by_position: Parts | None = None,
     *,
+    tokens_per_step: int | None = None,
     is_masked: bool = False,
 ) -> Any:
     """Replace a language model's forward by one that returns the loss alone, computed piece by piece.
@@ -54,6 +55,8 @@ def use_chunked_loss(
             MiB on an accelerator.
         source: A model to stay close to where it knows the positions.
         by_position: Told, while the model is not in training, how much of the loss lies in each part of the sequences.
+        tokens_per_step: Tokens of an optimizer step over all processes, over which a divergence is averaged; by
+            default those of the call.
         is_masked: Whether labels say what stands at their own position, not at the next.
 
     Returns:
@@ -71,12 +74,22 @@ def use_chunked_loss(
     stock = model.forward
 
     def forward(
-        input_ids: Any, labels: Any, num_items_in_batch: Any = None, shift_labels: Any = None, **kwargs: Any
+        input_ids: Any,
+        labels: Any,
+        num_items_in_batch: Any = None,
+        shift_labels: Any = None,
+        perturbed_position_ids: Any = None,
+        **kwargs: Any,
     ) -> Any:
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
         given = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
         output = model.base_model(input_ids=input_ids, **plainly, **given)
+        second = None
+        if perturbed_position_ids is not None and model.training:
+            # Before any logits: their gradients, computed at once, would make FSDP shard the last norm again.
+            view = {**given, "position_ids": perturbed_position_ids}
+            second = model.base_model(input_ids=input_ids, **plainly, **view).last_hidden_state
         # The hidden state at a position predicts the next token; the last one predicts nothing. Where a sequence is
         # spread over devices its neighbour is elsewhere, and the Trainer gives labels that are shifted already.
         targets = labels if is_masked else shift_labels
@@ -87,7 +100,7 @@ def use_chunked_loss(
 
         def summed(hidden: torch.Tensor, ids: torch.Tensor, compare: Callable[[slice], Comparison]) -> torch.Tensor:
             total = hidden[:, :0].sum()  # Nothing yet, but with a gradient, for a batch that learns nothing.
-            for begin in range(0, hidden.shape[1], size):
+            for begin in range(0, _most(model, hidden.shape[1], hidden.device), size):
                 rows = slice(begin, begin + size)
                 head = functools.partial(logits_of, model, stock, type(output), ids[:, rows], plainly=plainly)
                 if is_frozen:
@@ -113,13 +126,48 @@ def use_chunked_loss(
             hidden, ids = output.last_hidden_state.flatten(0, 1)[None], input_ids.flatten()[None]
             total = summed(hidden, ids, lambda rows: Divergence(said[:, rows], head))
             # What many processes and batches give to one step adds up to a mean over its tokens.
-            loss = loss + source.weight * total / (
-                ids.numel() if num_items_in_batch is None else source.tokens_per_step
-            )
+            loss = loss + source.weight * total / (tokens_per_step or ids.numel())
+        if second is not None:
+            standard = output.last_hidden_state  # Constant: what it says is computed without gradients.
+            moved = (perturbed_position_ids != given["position_ids"]) & _until_last(kept)
+
+            def standard_head(hidden: torch.Tensor) -> torch.Tensor:
+                # Nothing between hidden states and logits looks at the ids; their number must fit.
+                ids = input_ids.flatten()[None, : hidden.shape[1]]
+                return logits_of(model, stock, type(output), ids, hidden, plainly)
+
+            def departure(row: int) -> torch.Tensor:
+                chosen = moved[row]
+                said = standard[row, chosen][None]
+                hidden, ids = second[row, chosen][None], input_ids[row, chosen][None]
+                total: torch.Tensor = summed(hidden, ids, lambda rows: ReverseDivergence(said[:, rows], standard_head))
+                return total.div(chosen.sum().clamp(min=1))
+
+            total = torch.stack([departure(row) for row in range(len(moved))]).sum()
+            # A mean over the sequences of a step, as each sequence's is one over its tokens.
+            loss = loss + total * moved.shape[1] / (tokens_per_step or moved.numel())
         return CausalLMOutputWithPast(loss=loss)
 
     model.forward = forward
     return stock
+
+
+def _most(model: Any, count: int, device: torch.device) -> int:
+    """How many positions the process with the most has, where the head is in shards; its last pieces may be empty.
+
+    Then each call of the head waits for the same call in all processes.
+    """
+    head = model.get_output_embeddings()
+    if not (hasattr(head, "unshard") or any(hasattr(weight, "ds_id") for weight in head.parameters())):
+        return count
+    most = torch.tensor(count, device=device)
+    torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+    return int(most)
+
+
+def _until_last(kept: torch.Tensor) -> torch.Tensor:
+    """The positions of each row (b, l) up to the last that is kept: what comes after it is padding, or unread."""
+    return kept.flip(1).cumsum(1).flip(1) > 0
 
 
 def _loss_by_part(

@@ -262,7 +262,14 @@ def prepare(
     by_position = PositionLosses()
     source = load_source(base, model, options) if options.keep_short else None
     reading = _reading(base, model, tokenizer, options)
-    forward = use_chunked_loss(model, options.piece, source, by_position, is_masked=base.is_masked)
+    forward = use_chunked_loss(
+        model,
+        options.piece,
+        source,
+        by_position,
+        tokens_per_step=options.batch_size * options.sequence_length,
+        is_masked=base.is_masked,
+    )
     torch_seed(options.seed)
     trained = model if options.full else _adapted(base, model, options)
     counts = count_parameters(trained)
@@ -308,10 +315,11 @@ def _reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -
     from ctxext.finetune.batches import Reading, make_masker
 
     takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
-    if not takes_positions and options.positions != "full":
+    skips = "--perturb-positions" if options.perturb_positions else f"--positions {options.positions}"
+    if not takes_positions and skips != "--positions full":
         raise CtxextError(
             f'"{base.model.family.model_type}" counts positions by itself, so that none can be skipped.',
-            hint=f"Leave --positions {options.positions} out.",
+            hint=f"Leave {skips} out.",
         )
     mask = make_masker(tokenizer, options.mlm_probability) if base.is_masked else None
     return Reading(base.model.encoding.first_index if takes_positions else None, mask)

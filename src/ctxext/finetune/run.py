@@ -344,5 +344,6 @@ def _notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[str, 
         "attention": options.attention,
         "short_share": options.short_share,
         "keep_short": options.keep_short,
+        **({"perturb_positions": True} if options.perturb_positions else {}),
         "seed": options.seed,
     }

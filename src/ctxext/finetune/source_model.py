@@ -27,7 +27,6 @@ class SourceModel:
         model: The source, frozen.
         shared: Its parameters that are another model's too, each with that model's; they follow it to a device.
         trained_length: Tokens of the window that the source was trained on.
-        tokens_per_step: Tokens of an optimizer step over all processes, by which the divergence is divided.
     """
 
     def __init__(
@@ -36,11 +35,10 @@ class SourceModel:
         shared: list[tuple[torch.nn.Parameter, torch.nn.Parameter]],
         *,
         trained_length: int,
-        tokens_per_step: int,
     ) -> None:
         self.model, self.shared = model, shared
         self.weight = WEIGHT
-        self.trained_length, self.tokens_per_step = trained_length, tokens_per_step
+        self.trained_length = trained_length
 
     def knows(self, positions: torch.Tensor) -> bool:
         """Whether all positions, (batch, length), are ones that the source was trained on."""
@@ -99,12 +97,7 @@ def load_source(base: Base, model: Any, options: TrainingOptions) -> SourceModel
         if is_shared
         else []
     )
-    return SourceModel(
-        source,
-        shared,
-        trained_length=base.model.encoding.trained_length,
-        tokens_per_step=options.batch_size * options.sequence_length,
-    )
+    return SourceModel(source, shared, trained_length=base.model.encoding.trained_length)
 
 
 def _built(base: Base, model: Any, options: TrainingOptions) -> Any:
