@@ -13,6 +13,7 @@ import pytest
 import typer
 
 import ctxext
+import tiny_models
 from ctxext import Yarn, convert
 from ctxext.cli.app import app
 from ctxext.data.prose import paragraph
@@ -111,6 +112,7 @@ STAND_INS = {
     **dict.fromkeys(("SOURCE", "Qwen/Qwen3-8B", "runs/final"), demo),
     "smollm2": lambda place: demo(place, max_position_embeddings=8192),
     "google-bert/bert-base-uncased": lambda place: save_tokenizer(save("bert", place)),
+    "answerdotai/ModernBERT-base": lambda place: save_tokenizer(tiny_models.save("modernbert", place)),
 }
 """What pages take for granted, by its name there."""
 
