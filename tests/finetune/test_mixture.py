@@ -216,6 +216,14 @@ def test_a_folder_gives_its_training_split(tmp_path, tokenizer):
     assert caught.value.hint == "Name one: --split test"
 
 
+def test_a_page_named_test_is_not_all_that_a_folder_gives(tmp_path, tokenizer):
+    folder = tmp_path / "manual"
+    for word, name in enumerate(("errors", "test", "zlib"), start=5):
+        write(folder / f"{name}.jsonl", word, 3)
+    assert {document.ids[0] for document in Documents(sources(folder), tokenizer)} == {5, 7}
+    assert {document.ids[0] for document in Documents(sources(folder), tokenizer, splits=("test",))} == {6}
+
+
 def test_a_text_file_in_a_folder_is_one_document(tmp_path):
     for name in ("a.txt", "b.txt", "sub/c.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

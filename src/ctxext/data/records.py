@@ -56,6 +56,9 @@ def read_records(
 def files_of(folder: Path, splits: Sequence[str]) -> list[Path]:
     """The files of a split in a folder, by the naming rules of the datasets library.
 
+    That library leaves out files whose names say no split once one name does, as test.md among the pages of a manual.
+    Where no name says "train", these are the train split.
+
     Raises:
         CtxextError: There are none, or the datasets library is not installed.
     """
@@ -64,9 +67,13 @@ def files_of(folder: Path, splits: Sequence[str]) -> list[Path]:
 
     try:
         data_files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
+        everything = DataFilesDict.from_patterns({"train": ["**"]}, base_path=str(folder))
     except EmptyDatasetError as error:
         raise CtxextError(f'The folder "{folder}" holds no data files.') from error
     by_split = {str(split): [Path(file) for file in files] for split, files in data_files.items()}
+    named = {file for files in by_split.values() for file in files}
+    if "train" not in by_split and (rest := [Path(file) for file in everything["train"] if Path(file) not in named]):
+        by_split["train"] = rest
     return by_split[_choose(str(folder), splits, list(by_split))]
 
 
