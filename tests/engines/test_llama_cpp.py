@@ -16,10 +16,13 @@ from transformers import AutoModelForCausalLM
 
 from checkpoints_to_serve import RECIPES, prompts
 from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.converters.convert import convert
 from ctxext.converters.engines import attn_factor, serving_of
 from ctxext.converters.unconverted import unconverted_lines
+from ctxext.evaluate import Settings, evaluate
+from ctxext.evaluate.model import Loading
 from ctxext.gguf.convert import convert_gguf
-from ctxext.recipes import Recipe
+from ctxext.recipes import Recipe, Yarn
 from ctxext.recipes.encodings.rotary import attention_scaling, model_config
 
 llama_cpp = pytest.importorskip("xllamacpp", reason="llama.cpp is not installed")
@@ -55,6 +58,29 @@ def asked(file, **flags):
         (token,) = answer["choices"][0]["logprobs"]["content"]
         probabilities.append({one["id"]: one["logprob"] for one in token["top_logprobs"]})
     return probabilities
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_eval_counts_as_transformers(tmp_path, factor):
+    """The same cells from the file and from the checkpoint, plain and by yarn."""
+    folder, file = "demo", tmp_path / "demo.gguf"
+    result = gguf(open_checkpoint("demo").folder, file)
+    assert result.returncode == 0, result.stderr
+    if factor > 1:
+        recipe = Recipe([Yarn(factor=factor)])
+        folder = convert("demo", tmp_path / "out", recipe, check=False).out
+        file = convert_gguf(file, tmp_path / "yarn.gguf", recipe).out
+    lengths = (256, 500 * factor)
+    settings = Settings(
+        tasks=("needle", "kv", "variables"), lengths=lengths, depths=(0.0, 1.0), samples=3, generate=True
+    )
+    reports = [
+        evaluate([source], settings, loading=Loading(dtype="fp32", engine=engine))
+        for source, engine in ((folder, "transformers"), (file, "llama.cpp"))
+    ]
+    cells = [[(cell["task"], cell["correct"]) for cell in report["models"][0]["cells"]] for report in reports]
+    assert cells[0] == cells[1]
+    assert 0 < sum(correct for _, correct in cells[0]) < 3 * len(cells[0])
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
     python to_gguf.py LLAMA_CPP SOURCE OUT JSON
 
 JSON holds `metadata`, which is written as `--override-kv` would have it, and `rope_freqs`, a list or null. Tokens go in
-and out as ids, so what the tokenizer would do to a text is beside the point.
+and out as ids but in `eval`, whose sentences this pre-tokenizer cuts like the demo's own.
 """
 
 import json
@@ -40,7 +40,7 @@ def main():
         else:
             yield "rope_freqs.weight", torch.tensor(extra["rope_freqs"])
 
-    base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+    base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "llama-bpe"
     LlamaModel.set_gguf_parameters = set_gguf_parameters
     LlamaModel.generate_extra_tensors = generate_extra_tensors
     sys.argv = ["convert_hf_to_gguf.py", source, "--outfile", out, "--outtype", "f32"]

@@ -34,6 +34,7 @@ from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import attention_scaling, model_config
 from ctxext.recipes.methods.mrrope import MrRope
 from ctxext.recipes.methods.self_extend import SelfExtend
+from gguf_files import TENSORS, gguf_bytes, keys_of
 
 RISING = tuple(1.0 + 3.0 * number / 7 for number in range(8))
 BY_KEYS = [
@@ -50,57 +51,6 @@ BY_FACTORS = [
     LongRope(factor=4, long_factor=RISING, short_factor=RISING),
     Yarn(factor=4, beta_fast=16),
 ]
-
-
-def packed(value):
-    """A value with its type, by the kind of Python value: text, whole number, number, list of texts, truth value."""
-    if isinstance(value, bool):
-        return struct.pack("<I?", 7, value)
-    if isinstance(value, str):
-        return struct.pack("<IQ", 8, len(value.encode())) + value.encode()
-    if isinstance(value, int):
-        return struct.pack("<II", 4, value)
-    if isinstance(value, float):
-        return struct.pack("<If", 6, value)
-    texts = b"".join(struct.pack("<Q", len(text.encode())) + text.encode() for text in value)
-    return struct.pack("<IIQ", 9, 8, len(value)) + texts
-
-
-def gguf_bytes(values, tensors, version=3, alignment=32):
-    """A GGUF file by the format's description; `tensors` are names with bytes, all of type I8."""
-    parts, offset = [struct.pack("<4sIQQ", b"GGUF", version, len(tensors), len(values))], 0
-    for key, value in values.items():
-        parts.append(struct.pack("<Q", len(key.encode())) + key.encode() + packed(value))
-    for name, content in tensors.items():
-        parts.append(struct.pack("<Q", len(name)) + name.encode() + struct.pack("<IQIQ", 1, len(content), 24, offset))
-        offset += len(content) + -len(content) % alignment
-    head = b"".join(parts)
-    body = b"".join(content + bytes(-len(content) % alignment) for content in tensors.values())
-    return head + bytes(-len(head) % alignment) + body
-
-
-def keys_of(architecture="llama", **more):
-    """The keys of a small model."""
-    values = {
-        "general.architecture": architecture,
-        f"{architecture}.context_length": 512,
-        f"{architecture}.embedding_length": 64,
-        f"{architecture}.block_count": 2,
-        f"{architecture}.attention.head_count": 4,
-        f"{architecture}.attention.head_count_kv": 2,
-        f"{architecture}.rope.freq_base": 10000.0,
-        "tokenizer.ggml.tokens": ["<s>", "a", "ä", "\N{GRINNING FACE}"],
-        "tokenizer.chat_template": "{% for m in messages %}{{ m }}{% endfor %}",
-        "general.quantized": True,
-    }
-    return {**values, **{f"{architecture}.{name.replace('__', '.')}": value for name, value in more.items()}}
-
-
-TENSORS = {
-    "token_embd.weight": bytes(range(100)),
-    "blk.0.attn_q.weight": bytes(range(64)),
-    "output.weight": b"\x07" * 33,
-}
 
 
 @pytest.fixture
@@ -453,8 +403,8 @@ def test_what_is_for_checkpoints_only(gguf, tmp_path, run, monkeypatch):
 CONVERTER = """
 import json, sys
 from pathlib import Path
-sys.path[:0] = [{tests!r}, {folder!r}]
-from test_gguf import TENSORS, gguf_bytes, keys_of
+sys.path.insert(0, {tests!r})
+from gguf_files import TENSORS, gguf_bytes, keys_of
 folder, out = Path(sys.argv[1]), Path(sys.argv[sys.argv.index("--outfile") + 1])
 config = json.loads((folder / "config.json").read_text())
 assert not list(folder.glob("*.py")), "code"
@@ -474,7 +424,7 @@ def sources(tmp_path):
     folder = tmp_path / "llama.cpp"
     folder.mkdir()
     here = Path(__file__).parent
-    text = CONVERTER.format(tests=str(here.parent), folder=str(here))
+    text = CONVERTER.format(tests=str(here.parent))
     (folder / "convert_hf_to_gguf.py").write_text(text)
     return folder
 

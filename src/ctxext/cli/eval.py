@@ -25,6 +25,7 @@ from ctxext.cli.options import (
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
+from ctxext.gguf import is_gguf
 from ctxext.system.extras import install_command, is_installed
 from ctxext.system.output_directory import explain_disk_errors
 
@@ -36,7 +37,7 @@ _RUN, _RESULTS = "How it is run", "Results"
 
 WRITTEN_TASKS = ("needle",)
 """The default tasks of engines, which only generate answers."""
-ModelsArgument = Annotated[list[str], typer.Argument(metavar="MODEL…", help="Folders, Hub ids, or demo.")]
+ModelsArgument = Annotated[list[str], typer.Argument(metavar="MODEL…", help="Folders, Hub ids, demo, or GGUF files.")]
 ChatTemplateOption = Annotated[
     bool, typer.Option("--chat-template/--no-chat-template", help="Use it where there is one.", rich_help_panel=_RUN)
 ]
@@ -44,7 +45,7 @@ EngineOption = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="transformers, or vllm for the retrieval tasks of checkpoints that it serves.",
+        help="transformers; for retrieval tasks vllm, of checkpoints that it serves, or llama.cpp, of GGUF files.",
         rich_help_panel=_RUN,
     ),
 ]
@@ -53,7 +54,7 @@ EngineArgumentsOption = Annotated[
     typer.Option(
         "--engine-args",
         metavar="JSON",
-        help="""More arguments of vllm.LLM: '{"tensor_parallel_size": 2}'.""",
+        help="""More of vllm.LLM, '{"tensor_parallel_size": 2}', or of llama.cpp, '{"n_gpu_layers": 0}'.""",
         rich_help_panel=_RUN,
     ),
 ]
@@ -109,6 +110,8 @@ def eval_(
     ctxext eval my-model --task ruler,graphwalks,mrcr --lengths 4k,32k --samples 100 --depths 1
 
     ctxext eval my-model --engine vllm --task needle,kv --lengths 4k,32k
+
+    ctxext eval longer.gguf --engine llama.cpp --task needle,kv --lengths 4k,32k
     """
     from ctxext.evaluate.model import Loading
     from ctxext.evaluate.plan import default_tasks
@@ -120,7 +123,7 @@ def eval_(
     if not isinstance(arguments, dict):
         raise CtxextError("--engine-args is no JSON object.", hint="""Write '{"tensor_parallel_size": 2}'.""")
     loading = Loading(device, dtype, attention, chat_template, trust_remote_code, revision, token, engine, arguments)
-    usual = WRITTEN_TASKS if engine == "vllm" else ()
+    usual = WRITTEN_TASKS if engine != "transformers" else ()
     tasks = names_in(options["tasks"]) or usual or default_tasks(models, loading)
     settings = built(Settings, options, tasks=tasks)
     out = out or free_folder(resume=resume)
@@ -180,6 +183,10 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
     if not any(model["recipe"] for model in report["models"]):
         method = "yarn" if report["models"][0]["kind"] == "causal" else "table"
         output.next_step("ctxext", "convert", models[0], "--method", method, "--factor", 4, why="Extend it")
+        return
+    if is_gguf(models[0]):
+        path, model = next(pair for pair in zip(models, report["models"], strict=True) if pair[1]["recipe"])
+        output.next_step("llama-server", "-m", path, "-c", model["context_length"], why="Run it")
         return
     converted = [model["name"] for model in report["models"] if model["recipe"]]
     output.next_step("ctxext", "finetune", converted[0], "OUT", why="A short fine-tune helps most methods")

@@ -11,6 +11,7 @@ from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.checkpoint.sentence_files import SentencePipeline, read_pipeline, stated_lengths
 from ctxext.errors import CtxextError
+from ctxext.gguf.model import open_gguf
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.recipe import describe_step
 from ctxext.system.files import sha256_of
@@ -104,6 +105,62 @@ class CheckpointInfo:
         }
 
 
+@dataclass(frozen=True)
+class GgufInfo(CheckpointInfo):
+    """What the header of a GGUF file says about its context; the `checkpoint` has no files, only what it says.
+
+    Attributes:
+        paths: The file, or all files of a split model in order.
+    """
+
+    paths: tuple[Path, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The file that is named to llama.cpp."""
+        return self.paths[0]
+
+    @property
+    def kind(self) -> str:
+        """It generates text."""
+        return "causal"
+
+    @cached_property
+    def pipeline(self) -> SentencePipeline | None:
+        """It is no sentence encoder."""
+        return None
+
+    @property
+    def cut_at(self) -> int | None:
+        """Longer texts are refused."""
+        return None
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the file, or over those of all files."""
+        digests = [sha256_of(path) for path in self.paths]
+        return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def open_gguf_infos(paths: Sequence[str], original_length: int | None = None) -> list[GgufInfo]:
+    """Open GGUF files and give each a different name.
+
+    Raises:
+        CtxextError: A file is not there, damaged or unknown, or named twice.
+    """
+    models = [open_gguf(path, original_length) for path in paths]
+    names = _different_names([(model.path.name, str(model.path)) for model in models])
+    infos = []
+    for name, model in zip(names, models, strict=True):
+        config = {**model.model.config, "model_type": model.architecture.name}
+        if model.recipe:
+            config["ctxext"] = {"recipe": model.recipe["recipe"]}
+        encoding = model.model.encoding
+        checkpoint = Checkpoint(name, model.path.parent, config)
+        infos.append(GgufInfo(name, checkpoint, encoding.trained_length, encoding.usable_length, paths=model.parts))
+    return infos
+
+
 def open_infos(
     sources: Sequence[str],
     *,
@@ -119,14 +176,22 @@ def open_infos(
     checkpoints = [
         open_checkpoint(source, revision=revision, token=token, original_length=original_length) for source in sources
     ]
-    short = [checkpoint.public_name for checkpoint in checkpoints]
-    names = [
-        name if short.count(name) == 1 else checkpoint.name for name, checkpoint in zip(short, checkpoints, strict=True)
-    ]
-    for name in names:
-        if names.count(name) > 1:
-            raise CtxextError(f'"{name}" is named twice.', hint="Name each model once.")
+    names = _different_names([(checkpoint.public_name, checkpoint.name) for checkpoint in checkpoints])
     return [info_of(name, checkpoint) for name, checkpoint in zip(names, checkpoints, strict=True)]
+
+
+def _different_names(names: Sequence[tuple[str, str]]) -> list[str]:
+    """The short name of each model where it is its alone, else the long one.
+
+    Raises:
+        CtxextError: A model is named twice.
+    """
+    shorts = [short for short, _ in names]
+    chosen = [short if shorts.count(short) == 1 else long for short, long in names]
+    for name in chosen:
+        if chosen.count(name) > 1:
+            raise CtxextError(f'"{name}" is named twice.', hint="Name each model once.")
+    return chosen
 
 
 def info_of(name: str, checkpoint: Checkpoint) -> CheckpointInfo:

@@ -12,9 +12,10 @@ from ctxext.checkpoint.described_size import check_described
 from ctxext.data.encoding import Encoder
 from ctxext.data.tokenizer import open_tokenizer
 from ctxext.errors import CtxextError
-from ctxext.evaluate.checkpoint_info import CheckpointInfo
+from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo
 from ctxext.evaluate.pooling import Pooler, open_pooler
 from ctxext.evaluate.scoring.prefix_cache import is_static, sharing_works
+from ctxext.gguf.engine import tokenizer_of
 from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code
 from ctxext.recipes.code.staging import rename, staged
 from ctxext.system.loading import (
@@ -42,7 +43,7 @@ class Loading:
         trust_remote_code: Run a checkpoint's code even if ctxext did not write it.
         revision: A branch, tag or commit on the Hub, for every model.
         token: A Hub token.
-        engine: "transformers", or "vllm", which only generates answers.
+        engine: "transformers", or "vllm" or "llama.cpp" (for GGUF files), which only generate answers.
         engine_arguments: Further arguments of the engine.
     """
 
@@ -60,9 +61,9 @@ class Loading:
         if self.dtype not in ("auto", *DTYPES):
             raise CtxextError(f'"{self.dtype}" is not a dtype.', hint=f"Choose auto, {', '.join(DTYPES)}.")
         if self.engine not in ENGINE_NAMES:
-            raise CtxextError(f'There is no engine "{self.engine}".', hint=f"Choose {' or '.join(ENGINE_NAMES)}.")
+            raise CtxextError(f'There is no engine "{self.engine}".', hint=f"Choose {', '.join(ENGINE_NAMES)}.")
         if self.engine_arguments and self.engine == "transformers":
-            raise CtxextError("--engine-args are those of an engine.", hint="Name it with --engine vllm.")
+            raise CtxextError("--engine-args are those of an engine.", hint="Name it with --engine vllm or llama.cpp.")
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,8 @@ def load_tokenizer(info: CheckpointInfo, loading: Loading) -> Any:
     Raises:
         CtxextError: It cannot be loaded.
     """
+    if isinstance(info, GgufInfo):
+        return tokenizer_of(info.path)
     hint = "Copy the tokenizer files of its source into its folder."
     message = f'The tokenizer of "{info.name}" cannot be loaded'
     with (

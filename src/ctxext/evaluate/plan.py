@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.evaluate.checkpoint_info import CheckpointInfo, info_of, open_infos
+from ctxext.evaluate.checkpoint_info import CheckpointInfo, info_of, open_gguf_infos, open_infos
 from ctxext.evaluate.settings import Settings, lengths_of
 from ctxext.evaluate.tasks.base import Reading, RetrievalTask
 from ctxext.evaluate.tasks.registry import DEFAULTS, TASKS
 from ctxext.evaluate.tasks.short import Short
+from ctxext.gguf import is_gguf
 from ctxext.system import processes
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class ModelPlan:
             for length in self.lengths:
                 is_served, prompts = isinstance(loaded, ServedModel), depths if task.has_depths else 1
                 most = questions_per_call(length, prompts) if is_served else rows_that_fit(loaded.model, length)
+                if isinstance(loaded, ServedModel) and loaded.reads_in_turn:
+                    most = 1
                 size = min(settings.batch_size or most, -(-len(asked) * times // processes.num_processes()))
                 for first in range(asked.start * times, asked.stop * times, size):
                     numbers = tuple(range(first, min(first + size, asked.stop * times)))
@@ -84,7 +87,7 @@ def plan_questions(models: Sequence[str], settings: Settings, loading: "Loading"
     Raises:
         CtxextError: A checkpoint, a length, a file or a task is refused.
     """
-    infos = open_infos(models, revision=loading.revision, token=loading.token, original_length=settings.original_length)
+    infos = _open(models, loading, settings.original_length)
     return plans_of(infos, settings, loading)
 
 
@@ -104,7 +107,7 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
         usual = known if settings.allow_beyond else [info.trained_length, info.context_length]
         lengths[info.name] = lengths_of(settings, usual)
         check_context_length(info, lengths[info.name], allow_beyond=settings.allow_beyond)
-        if loading.engine == "vllm":
+        if loading.engine != "transformers":
             check_served(info, lengths[info.name])
     longest = max(max(of_model) for of_model in lengths.values())
     plans = []
@@ -121,13 +124,31 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
     return plans
 
 
+def _open(models: Sequence[str], loading: "Loading", original_length: int | None = None) -> list[CheckpointInfo]:
+    """Open checkpoints, or GGUF files for llama.cpp.
+
+    Raises:
+        CtxextError: One cannot be opened, or the engine does not run its format.
+    """
+    is_llama = loading.engine == "llama.cpp"
+    for model in models:
+        if is_gguf(model) and not is_llama:
+            raise CtxextError(f'"{model}" is a GGUF file, which llama.cpp runs.', hint="Add --engine llama.cpp.")
+        if is_llama and not is_gguf(model):
+            hint = "Name a .gguf file; ctxext export gguf makes one of a checkpoint."
+            raise CtxextError(f'llama.cpp runs GGUF files, and "{model}" is none.', hint=hint)
+    if is_llama:
+        return [*open_gguf_infos(models, original_length)]
+    return open_infos(models, revision=loading.revision, token=loading.token, original_length=original_length)
+
+
 def default_tasks(models: Sequence[str], loading: "Loading") -> tuple[str, ...]:
     """The default tasks that all of some models can be asked.
 
     Raises:
         CtxextError: A checkpoint is refused.
     """
-    infos = open_infos(models, revision=loading.revision, token=loading.token)
+    infos = _open(models, loading)
     first = DEFAULTS[infos[0].kind] if infos else DEFAULTS["causal"]
     return tuple(task for task in first if all(info.kind in TASKS[task].kinds for info in infos)) or first
 

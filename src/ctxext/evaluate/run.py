@@ -23,7 +23,6 @@ from ctxext.system.files import Progress
 from ctxext.system.loading import choose_device, fast_cpu_dtype
 from ctxext.system.locks import locked
 from ctxext.system.memory import forget_peak, peak_memory
-from ctxext.verify.engine import vllm_version
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
@@ -189,7 +188,7 @@ def evaluate(
     sources = [str(model) for model in ([models] if isinstance(models, str | Path) else models)]
     out, loading = None if out is None else Path(out), loading or Loading()
     settings = settings or Settings(tasks=default_tasks(sources, loading))
-    if loading.engine == "vllm":
+    if loading.engine != "transformers":
         from ctxext.evaluate.served import check_tasks
 
         check_tasks(settings.tasks, settings.harness, loading, processes.num_processes())
@@ -356,6 +355,8 @@ def _only_run_in(out: Path | None) -> AbstractContextManager[None]:
 
 
 def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") -> dict[str, Any]:
+    from ctxext.evaluate.served import engine_versions
+
     hidden = ("token", *(("engine", "engine_arguments") if loading.engine == "transformers" else ()))
     options = {key: value for key, value in dataclasses.asdict(loading).items() if key not in hidden}
     if loading.dtype == "auto" and choose_device(loading.device).type == "cpu":
@@ -364,12 +365,12 @@ def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") 
         "settings": settings.to_dict(),
         "loading": options,
         "models": [{**entry.info.facts(), "lengths": list(entry.lengths)} for entry in plans],
-        "versions": versions() if loading.engine == "transformers" else {**versions(), "vllm": vllm_version()},
+        "versions": {**versions(), **engine_versions(loading)},
     }
 
 
 def _load(entry: ModelPlan, loading: "Loading") -> "LoadedModel":
-    if loading.engine == "vllm":
+    if loading.engine != "transformers":
         from ctxext.evaluate.served import load_served
 
         return load_served(entry.info, loading, entry.lengths)

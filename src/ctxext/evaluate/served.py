@@ -4,17 +4,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ctxext.checkpoint.families import family_of, text_config
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.engines import EXACT, WRONG, Serving, serving_of
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Prompt
 from ctxext.errors import CtxextError
-from ctxext.evaluate.checkpoint_info import CheckpointInfo
+from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo
 from ctxext.evaluate.model import LoadedModel, Loading, load_tokenizer, runs_foreign_code
+from ctxext.gguf.engine import LlamaCpp, LlamaTokenizer, llama_cpp_version
+from ctxext.reading.length import format_length
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config
-from ctxext.system.loading import choose_device
 from ctxext.verify.engine import Engine, engine_dtype, vllm_version
 
 NOT_WRITTEN = ("perplexity", "longppl", "short")
@@ -34,21 +37,26 @@ class ServedModel(LoadedModel):
         mind: A remark on this checkpoint in this engine; empty for none.
     """
 
-    model: Engine
+    model: Engine | LlamaCpp
     ends: tuple[int, ...] = ()
     mind: str = ""
 
     def facts(self) -> dict[str, str]:
         """How the model was loaded, for the report."""
-        engine = f"vLLM {self.model.version}"
+        engine = f"{self.model.name} {self.model.version}"
         facts = {
             "dtype": self.model.dtype,
-            "device": choose_device("auto").type,
-            "attention": engine,
+            "device": self.model.device,
+            "attention": self.model.attention,
             "chat_template": "yes" if self.encoder.uses_chat else "no",
             "engine": engine,
         }
         return {**facts, "mind": self.mind} if self.mind else facts
+
+    @property
+    def reads_in_turn(self) -> bool:
+        """Whether it reads one prompt after another, so that nothing is gained by many in one call."""
+        return isinstance(self.model, LlamaCpp)
 
     def write(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Generate a continuation of each prompt, with as many tokens as its answer may have."""
@@ -66,27 +74,39 @@ def questions_per_call(length: int, num_depths: int) -> int:
     return max(1, _TOKENS_PER_CALL // (length * num_depths))
 
 
+def engine_versions(loading: Loading) -> dict[str, str]:
+    """The version of the engine by the name of its package; empty for transformers.
+
+    Raises:
+        CtxextError: The engine is not installed.
+    """
+    if loading.engine == "llama.cpp":
+        return {"xllamacpp": llama_cpp_version()}
+    return {"vllm": vllm_version()} if loading.engine == "vllm" else {}
+
+
 def check_tasks(tasks: Sequence[str], harness: Sequence[str], loading: Loading, num_processes: int) -> None:
     """Refuse what an engine does not support, before anything is read.
 
     Raises:
-        CtxextError: vLLM is not installed, or does not support a task or an option.
+        CtxextError: The engine is not installed, or does not support a task or an option.
     """
-    vllm_version()
+    engine_versions(loading)
+    name, is_vllm = ("vLLM", True) if loading.engine == "vllm" else ("llama.cpp", False)
+    without = "Leave it out, or measure it without --engine." if is_vllm else "Leave it out, or measure the checkpoint."
     refused = [task for task in tasks if task in NOT_WRITTEN]
     if refused:
         raise CtxextError(
-            f"{' and '.join(refused)} cannot be measured through vLLM, which only writes answers here.",
-            hint="Leave it out, or measure it without --engine.",
+            f"{' and '.join(refused)} cannot be measured through {name}, which only writes answers here.", hint=without
         )
     if harness:
-        raise CtxextError("--harness does not go through --engine.", hint="lm_eval --model vllm runs its tasks there.")
+        hint = "lm_eval --model vllm runs its tasks there." if is_vllm else "lm_eval asks any server."
+        raise CtxextError("--harness does not go through --engine.", hint=hint)
     if loading.attention or loading.device != "auto":
-        raise CtxextError("vLLM chooses device and attention itself.", hint="Leave out --device and --attn.")
+        raise CtxextError(f"{name} chooses device and attention itself.", hint="Leave out --device and --attn.")
     if num_processes > 1:
-        raise CtxextError(
-            "vLLM starts its processes itself.", hint="""Use one, with --engine-args '{"tensor_parallel_size": 2}'."""
-        )
+        more = """, with --engine-args '{"tensor_parallel_size": 2}'""" if is_vllm else ""
+        raise CtxextError(f"{name} starts its processes itself.", hint=f"Use one{more}.")
 
 
 def serving_by_vllm(checkpoint: Checkpoint) -> Serving | None:
@@ -98,11 +118,18 @@ def serving_by_vllm(checkpoint: Checkpoint) -> Serving | None:
 
 
 def check_served(info: CheckpointInfo, lengths: Sequence[int]) -> None:
-    """Refuse a checkpoint that vLLM runs wrongly.
+    """Refuse a checkpoint that vLLM runs wrongly, and lengths for which an engine has no positions.
 
     Raises:
-        CtxextError: The table of engines says so, or vLLM has no positions for a length.
+        CtxextError: The table of engines says so, or the engine has no positions for a length.
     """
+    if isinstance(info, GgufInfo):
+        if info.context_length is not None and max(lengths) > info.context_length:
+            raise CtxextError(
+                f'llama.cpp gives "{info.name}" {info.context_length} tokens, and none beyond.',
+                hint=f"ctxext convert {info.path} --method yarn --target-length {format_length(max(lengths))}",
+            )
+        return
     row = serving_by_vllm(info.checkpoint)
     if row is not None and row.status == WRONG:
         raise CtxextError(f'vLLM does not serve "{info.name}": {row.remark}.', hint="Measure it without --engine.")
@@ -129,7 +156,7 @@ def _overrides(info: CheckpointInfo, length: int) -> Mapping[str, Any]:
 
 
 def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) -> ServedModel:
-    """Start vLLM with a checkpoint.
+    """Start an engine with a checkpoint, or llama.cpp with a GGUF file.
 
     Args:
         info: The checkpoint.
@@ -139,6 +166,16 @@ def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) 
     Raises:
         CtxextError: It cannot be loaded.
     """
+    if isinstance(info, GgufInfo):
+        llama = LlamaCpp(
+            info.path,
+            length=max(lengths),
+            dtype=loading.dtype,
+            threads=torch.get_num_threads(),
+            arguments=loading.engine_arguments,
+        )
+        encoder = Encoder(LlamaTokenizer(llama), chat_template=loading.chat_template)
+        return ServedModel(info.name, llama, encoder, False)
     encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
     with staged(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage:
         engine = Engine(

@@ -28,7 +28,7 @@ class Settings:
 
     tasks: tuple[str, ...] = option(
         ("needle", "short"),
-        help=f"{', '.join(NAMES)}; several with commas. Default: needle,short; with --engine vllm needle; of encoders "
+        help=f"{', '.join(NAMES)}; several with commas. Default: needle,short; with --engine needle; of encoders "
         "passages,short, without a head passages,topics.",
         flags=("--task", "-t"),
         kind="names",

@@ -15,7 +15,7 @@ from typing import Any
 from ctxext.errors import CtxextError
 from ctxext.system.loading import DTYPES, choose_device, fast_cpu_dtype
 
-ENGINE_NAMES = ("transformers", "vllm")
+ENGINE_NAMES = ("transformers", "vllm", "llama.cpp")
 """The programs that run models, transformers among them."""
 
 
@@ -66,10 +66,13 @@ class Engine:
         CtxextError: vLLM is not installed, or cannot load the checkpoint.
     """
 
+    name = "vLLM"
+
     def __init__(
         self, folder: Path, *, length: int, dtype: str, trust: bool = False, arguments: Mapping[str, Any] | None = None
     ) -> None:
-        self.version = vllm_version()
+        self.version, self.device = vllm_version(), choose_device("auto").type
+        self.attention = f"vLLM {self.version}"
         # It would write to stdout, which is for results.
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

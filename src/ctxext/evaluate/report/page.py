@@ -245,7 +245,9 @@ def _counts(scores: HeatMap, short: Mapping[str, str]) -> str:
 
 def _engine(report: Report) -> str:
     """The engine that ran the models, unless it was transformers."""
-    return f", vLLM {report['versions']['vllm']}" if report["versions"].get("vllm") else ""
+    names = {"vllm": "vLLM", "xllamacpp": "llama.cpp by xllamacpp"}
+    versions = report["versions"]
+    return "".join(f", {name} {versions[package]}" for package, name in names.items() if versions.get(package))
 
 
 def _title(names: Sequence[str]) -> str:

@@ -1,0 +1,209 @@
+"""A GGUF file in llama.cpp, through the server of xllamacpp: its tokenizer, and greedy decoding.
+
+xllamacpp is no dependency and is imported only when the engine is asked for. Prompts go in as token ids, and what a
+prompt has in common with the one before it is read once.
+"""
+
+import http.client
+import json
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from ctxext.errors import CtxextError
+from ctxext.gguf.header import read_header
+
+_CACHES = {"auto": "F16", "fp16": "F16", "bf16": "BF16", "fp32": "F32"}
+"""The number format of keys and values by the value of --dtype."""
+_GREEDY: Mapping[str, Any] = {"samplers": ["top_k"], "top_k": 1, "n_probs": 1, "return_tokens": True}
+_CONTEXT_OF_TOKENIZER = 256
+
+
+def llama_cpp_version() -> str:
+    """The installed version of xllamacpp.
+
+    Raises:
+        CtxextError: xllamacpp is not installed.
+    """
+    try:
+        import xllamacpp
+    except ImportError as error:
+        raise CtxextError("llama.cpp is not installed.", hint="Install it with pip install xllamacpp.") from error
+    return str(xllamacpp.__version__)
+
+
+class LlamaCpp:
+    """llama.cpp with one GGUF file.
+
+    Args:
+        path: The file, or the first of a split model's.
+        length: Tokens of the longest prompt with its answer.
+        dtype: auto, fp16, bf16 or fp32: the format of keys and values; fp32 turns flash attention off too, which
+            rounds to 16 bits.
+        threads: How many threads compute.
+        arguments: Fields of `xllamacpp.CommonParams`, such as `n_gpu_layers` or `cpuparams.n_threads`; they win over
+            the others.
+
+    Raises:
+        CtxextError: xllamacpp is not installed, does not know an argument, or cannot load the file.
+    """
+
+    name = "llama.cpp"
+
+    def __init__(
+        self, path: Path, *, length: int, dtype: str, threads: int, arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        self.version, self.path = llama_cpp_version(), path
+        import xllamacpp
+
+        exact = dtype == "fp32"
+        cache = _CACHES[dtype]
+        self.attention = f"{cache} keys and values" + (", without flash attention" if exact else "")
+        parameters = xllamacpp.CommonParams()
+        parameters.model.path, parameters.n_ctx, parameters.n_parallel = str(path), length, 1
+        parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
+        parameters.cache_type_k = parameters.cache_type_v = xllamacpp.ggml_type[f"GGML_TYPE_{cache}"]
+        if exact:
+            parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        parameters.warmup, parameters.verbosity = False, -1
+        key = secrets.token_hex()
+        parameters.api_keys = [key]  # The server listens on this machine, where others may live.
+        for field, value in (arguments or {}).items():
+            _set(parameters, field, value)
+        try:
+            self._server = xllamacpp.Server(parameters)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise CtxextError(
+                f'llama.cpp cannot load "{path.name}": {_first_line(error)}',
+                hint="Its arguments are given with --engine-args; '{\"verbosity\": 3}' shows what it does.",
+            ) from error
+        kinds = {str(device["type"]) for device in xllamacpp.get_device_info()}
+        self.device = "gpu" if any("GPU" in kind for kind in kinds) else "cpu"
+        self._headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        self._place = self._server.listening_address.rpartition("/")[2]
+        self.properties = self._ask("GET", "/props")
+        self.dtype = str(self.properties["model_ftype"])
+        room = self.properties["default_generation_settings"]["n_ctx"]
+        if room < length:
+            raise CtxextError(
+                f'llama.cpp {self.version} gives "{path.name}" {room} tokens and not {length}.',
+                hint="Leave longer lengths out, or convert the file to them.",
+            )
+
+    def tokenize(self, text: str, *, add_special: bool) -> list[int]:
+        """The tokens of a text; special tokens are read by their names."""
+        asked = {"content": text, "add_special": add_special, "parse_special": True}
+        return list(self._ask("POST", "/tokenize", asked)["tokens"])
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones by their names."""
+        return str(self._ask("POST", "/detokenize", {"tokens": list(ids)})["content"])
+
+    def write(
+        self, prompts: Sequence[Sequence[int]], rooms: Sequence[int], ends: Sequence[int] = ()
+    ) -> list[list[int]]:
+        """Continue each prompt greedily; returns token ids.
+
+        Args:
+            prompts: Token ids.
+            rooms: How many tokens each may be followed by.
+            ends: Left unread, as the file says which tokens end an answer.
+
+        Raises:
+            CtxextError: llama.cpp refuses a prompt, or returns numbers that are not finite.
+        """
+        del ends
+        return [self._written(ids, room) for ids, room in zip(prompts, rooms, strict=True)]
+
+    def _written(self, ids: Sequence[int], room: int) -> list[int]:
+        answer = self._ask("POST", "/completion", {**_GREEDY, "prompt": list(ids), "n_predict": room})
+        scores = [entry["logprob"] for entry in answer["completion_probabilities"]]
+        if not all(isinstance(score, int | float) and math.isfinite(score) for score in scores):
+            raise CtxextError("llama.cpp returned numbers that are not finite.", hint="Try --dtype fp32.")
+        new = answer["tokens"][: -1 if answer["stop_type"] == "eos" else None]
+        return list(new[:room])  # Where the last character is not whole, it goes on.
+
+    def close(self) -> None:
+        """End the server and free its memory."""
+        del self._server
+
+    def _ask(self, method: str, path: str, content: Mapping[str, Any] | None = None) -> Any:
+        with closing(http.client.HTTPConnection(self._place)) as line:  # A kept one is closed after some seconds.
+            line.request(method, path, None if content is None else json.dumps(content), self._headers)
+            answer = json.loads(line.getresponse().read())
+        if "error" in answer:
+            raise CtxextError(f'llama.cpp {self.version} refuses "{self.path.name}": {answer["error"]["message"]}')
+        return answer
+
+
+class LlamaTokenizer:
+    """The tokenizer of a GGUF file, called like a tokenizer of transformers.
+
+    Args:
+        engine: llama.cpp with the file.
+    """
+
+    def __init__(self, engine: LlamaCpp) -> None:
+        self.engine = engine
+        self.chat_template = read_header(engine.path).get("tokenizer.chat_template")
+
+    def __call__(self, text: str | list[str], *, add_special_tokens: bool = True, verbose: bool = True) -> Any:
+        """The `input_ids` of a text or of several texts."""
+        del verbose
+        if isinstance(text, str):
+            return {"input_ids": self.engine.tokenize(text, add_special=add_special_tokens)}
+        return {"input_ids": [self.engine.tokenize(part, add_special=add_special_tokens) for part in text]}
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token."""
+        return [self.engine.detokenize([token]) for token in ids]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of tokens."""
+        del skip_special_tokens  # llama.cpp ends an answer before its end token.
+        return self.engine.detokenize(ids)
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, **more: Any) -> str:
+        """A conversation as one text, by the template in the file."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        assert not tokenize
+        names = {name: self.engine.properties.get(name, "") for name in ("bos_token", "eos_token")}
+        texts, _ = render_jinja_template([list(messages)], chat_template=self.chat_template, **{**names, **more})
+        return str(texts[0])
+
+
+def tokenizer_of(path: Path) -> LlamaTokenizer:
+    """The tokenizer of a GGUF file alone.
+
+    Raises:
+        CtxextError: as `LlamaCpp`.
+    """
+    return LlamaTokenizer(LlamaCpp(path, length=_CONTEXT_OF_TOKENIZER, dtype="auto", threads=1))
+
+
+def _set(parameters: Any, field: str, value: Any) -> None:
+    """Set a field of the engine's parameters, with a point between a part and its field.
+
+    Raises:
+        CtxextError: there is none, or it does not take the value.
+    """
+    *parts, name = field.split(".")
+    try:
+        for part in parts:
+            parameters = getattr(parameters, part)
+        getattr(parameters, name)
+        setattr(parameters, name, value)
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise CtxextError(
+            f'llama.cpp takes no {json.dumps(value)} for "{field}": {_first_line(error)}.',
+            hint="""--engine-args are fields of xllamacpp.CommonParams: '{"n_gpu_layers": 99}'.""",
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,124 @@
+"""`eval` of a GGUF file through llama.cpp, over a stand-in; tests/engines asks the real one."""
+
+import json
+import sys
+
+import pytest
+
+import stub_xllamacpp
+from ctxext.errors import CtxextError
+from ctxext.evaluate import Settings, evaluate
+from ctxext.evaluate.model import Loading
+from ctxext.gguf.convert import convert_gguf
+from ctxext.gguf.engine import LlamaCpp, LlamaTokenizer
+from ctxext.recipes import Recipe, Yarn
+from gguf_files import TENSORS, gguf_bytes, keys_of
+
+LLAMA = Loading(dtype="fp32", engine="llama.cpp")
+SMALL = {"tasks": ("needle",), "lengths": (256,), "depths": (0.0, 1.0), "samples": 1}
+
+
+@pytest.fixture(autouse=True)
+def xllamacpp(monkeypatch):
+    stub_xllamacpp.made.clear()
+    monkeypatch.setitem(sys.modules, "xllamacpp", stub_xllamacpp)
+
+
+@pytest.fixture
+def demo(tmp_path, monkeypatch):
+    """A file that says what the demo's would; the stand-in has the weights."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "demo.gguf"
+    values = {key: value for key, value in keys_of().items() if key != "tokenizer.chat_template"}
+    path.write_bytes(gguf_bytes(values, TENSORS))
+    return path
+
+
+def refusal(result):
+    assert isinstance(result.exception, CtxextError)
+    return f"{result.exception.message} {result.exception.hint}"
+
+
+def test_the_same_questions_and_cells_as_the_checkpoint(demo, tmp_path, monkeypatch):
+    from ctxext.evaluate.scoring import generation
+
+    asked, greedy = [], generation._greedy
+    monkeypatch.setattr(
+        generation, "_greedy", lambda loaded, ids, size: asked.extend(ids.tolist()) or greedy(loaded, ids, size)
+    )
+    settings = Settings(tasks=("needle", "kv"), lengths=(256,), depths=(0.0, 1.0), samples=1)
+    report = evaluate([demo], settings, loading=LLAMA, out=tmp_path / "out")
+    wanted = evaluate(["demo"], Settings(**{**vars(settings), "generate": True}), loading=Loading(dtype="fp32"))
+    (model,), (other,) = report["models"], wanted["models"]
+    assert [cell["correct"] for cell in model["cells"]] == [cell["correct"] for cell in other["cells"]]
+    assert 0 < sum(cell["correct"] for cell in model["cells"]) < len(model["cells"]), "all or nothing is no comparison"
+    server = stub_xllamacpp.made[-1]
+    assert sorted(server.asked) == sorted(asked)
+    assert server.parameters.n_ctx == 256
+    assert server.parameters.cache_type_k.name == "GGML_TYPE_F32"
+    assert (model["name"], model["engine"], model["dtype"]) == ("demo.gguf", "llama.cpp 1", "all F32")
+    assert "llama.cpp by xllamacpp 1" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("demo.gguf",), "is a GGUF file, which llama.cpp runs. Add --engine llama.cpp"),
+        (("demo", "--engine", "llama.cpp"), '"demo" is none'),
+        (
+            ("demo.gguf", "--engine", "llama.cpp", "--task", "needle,short"),
+            "short cannot be measured through llama.cpp",
+        ),
+        (("demo.gguf", "--engine", "llama.cpp", "--lengths", "1k"), "reads 512 tokens"),
+        (("demo.gguf", "--engine", "llama.cpp", "--lengths", "1k", "--allow-beyond"), "512 tokens, and none beyond"),
+        (("demo.gguf", "--engine", "llama.cpp", "--harness", "ruler-6"), "does not go through --engine"),
+        (("demo.gguf", "--engine", "llama.cpp", "--device", "cpu"), "llama.cpp chooses device"),
+        (("none.gguf", "--engine", "llama.cpp"), "There is no file"),
+        (("demo.gguf", "./demo.gguf", "--engine", "llama.cpp"), "is named twice"),
+        (
+            ("demo.gguf", "--engine", "llama.cpp", "--lengths", "256", "--engine-args", '{"colour": 1}'),
+            'takes no 1 for "colour"',
+        ),
+    ],
+)
+def test_what_it_cannot_do_is_refused_in_one_line(demo, run, words, says):
+    message = refusal(run("eval", *words))
+    assert says in message
+    assert "\n" not in message
+
+
+def test_without_it_one_line_and_a_hint(demo, run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    assert "llama.cpp is not installed. Install it" in refusal(run("eval", "demo.gguf", "--engine", "llama.cpp"))
+
+
+def test_the_command_names_the_recipe_and_how_to_run_it(demo, run):
+    convert_gguf(demo, "longer.gguf", Recipe([Yarn(factor=2)]))
+    more = ("--lengths", "256", "--depths", "1", "--samples", "1", "--engine-args", '{"n_gpu_layers": 0}')
+    result = run("eval", "longer.gguf", "--engine", "llama.cpp", *more, "--out", "out")
+    assert result.exit_code == 0, result.stderr
+    assert "llama-server -m longer.gguf -c 1024" in result.stderr
+    report = json.loads(demo.with_name("out").joinpath("report.json").read_text())
+    assert report["models"][0]["summary"] == "yarn ×2"
+    assert report["versions"]["xllamacpp"] == "1"
+    assert stub_xllamacpp.made[-1].parameters.n_gpu_layers == 0
+
+
+def test_numbers_that_are_not_finite_are_refused(demo, monkeypatch):
+    monkeypatch.setattr(stub_xllamacpp, "logprob", lambda: None)
+    with pytest.raises(CtxextError, match="not finite"):
+        evaluate([demo], Settings(**SMALL), loading=LLAMA)
+
+
+def test_the_template_in_the_file(demo):
+    template = (
+        "{{ bos_token }}{% for m in messages %}<{{ m.content }}>{% endfor %}{% if add_generation_prompt %}!{% endif %}"
+    )
+    demo.write_bytes(gguf_bytes({**keys_of(), "tokenizer.chat_template": template}, TENSORS))
+    engine = LlamaCpp(demo, length=256, dtype="auto", threads=1)
+    said = [{"role": "user", "content": "a"}]
+    text = LlamaTokenizer(engine).apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+    assert text == "<|begin|><a>!"
+    with pytest.raises(CtxextError, match=r"refuses .*exceeds the available context"):
+        engine.write([[2] * 300], [1])
+    engine.close()
