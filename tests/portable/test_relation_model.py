@@ -3,6 +3,7 @@
 import copy
 import functools
 import shutil
+import weakref
 
 import pytest
 import torch
@@ -162,6 +163,15 @@ def test_what_caches_do_to_sequences(name, backend):
     prompts = check(cache, prompts.repeat_interleave(2, 0), 30)
     cache.batch_select_indices(torch.tensor([5, 1]))
     prompts = check(cache, prompts[[5, 1]], 40)
+
+
+def test_a_cache_goes_with_its_last_user():
+    """Not when garbage is next collected: the caches of several long prompts would be in memory at once."""
+    cache = DynamicCache()
+    state_of(cache)
+    alive = weakref.ref(cache)
+    del cache
+    assert alive() is None
 
 
 @pytest.mark.parametrize("name", ["self-extend", "dca", "rerope", "adaptive", "sinks"])

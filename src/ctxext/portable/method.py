@@ -7,7 +7,6 @@ h query heads, g KV heads, l length, d head, p rotated pairs, c columns of cos a
 
 import functools
 import math
-import types
 from collections import namedtuple
 
 import torch
@@ -265,7 +264,7 @@ def following(name):
     """A cache's method of this name, which also moves the state of its sequences."""
 
     def moved(cache, *args, **kwargs):
-        getattr(type(cache), name)(cache, *args, **kwargs)
+        getattr(super(type(cache), cache), name)(*args, **kwargs)
         state = cache.ctxext_state
         state.derived.clear()
         if name in ("crop", "reset"):
@@ -277,6 +276,12 @@ def following(name):
 
 
 FOLLOWING = {name: following(name) for name in MOVES}
+
+
+@functools.cache
+def followed(kind):
+    """A class of caches whose methods also move the state of their sequences."""
+    return type(kind.__name__, (kind,), {name: move for name, move in FOLLOWING.items() if hasattr(kind, name)})
 
 
 class SequenceState:
@@ -294,7 +299,6 @@ def state_of(cache):
     """
     if not hasattr(cache, "ctxext_state"):
         cache.ctxext_state = SequenceState()
-        for name in FOLLOWING if not torch.compiler.is_compiling() else ():
-            if hasattr(cache, name):  # Bound to this cache alone; a deep copy binds its own.
-                setattr(cache, name, types.MethodType(FOLLOWING[name], cache))
+        if not torch.compiler.is_compiling():
+            cache.__class__ = followed(type(cache))  # Methods of its own would keep it alive, as they refer to it.
     return cache.ctxext_state
