@@ -4,7 +4,12 @@ import dataclasses
 import errno
 import json
 import math
+import random
 import struct
+import subprocess
+import sys
+import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -289,9 +294,22 @@ def _damaged():
     yield "tensors without end", raw[:8] + struct.pack("<Q", 1 << 62) + raw[16:], "damaged|cut off"
     yield "keys without end", raw[:16] + struct.pack("<Q", 1 << 62) + raw[24:], "damaged|cut off"
     yield "a key of an absurd length", raw[:24] + struct.pack("<Q", 1 << 40) + raw[32:], "damaged"
+    key = raw.index(b"tokenizer.chat_template") + len("tokenizer.chat_template")
+    yield "a text of an absurd length", raw[: key + 4] + struct.pack("<Q", 1 << 60) + raw[key + 12 :], "cut off"
+    words = raw.index(b"tokenizer.ggml.tokens") + len("tokenizer.ggml.tokens")
+    yield "a list without end", raw[: words + 8] + struct.pack("<Q", 1 << 60) + raw[words + 16 :], "cut off"
+    numbers = struct.pack("<IQ", 4, 1 << 60)
+    yield "numbers without end", raw[: words + 4] + numbers + raw[words + 16 :], "cut off"
+    nested = struct.pack("<IQ", 9, 1) * 10_000
+    yield "lists in lists", raw[: words + 4] + nested + raw[words + 16 :], "array of type 9"
+    yield "more keys than a model has", raw[:16] + struct.pack("<Q", 1 << 20) + raw[24:], "claims 1048576 keys"
     yield "dimensions", raw[:at] + struct.pack("<I", 9) + raw[at + 4 :], "9 dimensions"
     yield "a shape", raw[: at + 4] + struct.pack("<Q", 1 << 62) + raw[at + 12 :], "damaged"
+    both = struct.pack("<IQQ", 2, 1 << 62, 4)  # Their product is 0 in 64 bits.
+    yield "a product", raw[:at] + both + raw[at + 12 :], "no file holds"
     yield "a type", raw[: at + 12] + struct.pack("<I", 99) + raw[at + 16 :], "type 99"
+    yield "an offset outside", raw[: at + 16] + struct.pack("<Q", 1 << 60) + raw[at + 24 :], "begins at byte"
+    yield "no data", raw[: raw.index(bytes(range(100)))], "ends behind the end"
     yield "an offset", raw[: at + 16] + struct.pack("<Q", 32) + raw[at + 24 :], "begins at byte 32"
     yield "names", raw.replace(b"output.weight", b"output.weighu"), None
     yield "the same key twice", raw.replace(b"general.quantized", b"tokenizer.ggml.to"), None
@@ -333,6 +351,72 @@ def test_damaged_files_are_refused_in_one_line(tmp_path, raw, says):
     with pytest.raises(CtxextError, match=says) as caught:
         open_gguf(path)
     assert "\n" not in caught.value.message
+
+
+def test_a_damaged_file_leaves_nothing_and_ends_with_1(tmp_path, run):
+    for number, (_, raw, says) in enumerate(_damaged()):
+        if says is not None:
+            (tmp_path / "m.gguf").write_bytes(raw)
+            out = tmp_path / f"{number}.gguf"
+            assert run("convert", tmp_path / "m.gguf", out, "--method", "yarn", "--factor", "2").exit_code == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_a_list_of_empty_texts_takes_little_memory(gguf):
+    path = gguf(values={**keys_of(), "tokenizer.ggml.merges": [""] * 20_000})
+    tracemalloc.start()
+    try:
+        read_header(path)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 4 * path.stat().st_size
+
+
+KILLED = """
+import sys
+from ctxext.gguf.convert import convert_gguf
+from ctxext.recipes import Recipe
+from ctxext.recipes.methods.mrrope import MrRope
+print("ready", flush=True)
+convert_gguf(sys.argv[1], sys.argv[2], Recipe([MrRope(factor=4)]), overwrite=True)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments(gguf, tmp_path):
+    """20 kills leave the old file, the whole new one or none; the next run goes through."""
+    tensors = {f"blk.{number}.weight": bytes([number]) * (1 << 22) for number in range(24)}
+    source, out, chance = gguf(tensors=tensors), tmp_path / "out.gguf", random.Random(0)
+
+    def begun():
+        words = [sys.executable, "-c", KILLED, str(source), str(out)]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "ready\n"
+        return process, time.monotonic()
+
+    process, started = begun()
+    assert process.communicate()[0] == "done\n"
+    seconds, whole, killed = time.monotonic() - started, out.read_bytes(), 0
+    for _ in range(20):
+        was_there = out.exists()
+        if was_there and chance.random() < 0.5:
+            out.unlink()
+            was_there = False
+        process, _ = begun()
+        time.sleep(chance.uniform(0, seconds))
+        process.kill()
+        killed += process.communicate()[0] != "done\n"
+        assert out.exists() or not was_there
+        assert not out.exists() or out.read_bytes() == whole
+    assert killed >= 10
+    assert begun()[0].communicate()[0] == "done\n"
+    assert out.read_bytes() == whole
+    assert {path.name for path in tmp_path.iterdir() if ".gguf" in path.name and path.suffix != ".lock"} == {
+        "m.gguf",
+        "out.gguf",
+    }
 
 
 def test_a_failed_run_leaves_nothing(gguf, tmp_path, monkeypatch):

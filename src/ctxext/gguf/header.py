@@ -41,6 +41,8 @@ _SIZES: Mapping[int, tuple[str, int, int]] = {
 }
 """By the number of a tensor's type its name, and how many weights take how many bytes."""
 _MOST_HEADER = 1 << 28
+_MOST_VALUES, _MOST_TENSORS = 1 << 16, 1 << 20
+"""A file may claim more, and each would take many times its bytes in memory."""
 _MOST_NAME = 64
 _MOST_DIMENSIONS = 4
 _PIECE = 1 << 20
@@ -177,6 +179,8 @@ def read_header(path: Path) -> Header:
                 f'"{path}" has version {version} of GGUF.', hint="Versions 2 and 3 are known; convert the model again."
             )
         num_tensors, num_values = reader.unpack("QQ")
+        if num_tensors > _MOST_TENSORS or num_values > _MOST_VALUES:
+            raise reader.damaged(f"it claims {num_values} keys and {num_tensors} tensors")
         values = dict(reader.values(num_values))
         tensors = tuple(reader.tensors(num_tensors))
         alignment = _alignment(values, path)
@@ -254,7 +258,10 @@ class _Reader:
             raise self.damaged(f'the key "{key}" is an array of type {of}')
         if count * 8 > self.size - self.place:
             raise self.cut_off()
-        return b"".join([head, *(self.string() for _ in range(count))])
+        raw = bytearray(head)
+        for _ in range(count):
+            raw += self.string()
+        return bytes(raw)
 
     def string(self) -> bytes:
         head = self.take(8)
