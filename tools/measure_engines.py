@@ -244,7 +244,14 @@ def _line(error: object) -> str:
 
 
 def _read() -> dict[str, Any]:
-    empty = {"prompts": LENGTHS, "window": WINDOW, "greedy_of": NEW * len(LENGTHS), "versions": {}, "cells": {}}
+    empty = {
+        "prompts": LENGTHS,
+        "window": WINDOW,
+        "greedy_of": NEW * len(LENGTHS),
+        "versions": {},
+        "cells": {},
+        "families": {},
+    }
     return {**empty, **(json.loads(DATA.read_text()) if DATA.exists() else {})}
 
 
@@ -255,7 +262,10 @@ def _write(data: dict[str, Any]) -> None:
     for name in order:
         cells = ",\n   ".join(f"{json.dumps(key)}: {json.dumps(cell)}" for key, cell in data["cells"][name].items())
         variants.append(f"{json.dumps(name)}: {{\n   {cells}\n  }}")
-    DATA.write_text("{\n " + ",\n ".join(lines) + ',\n "cells": {\n  ' + ",\n  ".join(variants) + "\n }\n}\n")
+    families = [f"{json.dumps(name)}: {json.dumps(cells)}" for name, cells in sorted(data["families"].items())]
+    parts = {"cells": variants, "families": families}
+    lines += [f'"{part}": {{\n  ' + ",\n  ".join(entries) + "\n }" for part, entries in parts.items()]
+    DATA.write_text("{\n " + ",\n ".join(lines) + "\n}\n")
 
 
 @contextmanager

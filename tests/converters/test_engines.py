@@ -7,10 +7,11 @@ import pytest
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import engines
 from ctxext.converters.engines import EXACT, TOLERANCE, UNKNOWN, WRONG, measured, schedules_of, serving_of, worst
-from ctxext.recipes import METHODS, AdjustedBase, Recipe, Yarn, method_named
+from ctxext.recipes import METHODS, AdjustedBase, Ntk, Recipe, Yarn, method_named
 from ctxext.recipes.encodings.rotary import model_config
 
 RUN = ("vLLM", "vLLM's transformers backend", "llama.cpp", "MLX")
+MODEL = model_config(open_checkpoint("demo").config)
 CONFIG_ONLY = [method for method in METHODS if method.encoding == "rotary" and not method.needs_code()]
 
 
@@ -91,3 +92,27 @@ def test_mlx_says_what_to_take_instead():
     assert served.status == WRONG
     assert "yarn or ntk-by-parts is exact there" in served.remark
     assert row(model_of(step_of("self-extend")), "MLX").status == WRONG
+
+
+def test_a_family_is_tried_where_its_cell_is_right(monkeypatch):
+    """Run tools/measure_families.py to add one."""
+    right, wrong = {"vLLM": {"differences": [1e-5, 9e-4]}}, {"vLLM": {"differences": [1e-5, 2e-3]}}
+    families = {"seed_oss": right, "apertus": wrong, "exaone4": {"vLLM": {"refused": "it is new"}}}
+    monkeypatch.setattr(engines, "measured", lambda: {"families": families})
+    for engine, tried in (("vLLM", {"seed_oss"}), ("SGLang", set()), ("MLX", set())):
+        assert engines.tried_in(engine) & families.keys() == tried
+
+
+def test_what_vllm_reads_above_the_schedule():
+    """Its Ministral 3 leaves the schedule's `llama_4_scaling_beta` unread: off by 0.64 beyond the original length."""
+    rope = {"rope_type": "default", "rope_theta": 1e6, "original_max_position_embeddings": 64}
+    config = {"model_type": "ministral3", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config |= {"head_dim": 16, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    model = model_config({**config, "rope_parameters": {**rope, "llama_4_scaling_beta": 0.1}})
+    for step in (Yarn(factor=4), Ntk(factor=4)):
+        written = step.resolved(model.rotary).edit(model).config
+        scaling = {"original_max_position_embeddings": 64, "beta": 0.1}
+        assert written["llama_4_scaling"] == scaling
+        assert written["rope_parameters"].items() >= {"llama_4_scaling_beta": 0.1}.items()
+        assert written["rope_parameters"]["original_max_position_embeddings"] == 64
+    assert "llama_4_scaling" not in Yarn(factor=4).resolved(MODEL.rotary).edit(MODEL).config

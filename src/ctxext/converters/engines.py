@@ -192,6 +192,7 @@ def measured() -> Mapping[str, Any]:
     `prompts` are their lengths in tokens, `window` is the original context length, `greedy_of` how many tokens were
     written in all, `versions` are those of the packages. `cells` has by variant of a method and by engine the
     `differences` of each prompt from transformers and how many `greedy` tokens are the same, or why it `refused`.
+    `families` has the same for yarn in families that the cells were not measured with.
     """
     return json.loads(files("ctxext.converters").joinpath("engines.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
@@ -199,6 +200,13 @@ def measured() -> Mapping[str, Any]:
 def worst(variant: str, engine: str) -> float | None:
     """The largest difference of a variant in an engine, in nats; None where it was not run."""
     return max(measured()["cells"].get(variant, {}).get(engine, {}).get("differences", ()), default=None)
+
+
+def tried_in(engine: str) -> frozenset[str]:
+    """The families with which an engine was tried and is right."""
+    rows = {name: cells.get(engine, {}).get("differences") for name, cells in measured()["families"].items()}
+    right = {name for name, differences in rows.items() if differences and max(differences) <= TOLERANCE}
+    return _TRIED_IN.get(engine, TRIED_FAMILIES).union(right)
 
 
 def schedules_of(model: ModelConfig) -> tuple[str, ...]:
@@ -259,8 +267,7 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
         status, _, remark = max(rows, key=lambda row: order.index(row[0]))
         arguments = " ".join(dict.fromkeys(row[1] for row in rows if row[1]))
         remark = remark or next((row[2] for row in rows if row[2]), "")
-        tried = _TRIED_IN.get(engine, TRIED_FAMILIES)
-        if engine != "transformers" and status not in (WRONG, UNKNOWN) and family not in tried:
+        if engine != "transformers" and status not in (WRONG, UNKNOWN) and family not in tried_in(engine):
             status, remark = UNKNOWN, f"{UNTRIED} {family}"
         if engine == "SGLang" and status == EXACT:
             status, remark = UNKNOWN, "; ".join(part for part in (remark, BY_SOURCE) if part)

@@ -422,6 +422,9 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     if thetas := text.get(family.layer_theta_key) if family.layer_theta_key else None:
         for index in rotated_layers(config, family):
             thetas[index] = rotary.theta
+    if beta := parameters.get("llama_4_scaling_beta"):  # vLLM reads it above the schedule alone (docs/traps.md, 27).
+        original = parameters["original_max_position_embeddings"]
+        text["llama_4_scaling"] = {"original_max_position_embeddings": original, "beta": beta}
     text["rope_parameters"] = nested_by_type(config, family, parameters) if family.nested_rope else parameters
     text.pop("rope_scaling", None)
     is_explicit = rotary.rope_type != "default" or family.explicit_default or any(key in parameters for key in KEPT)
