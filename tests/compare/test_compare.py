@@ -15,6 +15,7 @@ from ctxext import NtkAlibi, Range, Recipe, Table, compare, convert, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.compare import run as compare_run
 from ctxext.compare.candidates import STOCK
+from ctxext.compare.options import CompareOptions
 from ctxext.errors import CtxextError
 from ctxext.evaluate import Settings
 from ctxext.evaluate import run as evaluate_run
@@ -23,7 +24,13 @@ from ctxext.evaluate.run import Pace
 from ctxext.evaluate.workbench import Workbench
 from ctxext.recipes.recipe import recipe_from_dict
 
-ASKED = {"tasks": ("needle", "perplexity", "short"), "lengths": (640,), "depths": (0.0, 1.0), "samples": 2}
+ASKED = {
+    "tasks": ("needle", "perplexity", "short"),
+    "lengths": (640,),
+    "depths": (0.0, 1.0),
+    "samples": 2,
+    "num_needles": 4,
+}
 METHODS = ("yarn", "self-extend", "mspoe")
 FP32 = Loading(dtype="fp32")
 
@@ -64,6 +71,12 @@ def test_the_same_cells_as_convert_and_eval(tmp_path):
     for line, model in zip(lines, report["models"], strict=True):
         (cell,) = line["cells"]
         assert (cell["questions"], cell["share"]) == (4, sum(each["correct"] for each in model["cells"]) / 4)
+
+
+def test_a_text_has_a_needle_at_every_depth():
+    """So that it is read once."""
+    options = CompareOptions(target_length=1024)
+    assert options.num_needles == len(options.depths)
 
 
 @pytest.fixture

@@ -36,6 +36,13 @@ class CompareOptions(Settings):
         kind="names",
         repeats=True,
     )
+    num_needles: int = option(
+        5,
+        help="needle: facts in the text, which is read once for as many depths.",
+        panel="What is asked",
+        flags=("--needles",),
+        min=1,
+    )
     samples: int = option(8, help="Questions per cell, and documents to read.", min=1)
     lengths: tuple[int, ...] = option(
         (),
