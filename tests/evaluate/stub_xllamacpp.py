@@ -85,7 +85,13 @@ class Server:
             while len(new) < content["n_predict"] and tokenizer.eos_token_id not in new:
                 new.append(int(model(torch.tensor([ids + new]), logits_to_keep=1).logits[0, -1].argmax()))
         ended = "eos" if new[-1] == tokenizer.eos_token_id else "limit"
-        return {"tokens": new, "stop_type": ended, "completion_probabilities": [{"logprob": logprob()}] * len(new)}
+        scores = {"completion_probabilities": [{"logprob": logprob()}] * len(new)} if new[0] in whole() else {}
+        return {"tokens": new, "stop_type": ended, **scores}
+
+
+def whole():
+    """The tokens that are no half of a character, for which the server gives scores."""
+    return range(1 << 20)
 
 
 def logprob():

@@ -104,6 +104,14 @@ def test_the_command_names_the_recipe_and_how_to_run_it(demo, run):
     assert stub_xllamacpp.made[-1].parameters.n_gpu_layers == 0
 
 
+def test_half_a_character_is_an_answer_without_scores(demo, monkeypatch):
+    engine = LlamaCpp(demo, length=256, dtype="auto", threads=1)
+    written = engine.write([[2, 3]], [2])
+    monkeypatch.setattr(stub_xllamacpp, "whole", tuple)
+    assert engine.write([[2, 3]], [2]) == written
+    engine.close()
+
+
 def test_numbers_that_are_not_finite_are_refused(demo, monkeypatch):
     monkeypatch.setattr(stub_xllamacpp, "logprob", lambda: None)
     with pytest.raises(CtxextError, match="not finite"):

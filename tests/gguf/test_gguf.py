@@ -212,6 +212,29 @@ def test_the_divisors_of_a_source_are_its_schedule(gguf, tmp_path):
     assert plan.factors == (1.0,) * 8
 
 
+@pytest.mark.parametrize("step", BY_FACTORS, ids=name_of)
+def test_phi3_takes_the_divisors_in_both_its_lists(gguf, tmp_path, step):
+    """It reads one of them for a whole run, by the length it is started with."""
+    source = gguf(values={**keys_of("phi3"), "split.tensors.count": 3})
+    out = convert_gguf(source, tmp_path / "out.gguf", Recipe([step])).out
+    tensors, before = contents(out)[1], contents(source)[1]
+    lists = [tensors.pop(f"rope_factors_{kind}.weight") for kind in ("long", "short")]
+    assert tensors == before
+    llama = contents(convert_gguf(gguf("l.gguf"), tmp_path / "l-out.gguf", Recipe([step])).out)[1]
+    assert lists == [llama[FACTORS]] * 2
+    assert read_header(out).get("split.tensors.count") == 5
+    assert all(check.is_passed for check in verify_gguf(out, source))
+    again = convert_gguf(out, tmp_path / "b.gguf", Recipe([Yarn(factor=8)]), replace_scaling=True).out
+    assert set(
+        struct.unpack("<16f", b"".join(contents(again)[1][f"rope_factors_{kind}.weight"] for kind in ("long", "short")))
+    ) == {1.0}
+    raw = bytearray(out.read_bytes())
+    raw[read_header(out).data_start + read_header(out).tensors[-1].offset + 1] ^= 1
+    out.write_bytes(raw)
+    with pytest.raises(CtxextError, match="lists of its own for long and short"):
+        open_gguf(out)
+
+
 def test_all_parts_of_a_split_model(gguf, tmp_path):
     values = {**keys_of(), "split.no": 0, "split.count": 2, "split.tensors.count": 4}
     gguf("m-00001-of-00002.gguf", values)
@@ -334,6 +357,7 @@ def _damaged():
         gguf_bytes(keys_of(rope__dimension_count=4_000_000_000), TENSORS),
         "dimensions that rotate",
     )
+    yield "another base", gguf_bytes(keys_of("gemma2", rope__freq_base_swa=1e4), TENSORS), "a base of their own"
     yield "parts in words", gguf_bytes({**keys_of(), "split.count": "two"}, TENSORS), "split.count"
     yield "parts without end", gguf_bytes({**keys_of(), "split.count": 4_000_000_000}, TENSORS), "split.count"
     yield "no divisors for a head", gguf_bytes(keys_of(rope__dimension_count=8), {FACTORS: bytes(16)}), "not a list of"

@@ -14,8 +14,11 @@ from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS, Recipe, Yarn, method_named
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import Rotary, attention_scaling, model_config
+from ctxext.verify.carried import rotations
 from ctxext.verify.reference import reference_of
 from ctxext.verify.run import failures, verify
+from tiny_models import ENCODERS, tiny_config
+from tiny_models import FAMILIES as TINY
 
 DIVIDED = {method.name: method for method in METHODS if method.name in ("mrrope", "resonance", "cope")}
 NUMBERS = [
@@ -162,6 +165,34 @@ def test_redundant_keys_change_nothing_in_transformers(llama_source, tmp_path, n
         assert not {"mscale", "mscale_all_dim", "short_mscale", "long_mscale"} & set(config[dialect])
     (folder / "config.json").write_text(json.dumps(config))
     assert torch.equal(logits(folder), written)
+
+
+def without(config, keys):
+    """A configuration without some keys, at any depth."""
+    if not isinstance(config, dict):
+        return config
+    return {key: without(value, keys) for key, value in config.items() if key not in keys}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", REDUNDANT)
+def test_redundant_keys_change_no_rotation_of_any_family(name):
+    """Every angle and factor that a class makes, to the last bit, inside the original length and at the last."""
+    compared = []
+    for model_type in (*TINY, *ENCODERS):
+        try:
+            model = model_config(json.loads(tiny_config(model_type).to_json_string(use_diff=False)))
+            step = step_of(name, model.rotary.dim // 2)
+            config = step.adapted(model).resolved(model.encoding).edit(model).config
+            lengths = [model.rotary.trained_length // 2, 4 * model.rotary.trained_length]
+            written = rotations(config, lengths)
+        except CtxextError:  # Families that take no schedule, or not this one.
+            continue
+        bare = without(config, REDUNDANT[name])
+        assert bare != config, model_type
+        assert rotations(bare, lengths) == written, model_type
+        compared.append(model_type)
+    assert len(compared) >= 40, compared
 
 
 @pytest.mark.parametrize("name", REDUNDANT)

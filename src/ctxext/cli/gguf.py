@@ -14,7 +14,7 @@ from ctxext.cli.terminal import bold, done_line, marked
 from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
 from ctxext.gguf.convert import GgufPlan, carried_methods, convert_gguf, plan_gguf
-from ctxext.gguf.model import FACTORS, GgufModel, describe, open_gguf
+from ctxext.gguf.model import GgufModel, describe, open_gguf
 from ctxext.gguf.verify import verify_gguf
 from ctxext.reading.length import format_length
 from ctxext.recipes.recipe import Recipe, describe_step
@@ -73,7 +73,8 @@ def plan_data(plan: GgufPlan, out: str | None) -> dict[str, Any]:
 
 def _tensors_text(plan: GgufPlan) -> str:
     count = len(plan.source.header.tensors)
-    added = "" if plan.factors is None else f", and {FACTORS} with {len(plan.factors)} divisors"
+    lists = " and ".join(plan.source.architecture.lists)
+    added = "" if plan.factors is None else f", and {lists} with {len(plan.factors)} divisors"
     return f"{count} tensors as they are{added}"
 
 

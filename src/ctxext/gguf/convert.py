@@ -22,7 +22,6 @@ from ctxext.gguf.model import (
     factors_of,
     open_gguf,
     rotation_in_llama_cpp,
-    tensor_named,
 )
 from ctxext.notebook import table
 from ctxext.options import accepts_options
@@ -48,7 +47,7 @@ class Schedule:
 
     Attributes:
         keys: The keys below the architecture's name; None for one that must not be there.
-        factors: The content of `rope_freqs.weight`, plain over actual frequency; None where keys say it all.
+        factors: The content of the lists of divisors, plain over actual frequency; None where keys say it all.
     """
 
     keys: Mapping[str, float | str | None]
@@ -64,7 +63,7 @@ class GgufPlan:
         recipe: The steps with every number filled in.
         model: The model with its new encoding.
         header: The header of the result.
-        factors: The content of `rope_freqs.weight`, where it is written.
+        factors: The content of the lists of divisors, where they are written.
     """
 
     source: GgufModel
@@ -193,7 +192,7 @@ def schedule_of(rotary: Rotary, architecture: Architecture) -> Schedule:
             keys["rope.scaling.attn_factor"] = scaling / own
         return Schedule(keys)
     _check_static(rotary)
-    if not architecture.reads_factors:
+    if not architecture.lists:
         raise CtxextError(
             f'llama.cpp reads no list of frequencies for "{architecture.name}", which this schedule ({kind}) needs.',
             hint=f"Keys alone carry {_CARRIED}; ntk-by-parts is the nearest to a schedule by frequency.",
@@ -244,19 +243,20 @@ def _plan(model: GgufModel, recipe: Recipe, start: ModelConfig, edited: ModelCon
             values[key] = _like(header.values.get(key), content)
         else:
             values.pop(key, None)
-    tensors, factors = header.tensors, schedule.factors
-    present = tensor_named(header, FACTORS)
-    if present is not None and factors is None:
-        factors = (1.0,) * present.shape[0]  # Dividing by 1 changes nothing, and the file keeps its layout.
+    tensors, factors, lists = header.tensors, schedule.factors, model.architecture.lists
+    present = factors_of(model.path, header, model.architecture)
+    if present and factors is None:
+        factors = (1.0,) * len(present)  # Dividing by 1 changes nothing, and the file keeps its layout.
     if factors is not None:
-        replaced.setdefault(FACTORS, list(factors_of(model.path, header)) or None)
-    if factors is not None and present is None:
-        end = max((tensor.offset + tensor.size for tensor in tensors), default=0)  # Whatever lies behind them.
-        end += -end % header.alignment
-        tensors += (Tensor(FACTORS, (len(factors),), F32, end),)
+        replaced.setdefault(FACTORS, list(present) or None)
+    if factors is not None and not present:
+        for name in lists:
+            end = max((tensor.offset + tensor.size for tensor in tensors), default=0)  # Whatever lies behind them.
+            end += -end % header.alignment
+            tensors += (Tensor(name, (len(factors),), F32, end),)
         if _TENSORS_KEY in values:
             count = header.values[_TENSORS_KEY]
-            values[_TENSORS_KEY] = Value(count.kind, (count.content + 1).to_bytes(len(count.raw), "little"))
+            values[_TENSORS_KEY] = Value(count.kind, (count.content + len(lists)).to_bytes(len(count.raw), "little"))
     noted = {
         "version": __version__,
         "recipe": recipe.to_dict(),
@@ -402,21 +402,17 @@ def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None
                 done += piece
                 if progress is not None:
                     progress("Copying tensors", done, sum(sizes))
-            if is_first and plan.factors is not None:
-                target.seek(len(packed) + _place_of_factors(header))
-                target.write(_packed_factors(header, plan.factors))
+            for tensor in header.tensors if is_first and plan.factors is not None else ():
+                if tensor.name in plan.source.architecture.lists:
+                    target.seek(len(packed) + tensor.offset)
+                    target.write(_packed_factors(header, tensor, plan.factors or ()))
             os.fsync(target.fileno())
 
 
-def _place_of_factors(header: Header) -> int:
-    """Where the divisors begin, in bytes from the first tensor."""
-    return next(tensor.offset for tensor in header.tensors if tensor.name == FACTORS)
-
-
-def _packed_factors(header: Header, factors: tuple[float, ...]) -> bytes:
-    """The bytes of the divisors, padded where they end the file."""
+def _packed_factors(header: Header, tensor: Tensor, factors: tuple[float, ...]) -> bytes:
+    """The bytes of a list of divisors, padded where it ends the file."""
     packed = struct.pack(f"<{len(factors)}f", *factors)
-    return packed + bytes(-len(packed) % header.alignment if header.tensors[-1].name == FACTORS else 0)
+    return packed + bytes(-len(packed) % header.alignment if header.tensors[-1] is tensor else 0)
 
 
 def check_rotation(path: Path, architecture: Architecture, model: ModelConfig) -> float:

@@ -120,7 +120,9 @@ class LlamaCpp:
 
     def _written(self, ids: Sequence[int], room: int) -> list[int]:
         answer = self._ask("POST", "/completion", {**_GREEDY, "prompt": list(ids), "n_predict": room})
-        scores = [entry["logprob"] for entry in answer["completion_probabilities"]]
+        scores = [
+            entry["logprob"] for entry in answer.get("completion_probabilities", ())
+        ]  # None for half a character.
         if not all(isinstance(score, int | float) and math.isfinite(score) for score in scores):
             raise CtxextError("llama.cpp returned numbers that are not finite.", hint="Try --dtype fp32.")
         new = answer["tokens"][: -1 if answer["stop_type"] == "eos" else None]

@@ -21,8 +21,10 @@ from ctxext.recipes.recipe import plain_config, recipe_from_dict
 RECIPE_KEY = "ctxext.recipe"
 """Where a converted file says what was done: the recipe, the version, and the values that it replaced."""
 FACTORS = "rope_freqs.weight"
-"""The tensor by which llama.cpp divides the angle of each pair, in the architectures that ask for it."""
-OWN_LISTS = ("rope_factors_long.weight", "rope_factors_short.weight")
+"""The tensor by which llama.cpp divides the angle of each pair in most architectures that ask for one, and the name of
+the divisors in the record of a conversion."""
+_LONG_AND_SHORT = ("rope_factors_long.weight", "rope_factors_short.weight")
+"""Lists of which llama.cpp takes one for a whole run, by the length that it is started with."""
 _MOST_PARTS = 99_999
 _MOST_DIMENSIONS = 1 << 16
 BETAS = (32.0, 1.0)
@@ -36,13 +38,13 @@ class Architecture:
     Attributes:
         name: The name in general.architecture.
         models: The models that have it, for people.
-        reads_factors: Whether it reads `rope_freqs.weight`, and so any static schedule.
+        lists: The tensors of divisors that it reads, with the same content; with them it carries any static schedule.
         has_sliding_base: Whether its sliding-window layers rotate by another base, which no schedule changes.
     """
 
     name: str
     models: str
-    reads_factors: bool
+    lists: tuple[str, ...]
     has_sliding_base: bool
 
 
@@ -51,7 +53,7 @@ def architectures() -> Mapping[str, Architecture]:
     """The known architectures by name."""
     text = resources.files("ctxext.gguf").joinpath("architectures.json").read_text(encoding="utf-8")
     return {
-        name: Architecture(name, entry["models"], entry["factors"], entry.get("sliding_base", False))
+        name: Architecture(name, entry["models"], tuple(entry["lists"]), entry.get("sliding_base", False))
         for name, entry in json.loads(text).items()
     }
 
@@ -117,7 +119,7 @@ def open_gguf(path: str | Path, original_length: int | None = None) -> GgufModel
     architecture = architectures()[name]
     _check_parts(place, header)
     noted = _noted(place, header)
-    now = _config(place, header, architecture, header.get, factors_of(place, header))
+    now = _config(place, header, architecture, header.get, factors_of(place, header, architecture))
     if noted:
         old = {**{key: value.content for key, value in header.values.items()}, **noted["replaced"]}
 
@@ -196,13 +198,13 @@ def _config(
     def factor(name: str) -> Any:  # llama.cpp takes 0 for "not set".
         return number(name, 1.0) if get(f"{architecture.name}.{name}") else 1.0
 
-    for name in OWN_LISTS:
-        if any(tensor.name == name for tensor in header.tensors):
-            raise CtxextError(
-                f'"{path}" has lists of its own for long and short texts, {name}.', hint="It is a LongRoPE model."
-            )
+    for name in _LONG_AND_SHORT:
+        if name not in architecture.lists and tensor_named(header, name) is not None:
+            raise _two_lists(path)
     if f"{architecture.name}.rope.dimension_sections" in header.values:
         raise CtxextError(f'"{path}" rotates by sections of positions, as models of images do.')
+    if f"{architecture.name}.rope.freq_base_swa" in header.values and not architecture.has_sliding_base:
+        raise CtxextError(f'"{path}" gives its sliding-window layers a base of their own, which was not tried.')
     heads = header.get(f"{architecture.name}.attention.head_count")
     if not isinstance(heads, int) or heads <= 0:  # Also where each layer has its own.
         raise CtxextError(
@@ -281,22 +283,36 @@ def tensor_named(header: Header, name: str) -> Tensor | None:
     return next((tensor for tensor in header.tensors if tensor.name == name), None)
 
 
-def factors_of(path: Path, header: Header) -> Sequence[float]:
-    """The numbers of `rope_freqs.weight`; none where the file has no such tensor.
+def factors_of(path: Path, header: Header, architecture: Architecture) -> Sequence[float]:
+    """The divisors in the lists that the architecture reads; none where the file has no such tensor.
 
     Raises:
-        CtxextError: it is not a list of positive float32.
+        CtxextError: one is not a list of positive float32, or they differ.
     """
-    tensor = tensor_named(header, FACTORS)
-    if tensor is None:
-        return ()
+    contents = [
+        _numbers_of(path, header, tensor)
+        for name in architecture.lists
+        if (tensor := tensor_named(header, name)) is not None
+    ]
+    if contents and (len(contents) < len(architecture.lists) or contents.count(contents[0]) < len(contents)):
+        raise _two_lists(path)
+    return contents[0] if contents else ()
+
+
+def _two_lists(path: Path) -> CtxextError:
+    return CtxextError(
+        f'"{path}" has lists of its own for long and short texts, {_LONG_AND_SHORT[0]}.', hint="It is a LongRoPE model."
+    )
+
+
+def _numbers_of(path: Path, header: Header, tensor: Tensor) -> Sequence[float]:
     if tensor.kind != F32 or len(tensor.shape) != 1:
-        raise CtxextError(f'"{FACTORS}" in "{path}" is not a list of float32.')
+        raise CtxextError(f'"{tensor.name}" in "{path}" is not a list of float32.')
     with path.open("rb") as file:
         file.seek(header.data_start + tensor.offset)
         numbers = struct.unpack(f"<{tensor.shape[0]}f", file.read(tensor.size))
     if not all(math.isfinite(number) and number > 0 for number in numbers):
-        raise CtxextError(f'"{FACTORS}" in "{path}" holds numbers that are not positive.')
+        raise CtxextError(f'"{tensor.name}" in "{path}" holds numbers that are not positive.')
     return numbers
 
 
@@ -319,7 +335,7 @@ def rotation_in_llama_cpp(path: Path, header: Header, architecture: Architecture
     factor = value("rope.scaling.factor", 0.0) or value("rope.scale_linear", 0.0) or 1.0
     kind = value("rope.scaling.type", "linear")
     scale = 1.0 if kind == "none" else 1.0 / factor
-    divisors = (factors_of(path, header) if architecture.reads_factors else ()) or [1.0] * (dim // 2)
+    divisors = factors_of(path, header, architecture) or [1.0] * (dim // 2)
     angles = [base ** (-2 * pair / dim) / divisors[pair] for pair in range(dim // 2)]
     attention = value("rope.scaling.attn_factor", 1.0)
     if kind != "yarn":

@@ -87,9 +87,9 @@ def _tensors(model: GgufModel, source: GgufModel, progress: Progress | None) -> 
         header, header_there = read_header(part), read_header(other)
         there = {tensor.name: tensor for tensor in header_there.tensors}
         names = {tensor.name for tensor in header.tensors}
-        different += [name for name in {*names} ^ {*there} if name != FACTORS]
+        different += [name for name in {*names} ^ {*there} if name not in model.architecture.lists]
         for tensor in header.tensors:
-            if tensor.name == FACTORS or tensor.name not in there:
+            if tensor.name in model.architecture.lists or tensor.name not in there:
                 continue
             same = _digest(part, header, tensor) == _digest(other, header_there, there[tensor.name])
             count += same
