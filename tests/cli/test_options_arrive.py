@@ -109,7 +109,7 @@ OTHERS = (
     ("push", "--dry-run"),
     ("demo", "--samples"),
     ("compare", "--minutes"),
-    ("finetune", "--config", "--preset", "--dry-run"),
+    ("finetune", "--config", "--preset", "--dry-run", "--to"),
 )
 """Options that have tests of their own."""
 

@@ -288,6 +288,8 @@ def test_what_is_said_of_the_data(counts, choices, lines):
     if shorter:
         report = dataclasses.replace(report, num_learned=(102400 + shorter) // 2)
     assert data_lines(report, settled(**{"short_share": 0.0, **choices})) == lines
+    joined = [line.replace("--pack restart", "--pack run-on") for line in lines]
+    assert data_lines(report, settled(**{"short_share": 0.0, **choices}), "run-on") == joined
 
 
 @pytest.mark.parametrize(

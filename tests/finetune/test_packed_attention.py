@@ -1,6 +1,7 @@
 """Documents that share a row: attention equals that of explicit masks, and no tensor grows with the square."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 
 from ctxext.finetune.packed_attention import NAME, attend_by_document
-from tiny_base import SIZES
+from tiny_base import QUICK, SIZES, tune
 
 LENGTHS = ([40, 3, 1, 84], [1, 127], [128])
 CONFIGS = {
@@ -97,3 +98,13 @@ def test_models_with_an_attention_of_their_own_stay_as_they_are():
     eager.set_attn_implementation("eager")
     assert not attend_by_document(eager)
     assert eager.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_a_mask_of_the_square_is_said(base, tmp_path, monkeypatch, is_changed):
+    if not is_changed:
+        monkeypatch.setattr("ctxext.finetune.packed_attention.attend_by_document", lambda model: False)
+    lines = []
+    options = dataclasses.replace(QUICK, pack="restart", steps=1)
+    tune(base, tmp_path / "out", options, merge=False, tell=lines.append)
+    assert any("mask of length × length" in line for line in lines) is not is_changed

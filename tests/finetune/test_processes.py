@@ -88,7 +88,7 @@ def test_two_processes_equal_one(base, tmp_path, example, perturbed):
     """
     environment = launched(example)[1] if example else {}
     # In small pieces, of which one process has more than the other.
-    options = dataclasses.replace(PARALLEL, perturb_positions=perturbed, piece=5 if perturbed else None)
+    options = dataclasses.replace(PARALLEL, perturb_positions=perturbed, piece=5 if perturbed else 1)
     alone = tune(base, tmp_path / "one", options)
     run_two(base, tmp_path / "two", options, **environment)
     report = json.loads((tmp_path / "two" / "finetune.json").read_text())

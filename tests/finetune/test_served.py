@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.cli.finetune import _served_length
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.finetune import served
@@ -34,6 +35,10 @@ def test_it_is_the_training_converted_afterwards(base, tmp_path):
     noted, of_base = written["ctxext"], open_checkpoint(str(base)).config["ctxext"]
     assert noted["recipe"] == later["ctxext"]["recipe"] == read_json(tmp_path / "out" / "ctxext.json")["recipe"]
     assert noted["source"] == of_base["source"]
+    assert _served_length(tmp_path / "out") == 8 * 32
+    trained = read_json(tmp_path / "plain" / "config.json")["ctxext"]["finetune"]
+    assert trained["steps"] == 2
+    assert later["ctxext"]["source_finetune"] == trained
     assert noted["finetune"]["schedule"] == "trained with yarn ×4, and written with yarn ×8"
     assert "trained with yarn ×4, and written with yarn ×8" in (tmp_path / "out" / "README.md").read_text()
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _NEVER_KEPT = (
     *("config", "preset", "resume", "overwrite", "overwrite_anything"),
-    *("dry_run", "token", "as_json", "quiet", "verbose"),
+    *("dry_run", "to", "token", "as_json", "quiet", "verbose"),
 )
 """What belongs to a single call: how it goes on, what it may replace, what it prints, and secrets."""
 
@@ -203,8 +203,17 @@ def tell_result(output: Output, done: "Finetuned", model: str, out: Path, *, mer
     if not merge:
         output.next_step("ctxext", "merge", model, out / "adapter", "MERGED", why="A full checkpoint")
     elif report is None:
-        words = ("--lengths", done.options.length)
+        length = _served_length(out) if done.options.serve_factor else done.options.length
+        words = ("--lengths", length)
         output.next_step("ctxext", "eval", model, out, *words, why="Not measured yet")
+
+
+def _served_length(out: Path) -> int:
+    """The context length of what was written."""
+    from ctxext.checkpoint.opening import open_checkpoint
+    from ctxext.recipes.encodings.rotary import model_config
+
+    return model_config(open_checkpoint(str(out)).config).encoding.context_length
 
 
 def _curve_of(out: Path) -> str:
@@ -283,6 +292,16 @@ DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Read the data, estimate memory and time, and stop before training.")
 ]
 
+ToOption = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        help="Write the run as a configuration of axolotl or trl, and stop.",
+        show_default=False,
+        rich_help_panel="Other trainers",
+    ),
+]
+
 
 _ADVANCED = (
     *("text_field", "split", "skip_bad_rows", "long_share", "start_length", "original_length", "short_share"),
@@ -316,6 +335,7 @@ def finetune(
     overwrite: OverwriteOption = False,
     overwrite_anything: OverwriteAnythingOption = False,
     dry_run: DryRunOption = False,
+    to: ToOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
     as_json: JsonOption = False,
@@ -338,6 +358,10 @@ def finetune(
     training = built(TrainingOptions, options)
     chosen = TrainingData(tuple(data or ()), record_format, text_field, split, skip_bad_rows, long_share)
     held_out = dataclasses.replace(chosen, words=(eval_data,), split=None, long_share=None) if eval_data else None
+    if to:
+        given = {"revision": revision, "token": token, "original_length": training.original_length}
+        _export(to, model, out, (chosen, training, eval_data), given, overwrite=overwrite, output=output)
+        return
     if dry_run:
         tell_plan(output, _plan(model, chosen, training, merge=merge, revision=revision, token=token, output=output))
         return
@@ -400,6 +424,38 @@ def _evaluate(model: str, out: Path, tasks: tuple[str, ...], done: "Finetuned", 
     for table in report_tables(report, output.stderr.width):
         output.note(table)
     return report
+
+
+def _export(
+    trainer: str,
+    model: str,
+    out: Path,
+    run: tuple[TrainingData, TrainingOptions, str | None],
+    given: Mapping[str, Any],
+    *,
+    overwrite: bool,
+    output: Output,
+) -> None:
+    """Write another trainer's configuration of the run, and say what it does not hold."""
+    from ctxext.finetune.base import open_base
+    from ctxext.finetune.exported import TRAINERS, export_run
+
+    chosen, training, eval_data = run
+    base = open_base(model, training.length, **given)
+    encoding = base.model.encoding
+    options = training.settled(window=encoding.context_length, trained_length=encoding.trained_length)
+    content, otherwise = export_run(trainer, base, model, str(out), chosen, options)
+    if eval_data:
+        otherwise.insert(0, f"--eval-data {eval_data} cannot be said there")
+    file = out.with_name(f"{out.name}.{trainer}.yaml")
+    if file.exists() and not overwrite:
+        raise CtxextError(f'"{file}" is there already.', hint="Replace it with --overwrite, or choose another OUT.")
+    lines = "".join(f"# {line}\n" for line in otherwise)
+    file.write_text(lines + yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    output.result({"file": str(file), "otherwise": otherwise}, done_line(file, f"this run for {trainer}"))
+    for line in otherwise:
+        output.note(f"  {line}")
+    output.next_step(*TRAINERS[trainer][1].split(), file, why="It is run by")
 
 
 def _plan(model: str, chosen: TrainingData, options: TrainingOptions, *, output: Output, **given: Any) -> "Plan":

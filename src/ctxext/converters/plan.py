@@ -273,6 +273,8 @@ def _loss(source: Checkpoint, before: Encoding, after: Encoding, kept: Mapping[s
 
 def _provenance(source: Checkpoint, recipe: Recipe, plain: Encoding, edited: Encoding) -> dict[str, Any]:
     """What config.json says of the conversion; a published file names no folder of its maker's machine."""
+    before = provenance(source.config)
+    trained = before.get("finetune") or before.get("source_finetune")
     return {
         "version": __version__,
         "source": source.public_name,
@@ -280,6 +282,7 @@ def _provenance(source: Checkpoint, recipe: Recipe, plain: Encoding, edited: Enc
         **plain.noted(),
         **({"declared_length": edited.declared_length} if edited.declared_length else {}),
         "recipe": recipe.to_dict(),
+        **({"source_finetune": trained} if trained else {}),
     }
 
 

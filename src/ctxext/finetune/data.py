@@ -160,7 +160,7 @@ def _check(counts: Mapping[str, int], num_sequences: int, longest: int, length: 
     if counts["used"]:
         raise CtxextError(
             f"Every document is so short that none needs a sequence of {length} tokens; the longest has {longest}.",
-            hint="Give longer documents, or join them at the full length with --short-share 0 --pack restart.",
+            hint="Give longer documents, or join them at the full length with --short-share 0 --pack run-on.",
         )
     hint = "Give longer documents, or join them with --pack run-on." if pack == "off" else "Give more text."
     what = f"the longest has {longest}" if pack == "off" else f"all of them have {counts['tokens']}"

@@ -31,6 +31,12 @@ def attend_by_document(model: Any) -> bool:
     return True
 
 
+def attends_by_document(model: Any) -> bool:
+    """Whether documents of a row are attended without a mask of length × length."""
+    attention = str(model.config._attn_implementation)
+    return attention == NAME or "flash" in attention
+
+
 def document_mask(**given: Any) -> torch.Tensor | None:
     """For each token of packed rows how many tokens it sees, itself included: (batch, length); else sdpa's mask.
 

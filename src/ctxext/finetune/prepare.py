@@ -120,8 +120,8 @@ _WASTE = 0.1
 """Share of padding, or of dropped tokens, from which packing is suggested."""
 
 
-def data_lines(report: DataReport, options: TrainingOptions) -> list[str]:
-    """The lines."""
+def data_lines(report: DataReport, options: TrainingOptions, joining: str = "restart") -> list[str]:
+    """The lines; `joining` is how --pack joins documents for this model."""
     in_all = about = ""
     share = None
     if report.num_in_all is not None and report.num_in_all > report.num_documents:
@@ -137,7 +137,7 @@ def data_lines(report: DataReport, options: TrainingOptions) -> list[str]:
     shorter = [f"{count:,} of {int(length):,}" for length, count in report.num_shorter.items()]
     if shorter:
         lines.append(f"      and {', '.join(shorter)} tokens")
-    lines += [f"      {line}" for line in _left_out(report, options)]
+    lines += [f"      {line}" for line in _left_out(report, options, joining)]
     if share is not None and share < _FEW:
         lines.append(
             "      the run sees less than a tenth of the documents; more --steps or a larger --batch-size see more"
@@ -154,13 +154,13 @@ def num_tokens_of(report: DataReport, options: TrainingOptions) -> int:
     return shorter + report.num_sequences * options.sequence_length
 
 
-def _left_out(report: DataReport, options: TrainingOptions) -> list[str]:
+def _left_out(report: DataReport, options: TrainingOptions, joining: str) -> list[str]:
     in_all = num_tokens_of(report, options)
     lines = []
     if report.num_learned < in_all:
         lines.append(f"the loss counts {100 * report.num_learned / in_all:.1f} % of all tokens")
     if report.num_padding > _WASTE * in_all:
-        remedy = " (--pack restart joins documents)" if options.pack == "off" else ""
+        remedy = f" (--pack {joining} joins documents)" if options.pack == "off" else ""
         lines.append(f"{100 * report.num_padding / in_all:.0f} % of all tokens are padding{remedy}")
     if report.num_bad:
         lines.append(f"{report.num_bad:,} bad records were skipped; the first: {report.first_bad}")
@@ -250,6 +250,7 @@ def prepare(
     from ctxext.finetune.evaluation import PositionLosses, needle_probe
     from ctxext.finetune.loop import training_arguments, warmup_steps
     from ctxext.finetune.loss import use_chunked_loss
+    from ctxext.finetune.packed_attention import attends_by_document
     from ctxext.finetune.source_model import load_source
 
     if tell is not None and not base.model.is_extended:
@@ -286,8 +287,13 @@ def prepare(
     options = options.for_data(report.num_sequences)
     arguments.max_steps, arguments.warmup_steps = options.steps, warmup_steps(options)
     if tell is not None:
-        for line in data_lines(report, options):
+        for line in data_lines(report, options, "run-on" if base.is_masked or base.learned_tensors else "restart"):
             tell(line)
+        if options.pack == "restart" and not attends_by_document(model):
+            tell(
+                "      this model's attention builds a mask of length × length for --pack restart, "
+                f"{options.sequence_length**2 / 2**30:.2g} GiB or more, which --dry-run does not count"
+            )
     held_out = read_report(folder / HELD_OUT)
     if held_out is not None and tell is not None:
         every = options.eval_every or options.save_every

@@ -88,6 +88,7 @@ class Note(Schema):
     declared_length: Length | None = None
     recipe: NotedRecipe | None = None
     finetune: dict[str, Any] | None = None
+    source_finetune: dict[str, Any] | None = None
 
 
 class CodeStep(Schema):
