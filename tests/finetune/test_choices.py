@@ -138,7 +138,7 @@ def test_epochs_come_to_whole_steps(epochs, sequences, steps):
 def test_what_may_change_in_a_run_that_goes_on():
     assert set(CHANGEABLE) == {
         *("device", "save_every", "save_minutes", "report_to", "steps", "micro_batch", "checkpointing", "piece"),
-        *("context_parallel", "eval_every", "keep_best", "patience", "serve_factor"),
+        *("context_parallel", "eval_every", "keep_best", "patience", "serve_factor", "mlp_tile"),
     }
 
 
@@ -295,10 +295,10 @@ def test_what_is_said_of_the_data(counts, choices, lines):
 @pytest.mark.parametrize(
     ("choices", "left"),
     [
-        ({}, "checkpointing quantize positions length context"),
-        ({"micro_batch": 2, "checkpointing": True}, "micro-batch quantize positions length context"),
-        ({"full": True, "length": 9000}, "LoRA positions length context"),
-        ({"quantize": "4bit", "positions": "pose", "context_parallel": 2}, "checkpointing length"),
+        ({}, "checkpointing mlp-tile quantize positions length context"),
+        ({"micro_batch": 2, "checkpointing": True}, "micro-batch mlp-tile quantize positions length context"),
+        ({"full": True, "length": 9000}, "mlp-tile LoRA positions length context"),
+        ({"quantize": "4bit", "positions": "pose", "context_parallel": 2}, "checkpointing mlp-tile length"),
     ],
 )
 def test_remedies_that_are_left(choices, left):

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _NEVER_KEPT = (
     *("config", "preset", "resume", "overwrite", "overwrite_anything"),
-    *("dry_run", "to", "token", "as_json", "quiet", "verbose"),
+    *("dry_run", "token", "as_json", "quiet", "verbose", "to"),
 )
 """What belongs to a single call: how it goes on, what it may replace, what it prints, and secrets."""
 
@@ -306,7 +306,7 @@ ToOption = Annotated[
 _ADVANCED = (
     *("text_field", "split", "skip_bad_rows", "long_share", "start_length", "original_length", "short_share"),
     *("keep_short", "positions", "window", "attention", "group", "alpha", "dropout", "targets", "rslora", "dora"),
-    "perturb_positions",
+    *("perturb_positions", "mlp_tile"),
     *("train_norms", "train_embeddings", "mlm_probability", "schedule", "warmup", "optimizer", "weight_decay", "beta1"),
     *("beta2", "neftune", "save_minutes", "eval_every", "keep_best", "patience", "report_to"),
     *("context_parallel", "rate_floor", "serve_factor"),

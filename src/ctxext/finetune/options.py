@@ -25,13 +25,13 @@ _CHOICES = {
 }
 _AT_LEAST_ONE = (
     *("rank", "steps", "batch_size", "micro_batch", "save_every", "length", "start_length", "window", "group"),
-    *("short_length", "original_length", "piece", "context_parallel", "eval_every", "patience"),
+    *("short_length", "original_length", "piece", "context_parallel", "eval_every", "patience", "mlp_tile"),
 )
 _SHARES = ("short_share", "warmup", "rate_floor", "dropout", "weight_decay", "beta1", "beta2", "mlm_probability")
 _MANY = 1000
 CHANGEABLE = (
     *("device", "save_every", "save_minutes", "report_to", "steps", "micro_batch", "checkpointing", "piece"),
-    *("context_parallel", "eval_every", "keep_best", "patience", "serve_factor"),
+    *("context_parallel", "eval_every", "keep_best", "patience", "serve_factor", "mlp_tile"),
 )
 """What may differ between a run and the one that continues it."""
 
@@ -150,6 +150,13 @@ class TrainingOptions:
         help="Compute activations twice to save memory. Default: above 4096 tokens.",
         panel=_LOOP,
         flags=("--checkpointing/--no-checkpointing",),
+    )
+    mlp_tile: int | None = option(
+        None,
+        help="Compute the feed-forward part of each layer so many tokens at once, and again on the way back, to save "
+        "memory (arXiv 2506.13996).",
+        panel=_LOOP,
+        kind="length",
     )
     seed: int = option(0, help="Decides order, weights and skips.", panel=_LOOP)
     save_every: int = option(50, help="Steps between two saves.", panel=_LOOP)

@@ -252,6 +252,7 @@ def prepare(
     from ctxext.finetune.loss import use_chunked_loss
     from ctxext.finetune.packed_attention import attends_by_document
     from ctxext.finetune.source_model import load_source
+    from ctxext.finetune.tiles import tile_mlps
 
     if tell is not None and not base.model.is_extended:
         length = base.model.encoding.context_length
@@ -260,6 +261,8 @@ def prepare(
     arguments = training_arguments(options, folder, num_processes)
     attention = register_shifted(options.group) if options.group else None
     model, tokenizer = load_base(base, options, attention)
+    if options.mlp_tile:
+        tile_mlps(model, options.mlp_tile)
     by_position = PositionLosses()
     source = load_source(base, model, options) if options.keep_short else None
     reading = _reading(base, model, tokenizer, options)
