@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 LORA = ("--length", "64", "--rank", "8", "--alpha", "4", "--targets", "q_proj,v_proj", "--dora", "--steps", "30")
-LOOP = ("--batch-size", "6", "--micro-batch", "2", "--learning-rate", "1e-3", "--warmup", "0.1", "--beta2", "0.95")
+LOOP = ("--batch-size", "6", "--micro-batch", "2", "--learning-rate", "1e-3", "--warmup", "0.12", "--beta2", "0.95")
 UNSAID = ("--keep-short", "--perturb-positions", "--start-length", "16", "--train-norms", "--save-minutes", "5")
 RECORDS = {
     "text": {"text": "w2 w3"},
@@ -50,8 +50,8 @@ def test_every_choice_is_said_or_named(exported):
     numbers = {"gradient_accumulation_steps": 3, "learning_rate": 1e-3, "adam_beta2": 0.95, "max_steps": 30}
     lora = {"lora_r": 8, "lora_alpha": 4, "lora_target_modules": ["q_proj", "v_proj"]}
     theirs = {
-        "axolotl": {"sequence_len": 64, "micro_batch_size": 2, "peft_use_dora": True, "warmup_ratio": 0.1},
-        "trl": {"max_length": 64, "per_device_train_batch_size": 2, "use_dora": True, "warmup_steps": 0.1},
+        "axolotl": {"sequence_len": 64, "micro_batch_size": 2, "peft_use_dora": True, "warmup_ratio": 0.12},
+        "trl": {"max_length": 64, "per_device_train_batch_size": 2, "use_dora": True, "warmup_steps": 4},
     }
     for trainer, own in theirs.items():
         content, otherwise = exported(trainer, *LORA, *LOOP, *UNSAID)

@@ -13,7 +13,7 @@ from ctxext.data.records import is_plain_text
 from ctxext.errors import CtxextError
 from ctxext.finetune.base import Base
 from ctxext.finetune.formats import TEXT, formats_with
-from ctxext.finetune.loop import MUON
+from ctxext.finetune.loop import MUON, warmup_steps
 from ctxext.finetune.mixture import Source, parse_source
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.training_data import TrainingData
@@ -157,7 +157,8 @@ def _trl(options: Any, data: list[tuple[Source, str]], reading: TrainingData) ->
         "per_device_train_batch_size": options.micro_batch,
         "lr_scheduler_type": "cosine_with_min_lr" if options.rate_floor else _schedule(options),
         **({"lr_scheduler_kwargs": {"min_lr_rate": options.rate_floor}} if options.rate_floor else {}),
-        "warmup_steps": options.warmup,
+        # Below 1 a share of the steps, which transformers 4 does not know.
+        "warmup_steps": options.warmup if options.epochs else warmup_steps(options),
         "loss_type": "chunked_nll",
         **_loop(options),
         **({} if options.options.optimizer == MUON else {"optim": options.optimizer}),
