@@ -82,8 +82,10 @@ class Server:
         if len(ids) > length:
             return {"error": {"message": f"request ({len(ids)} tokens) exceeds the available context size"}}
         with torch.no_grad():
+            output = model(torch.tensor([ids]), logits_to_keep=1)
             while len(new) < content["n_predict"] and tokenizer.eos_token_id not in new:
-                new.append(int(model(torch.tensor([ids + new]), logits_to_keep=1).logits[0, -1].argmax()))
+                new.append(int(output.logits[0, -1].argmax()))
+                output = model(torch.tensor([new[-1:]]), past_key_values=output.past_key_values)
         ended = "eos" if new[-1] == tokenizer.eos_token_id else "limit"
         scores = {"completion_probabilities": [{"logprob": logprob()}] * len(new)} if new[0] in whole() else {}
         return {"tokens": new, "stop_type": ended, **scores}
