@@ -365,8 +365,8 @@ def finetune(
     if dry_run:
         tell_plan(output, _plan(model, chosen, training, merge=merge, revision=revision, token=token, output=output))
         return
-    if preset:
-        output.note(f"preset {preset} is for a model that was made by: {presets()[preset].convert}")
+    if preset and (first := presets()[preset].convert):
+        output.note(f"preset {preset} is for a model that was made by: {first}")
     with raised_when_terminated(), output.progress("") as progress:
         try:
             done = run_module.finetune(

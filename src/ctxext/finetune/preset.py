@@ -15,17 +15,17 @@ class Preset:
     Attributes:
         description: What it trains, in a sentence or two.
         source: Where it was published.
-        convert: The command that makes the model it starts from.
         memory: What it needs.
         options: Options of `ctxext finetune` by their words.
+        convert: The command that makes the model it starts from; empty for a model as it is.
         after: What follows the training; empty where nothing does.
     """
 
     description: str
     source: str
-    convert: str
     memory: str
     options: Mapping[str, Any]
+    convert: str = ""
     after: str = ""
 
     def lines(self) -> list[str]:
@@ -35,7 +35,7 @@ class Preset:
         return [
             self.description,
             f"source   {self.source}",
-            f"first    {self.convert}",
+            *([f"first    {self.convert}"] if self.convert else []),
             f"options  {' '.join(words)}",
             *after,
             f"memory   {self.memory}",
