@@ -31,7 +31,7 @@ def llama_cpp_version() -> str:
     try:
         import xllamacpp
     except ImportError as error:
-        raise CtxextError("llama.cpp is not installed.", hint="Install it with pip install xllamacpp.") from error
+        raise CtxextError("llama.cpp is not installed.", hint='pip install "ctxext[llama-cpp]"') from error
     return str(xllamacpp.__version__)
 
 
