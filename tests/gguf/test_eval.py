@@ -89,7 +89,9 @@ def test_what_it_cannot_do_is_refused_in_one_line(demo, run, words, says):
 
 def test_without_it_one_line_and_a_hint(demo, run, monkeypatch):
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
-    assert "llama.cpp is not installed. Install it" in refusal(run("eval", "demo.gguf", "--engine", "llama.cpp"))
+    assert 'llama.cpp is not installed. pip install "ctxext[llama-cpp]"' in refusal(
+        run("eval", "demo.gguf", "--engine", "llama.cpp")
+    )
 
 
 def test_the_command_names_the_recipe_and_how_to_run_it(demo, run):
