@@ -239,9 +239,9 @@ def _sentence(
     cost = _inside(rows[taken])
     parts = [f"Take {taken}: it {more}"]
     if cost is not None:
-        parts.append(f"costs {f'{cost:+.3f} nats per token' if cost else 'nothing'} at {trained_length} tokens")
+        parts.append(f"it costs {f'{cost:+.3f} nats per token' if cost else 'nothing'} at {trained_length} tokens")
     if engines := _engines(rows[taken]):
-        parts.append(f"runs in {_listed(engines)}")
+        parts.append(f"it runs in {_listed(engines)}")
     sentence = _listed(parts)
     others = [
         name if (price := _inside(rows[name])) is None else f"{name} ({price:+.3f})" for name in alike if name != taken
