@@ -138,7 +138,7 @@ def comparison(
             row["serving"] = [served.to_dict() for served in candidate.plan.serving]
         rows.append(row)
     asked = {candidate.name: figures[candidate.name] for candidate in candidates if candidate.name in figures}
-    taken, nearest, sentence = _choice({row["name"]: row for row in rows}, stock, asked, trained)
+    taken, nearest, sentence = _choice({row["name"]: row for row in rows}, stock, asked, trained, confidence)
     missing = _not_reached(plans, figures)
     if any("none" in sentence for sentence in missing) and (minutes := _minutes_of_a_round(plans, records)):
         missing.append(
@@ -182,10 +182,13 @@ def _row(
 
 
 def _choice(
-    rows: Mapping[str, Mapping[str, Any]], stock: Measured, asked: Mapping[str, Measured], trained_length: int | None
+    rows: Mapping[str, Mapping[str, Any]],
+    stock: Measured,
+    asked: Mapping[str, Measured],
+    trained_length: int | None,
+    confidence: float,
 ) -> tuple[str | None, str | None, str]:
     """The method to take, if any is better beyond doubt, the one that comes nearest, and both in a sentence."""
-    confidence = together(len(asked))
     gains = {name: mine.finds_more(stock, confidence) for name, mine in asked.items()}
     drops = {name: mine.loses_more(stock, confidence) for name, mine in asked.items()}
     found = {name: gain for name, gain in gains.items() if gain is not None}

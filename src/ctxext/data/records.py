@@ -67,13 +67,14 @@ def files_of(folder: Path, splits: Sequence[str]) -> list[Path]:
 
     try:
         data_files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
-        everything = DataFilesDict.from_patterns({"train": ["**"]}, base_path=str(folder))
     except EmptyDatasetError as error:
         raise CtxextError(f'The folder "{folder}" holds no data files.') from error
     by_split = {str(split): [Path(file) for file in files] for split, files in data_files.items()}
-    named = {file for files in by_split.values() for file in files}
-    if "train" not in by_split and (rest := [Path(file) for file in everything["train"] if Path(file) not in named]):
-        by_split["train"] = rest
+    if "train" not in by_split:
+        named = {file for files in by_split.values() for file in files}
+        everything = DataFilesDict.from_patterns({"train": ["**"]}, base_path=str(folder))["train"]
+        if rest := [Path(file) for file in everything if Path(file) not in named]:
+            by_split["train"] = rest
     return by_split[_choose(str(folder), splits, list(by_split))]
 
 
@@ -110,14 +111,14 @@ def check_place(data: str) -> None:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise CtxextError(f'"{data}" is neither a file nor a folder.', hint="Put a copy of its content in its place.")
     name = data.partition(":")[0]
-    is_name = _kind_of(Path(name)) in (*_READERS, ".txt", ".md") or name.startswith((".", "/", "~"))
+    is_name = kind_of(Path(name)) in (*_READERS, ".txt", ".md") or name.startswith((".", "/", "~"))
     if not Path(data).exists() and (is_name or name.count("/") >= _ID_PARTS):
         raise CtxextError(f'There is no file "{data}".', hint="Check its path; data sets are named NAME or USER/NAME.")
 
 
 def is_plain_text(data: str) -> bool:
     """Whether this is a file that is read as one text."""
-    return Path(data).is_file() and _kind_of(Path(data)) not in _READERS
+    return Path(data).is_file() and kind_of(Path(data)) not in _READERS
 
 
 def _choose(data: str, wanted: Sequence[str], known: Sequence[str]) -> str:
@@ -133,14 +134,14 @@ def _choose(data: str, wanted: Sequence[str], known: Sequence[str]) -> str:
     )
 
 
-def _kind_of(path: Path) -> str:
+def kind_of(path: Path) -> str:
     """The suffix of the file, without that of its compression."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     return next((suffix for suffix in reversed(suffixes) if suffix not in _COMPRESSED), "")
 
 
 def _read_file(path: Path) -> Iterator[tuple[str, Record]]:
-    reader = _READERS.get(_kind_of(path), _read_text)
+    reader = _READERS.get(kind_of(path), _read_text)
     try:
         yield from reader(path)
     except (OSError, UnicodeDecodeError, EOFError) as error:

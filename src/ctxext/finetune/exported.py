@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ctxext.data.records import is_plain_text
+from ctxext.data.records import is_plain_text, kind_of
 from ctxext.errors import CtxextError
 from ctxext.finetune.base import Base
 from ctxext.finetune.formats import TEXT, formats_with
@@ -122,11 +122,9 @@ _AXOLOTL_TYPES: dict[str, dict[str, Any]] = {
 
 
 def _for_axolotl(source: Source, form: str, reading: TrainingData) -> dict[str, Any]:
-    path = Path(source.data)
-    kind = {".jsonl": "json", ".tsv": "csv", ".txt": "text", ".md": "text"}.get(path.suffix, path.suffix.lstrip("."))
     return {
         "path": source.data,
-        **({"ds_type": kind} if path.is_file() else {}),
+        **({"ds_type": _loader_of(source.data)} if Path(source.data).is_file() else {}),
         "split": reading.split,
         **({"type": "completion", "field": reading.text_field} if form == TEXT else _AXOLOTL_TYPES[form]),
     }
@@ -183,7 +181,7 @@ def _trl(options: Any, data: list[tuple[Source, str]], reading: TrainingData) ->
 def _loader_of(file: str) -> str:
     """What `datasets` calls the kind of a file."""
     kinds = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
-    return kinds.get(Path(file).suffix, "text")
+    return kinds.get(kind_of(Path(file)), "text")
 
 
 _Writer = Callable[[Any, list[tuple[Source, str]], TrainingData], dict[str, Any]]

@@ -105,12 +105,7 @@ class LlamaCpp:
     def write(
         self, prompts: Sequence[Sequence[int]], rooms: Sequence[int], ends: Sequence[int] = ()
     ) -> list[list[int]]:
-        """Continue each prompt greedily; returns token ids.
-
-        Args:
-            prompts: Token ids.
-            rooms: How many tokens each may be followed by.
-            ends: Left unread, as the file says which tokens end an answer.
+        """As `verify.engine.Engine.write`, but `ends` is left unread: the file says which tokens end an answer.
 
         Raises:
             CtxextError: llama.cpp refuses a prompt, or returns numbers that are not finite.
@@ -120,9 +115,8 @@ class LlamaCpp:
 
     def _written(self, ids: Sequence[int], room: int) -> list[int]:
         answer = self._ask("POST", "/completion", {**_GREEDY, "prompt": list(ids), "n_predict": room})
-        scores = [
-            entry["logprob"] for entry in answer.get("completion_probabilities", ())
-        ]  # None for half a character.
+        # None are given where a token is half a character.
+        scores = [entry["logprob"] for entry in answer.get("completion_probabilities", ())]
         if not all(isinstance(score, int | float) and math.isfinite(score) for score in scores):
             raise CtxextError("llama.cpp returned numbers that are not finite.", hint="Try --dtype fp32.")
         new = answer["tokens"][: -1 if answer["stop_type"] == "eos" else None]
