@@ -64,6 +64,12 @@ def test_a_method_shows_its_options_alone(run):
     assert run("convert", "--method", "yarm", "--help").exit_code == 1
 
 
+def test_the_short_help_option_needs_no_app():
+    command = typer.main.get_command(app).commands["inspect"]
+    with pytest.raises(typer.Exit):
+        command.make_context("inspect", ["-h"])
+
+
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_a_method_is_shown_in_full(method, run):
     text = " ".join(run("methods", method.name).stdout.split())

@@ -43,6 +43,9 @@ SUMMARIES = {
 _FUNCTIONS = {"eval": "eval_", "search": "search_"}
 """The functions that are not called as their commands are; a command is in the module of its name."""
 
+# Given to each command too: one keeps the help option of the first context it is parsed in, be it without the app.
+_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+
 
 class _Commands(typer.core.TyperGroup):
     """The subcommands. Usage errors are reported in one line like all others, without secrets."""
@@ -93,7 +96,7 @@ class _Loaded(Mapping[str, typer.core.TyperCommand]):
         if name not in self._commands:
             module = importlib.import_module(f"ctxext.cli.{name}")
             single = typer.Typer(add_completion=False)
-            single.command(name, cls=Command)(getattr(module, _FUNCTIONS.get(name, name)))
+            single.command(name, cls=Command, context_settings=_SETTINGS)(getattr(module, _FUNCTIONS.get(name, name)))
             command = typer.main.get_command(single)
             assert isinstance(command, typer.core.TyperCommand)
             self._commands[name] = command
@@ -132,7 +135,7 @@ app = typer.Typer(
     cls=_LazyCommands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=_SETTINGS,
     help="Make a language model read more: convert a checkpoint to a longer context, and measure what that did.",
     epilog="Start with: ctxext demo",
 )
