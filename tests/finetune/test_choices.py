@@ -72,8 +72,8 @@ def test_what_depends_on_the_base(choices, expected):
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"start_length": 1024}, "is not below the 1024 tokens"),
-        ({"start_length": 128, "positions": "pose"}, "is not below the 128 tokens"),
+        ({"start_length": 1025}, "is more than the 1024 tokens"),
+        ({"start_length": 129, "positions": "pose"}, "is more than the 128 tokens"),
         ({"context_parallel": 3}, "1024 tokens cannot be shared by --context-parallel 3"),
         ({"full": True, "rslora": True}, "for LoRA"),
         ({"full": True, "targets": ("q_proj",)}, "for LoRA"),

@@ -79,6 +79,29 @@ def test_files_and_the_command_line_stand_above_a_preset(options_of, tmp_path):
     assert "gradient, llama3-80k-qlora" in refused.value.hint
 
 
+def test_an_option_of_a_preset_or_a_file_can_be_left_out(options_of, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({"rank": 8, "train-norms": True}))
+    given = ("--preset", "read-inside", "--config", file)
+    back = ("--without", "start-length,train_norms", "--without", "rank")
+    for words in ((*given, *back), (*back, *given), ("--config", file, *back, "--preset", "read-inside")):
+        options, _ = options_of(*words)
+        assert (options.start_length, options.train_norms, options.rank) == (None, False, 16)
+        assert options.positions == "pose"
+    with pytest.raises(CtxextError, match='"--without" has an option "start-lenght"') as refused:
+        options_of(*given, "--without", "start-lenght")
+    assert refused.value.hint == 'Did you mean "start-length"?'
+
+
+def test_beginning_at_the_length_is_training_at_one_length():
+    options = TrainingOptions(length=64, start_length=64, steps=4, short_share=0.0)
+    settled = options.settled(window=64, trained_length=32)
+    assert settled == TrainingOptions(length=64, steps=4, short_share=0.0).settled(window=64, trained_length=32)
+    with pytest.raises(CtxextError, match="--start-length 65 is more than the 64 tokens") as refused:
+        TrainingOptions(length=64, start_length=65).settled(window=64, trained_length=32)
+    assert "--without start-length" in refused.value.hint
+
+
 def test_random_positions_are_a_random_set():
     import random
 

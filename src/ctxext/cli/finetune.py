@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _NEVER_KEPT = (
     *("config", "preset", "resume", "overwrite", "overwrite_anything"),
-    *("dry_run", "token", "as_json", "quiet", "verbose", "to"),
+    *("dry_run", "token", "as_json", "quiet", "verbose", "to", "without"),
 )
 """What belongs to a single call: how it goes on, what it may replace, what it prints, and secrets."""
 
@@ -60,8 +60,31 @@ def _load(context: typer.Context, path: Path | None) -> Path | None:
     content = parse_yaml(read_text(path), str(path)) or {}
     if not isinstance(content, Mapping):
         raise CtxextError(f'"{path}" holds no options.', hint="Write one on each line, as steps: 400.")
-    context.default_map = {**(context.default_map or {}), **_defaults(context, content, str(path))}
+    _take(context, context.default_map, _defaults(context, content, str(path)))
     return path
+
+
+_TAKEN_BACK = "ctxext.taken_back"
+
+
+def _take(context: typer.Context, below: Mapping[str, Any] | None, above: Mapping[str, Any] | None) -> None:
+    """Make values the defaults of the command's options, but for what `--without` names."""
+    taken_back = context.meta.get(_TAKEN_BACK, ())
+    context.default_map = {
+        name: value for name, value in {**(below or {}), **(above or {})}.items() if name not in taken_back
+    }
+
+
+def _take_back(context: typer.Context, words: list[str] | None) -> list[str] | None:
+    """Leave options out that a preset or a file names, before or after this.
+
+    Raises:
+        CtxextError: there is no such option.
+    """
+    given = dict.fromkeys(names_in(words or []))
+    context.meta[_TAKEN_BACK] = tuple(_defaults(context, dict.fromkeys(given, ""), "--without"))
+    _take(context, context.default_map, None)
+    return words
 
 
 def _defaults(context: typer.Context, content: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -100,7 +123,7 @@ def _take_preset(context: typer.Context, name: str | None) -> str | None:
         raise typer.Exit
     if name not in known:
         raise CtxextError(f'There is no preset "{name}".', hint=f"Presets: {', '.join(known)}; --preset list.")
-    context.default_map = {**_defaults(context, known[name].options, name), **(context.default_map or {})}
+    _take(context, _defaults(context, known[name].options, name), context.default_map)
     return name
 
 
@@ -150,6 +173,18 @@ PresetOption = Annotated[
         help="Options of a published recipe, by its name; list shows them. Other options override.",
         is_eager=True,
         callback=_take_preset,
+        show_default=False,
+    ),
+]
+
+
+WithoutOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--without",
+        help="Options of --preset or --config that are left out, as start-length.",
+        is_eager=True,
+        callback=_take_back,
         show_default=False,
     ),
 ]
@@ -306,7 +341,7 @@ ToOption = Annotated[
 _ADVANCED = (
     *("text_field", "split", "skip_bad_rows", "long_share", "start_length", "original_length", "short_share"),
     *("keep_short", "positions", "window", "attention", "group", "alpha", "dropout", "targets", "rslora", "dora"),
-    *("perturb_positions", "mlp_tile"),
+    *("perturb_positions", "mlp_tile", "weigh_far"),
     *("train_norms", "train_embeddings", "mlm_probability", "schedule", "warmup", "optimizer", "weight_decay", "beta1"),
     *("beta2", "neftune", "save_minutes", "eval_every", "keep_best", "patience", "report_to"),
     *("context_parallel", "rate_floor", "serve_factor"),
@@ -322,6 +357,7 @@ def finetune(
     *,
     config: ConfigOption = None,
     preset: PresetOption = None,
+    without: WithoutOption = None,
     data: DataOption = None,
     record_format: FormatOption = "auto",
     text_field: TextFieldOption = "text",

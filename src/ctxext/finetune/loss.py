@@ -15,7 +15,16 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.comparison import Comparison, Divergence, Head, NextToken, ReverseDivergence, Source
+from ctxext.finetune.comparison import (
+    Comparison,
+    Divergence,
+    FarToken,
+    Head,
+    NextToken,
+    ReverseDivergence,
+    Source,
+)
+from ctxext.finetune.far_context import read_windows
 
 IGNORED = -100
 NO_CACHE: Mapping[str, Any] = {"use_cache": False}
@@ -44,6 +53,7 @@ def use_chunked_loss(
     *,
     tokens_per_step: int | None = None,
     is_masked: bool = False,
+    weigh_far: int | None = None,
 ) -> Any:
     """Replace a language model's forward by one that returns the loss alone, computed piece by piece.
 
@@ -58,6 +68,7 @@ def use_chunked_loss(
         tokens_per_step: Tokens of an optimizer step over all processes, over which a divergence is averaged; by
             default those of the call.
         is_masked: Whether labels say what stands at their own position, not at the next.
+        weigh_far: Tokens of the short context by which losses are weighed, in training (`far_context`).
 
     Returns:
         The model's forward, as it was before.
@@ -84,24 +95,47 @@ def use_chunked_loss(
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
         given = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
+        # The hidden state at a position predicts the next token; the last one predicts nothing. Where a sequence is
+        # spread over devices its neighbour is elsewhere, and the Trainer gives labels that are shifted already.
+        targets = labels if is_masked else shift_labels
+        if targets is None:
+            targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        kept = targets != IGNORED
+        size = positions_at_once(model, labels.device, piece)
+        is_frozen = not any(parameter.requires_grad for parameter in _head_parameters(model))
+
+        def pieces(hidden: torch.Tensor) -> Iterator[slice]:
+            """Of hidden states (1, positions, width)."""
+            count = _most(model, hidden.shape[1], hidden.device)
+            return (slice(begin, begin + size) for begin in range(0, count, size))
+
+        short = None
+        if weigh_far and model.training:
+            short = torch.full(targets.shape, torch.nan, device=targets.device)
+            for place, read in read_windows(model.base_model, input_ids, {**plainly, **given}, weigh_far):
+                chosen = kept[:, place]
+                hidden, ids = read.last_hidden_state[chosen][None], input_ids[:, place][chosen][None]
+                wanted = targets[:, place][chosen]
+                with torch.no_grad():
+                    losses = [
+                        torch.nn.functional.cross_entropy(
+                            logits_of(model, stock, type(read), ids[:, rows], hidden[:, rows], plainly)[0].float(),
+                            wanted[rows],
+                            reduction="none",
+                        )
+                        for rows in pieces(hidden)
+                    ]
+                short[:, place][chosen] = torch.cat([hidden.new_empty(0, dtype=short.dtype), *losses])
         output = model.base_model(input_ids=input_ids, **plainly, **given)
         second = None
         if perturbed_position_ids is not None and model.training:
             # Before any logits: their gradients, computed at once, would make FSDP shard the last norm again.
             view = {**given, "position_ids": perturbed_position_ids}
             second = model.base_model(input_ids=input_ids, **plainly, **view).last_hidden_state
-        # The hidden state at a position predicts the next token; the last one predicts nothing. Where a sequence is
-        # spread over devices its neighbour is elsewhere, and the Trainer gives labels that are shifted already.
-        targets = labels if is_masked else shift_labels
-        if targets is None:
-            targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        size = positions_at_once(model, labels.device, piece)
-        is_frozen = not any(parameter.requires_grad for parameter in _head_parameters(model))
 
         def summed(hidden: torch.Tensor, ids: torch.Tensor, compare: Callable[[slice], Comparison]) -> torch.Tensor:
             total = hidden[:, :0].sum()  # Nothing yet, but with a gradient, for a batch that learns nothing.
-            for begin in range(0, _most(model, hidden.shape[1], hidden.device), size):
-                rows = slice(begin, begin + size)
+            for rows in pieces(hidden):
                 head = functools.partial(logits_of, model, stock, type(output), ids[:, rows], plainly=plainly)
                 if is_frozen:
                     total = total + _EagerLoss.apply(hidden[:, rows], compare(rows), head)  # type: ignore[no-untyped-call]
@@ -115,9 +149,11 @@ def use_chunked_loss(
             # Only positions that are learned need logits; in a row, as the head sees each by itself.
             wanted = targets[chosen]
             hidden, ids = output.last_hidden_state[chosen][None], input_ids[chosen][None]
-            return summed(hidden, ids, lambda rows: NextToken(wanted[rows]))
+            if short is None:
+                return summed(hidden, ids, lambda rows: NextToken(wanted[rows]))
+            losses = short[chosen]
+            return summed(hidden, ids, lambda rows: FarToken(wanted[rows], losses[rows]))
 
-        kept = targets != IGNORED
         total = loss_of(kept) if by_position is None or model.training else _loss_by_part(kept, by_position, loss_of)
         count = kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         loss = total / torch.as_tensor(count, device=total.device)

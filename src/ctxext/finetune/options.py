@@ -25,7 +25,16 @@ _CHOICES = {
 }
 _AT_LEAST_ONE = (
     *("rank", "steps", "batch_size", "micro_batch", "save_every", "length", "start_length", "window", "group"),
-    *("short_length", "original_length", "piece", "context_parallel", "eval_every", "patience", "mlp_tile"),
+    *(
+        "short_length",
+        "original_length",
+        "piece",
+        "context_parallel",
+        "eval_every",
+        "patience",
+        "mlp_tile",
+        "weigh_far",
+    ),
 )
 _SHARES = ("short_share", "warmup", "rate_floor", "dropout", "weight_decay", "beta1", "beta2", "mlm_probability")
 _MANY = 1000
@@ -158,6 +167,13 @@ class TrainingOptions:
         panel=_LOOP,
         kind="length",
     )
+    weigh_far: int | None = option(
+        None,
+        help="Weigh the loss of each token by how much likelier it is with its whole context than with so many tokens, "
+        "as 4k, at most 5 times (LongCE, arXiv 2410.23771).",
+        panel=_LOOP,
+        kind="length",
+    )
     seed: int = option(0, help="Decides order, weights and skips.", panel=_LOOP)
     save_every: int = option(50, help="Steps between two saves.", panel=_LOOP)
     save_minutes: float | None = option(None, help="Minutes between two saves, beside --save-every.", panel=_LOOP)
@@ -224,6 +240,8 @@ class TrainingOptions:
                 "--perturb-positions goes with full positions that run on through a sequence.",
                 hint="Leave --pack restart and --positions out.",
             )
+        if self.weigh_far and (self.pack == "restart" or self.attention == "shifted" or self.context_parallel > 1):
+            raise CtxextError("--weigh-far goes without --pack restart, --attention shifted and --context-parallel.")
         if self.rate_floor and self.schedule != "cosine":
             raise CtxextError("--rate-floor is for --schedule cosine.")
         if self.window and self.positions == "full":
@@ -247,10 +265,15 @@ class TrainingOptions:
         """
         length = self.length or window
         num_tokens = length if self.positions == "full" else (self.window or trained_length)
-        if self.start_length and self.start_length >= num_tokens:
+        if self.start_length and self.start_length > num_tokens:
             raise CtxextError(
-                f"--start-length {self.start_length} is not below the {num_tokens} tokens of a sequence.",
-                hint="Leave it out to train at one length.",
+                f"--start-length {self.start_length} is more than the {num_tokens} tokens of a sequence.",
+                hint="Leave it out to train at one length; a preset's is left out by --without start-length.",
+            )
+        if self.weigh_far and num_tokens <= self.weigh_far + max(1, self.weigh_far // 4):
+            raise CtxextError(
+                f"--weigh-far {self.weigh_far} leaves no farther context in sequences of {num_tokens} tokens.",
+                hint=f"Give fewer, as --weigh-far {max(1, num_tokens // 4)}.",
             )
         if num_tokens % (2 * self.context_parallel) and self.context_parallel > 1:
             raise CtxextError(
@@ -260,6 +283,7 @@ class TrainingOptions:
         return dataclasses.replace(
             self,
             length=length,
+            start_length=None if self.start_length == num_tokens else self.start_length,
             learning_rate=self.learning_rate or (2e-5 if self.full else 2e-4),
             alpha=self.alpha or 2.0 * self.rank,
             window=None if self.positions == "full" else min(num_tokens, length),

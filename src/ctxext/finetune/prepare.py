@@ -273,6 +273,7 @@ def prepare(
         by_position,
         tokens_per_step=options.batch_size * options.sequence_length,
         is_masked=base.is_masked,
+        weigh_far=options.weigh_far,
     )
     torch_seed(options.seed)
     trained = model if options.full else _adapted(base, model, options)
