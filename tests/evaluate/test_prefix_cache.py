@@ -200,6 +200,6 @@ def test_special_tokens_are_no_part_of_what_is_written(task, monkeypatch):
     parts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (" 4", "2 ")]
     written = [*parts[0], tokenizer.eos_token_id, *parts[1]]
     prompt = SimpleNamespace(answers=["42"], wanted=["42"])
-    monkeypatch.setattr(generation, "_written", lambda *_: iter([(0, [prompt], [written])]))
+    monkeypatch.setattr(generation, "_written", lambda *_, **__: iter([(0, [prompt], [written])]))
     loaded = SimpleNamespace(encoder=SimpleNamespace(tokenizer=tokenizer))
     assert [*generation.generate_graded(loaded, [[prompt]], [0], task.grade)] == [(0, [1])]

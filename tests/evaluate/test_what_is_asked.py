@@ -66,8 +66,8 @@ def test_each_task_has_its_own_settings(tmp_path):
     text = needle.text
     assert " ".join(text) == "One sentence. Another sentence."
     assert needle == Needle(num_needles=7, text=text)
-    assert kv == KeyValue(ids="number")
-    assert documents == Documents(questions=read_questions(tmp_path / "asked.jsonl"), ask="fact")
+    assert kv == KeyValue(ids="number", num_needles=7)
+    assert documents == Documents(questions=read_questions(tmp_path / "asked.jsonl"), ask="fact", num_needles=7)
     assert variables == Variables(text=text)
     assert passkey == PassKey()
     written = settings.to_dict()
@@ -626,9 +626,9 @@ def test_other_documents_hold_no_answer():
     first = Question("Who?", ("Ann",), (Passage("t", "It was Ann.", True), Passage("t", "It was Bob.")))
     second = Question("When?", ("noon",), (Passage("t", "At noon, says Ann.", True), Passage("t", "At night.")))
     task = Documents(questions=(first, second))
-    others = task._other_documents(first, random.Random(0))
+    others = task._other_documents([first], random.Random(0))
     assert {next(others).text for _ in range(30)} == {"It was Bob.", "At night."}
-    alone = Documents(questions=(first,))._other_documents(first, random.Random(0))
+    alone = Documents(questions=(first,))._other_documents([first], random.Random(0))
     assert {next(alone).text for _ in range(9)} == {"It was Bob."}
     assert "Document [1](Title: t) It was Bob.\nDocument [2](Title: t) It was Ann." in first.prompt(1)
 

@@ -5,12 +5,28 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice
-from typing import Self
+from typing import NamedTuple, Self
 
 from ctxext.data.encoding import Encoder, no_tokens, split_question
 from ctxext.errors import CtxextError
 
 _BLOCK = 128
+
+
+class Asked(NamedTuple):
+    """One of several questions about a text: what stands behind it, and what is right.
+
+    Attributes:
+        question: The text after the haystack; it ends where the answer starts.
+        answer: The answer, with a leading space if the text needs one.
+        answers: All correct answers; empty if `answer` is the only one.
+        wanted: The parts that an answer must contain, in any order; empty if `answers` holds the correct answers.
+    """
+
+    question: str
+    answer: str
+    answers: tuple[str, ...] = ()
+    wanted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -29,7 +45,7 @@ class Pieces:
         padding: A unit of one token that is repeated before the question to reach an exact length, for filler whose
             units cannot be cut. Empty if filler may be cut anywhere.
         answers: All correct answers, for tasks that score generated text; empty if `answer` is the only one.
-        asks: The question and answer of every needle, if any of them can be asked for; empty if only the first can.
+        asks: The questions about every needle in turn, if any of them can be asked for; empty if only the first can.
         wanted: The parts that an answer must contain, in any order; empty if `answers` holds the correct answers.
         places: The depth of each needle, from 0 to 1, in rising order, if that is part of the question.
         asked: The question alone, if `question` begins with something else.
@@ -42,7 +58,7 @@ class Pieces:
     answer: str
     padding: str = ""
     answers: tuple[str, ...] = ()
-    asks: tuple[tuple[str, str], ...] = ()
+    asks: tuple[Asked, ...] = ()
     wanted: tuple[str, ...] = ()
     places: tuple[float, ...] = ()
     asked: str = ""
@@ -72,11 +88,12 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Ask:
-    """A question after the haystack and its answer, as tokens, and the answer as text."""
+    """A question after the haystack and its answer, as tokens, and what is right as text."""
 
     tail: list[int]
     answer: list[int]
-    text: str
+    answers: tuple[str, ...]
+    wanted: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -110,12 +127,14 @@ def encode_parts(pieces: Pieces, encoder: Encoder, *, answer_room: int = 0) -> P
         CtxextError: The tokenizer returns no token for an answer.
     """
     asks = []
-    for question, text in pieces.asks or ((pieces.question, pieces.answer),):
+    for question, text, answers, wanted in pieces.asks or (
+        Asked(pieces.question, pieces.answer, pieces.answers, pieces.wanted),
+    ):
         head, tail = encoder.frame(pieces.opening, question)
         answer = encoder.piece(text)
         if not answer:
             raise no_tokens(text)
-        asks.append(Ask(tail, answer + answer[-1:] * (answer_room - len(answer)), text))
+        asks.append(Ask(tail, answer + answer[-1:] * (answer_room - len(answer)), answers or (text,), wanted))
     return Parts(head, encoder.pieces(pieces.needles), asks)
 
 
@@ -160,7 +179,7 @@ def lay_out(
         ids = [*parts.head, *haystack, *rest[:surplus], *ask.tail, *ask.answer]
         if len(ids) != length:
             raise AssertionError(f"a prompt of {len(ids)} tokens where {length} were asked for")
-        prompts.append(Prompt(ids, len(ask.answer), pieces.answers or (ask.text,), pieces.wanted))
+        prompts.append(Prompt(ids, len(ask.answer), ask.answers, ask.wanted))
     return prompts
 
 

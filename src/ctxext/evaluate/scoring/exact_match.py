@@ -8,9 +8,9 @@ depends on the whole prompt or its length, each prompt runs as in generation (`a
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -79,6 +79,7 @@ _LARGE_PIECE = 2048
 """The size of the pieces that continue a cache: the mask of a piece is computed even where it hides everything."""
 
 Scores = Iterator[tuple[int, list[bool]]]
+Finished = TypeVar("Finished")
 
 
 @torch.inference_mode()
@@ -136,10 +137,9 @@ def _run_all(
     loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], ids: torch.Tensor, wanted: set[int], share: bool | None
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """The last logits of the wanted prompts."""
-    num_kept = max(prompt.num_answer for question in questions for prompt in question) + 1
+    num_kept = num_own(questions)
     is_fixed = _is_fixed(loaded, ids, num_kept)
-    share = (loaded.can_share or (is_fixed and _can_crop(loaded, ids))) if share is None else share
-    if not share:
+    if not (may_share(loaded, ids, num_kept) if share is None else share):
         for prompt in wanted:
             if is_fixed:
                 forget_longer_prompts(loaded.model)
@@ -148,8 +148,19 @@ def _run_all(
                 yield prompt, run_as_written(loaded.model, ids[:, prompt], _num_answers(questions, prompt), num_kept)
         return
     forget_longer_prompts(loaded.model)
-    for root in _roots(grow(ids, num_kept), _WORTH * ids.shape[2]):
-        yield from _visit(loaded.model, ids, num_kept, wanted, root, None)
+    yield from walk(
+        loaded.model, ids, num_kept, wanted, lambda prompt, rest, cache: run(loaded.model, rest, num_kept, cache)
+    )
+
+
+def num_own(questions: Sequence[Sequence[Prompt]]) -> int:
+    """How many tokens at the end prompts never share: the longest answer, and the token that it is read from."""
+    return max(prompt.num_answer for question in questions for prompt in question) + 1
+
+
+def may_share(loaded: LoadedModel, ids: torch.Tensor, num_last: int) -> bool:
+    """Whether prompts may share the cache of a prefix; arguments as in `grow`."""
+    return loaded.can_share or (_is_fixed(loaded, ids, num_last) and _can_crop(loaded, ids))
 
 
 def _is_fixed(loaded: LoadedModel, ids: torch.Tensor, num_kept: int) -> bool:
@@ -176,15 +187,44 @@ def _roots(branch: Branch, worth: float) -> Iterator[Branch]:
         yield dataclasses.replace(branch, start=0)
 
 
+def walk(
+    model: Any,
+    ids: torch.Tensor,
+    num_last: int,
+    wanted: set[int],
+    finish: Callable[[int, torch.Tensor, Any], Finished],
+) -> Iterator[tuple[int, Finished]]:
+    """Read what prompts have in common once, and finish each of the wanted on a cache of it.
+
+    Args:
+        model: A causal language model whose caches can be cropped.
+        ids: Tokens of shape (batch, prompts, length), without padding.
+        num_last: The number of tokens at the end that prompts never share.
+        wanted: Indices of the prompts to finish.
+        finish: Called with the index of a prompt, its own tokens of shape (batch, rest), and the cache of those before
+            or None. It may add to the cache.
+
+    Yields:
+        The index of a prompt, and what `finish` returned.
+    """
+    for root in _roots(grow(ids, num_last), _WORTH * ids.shape[2]):
+        yield from _visit(model, ids, wanted, finish, root, None)
+
+
 def _visit(
-    model: Any, ids: torch.Tensor, num_kept: int, wanted: set[int], branch: Branch, cache: Any
-) -> Iterator[tuple[int, torch.Tensor]]:
+    model: Any,
+    ids: torch.Tensor,
+    wanted: set[int],
+    finish: Callable[[int, torch.Tensor, Any], Finished],
+    branch: Branch,
+    cache: Any,
+) -> Iterator[tuple[int, Finished]]:
     """Run a branch on the cache of its prefix, then the branches that follow."""
     if not wanted & set(branch.prompts):
         return
     prompt = branch.prompts[0]
     if not branch.children:
-        yield prompt, run(model, ids[:, prompt, branch.start :], num_kept, cache)
+        yield prompt, finish(prompt, ids[:, prompt, branch.start :], cache)
         return
     cache = new_cache(model) if cache is None else cache
     run(model, ids[:, prompt, branch.start : branch.end], 1, cache)
@@ -192,7 +232,7 @@ def _visit(
         surplus = cache.get_seq_length() - branch.end
         if surplus:
             cache.crop(-surplus)
-        yield from _visit(model, ids, num_kept, wanted, child, cache)
+        yield from _visit(model, ids, wanted, finish, child, cache)
 
 
 def run(model: Any, ids: torch.Tensor, num_kept: int, cache: Any = None) -> torch.Tensor:

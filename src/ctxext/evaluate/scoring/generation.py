@@ -9,7 +9,8 @@ import torch
 from ctxext.data.prompt import Prompt
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.as_written import forget_longer_prompts
-from ctxext.evaluate.scoring.exact_match import check_finite
+from ctxext.evaluate.scoring.exact_match import check_finite, may_share, num_own, run, walk
+from ctxext.evaluate.scoring.prefix_cache import new_cache
 from ctxext.evaluate.served import ServedModel
 
 
@@ -30,27 +31,85 @@ def generate_graded(
     wanted: Sequence[int],
     grade: Callable[[str, Prompt], float],
 ) -> Iterator[tuple[int, list[float]]]:
-    """The grade of the text of greedy decoding."""
-    for depth, prompts, written in _written(loaded, questions, wanted):
+    """The grade of the text of greedy decoding; what the prompts of a question have in common is read once."""
+    for depth, prompts, written in _written(loaded, questions, wanted, share=True):
         texts = [loaded.encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in written]
         yield depth, [grade(text, prompt) for text, prompt in zip(texts, prompts, strict=True)]
 
 
 def _written(
-    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int]
+    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int], *, share: bool = False
 ) -> Iterator[tuple[int, list[Prompt], list[list[int]]]]:
     """The prompts of each depth and their generated tokens.
 
     An engine gets all prompts at once, with common prefixes next to each other, and shares the prefixes itself.
+    Here they are shared if that is asked for: otherwise each prompt is written as `generate` writes it.
     """
     if isinstance(loaded, ServedModel):
         rows = loaded.write([question[depth] for question in questions for depth in wanted])
         for place, depth in enumerate(wanted):
             yield depth, [question[depth] for question in questions], rows[place :: len(wanted)]
         return
+    if share and len(questions[0]) > 1 and all(_may_share(loaded, question) for question in questions):
+        shared = _write_on_shared(loaded, questions, set(wanted))
+        for depth in wanted:
+            yield (
+                depth,
+                [question[depth] for question in questions],
+                [shared[row, depth] for row in range(len(questions))],
+            )
+        return
     for depth in wanted:
         prompts = [question[depth] for question in questions]
         yield depth, prompts, _generate(loaded, prompts)
+
+
+def _may_share(loaded: LoadedModel, question: Sequence[Prompt]) -> bool:
+    return may_share(loaded, torch.tensor([[prompt.ids for prompt in question]]), num_own([question]))
+
+
+@torch.inference_mode()
+def _write_on_shared(
+    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: set[int]
+) -> dict[tuple[int, int], list[int]]:
+    """A continuation of each wanted prompt, by question and depth, on a cache of what prompts have in common.
+
+    Questions whose answers have the same sizes run together.
+    """
+    model, ends = loaded.model, torch.tensor(_ends(loaded.model), device=loaded.device, dtype=torch.long)
+    forget_longer_prompts(model)
+    sizes = [tuple(prompt.num_answer for prompt in question) for question in questions]
+    written: dict[tuple[int, int], list[int]] = {}
+    for alike in dict.fromkeys(sizes):
+        rows = [row for row, of_row in enumerate(sizes) if of_row == alike]
+        ids = torch.tensor([[prompt.ids for prompt in questions[row]] for row in rows], device=loaded.device)
+
+        def write(depth: int, rest: torch.Tensor, cache: Any, alike: tuple[int, ...] = alike) -> list[list[int]]:
+            # A prompt that shares nothing needs a cache too, for the tokens that it writes.
+            cache = new_cache(model) if cache is None else cache
+            tokens, new = rest[:, : -alike[depth]], rest[:, :0]
+            while new.shape[1] < alike[depth] and not bool(torch.isin(new, ends).any(1).all()):
+                logits = run(model, tokens, 1, cache)[:, -1]
+                check_finite(loaded.name, logits.amax(-1))
+                tokens = logits.argmax(-1, keepdim=True)
+                new = torch.cat([new, tokens], dim=1)
+            return [_up_to_end(row, ends.tolist()) for row in new.tolist()]
+
+        for depth, texts in walk(model, ids, num_own(questions), wanted, write):
+            written |= {(row, depth): text for row, text in zip(rows, texts, strict=True)}
+    return written
+
+
+def _up_to_end(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """The tokens up to the first that ends a text."""
+    last = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+    return list(ids[: last + 1])
+
+
+def _ends(model: Any) -> list[int]:
+    """The tokens at which writing ends."""
+    end = model.generation_config.eos_token_id
+    return end if isinstance(end, list) else [] if end is None else [end]
 
 
 @torch.inference_mode()
@@ -76,7 +135,7 @@ def _greedy(loaded: LoadedModel, ids: torch.Tensor, num_new: int) -> list[list[i
         bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
     )
     forget_longer_prompts(model)
-    end = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
+    end = next(iter(_ends(model)), None)
     try:
         output = model.generate(
             ids,

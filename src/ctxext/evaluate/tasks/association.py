@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ctxext.data import prose
-from ctxext.data.prompt import Pieces
+from ctxext.data.prompt import Asked, Pieces
 from ctxext.data.prose import endless
 from ctxext.evaluate.tasks.base import RetrievalTask
 
@@ -54,7 +54,7 @@ class Association(RetrievalTask):
         first = rng.sample(prose.FIRST_NAMES, self.num_needles)
         people = [f"{name} {rng.choice(prose.LAST_NAMES)}" for name in first]
         asks = tuple(
-            (f"\n{question} The full name of that person is", f" {person}")
+            Asked(f"\n{question} The full name of that person is", f" {person}")
             for (_, question), person in zip(chosen, people, strict=True)
         )
         return Pieces(

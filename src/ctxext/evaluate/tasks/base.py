@@ -104,7 +104,7 @@ class TaskOptions:
     Attributes:
         text: Sentences to hide needles in; empty for the prose of the package.
         questions: Questions of the task `documents`; empty for random facts.
-        num_needles: How many facts the task `needle` hides.
+        num_needles: How many facts of a text the tasks `needle`, `kv` and `documents` may ask for.
         kv_ids: The ids of the task `kv`: "uuid" or "number".
         filler: What the task `needle` hides its facts in: "prose" or "same", sentences in their own form.
     """
@@ -212,3 +212,8 @@ class RetrievalTask(Task):
     def advice(self) -> str:
         """A hint for questions that do not fit into a length; empty if there is none."""
         return ""
+
+
+def leaves_room(task: RetrievalTask, encoder: Encoder, length: int) -> bool:
+    """Whether the questions of a task leave half of a length for its haystack."""
+    return 2 * task.size(task.pieces(random.Random(0)), encoder) <= length

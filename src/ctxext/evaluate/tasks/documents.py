@@ -1,17 +1,20 @@
 """Multi-document question answering, with the gold document moved through the positions."""
 
+import dataclasses
+import itertools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ctxext.data import prose
-from ctxext.data.prompt import Pieces, Prompt
+from ctxext.data.encoding import Encoder
+from ctxext.data.prompt import Asked, Pieces, Prompt
 from ctxext.errors import CtxextError
 from ctxext.evaluate.scoring.subspan_match import best_subspan_match
-from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
+from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions, leaves_room
 from ctxext.reading.strict import read_text
 
 OPENING = (
@@ -29,6 +32,10 @@ FACTS = (
         "names the owner of the {key}",
     ),
 )
+
+
+_MOST = 30
+"""How many documents of a text may be asked for: half of the nouns, so that the others have some left."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,8 @@ class Documents(RetrievalTask):
     Attributes:
         questions: Questions read with `read_questions`; empty for random facts.
         ask: With random facts: "which" asks for the number of the document, "fact" for its fact, "any" for either.
+        num_needles: How many documents of a text can be asked for, 30 at most: each answers a question that no other
+            document does, and one reading serves them all. One in a text that is too short for so many.
     """
 
     name: ClassVar[str] = "documents"
@@ -89,56 +98,91 @@ class Documents(RetrievalTask):
     ask_for: ClassVar[str] = ASK
     questions: tuple[Question, ...] = ()
     ask: str = "any"
+    num_needles: int = 1
 
     @classmethod
     def from_options(cls, options: TaskOptions) -> Self:
         """The task with the user's questions; random facts are asked for as such, as a user's questions are."""
-        return cls(questions=options.questions, ask="fact")
+        return cls(questions=options.questions, ask="fact", num_needles=min(options.num_needles, _MOST))
+
+    def fitting(self, encoder: Encoder, length: int) -> Self:
+        """The task with one document to ask for where several would leave no room for a haystack."""
+        return self if leaves_room(self, encoder, length) else dataclasses.replace(self, num_needles=1)
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
         numbers = _document_numbers(random.Random(rng.getrandbits(64)))
-        gold_number = next(numbers)
+        gold_numbers = [next(numbers) for _ in range(self.num_needles)]
         if self.questions:
-            chosen = rng.choice(self.questions)
+            chosen = self._chosen(rng)
             others = self._other_documents(chosen, random.Random(rng.getrandbits(64)))
-            golds, question, answer = [chosen.gold], chosen.question, f" {chosen.answers[0]}"
-            answers = chosen.answers
+            golds = [one.gold for one in chosen]
+            drawn = [(one.question, f" {one.answers[0]}", one.answers) for one in chosen]
         else:
-            golds, question, answer, others = self.made_up(rng, gold_number)
-            answers = (answer.strip(),)
-        gold_numbers = [gold_number, *(next(numbers) for _ in golds[1:])]
+            golds, made_up, others = self.made_up(rng, gold_numbers)
+            drawn = [(question, answer, (answer.strip(),)) for question, answer in made_up]
+        asks = tuple(
+            Asked(self.ask_for.format(question=question), answer, answers) for question, answer, answers in drawn
+        )
+        gold_numbers += [next(numbers) for _ in golds[self.num_needles :]]
         return Pieces(
             opening=self.opening,
             haystack=(one.unit(number, self.document) for one, number in zip(others, numbers, strict=False)),
-            needles=tuple(gold.unit(number, self.document) for gold, number in zip(golds, gold_numbers, strict=True)),
-            question=self.ask_for.format(question=question),
-            answer=answer,
+            needles=tuple(gold.unit(number, self.document) for gold, number in zip(golds, gold_numbers, strict=False)),
+            question=asks[0].question,
+            answer=asks[0].answer,
             padding="\n",
-            answers=answers,
+            answers=asks[0].answers,
+            asks=asks,
         )
 
-    def made_up(self, rng: random.Random, gold_number: int) -> tuple[list[Passage], str, str, Iterator[Passage]]:
-        """Documents with the answer, the first with the number, a question, its answer, and other documents."""
-        key = prose.object_name(rng)
-        gold, questions = random_document(rng, key, gold_number)
-        question, answer = questions[_pick(self.ask, rng)]
-        return [gold], question, answer, _random_documents(random.Random(rng.getrandbits(64)), without=key)
+    def made_up(
+        self, rng: random.Random, gold_numbers: Sequence[int]
+    ) -> tuple[list[Passage], list[tuple[str, str]], Iterator[Passage]]:
+        """Documents with answers, which get these numbers in turn, the questions and answers, and other documents."""
+        golds, asked, nouns = list[Passage](), list[tuple[str, str]](), set[str]()
+        while len(golds) < len(gold_numbers):
+            key = prose.object_name(rng)
+            if key.split()[-1] in nouns:
+                continue
+            nouns.add(key.split()[-1])
+            gold, questions = random_document(rng, key, gold_numbers[len(golds)])
+            golds.append(gold)
+            asked.append(questions[_pick(self.ask, rng)])
+        return golds, asked, _random_documents(random.Random(rng.getrandbits(64)), nouns)
+
+    def _chosen(self, rng: random.Random) -> list[Question]:
+        """Different questions, none of which the document of another answers; fewer where the file has no more."""
+        chosen = [rng.choice(self.questions)]
+        candidates = rng.sample(self.questions, len(self.questions)) if self.num_needles > 1 else []
+        for one in candidates:
+            if len(chosen) < self.num_needles and not any(
+                best_subspan_match(one.gold.text, other.answers) or best_subspan_match(other.gold.text, one.answers)
+                for other in chosen
+            ):
+                chosen.append(one)
+        return chosen
 
     def grade(self, text: str, prompt: Prompt) -> float:
         """Whether the generated text contains an answer."""
         return float(best_subspan_match(text, prompt.answers))
 
-    def _other_documents(self, chosen: Question, rng: random.Random) -> Iterator[Passage]:
-        """The distractors of the question, then documents of the other questions without an answer to it."""
-        yield from (document for document in chosen.documents if not document.is_gold)
-        others = [question for question in self.questions if question is not chosen] or [chosen]
-        pool = [
-            document
-            for question in others
-            for document in question.documents
-            if document.text != chosen.gold.text and not best_subspan_match(document.text, chosen.answers)
-        ]
+    def _other_documents(self, chosen: Sequence[Question], rng: random.Random) -> Iterator[Passage]:
+        """The distractors of the questions, then documents of the others, without an answer to any of another."""
+
+        def answers_another(document: Passage, own: Question | None = None) -> bool:
+            return any(
+                document.text == one.gold.text or best_subspan_match(document.text, one.answers)
+                for one in chosen
+                if one is not own
+            )
+
+        for in_turn in itertools.zip_longest(*(one.documents for one in chosen)):
+            for document, own in zip(in_turn, chosen, strict=True):
+                if document is not None and not document.is_gold and not answers_another(document, own):
+                    yield document
+        others = [question for question in self.questions if question not in chosen] or chosen
+        pool = [document for question in others for document in question.documents if not answers_another(document)]
         while pool:  # Without any, the haystack ends, and `lay_out` refuses it as too short.
             yield rng.choice(pool)
 
@@ -202,11 +246,10 @@ def _pick(ask: str, rng: random.Random) -> int:
     return {"which": 0, "fact": 1, "any": rng.randrange(2)}[ask]
 
 
-def _random_documents(rng: random.Random, without: str) -> Iterator[Passage]:
-    noun = without.split()[-1]
+def _random_documents(rng: random.Random, without: Collection[str]) -> Iterator[Passage]:
     while True:
         key = prose.object_name(rng)
-        if key.split()[-1] != noun:
+        if key.split()[-1] not in without:
             yield random_document(rng, key, 0)[0]
 
 

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 from ctxext.data.encoding import Encoder
-from ctxext.data.prompt import Pieces, encode_parts
+from ctxext.data.prompt import Asked, Pieces
 from ctxext.data.prose import random_number
-from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
+from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions, leaves_room
 
 OPENING = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n"
-_ASKED_RECORDS = 4
-"""How many records of one text are asked for, each at another depth, if the text is long enough."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ class KeyValue(RetrievalTask):
     Attributes:
         ids: "uuid" as in the paper, or "number" for short numbers, for small models and contexts: three digits each,
             and longer keys once half of those are used.
-        num_needles: The number of records that can be asked for; the question is about the first.
+        num_needles: The number of records that can be asked for, one in a text that is too short for so many.
     """
 
     name: ClassVar[str] = "kv"
@@ -38,8 +36,8 @@ class KeyValue(RetrievalTask):
 
     @classmethod
     def from_options(cls, options: TaskOptions) -> Self:
-        """The task with the user's ids."""
-        return cls(ids="number" if options.kv_ids == "number" else "uuid")
+        """The task with the user's ids and number of records."""
+        return cls("number" if options.kv_ids == "number" else "uuid", options.num_needles)
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
@@ -47,7 +45,7 @@ class KeyValue(RetrievalTask):
         first, last = next(records), next(records)
         needles = [next(records) for _ in range(self.num_needles)]
         asks = tuple(
-            (f' {_record(*last)}}}\n\nKey: "{key}"\nCorresponding value:', f' "{value}') for key, value in needles
+            Asked(f' {_record(*last)}}}\n\nKey: "{key}"\nCorresponding value:', f' "{value}') for key, value in needles
         )
         return Pieces(
             opening=OPENING + "{" + _record(*first) + ",\n",
@@ -61,10 +59,8 @@ class KeyValue(RetrievalTask):
         )
 
     def fitting(self, encoder: Encoder, length: int) -> Self:
-        """The task with as many records to ask for as leave room for a haystack."""
-        several = dataclasses.replace(self, num_needles=_ASKED_RECORDS)
-        size = encode_parts(several.pieces(random.Random(0)), encoder).size
-        return several if 2 * size <= length else self
+        """The task with one record to ask for where several would leave no room for a haystack."""
+        return self if leaves_room(self, encoder, length) else dataclasses.replace(self, num_needles=1)
 
     @property
     def advice(self) -> str:

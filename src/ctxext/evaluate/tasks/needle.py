@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 from ctxext.data import prose
-from ctxext.data.prompt import Pieces
+from ctxext.data.prompt import Asked, Pieces
 from ctxext.data.prose import endless, random_number
 from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
 
@@ -85,7 +85,8 @@ class Needle(RetrievalTask):
             question="\n" + phrasing.question.format(key=keys[0]),
             answer=f" {values[0]}",
             asks=tuple(
-                ("\n" + phrasing.question.format(key=key), f" {value}") for key, value in zip(keys, values, strict=True)
+                Asked("\n" + phrasing.question.format(key=key), f" {value}")
+                for key, value in zip(keys, values, strict=True)
             ),
         )
 

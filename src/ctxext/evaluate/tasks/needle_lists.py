@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ctxext.data import prose
-from ctxext.data.prompt import Pieces
+from ctxext.data.prompt import Asked, Pieces
 from ctxext.data.prose import endless
 from ctxext.evaluate.tasks.base import RetrievalTask
 
@@ -45,7 +45,7 @@ class NeedleLines(RetrievalTask):
         values = _numbers(rng, self.num_needles)
         numbers = random.Random(rng.getrandbits(64))
         asks = tuple(
-            (f"\nWhat does the locker of {key} open with? It opens with", f" {value}")
+            Asked(f"\nWhat does the locker of {key} open with? It opens with", f" {value}")
             for key, value in zip(asked, values, strict=True)
         )
         return Pieces(

@@ -78,7 +78,7 @@ class Passages(RetrievalTask):
         seed, end = rng.getrandbits(64), encoder.end()
         passages = []
         for fact in pieces.needles:
-            parts = Parts(encoder.start(), [encoder.piece(fact)], [Ask([], [], "")])
+            parts = Parts(encoder.start(), [encoder.piece(fact)], [Ask([], [], ())])
             text = Pieces("", endless(self.text, random.Random(seed)), (fact,), "", "")
             prompts = lay_out(text, parts, encoder, length - len(end), depths, random.Random(seed))
             passages.append([[*prompt.ids, *end] for prompt in prompts])

@@ -92,7 +92,8 @@ def check_fits(task: RetrievalTask, encoder: Encoder, lengths: Sequence[int], se
         CtxextError: A question does not fit; the message names the length that the largest needs.
     """
     for length in lengths:
-        sizes = [task.size(_pieces(task, length, n, settings), encoder) for n in range(settings.samples)]
+        fitting = task.fitting(encoder, length)
+        sizes = [task.size(_pieces(fitting, length, n, settings), encoder) for n in range(settings.samples)]
         if max(sizes) > length:
             error = too_short(length, max(sizes), f'The task "{task.name}"')
             raise CtxextError(error.message, hint=f"{error.hint} {task.advice}".rstrip())

@@ -9,7 +9,7 @@ import math
 import random
 import string
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise, repeat
 from typing import ClassVar, Literal, Self
@@ -18,7 +18,7 @@ from ctxext.data import prose
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt, encode_parts
 from ctxext.evaluate.scoring.subspan_match import share_of_substrings
-from ctxext.evaluate.tasks.base import RetrievalTask
+from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
 from ctxext.evaluate.tasks.documents import Documents, Passage, random_document
 from ctxext.evaluate.tasks.passkey import FILLER
 from ctxext.evaluate.tasks.variables import variable_names
@@ -376,6 +376,11 @@ class RulerQuestions(Documents):
     )
     ask: str = "fact"
 
+    @classmethod
+    def from_options(cls, options: TaskOptions) -> Self:
+        """The task with the user's questions, one a text as in RULER."""
+        return cls(questions=options.questions)
+
     def grade(self, text: str, prompt: Prompt) -> float:
         """RULER's `string_match_part`: whether one of the answers is in the text."""
         return max(share_of_substrings(text, (answer,)) for answer in prompt.answers)
@@ -389,12 +394,14 @@ class RulerTwoHops(RulerQuestions):
     description: ClassVar[str] = _DESCRIBED + "a question that two of many documents answer together."
     document: ClassVar[str] = "Document {number}:\n{title}\n{text}\n\n"
 
-    def made_up(self, rng: random.Random, gold_number: int) -> tuple[list[Passage], str, str, Iterator[Passage]]:
+    def made_up(
+        self, rng: random.Random, gold_numbers: Sequence[int]
+    ) -> tuple[list[Passage], list[tuple[str, str]], Iterator[Passage]]:
         """Who owns a thing, and where that person lives."""
         key, person, place = prose.object_name(rng), prose.person_name(rng), rng.choice(prose.PLACES)
         golds = [Passage(f"The {key}", f"The owner of the {key} is {person}.", is_gold=True), _home(person, place)]
         others = _others(random.Random(rng.getrandbits(64)), key, person)
-        return golds, f"Where does the owner of the {key} live?", f" {place}", others
+        return golds, [(f"Where does the owner of the {key} live?", f" {place}")], others
 
 
 def _home(person: str, place: str) -> Passage:

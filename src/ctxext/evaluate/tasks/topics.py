@@ -7,7 +7,7 @@ from importlib import resources
 from typing import ClassVar
 
 from ctxext.data.encoding import Encoder
-from ctxext.data.prompt import Ask, Parts, Pieces, Prompt, lay_out
+from ctxext.data.prompt import Ask, Asked, Parts, Pieces, Prompt, lay_out
 from ctxext.data.prose import endless
 from ctxext.evaluate.tasks.passages import PassagePrompt, Passages
 
@@ -58,7 +58,7 @@ class Topics(Passages):
     def pieces(self, rng: random.Random) -> Pieces:
         """The sentences and questions about all topics, in the order in which documents and depths take them."""
         topics = rng.sample(list(TOPICS), len(TOPICS))
-        asks = tuple((f"What is known about {topic}?", "") for topic in topics)
+        asks = tuple(Asked(f"What is known about {topic}?", "") for topic in topics)
         return Pieces("", iter(()), tuple(f" {TOPICS[topic]}" for topic in topics), "", "", asks=asks)
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
@@ -75,11 +75,11 @@ class Topics(Passages):
         for first in range(0, _PASSAGES * count, count):
             mine = slice(first, first + count)
             facts = [encoder.piece(fact) for fact in pieces.needles[mine]]
-            parts = Parts(encoder.start(), facts, [Ask([], [], "")] * count)
+            parts = Parts(encoder.start(), facts, [Ask([], [], ())] * count)
             text = Pieces("", endless(self.text, random.Random(rng.getrandbits(64))), (), "", "")
             laid = lay_out(text, parts, encoder, length - len(end), depths, random.Random(rng.getrandbits(64)))
             documents.append([[*prompt.ids, *end] for prompt in laid])
-            about = [(*encoder.document(question), *end) for question, _ in pieces.asks[mine]]
+            about = [(*encoder.document(asked.question), *end) for asked in pieces.asks[mine]]
             num_texts = -(-len(depths) // count)
             queries.append([about[number // num_texts] for number in range(len(depths))])
         return [
