@@ -71,7 +71,7 @@ def test_the_one_that_finds_surely_more_is_taken():
     assert 0 < yarn["against"]["low"] < yarn["against"]["difference"] == 0.5 < yarn["against"]["high"]
     assert yarn["time"] == 1.5
     assert (pi["refused"], pi["convert"]) == ("it has no rope.", ["--method", "pi"])
-    assert "Take dca: it finds 100 % (86–100) of what was asked, where stock finds 0 % (0–14)" in content["verdict"]
+    assert "Take dca: it finds 100 % (83–100) of what was asked, where stock finds 0 % (0–17)" in content["verdict"]
     assert "runs in vLLM" in content["verdict"]
     assert "yarn" not in content["verdict"], "it is surely behind"
 

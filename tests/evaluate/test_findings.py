@@ -6,8 +6,15 @@ import random
 import pytest
 
 from ctxext.evaluate.report.colours import ink, shade
-from ctxext.evaluate.report.findings import findings, percent
-from ctxext.evaluate.report.intervals import mean_interval, paired_interval, together, wilson_interval
+from ctxext.evaluate.report.findings import findings, percent, pooled
+from ctxext.evaluate.report.intervals import (
+    effective_samples,
+    mean_interval,
+    paired_interval,
+    share_interval,
+    together,
+    wilson_interval,
+)
 from ctxext.evaluate.report.report import make_report
 from ctxext.evaluate.tasks.registry import GROUPS
 
@@ -28,7 +35,7 @@ def report_of(shares, settings=None):
 def test_the_best_comes_first_with_its_interval_and_its_weak_side():
     (sentence,) = findings(report_of({"a": {512: (10, 10), 1024: (1, 2)}, "b": {512: (0, 0), 1024: (2, 9)}}))
     assert sentence == (
-        "needle at 1024 tokens: b finds 55 % (34–74), a 15 %; b is uneven: 20 % at depth 0 %, 90 % at depth 100 %."
+        "needle at 1024 tokens: b finds 55 % (32–76), a 15 %; b is uneven: 20 % at depth 0 %, 90 % at depth 100 %."
     )
 
 
@@ -47,7 +54,7 @@ def test_rulers_thirteen_are_one_sentence():
 
 def test_lengths_at_which_nothing_was_found_are_told():
     (sentence,) = findings(report_of({"a": {512: (10, 10), 1024: (0, 0)}}))
-    assert sentence == "needle at 512 tokens: a finds 100 % (84–100); at 1024 tokens nothing was found."
+    assert sentence == "needle at 512 tokens: a finds 100 % (80–100); at 1024 tokens nothing was found."
     (sentence,) = findings(report_of({"a": {512: (0, 0)}}))
     assert sentence == "needle: nothing was found at any length."
 
@@ -178,3 +185,39 @@ def test_equal_models_are_seldom_apart():
 
 def test_several_comparisons_are_wider():
     assert [together(count) for count in (0, 1, 2, 4)] == pytest.approx([0.95, 0.95, 0.95, 0.975])
+
+
+def test_a_share_over_texts_counts_texts():
+    """By hand: five texts of ten questions, all alike within a text, are worth four of 50; alike texts lose nothing."""
+    apart, alike = [(10.0, 10), (0.0, 10)] * 2 + [(5.0, 10)], [(5.0, 10)] * 5
+    assert effective_samples(apart) == pytest.approx(50 / ((4 * 25 * 5 / 4) / (50 * 0.25)))
+    assert effective_samples(alike) == 50
+    t, worth = 2.776445, effective_samples(apart)
+    half = t * math.sqrt(0.25 / worth + t * t / (4 * worth * worth)) / (1 + t * t / worth)
+    assert share_interval(apart) == pytest.approx((0.5 - half, 0.5 + half), rel=1e-5)
+    assert share_interval([(1.0, 1), (0.0, 1), (1.0, 1)]) == wilson_interval(2, 3), "each question has a text"
+    assert share_interval([(3.0, 10)]) == (0.0, 1.0), "one text says nothing of others"
+    assert share_interval([]) == (0.0, 1.0)
+
+
+def test_questions_about_one_text_are_no_more_questions_in_a_report():
+    cell = {"task": "needle", "length": 8, "correct": 2, "samples": 4}
+    two = [{**cell, "texts": [[0, 1, 1], [1, 1, 1], [2, 0, 1], [3, 0, 1]]}] * 2
+    assert pooled(two) == (0.5, *share_interval([(2, 2), (2, 2), (0, 2), (0, 2)]))
+    assert pooled([cell] * 2) == (0.5, *wilson_interval(4, 8)), "an older report does not say"
+    lengths = pooled([two[0], {**two[1], "length": 16}])
+    assert lengths == (0.5, *wilson_interval(4, 8)), "another length has other texts"
+
+
+def test_the_interval_of_a_share_holds_it():
+    """Twelve texts of ten questions, 40 % right, of which most are right in the same texts."""
+    rng, held, held_by_wilson = random.Random(0), 0, 0
+    for _ in range(1000):
+        shares = [rng.betavariate(0.4 * 2, 0.6 * 2) for _ in range(12)]
+        texts = [(sum(rng.random() < share for _ in range(10)), 10) for share in shares]
+        low, high = share_interval(texts)
+        held += low <= 0.4 <= high
+        low, high = wilson_interval(sum(right for right, _ in texts), 120)
+        held_by_wilson += low <= 0.4 <= high
+    assert 925 <= held <= 980
+    assert held_by_wilson < 750

@@ -12,13 +12,13 @@ from ctxext.evaluate.report.findings import percent, pooled
 from ctxext.evaluate.report.intervals import mean_interval, paired_interval, together
 from ctxext.evaluate.report.report import Report
 from ctxext.evaluate.run import Meter
-from ctxext.evaluate.tasks.base import Record
+from ctxext.evaluate.tasks.base import Record, texts_asked
 
 _SAME_COST = 3
 """Decimals of a loss in nats per token within which two costs are alike."""
 
 _Text = tuple[str, int, int]
-"""A task, a length and a sample: one text, which is asked about at several depths."""
+"""A task, a length and a number: one text, which is asked about at several depths or by several samples."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Measured:
     """What single records say of one model.
 
     Attributes:
-        answers: The share of right answers by text and depth.
+        answers: The score of each answer by text, and there by depth and sample.
         losses: The mean loss per token beyond the original context length, by document.
         seconds: How long each record took.
         peak: The most memory that was in use, in bytes; None if that cannot be known here.
     """
 
-    answers: Mapping[_Text, Mapping[float | None, float]]
+    answers: Mapping[_Text, Mapping[tuple[float | None, int], float]]
     losses: Mapping[tuple[str, int], float]
     seconds: Mapping[tuple[Any, ...], float]
     peak: int | None
@@ -62,7 +62,7 @@ class Measured:
         texts = []
         for text in sorted(self.answers.keys() & other.answers.keys()):
             mine, theirs = self.answers[text], other.answers[text]
-            if differences := [mine[depth] - theirs[depth] for depth in mine.keys() & theirs.keys()]:
+            if differences := [mine[question] - theirs[question] for question in mine.keys() & theirs.keys()]:
                 texts.append(differences)
         if not texts:
             return None
@@ -79,11 +79,19 @@ class Measured:
         middle, half = mean_interval(differences, confidence)
         return Difference(middle, middle - half, middle + half, len(documents))
 
+    def against(self, other: "Measured", confidence: float) -> "Differences":
+        """Both differences."""
+        return self.finds_more(other, confidence), self.loses_more(other, confidence)
+
     def times(self, other: "Measured") -> float | None:
         """How many times as long the same records took."""
         shared = self.seconds.keys() & other.seconds.keys()
         theirs = math.fsum(other.seconds[record] for record in shared)
         return math.fsum(self.seconds[record] for record in shared) / theirs if theirs else None
+
+
+Differences = tuple[Difference | None, Difference | None]
+"""In the share found, and in the loss beyond."""
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -92,7 +100,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def measured(records: Sequence[Record], trained_length: int | None) -> Measured:
     """What the records of one model say."""
-    answers: dict[_Text, dict[float | None, float]] = {}
+    answers: dict[_Text, dict[tuple[float | None, int], float]] = {}
     losses, seconds, peaks = dict[tuple[str, int], float](), dict[tuple[Any, ...], float](), []
     for record in records:
         peaks += [record["facts"]["peak_memory"]] if "peak_memory" in (record.get("facts") or {}) else []
@@ -100,8 +108,9 @@ def measured(records: Sequence[Record], trained_length: int | None) -> Measured:
             continue
         samples = record["samples"]
         seconds[record["task"], record["length"], record["depth"], tuple(samples)] = record["seconds"]
-        for sample, right in zip(samples, record.get("correct") or (), strict=False):
-            answers.setdefault((record["task"], record["length"], sample), {})[record["depth"]] = float(right)
+        for sample, text, right in zip(samples, texts_asked(record), record.get("correct") or (), strict=False):
+            asked = answers.setdefault((record["task"], record["length"], text), {})
+            asked[record["depth"], sample] = float(right)
         starts = [number * record["width"] for number in range(len(record.get("buckets") or ()))]
         beyond = [
             sums
@@ -129,16 +138,17 @@ def comparison(
     figures = {name: measured([r for r in records if r.get("model") == name], trained) for name in by_name}
     stock = figures[STOCK]
     confidence = together(len(figures) - 1)
+    asked = {candidate.name: figures[candidate.name] for candidate in candidates if candidate.name in figures}
+    against = {name: mine.against(stock, confidence) for name, mine in asked.items()}
     rows: list[dict[str, Any]] = [_row(by_name[STOCK], stock)]
     for candidate in candidates:
         row: dict[str, Any] = {"name": candidate.name}
         row |= {"convert": list(candidate.words) or None, "refused": candidate.refusal or None}
         if candidate.plan is not None and candidate.name in by_name:
-            row |= _row(by_name[candidate.name], figures[candidate.name], stock, confidence)
+            row |= _row(by_name[candidate.name], figures[candidate.name], stock, against[candidate.name])
             row["serving"] = [served.to_dict() for served in candidate.plan.serving]
         rows.append(row)
-    asked = {candidate.name: figures[candidate.name] for candidate in candidates if candidate.name in figures}
-    taken, nearest, sentence = _choice({row["name"]: row for row in rows}, stock, asked, trained, confidence)
+    taken, nearest, sentence = _choice({row["name"]: row for row in rows}, against, asked, trained, confidence)
     missing = _not_reached(plans, figures)
     if any("none" in sentence for sentence in missing) and (minutes := _minutes_of_a_round(plans, records)):
         missing.append(
@@ -156,7 +166,7 @@ def comparison(
 
 
 def _row(
-    model: Mapping[str, Any], mine: Measured, stock: Measured | None = None, confidence: float = 0.95
+    model: Mapping[str, Any], mine: Measured, stock: Measured | None = None, against: Differences = (None, None)
 ) -> dict[str, Any]:
     """The figures of one model."""
     share, low, high = pooled(model["cells"])
@@ -170,7 +180,8 @@ def _row(
     }
     if stock is None:
         return {**row, "loss_beyond": _mean(list(mine.losses.values())) if mine.losses else None, "peak": mine.peak}
-    more, loss, peaks = mine.finds_more(stock, confidence), mine.loses_more(stock, confidence), (mine.peak, stock.peak)
+    more, loss = against
+    peaks = mine.peak, stock.peak
     return {
         **row,
         "against": more.to_dict() if more else None,
@@ -183,16 +194,14 @@ def _row(
 
 def _choice(
     rows: Mapping[str, Mapping[str, Any]],
-    stock: Measured,
+    against: Mapping[str, Differences],
     asked: Mapping[str, Measured],
     trained_length: int | None,
     confidence: float,
 ) -> tuple[str | None, str | None, str]:
     """The method to take, if any is better beyond doubt, the one that comes nearest, and both in a sentence."""
-    gains = {name: mine.finds_more(stock, confidence) for name, mine in asked.items()}
-    drops = {name: mine.loses_more(stock, confidence) for name, mine in asked.items()}
-    found = {name: gain for name, gain in gains.items() if gain is not None}
-    losses = {name: drop for name, drop in drops.items() if drop is not None}
+    found = {name: gain for name, (gain, _) in against.items() if gain is not None}
+    losses = {name: drop for name, (_, drop) in against.items() if drop is not None}
 
     def cheapest(names: Sequence[str]) -> str:
         """Of methods that are equally good: the cheapest inside, then the one with the least loss beyond."""
@@ -300,9 +309,10 @@ def _not_reached(plans: Sequence[ModelPlan], figures: Mapping[str, Measured]) ->
         for task in entry.tasks:
             times = num_questions(task, entry.settings) // entry.settings.samples
             for length in entry.lengths:
-                asked = sum(text[:2] == (task.name, length) for text in mine.answers) // times
+                texts = [asked for text, asked in mine.answers.items() if text[:2] == (task.name, length)]
+                num_asked = sum(len({sample for _, sample in of_text}) for of_text in texts) // times
                 by_length = counts.setdefault(task.name, {})
-                by_length[length] = min(asked, by_length.get(length, asked))
+                by_length[length] = min(num_asked, by_length.get(length, num_asked))
         for name in {work.keys[0].task for work in entry.documents}:
             read = sum(key[0] == name for key in mine.seconds)
             unread[name] = min(read, unread.get(name, read))

@@ -22,6 +22,17 @@ class Cell(Schema):
     correct: Annotated[float, Limits(ge=0, finite=True)]
     samples: Offset
     share: Fraction
+    texts: list[list[Figure]] | None = None
+
+    @classmethod
+    def missing(cls, content: Mapping[str, Any]) -> str:
+        """Texts are said of every question: a number, how many answers are correct, and how many there are."""
+        texts = content.get("texts")
+        is_whole = texts is None or (
+            all(len(text) == 3 and text[1] <= text[2] for text in texts)
+            and sum(text[2] for text in texts) == content["samples"]
+        )
+        return "" if is_whole else "the texts of its questions"
 
 
 class Point(Schema):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.evaluate.report.intervals import mean_interval, wilson_interval
-from ctxext.evaluate.tasks.base import Record
+from ctxext.evaluate.report.intervals import effective_samples, mean_interval, wilson_interval
+from ctxext.evaluate.tasks.base import Record, texts_asked
 from ctxext.system.extras import is_installed
 from ctxext.system.output_directory import write_whole
 from ctxext.version import __version__
@@ -36,16 +36,18 @@ def effective_lengths(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
     The effective length is the longest length up to which a model keeps 85 % of its score at the shortest length, at
     every length in between. There is none if that score is below RULER's threshold of 85.6 %. The score over several
     tasks is the mean of their scores. The interval holds 95 % of the effective lengths of seeded draws, in which each
-    score is drawn from its Jeffreys beta distribution.
+    score is drawn from its Jeffreys beta distribution, with as many questions as its texts are worth.
 
     Args:
         cells: The cells of one model, as in report.json.
     """
-    counts: dict[str, dict[int, tuple[float, int]]] = {}
+    groups: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for cell in cells:
-        by_length = counts.setdefault(cell["task"], {})
-        correct, samples = by_length.get(cell["length"], (0, 0))
-        by_length[cell["length"]] = correct + cell["correct"], samples + cell["samples"]
+        groups.setdefault(cell["task"], {}).setdefault(cell["length"], []).append(cell)
+    counts = {
+        task: {length: _weighed(of_length) for length, of_length in by_length.items()}
+        for task, by_length in groups.items()
+    }
     if len({length for by_length in counts.values() for length in by_length}) < 2:
         return None
     by_task = {task: _effective({task: by_length}) for task, by_length in counts.items()}
@@ -53,11 +55,33 @@ def effective_lengths(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
     return {"kept": KEPT, **over_all, "tasks": by_task}
 
 
-def _effective(counts: Mapping[str, Mapping[int, tuple[float, int]]]) -> dict[str, Any]:
+def texts_of(cells: Sequence[Mapping[str, Any]]) -> list[tuple[float, int]] | None:
+    """For each text of some cells how many answers are correct, and how many questions it has.
+
+    None for reports of ctxext 0.2.0, which do not say which questions share a text.
+    """
+    counts: dict[tuple[str, int, int], tuple[float, int]] = {}
+    for cell in cells:
+        if "texts" not in cell:
+            return None
+        for text, correct, samples in cell["texts"]:
+            before = counts.get((cell["task"], cell["length"], text), (0, 0))
+            counts[cell["task"], cell["length"], text] = before[0] + correct, before[1] + samples
+    return [*counts.values()]
+
+
+def _weighed(cells: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """The share of correct answers, and how many independent questions say as much."""
+    correct, samples = math.fsum(cell["correct"] for cell in cells), sum(cell["samples"] for cell in cells)
+    texts = texts_of(cells)
+    return correct / samples, samples if texts is None else effective_samples(texts)
+
+
+def _effective(counts: Mapping[str, Mapping[int, tuple[float, float]]]) -> dict[str, Any]:
     """The effective length and its interval, each None below `FLOOR`, and the score at the shortest length."""
     tasks = list(counts.values())
     lengths = sorted(set.intersection(*map(set, tasks)))
-    scores = {length: _average(task[length][0] / task[length][1] for task in tasks) for length in lengths}
+    scores = {length: _average(task[length][0] for task in tasks) for length in lengths}
     if not lengths or not scores[lengths[0]]:
         return {"length": None, "low": None, "high": None, "figure": 0.0}
     rng = random.Random(0)
@@ -70,8 +94,8 @@ def _effective(counts: Mapping[str, Mapping[int, tuple[float, int]]]) -> dict[st
     return {"length": _longest(scores), "low": low, "high": high, "figure": scores[lengths[0]]}
 
 
-def _draw(rng: random.Random, correct: float, samples: int) -> float:
-    return rng.betavariate(correct + 0.5, samples - correct + 0.5)
+def _draw(rng: random.Random, share: float, samples: float) -> float:
+    return rng.betavariate(share * samples + 0.5, (1 - share) * samples + 0.5)
 
 
 def _average(values: Iterable[float]) -> float:
@@ -141,6 +165,10 @@ def _cells(settings: dict[str, Any], records: Sequence[Record]) -> list[dict[str
     for task, length, depth in sorted(groups, key=lambda key: (order[key[0]], key[1], key[2] or 0.0)):
         group = groups[task, length, depth]
         answers = {sample: right for r in group for sample, right in zip(r["samples"], r["correct"], strict=True)}
+        texts = {sample: text for r in group for sample, text in zip(r["samples"], texts_asked(r), strict=True)}
+        by_text: dict[int, list[float]] = {}
+        for sample, right in sorted(answers.items()):
+            by_text.setdefault(texts[sample], []).append(right)
         correct = sum(answers.values())
         low, high = wilson_interval(correct, len(answers))
         cells.append(
@@ -153,6 +181,7 @@ def _cells(settings: dict[str, Any], records: Sequence[Record]) -> list[dict[str
                 "share": correct / len(answers),
                 "low": low,
                 "high": high,
+                "texts": [[text, sum(rights), len(rights)] for text, rights in by_text.items()],
                 "seconds": round(math.fsum(record["seconds"] for record in group), 3),
             }
         )

@@ -36,6 +36,11 @@ def keys_of(record: Record) -> list[Key]:
     return [Key(record["task"], record["length"], record["depth"], sample) for sample in record["samples"]]
 
 
+def texts_asked(record: Record) -> list[int]:
+    """The text of each sample that a record covers, by number: one of its own unless the record says otherwise."""
+    return list(record.get("texts") or record["samples"])
+
+
 class Work(Protocol):
     """Some samples that run together.
 

@@ -47,11 +47,13 @@ class RetrievalWork:
             return
         questions = make_questions(self.task, loaded.encoder, self.length, self.samples, self.settings)
         for number, correct in self.task.score(loaded, questions, numbers, generate=self.settings.generate):
+            per_text = self.task.questions_per_text
             yield {
                 "task": self.task.name,
                 "length": self.length,
                 "depth": depths[number],
                 "samples": list(self.samples),
+                **({"texts": [sample // per_text for sample in self.samples]} if per_text > 1 else {}),
                 "correct": [int(right) if right in (0, 1) else right for right in correct],
             }
 
