@@ -9,7 +9,9 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ctxext.portable import modeling_family  # noqa: F401  # A checkpoint's stub imports it.
 from ctxext.portable.method import Part
-from ctxext.serving.row_wise import Layout, Rows, row_wise
+from ctxext.serving import single_rows
+from ctxext.serving.layout import Layout
+from ctxext.serving.row_wise import Rows, row_wise
 from relation_cases import BASE, LENGTH, METHODS, PAIRS, Call, made, states, stock, stock_eager
 
 TOKENS, BLOCKS, HEADS, GROUPS, SIZE = 16, 64, 4, 2, 2 * PAIRS
@@ -34,6 +36,18 @@ class Implementation:
         return output
 
 
+class Strided(Implementation):
+    """One that keeps keys of a head by column and values by token, as vLLM's does on processors."""
+
+    def do_kv_cache_update(self, layer, key, value, cache, slots):
+        keys, values = cache.view(len(cache), GROUPS, 2 * TOKENS, SIZE).chunk(2, 2)
+        keys = keys.reshape(len(cache), GROUPS, -1).view(len(cache), GROUPS, SIZE, TOKENS)
+        for slot, one, other in zip(slots.tolist(), key, value, strict=True):
+            block, token = divmod(slot, TOKENS)
+            keys[block, :, :, token], values[block, :, token] = one, other
+        cache.view(len(cache), GROUPS, 2 * TOKENS, SIZE)[:, :, :TOKENS] = keys.view(len(cache), GROUPS, TOKENS, SIZE)
+
+
 def rows_of(name):
     """What the plugin makes of a case, with a layer as a converted model has it."""
     attention = SimpleNamespace(layer_idx=0, scaling=None, config=SimpleNamespace(_attn_implementation="vllm"))
@@ -44,12 +58,12 @@ def rows_of(name):
     return Rows(part, rotary, [method], 0)
 
 
-def served(name, lengths, chunk, seed=0):
+def served(name, lengths, chunk, seed=0, kind=Implementation):
     """Queries, keys and values of requests, and the output of an engine that reads `chunk` tokens of each at a time."""
-    engine = Implementation()
+    engine = kind()
     engine.ctxext_rows = rows_of(name)
-    engine.__class__ = row_wise(Implementation)
-    cache = torch.zeros(BLOCKS, GROUPS, TOKENS, 2 * SIZE)
+    engine.__class__ = row_wise(kind)
+    cache = torch.full((BLOCKS, GROUPS, TOKENS, 2 * SIZE), torch.nan)  # Whatever requests before left there.
     free = [*range(BLOCKS)]
     random.Random(seed).shuffle(free)
     table = torch.zeros(len(lengths), BLOCKS, dtype=torch.int32)
@@ -93,11 +107,53 @@ def test_requests_side_by_side_are_as_each_alone(name, chunk):
         assert (output[:, first:] - wanted[:, first:]).abs().amax() < 2e-5 if query.shape[2] > first else True
 
 
-@pytest.mark.parametrize("name", ["self-extend", "dca", "adaptive", "sinks", "bifocal-continuous"])
-def test_one_token_at_a_time(name):
-    (query, key, value), (output, *_), first = (x[0] if i == 0 else x for i, x in enumerate(served(name, [100], 1)))
-    wanted = made(name).attend(stock, Call(torch.arange(100)[None]), query, key, value, None)[0][0].transpose(0, 1)
-    assert (output[:, first:] - wanted[:, first:]).abs().amax() < 2e-5
+@pytest.mark.parametrize("kind", [Implementation, Strided])
+@pytest.mark.parametrize("name", METHODS)
+def test_one_token_at_a_time(name, kind, monkeypatch):
+    """From the blocks, in several pieces, whose waves grow with the request; never by the way of several rows."""
+    monkeypatch.setattr(single_rows, "_PIECE", 2 * TOKENS * GROUPS * SIZE)
+    monkeypatch.setattr(single_rows, "_MORE", 0)
+    monkeypatch.setattr(Layout, "gathered", None)
+    own, outputs, first = served(name, [150, 100], 1, kind=kind)
+    for (query, key, value), output in zip(own, outputs, strict=True):
+        call = Call(torch.arange(query.shape[2])[None])
+        wanted = made(name).attend(stock, call, query, key, value, None)[0][0].transpose(0, 1)
+        assert (output[:, first:] - wanted[:, first:]).abs().amax() < 2e-5
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_blocks_with_strides_are_read_as_by_their_places(axis):
+    """Wherever the cache counts its blocks."""
+    engine, cache = Strided(), torch.randn(BLOCKS, GROUPS, TOKENS, 2 * SIZE)
+    numbers = torch.tensor([5, 3, 60])
+    if axis:
+        cache = cache.transpose(0, 1).contiguous()
+        engine.do_kv_cache_update = lambda layer, key, value, cache, slots: Strided.do_kv_cache_update(
+            engine, layer, key, value, cache.transpose(0, 1), slots
+        )
+    layout = Layout(engine, None, cache)
+    assert None not in layout.strided
+    by_strides = [layout.blocks(cache, part, numbers) for part in (0, 1)]
+    layout.strided = [None, None]
+    for part, blocks in enumerate(by_strides):
+        assert torch.equal(blocks, layout.blocks(cache, part, numbers))
+
+
+@pytest.mark.parametrize(
+    ("writes", "more", "lengths", "runs"),
+    [
+        (False, (None,), [100, 70], False),
+        (False, (None,), [100, LENGTH], True),  # A row inside the border.
+        (True, (None,), [100, 70], True),
+        (False, (torch.ones(1),), [100, 70], True),
+    ],
+)
+def test_the_engines_attention_is_left_out_where_no_row_is_its_own(writes, more, lengths, runs):
+    rows, layer = rows_of("self-extend"), SimpleNamespace()
+    layer.attn_backend = SimpleNamespace(forward_includes_kv_cache_update=writes)
+    about = SimpleNamespace(query_start_loc=torch.tensor([0, 5, 6]), seq_lens=torch.tensor(lengths))
+    assert rows.are_all(layer, about, more) is not runs
+    assert not rows.are_all(SimpleNamespace(), about, ())  # Nothing is known of when keys are written.
 
 
 UNKNOWN = {

@@ -2,20 +2,20 @@
 
 vLLM gives an attention queries and keys rotated by their positions, and the start and length of each request. The map
 of a row depends on its position alone, so this is enough, and prefix caching, chunked prefill and batches of any kind
-work unchanged, as the cache holds what the engine always writes. First the attention of the engine runs, unchanged.
-Then, for each request with rows at or beyond the border, keys and values are gathered from its blocks and the portable
-functions (`portable/relation.py`) compute these rows. Shapes: t tokens, h heads, g KV heads, n keys, d head dimensions,
-s tokens of a block.
+work unchanged, as the cache holds what the engine always writes. First the attention of the engine runs, unchanged,
+unless a step has no row inside the border. Then rows at or beyond it are computed: a single one from the blocks
+(`single_rows.py`), others by the portable functions (`portable/relation.py`) from gathered keys and values. Shapes:
+t tokens, h heads, g KV heads, n keys, d head dimensions.
 """
 
 import functools
-import math
 import sys
 from typing import Any
 
 import torch
 
-_DIGITS = 128  # Every number format of a cache holds whole numbers up to this exactly.
+from ctxext.serving.layout import Layout
+from ctxext.serving.single_rows import Request, SingleRows
 
 
 @functools.cache
@@ -39,14 +39,38 @@ def row_wise(implementation: type) -> type:
             **kwargs: Any,
         ) -> torch.Tensor:
             """The engine's attention, then the rows with a relation map: query and output are (t, h, d)."""
-            result: torch.Tensor = super().forward(
-                layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
-            )
-            if attn_metadata is not None:  # None while the engine warms up.
+            has_rows = attn_metadata is not None  # None while the engine warms up.
+            result = output
+            if not (has_rows and self.ctxext_rows.are_all(layer, attn_metadata, (*args, *kwargs.values()))):
+                result = super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
+            if has_rows:
                 self.ctxext_rows.write(self, layer, query, kv_cache, attn_metadata, output)
             return result
 
     return RowWise
+
+
+class Step:
+    """What all layers share of one step of the engine, and of single rows of all steps."""
+
+    def __init__(self) -> None:
+        self.metadata: Any = None
+        self.requests: list[tuple[int, int, int, int]] = []
+        self.memories: dict[tuple[int, int], dict[Any, Any]] = {}
+        self.single = SingleRows()
+
+    def see(self, metadata: Any) -> list[tuple[int, int, int, int]]:
+        """Requests with tokens in a step: number, first token, end, and how many tokens they have by then."""
+        if metadata is not self.metadata:
+            starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
+            spans = zip(range(len(lengths)), starts, starts[1:], lengths, strict=False)
+            self.metadata, self.memories = metadata, {}
+            self.requests = [span for span in spans if span[1] < span[2]]
+        return self.requests
+
+    def memory(self, rows: int, keys: int) -> dict[Any, Any]:
+        """What the portable functions keep from layer to layer: it hangs on these two numbers alone."""
+        return self.memories.setdefault((rows, keys), {}) if rows > 1 else {}
 
 
 class Rows:
@@ -57,10 +81,12 @@ class Rows:
         rotary: Its rotary embedding.
         methods: The relation maps of this layer, innermost first.
         first_head: The index of this rank's first KV head in the whole model.
+        step: What the layers of the model share.
     """
 
-    def __init__(self, part: Any, rotary: Any, methods: list[Any], first_head: int) -> None:
+    def __init__(self, part: Any, rotary: Any, methods: list[Any], first_head: int, step: Step | None = None) -> None:
         self.part, self.rotary, self.methods, self.first_head = part, rotary, methods, first_head
+        self.step = step or Step()
         # Checkpoints of 0.2.0 have one map for all layers.
         maps = [getattr(method, "maps", {}).get(part.layer, method.map) for method in methods]
         self.first = min(relation_map.first for relation_map in maps)
@@ -85,42 +111,80 @@ class Rows:
             metadata: The start and end of requests (`query_start_loc`, `seq_lens`) and their blocks (`block_table`).
             output: The engine's output (t, h, d).
         """
-        starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
-        for number, length in enumerate(lengths):
-            start, stop = starts[number], starts[number + 1]
+        for number, start, stop, length in self.step.see(metadata):
             first = max(self.first, length - (stop - start))
-            if start == stop or length <= first:
+            if length <= first:
                 continue
             if self.layout is None:
                 self.layout = Layout(implementation, layer, cache)
-            key, value = self.layout.gathered(cache, metadata.block_table[number], length)
+            blocks = metadata.block_table[number][: -(-length // self.layout.tokens)].long()
+            if length - first == 1:
+                request = Request(self.layout, cache, blocks, length)
+                attended = self.single(implementation, query[stop - 1], request)
+                if attended is not None:
+                    output[stop - 1] = attended
+                    continue
+            key, value = self.layout.gathered(cache, blocks, length)
             rows = query[stop - (length - first) : stop].transpose(0, 1)[None]
             attended = self.attended(implementation, rows, key, value, first)
             output[stop - (length - first) : stop] = attended[0].to(output.dtype)
+
+    def are_all(self, layer: Any, metadata: Any, more: tuple[Any, ...]) -> bool:
+        """Whether every row of a step is to be replaced, and the engine's attention does nothing else.
+
+        Args:
+            layer: The engine's attention layer.
+            metadata: As for `write`.
+            more: Further arguments of the attention, such as scales of a quantized output.
+        """
+        writes_cache = getattr(getattr(layer, "attn_backend", None), "forward_includes_kv_cache_update", True)
+        if writes_cache or any(argument is not None for argument in more):
+            return False
+        return all(length - (stop - start) >= self.first for _, start, stop, length in self.step.see(metadata))
 
     def portable(self, name: str) -> Any:
         """A module of the checkpoint's code."""
         return sys.modules[f"{type(self.part).__module__.rpartition('.')[0]}.{name}"]
 
+    def call(self, query: torch.Tensor, first: int, length: int, heads: int) -> Any:
+        """The call of a layer, for rows from `first` on of a request of some length."""
+        frame = self.portable("modeling_family").frame_of(self.rotary, None, query)
+        seam = self.portable("method")
+        positions = torch.arange(first, length, device=query.device)[None]
+        call = seam.Call(
+            self.part, seam.Tables(None, [], positions, frame, self.step.memory(length - first, length)), {}
+        )
+        call.kv_heads, call.first_head = heads, self.first_head
+        return call
+
+    def single(self, implementation: Any, query: torch.Tensor, request: Request) -> torch.Tensor | None:
+        """The output (h, d) of a request's last row (h, d) by `single_rows.py`, or None where it does not apply."""
+        if len(self.methods) > 1 or special_of(implementation):
+            return None
+        call = self.call(query, request.length - 1, request.length, request.layout.heads)
+        (method,) = self.methods
+        if not self.step.single.can_attend(method, call, request.layout.size):
+            return None
+        return self.step.single.attend(method, call, query, request, implementation.scale)
+
     def attended(
         self, implementation: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, first: int
     ) -> torch.Tensor:
         """The output (1, l, h, d) of the last l rows (1, h, l, d) of one request over keys and values (1, g, n, d)."""
-        positions = torch.arange(first, key.shape[2], device=query.device)[None]
-        frame = self.portable("modeling_family").frame_of(self.rotary, None, query)
-        seam = self.portable("method")
-        call = seam.Call(self.part, seam.Tables(None, [], positions, frame, {}), {})
-        call.kv_heads, call.first_head = key.shape[1], self.first_head
-        options = {"scaling": implementation.scale}
-        if cap := getattr(implementation, "logits_soft_cap", None):
-            options["softcap"] = cap
-        if (sinks := getattr(implementation, "sinks", None)) is not None:
-            options["s_aux"] = sinks
+        call = self.call(query, first, key.shape[2], key.shape[1])
+        options = {"scaling": implementation.scale, **special_of(implementation)}
         inner = functools.partial(_one_row, self.portable("relation_parts"))
         for method in self.methods:
             inner = functools.partial(method.attend, inner, call)
         output: torch.Tensor = inner(query, key, value, None, **options)[0]
         return output
+
+
+def special_of(implementation: Any) -> dict[str, Any]:
+    """What a family's attention does besides, as the portable functions name it."""
+    options = {"softcap": getattr(implementation, "logits_soft_cap", None) or None}
+    options["s_aux"] = getattr(implementation, "sinks", None)
+    return {name: option for name, option in options.items() if option is not None}
 
 
 def _one_row(
@@ -129,60 +193,3 @@ def _one_row(
     """Attention of one row over all given keys: the inner attention of a relation map."""
     scores = parts.product(query, key.mT) * options["scaling"]
     return parts.softmaxed(scores, value, mask, (0, 1), key.shape[2] - 1, None, options)[0], None
-
-
-class Layout:
-    """The place of each number of a key and a value within a block of a backend's cache.
-
-    Backends order a block as suits their kernels, some by the processor. So the order is measured: the backend writes
-    keys and values whose numbers are all different into an empty block, where they are looked up.
-
-    Args:
-        implementation: The engine's attention implementation.
-        layer: The engine's attention layer.
-        cache: The engine's cache of this layer, with `num_blocks` in one of its dimensions.
-
-    Raises:
-        ValueError: the written numbers are not in the block.
-    """
-
-    def __init__(self, implementation: Any, layer: Any, cache: torch.Tensor) -> None:
-        self.axis = max(range(cache.ndim), key=lambda axis: cache.shape[axis])
-        self.heads, self.size = implementation.num_kv_heads, implementation.head_size
-        self.tokens = cache.select(self.axis, 0).numel() // (2 * self.heads * self.size)
-        self.places = [self._places(implementation, layer, cache, part) for part in (0, 1)]
-
-    def _places(self, implementation: Any, layer: Any, cache: torch.Tensor, part: int) -> torch.Tensor:
-        """Places (s · g · d) within a flattened block, of keys (part 0) or values (part 1)."""
-        count = self.tokens * self.heads * self.size
-        numbers, decoded = torch.arange(count), torch.zeros(0, dtype=torch.long)
-        slots = torch.arange(self.tokens, device=cache.device)
-        for digit in range(math.ceil(math.log(count, _DIGITS))):
-            scratch = torch.zeros_like(cache.narrow(self.axis, 0, 1)).contiguous()
-            coded = 1 + numbers // _DIGITS**digit % _DIGITS
-            coded = coded.view(self.tokens, self.heads, self.size).to(cache.device, cache.dtype)
-            pair = (coded, torch.zeros_like(coded)) if part == 0 else (torch.zeros_like(coded), coded)
-            implementation.do_kv_cache_update(layer, *pair, scratch, slots)
-            block = scratch.flatten().long().cpu()
-            decoded = (block - 1) * _DIGITS**digit + (decoded if digit else 0)
-        written = block > 0
-        if not torch.equal(decoded[written].sort().values, numbers):
-            raise ValueError("ctxext's vLLM plugin does not support the cache of this attention backend.")
-        places = torch.empty(count, dtype=torch.long)
-        places[decoded[written]] = written.nonzero().flatten()
-        return places.to(cache.device)
-
-    def gathered(self, cache: torch.Tensor, blocks: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values (1, g, n, d) of a request.
-
-        Args:
-            cache: The engine's cache of this layer.
-            blocks: The numbers of the request's blocks, in order.
-            length: How many tokens it has, n.
-        """
-        used = cache.index_select(self.axis, blocks[: -(-length // self.tokens)].long())
-        used = used.movedim(self.axis, 0).flatten(1)
-        key, value = (
-            used[:, places].view(-1, self.heads, self.size)[:length].transpose(0, 1)[None] for places in self.places
-        )
-        return key, value

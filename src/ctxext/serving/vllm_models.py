@@ -5,7 +5,7 @@ from typing import Any
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.models import transformers as backend
 
-from ctxext.serving.row_wise import Rows, row_wise
+from ctxext.serving.row_wise import Rows, Step, row_wise
 
 
 class _RowWise:
@@ -42,6 +42,7 @@ def bind(model: Any) -> None:
         raise ValueError("ctxext's vLLM plugin needs an unquantized cache: run with --kv-cache-dtype auto.")
     ranks, rank = get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
     first_head = rank * model.text_config.num_key_value_heads // ranks
+    step = Step()
     for part in parts:
         attention = getattr(part.attention, backend.VLLM_ATTN_ATTR, None)
         if attention is None or not hasattr(attention.impl, "do_kv_cache_update"):
@@ -49,5 +50,5 @@ def bind(model: Any) -> None:
         part.is_left_to_engine = True
         acting = [method for method in part.methods if hasattr(method, "map") and method.acts_on(part.layer)]
         if acting:
-            attention.impl.ctxext_rows = Rows(part, rotaries[0], acting, first_head)
+            attention.impl.ctxext_rows = Rows(part, rotaries[0], acting, first_head, step)
             attention.impl.__class__ = row_wise(attention.impl.__class__)

@@ -1,0 +1,115 @@
+"""The order of numbers within a block of an engine's cache, found out by writing numbers with the engine itself.
+
+Shapes: g KV heads, n tokens of a request, d head dimensions, k blocks, s tokens of a block.
+"""
+
+import math
+from typing import Any
+
+import torch
+
+_DIGITS = 128  # Every number format of a cache holds whole numbers up to this exactly.
+
+
+class Layout:
+    """The place of each number of a key and a value within a block of a backend's cache.
+
+    Backends order a block as suits their kernels, some by the processor. So the order is measured: the backend writes
+    keys and values whose numbers are all different into an empty block, where they are looked up. Where the places are
+    those of a tensor with strides, as they nearly always are, blocks are read as such, otherwise place by place.
+
+    Args:
+        implementation: The engine's attention implementation.
+        layer: The engine's attention layer.
+        cache: The engine's cache of this layer, with `num_blocks` in one of its dimensions.
+
+    Raises:
+        ValueError: the written numbers are not in the block.
+    """
+
+    def __init__(self, implementation: Any, layer: Any, cache: torch.Tensor) -> None:
+        self.axis = max(range(cache.ndim), key=lambda axis: cache.shape[axis])
+        self.heads, self.size = implementation.num_kv_heads, implementation.head_size
+        self.tokens = cache.select(self.axis, 0).numel() // (2 * self.heads * self.size)
+        self.places = [self._places(implementation, layer, cache, part) for part in (0, 1)]
+        self.measured = cache.shape, cache.stride()
+        self.strided = [self._strided(cache, places) for places in self.places]
+
+    def _places(self, implementation: Any, layer: Any, cache: torch.Tensor, part: int) -> torch.Tensor:
+        """Places (s · g · d) within a flattened block, of keys (part 0) or values (part 1)."""
+        count = self.tokens * self.heads * self.size
+        numbers, decoded = torch.arange(count), torch.zeros(0, dtype=torch.long)
+        slots = torch.arange(self.tokens, device=cache.device)
+        for digit in range(math.ceil(math.log(count, _DIGITS))):
+            scratch = torch.zeros_like(cache.narrow(self.axis, 0, 1)).contiguous()
+            coded = 1 + numbers // _DIGITS**digit % _DIGITS
+            coded = coded.view(self.tokens, self.heads, self.size).to(cache.device, cache.dtype)
+            pair = (coded, torch.zeros_like(coded)) if part == 0 else (torch.zeros_like(coded), coded)
+            implementation.do_kv_cache_update(layer, *pair, scratch, slots)
+            block = scratch.flatten().long().cpu()
+            decoded = (block - 1) * _DIGITS**digit + (decoded if digit else 0)
+        written = block > 0
+        if not torch.equal(decoded[written].sort().values, numbers):
+            raise ValueError("ctxext's vLLM plugin does not support the cache of this attention backend.")
+        places = torch.empty(count, dtype=torch.long)
+        places[decoded[written]] = written.nonzero().flatten()
+        return places.to(cache.device)
+
+    def _strided(self, cache: torch.Tensor, places: torch.Tensor) -> "_Strided | None":
+        """The places as strides, or None if they are in another order."""
+        block = [1 if axis == self.axis else size for axis, size in enumerate(cache.shape)]
+        within = zip(torch.unravel_index(places.cpu(), block), cache.stride(), strict=True)
+        offsets = torch.stack([index * stride for index, stride in within]).sum(0)
+        offsets = offsets.view(self.tokens, self.heads, self.size)
+        first, strides = int(offsets[0, 0, 0]), []
+        spanned = torch.full_like(offsets, first)
+        for axis in range(3):
+            line = offsets.movedim(axis, 0)[:, 0, 0]
+            strides.append(int(line[1] - first) if len(line) > 1 else 1)
+            spanned += (torch.arange(len(line)) * strides[axis]).view([-1 if i == axis else 1 for i in range(3)])
+        if min(strides) <= 0 or not torch.equal(spanned, offsets):
+            return None
+        shape = cache.shape[self.axis], self.heads, self.tokens, self.size
+        return _Strided(shape, (cache.stride(self.axis), strides[1], strides[0], strides[2]), first)
+
+    def blocks(self, cache: torch.Tensor, part: int, numbers: torch.Tensor) -> torch.Tensor:
+        """A copy (k, g, s, d) of the keys (part 0) or the values (part 1) of some blocks (k), in the cache's order."""
+        if (strided := self.strided[part]) is not None and (cache.shape, cache.stride()) == self.measured:
+            return strided.blocks(cache, numbers)
+        picked = cache.index_select(self.axis, numbers).movedim(self.axis, 0).flatten(1)[:, self.places[part]]
+        return picked.view(-1, self.tokens, self.heads, self.size).transpose(1, 2)
+
+    def ordered(self, keys: torch.Tensor) -> torch.Tensor:
+        """Numbers (k, any, s, d) in the order in which `blocks` returns keys, which makes products with them fast."""
+        return keys if self.strided[0] is None else self.strided[0].ordered(keys)
+
+    def gathered(self, cache: torch.Tensor, numbers: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values (1, g, n, d) of a request.
+
+        Args:
+            cache: The engine's cache of this layer.
+            numbers: The numbers of the request's blocks, in order.
+            length: How many tokens it has, n.
+        """
+        numbers = numbers[: -(-length // self.tokens)].long()
+        key, value = (
+            self.blocks(cache, part, numbers).transpose(0, 1).flatten(1, 2)[None, :, :length] for part in (0, 1)
+        )
+        return key, value
+
+
+class _Strided:
+    """Keys or values of all blocks as a view (blocks, g, s, d) of the cache, with its strides and its offset."""
+
+    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> None:
+        # A copy of blocks is fastest in the order of memory.
+        order = [0, *sorted((1, 2, 3), key=lambda axis: -strides[axis])]
+        self.shape, self.strides = [shape[axis] for axis in order], [strides[axis] for axis in order]
+        self.offset, self.order, self.back = offset, order, [order.index(axis) for axis in range(4)]
+
+    def blocks(self, cache: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        view = cache.as_strided(self.shape, self.strides, cache.storage_offset() + self.offset)
+        return view.index_select(0, numbers).permute(self.back)
+
+    def ordered(self, keys: torch.Tensor) -> torch.Tensor:
+        return keys.permute(self.order).contiguous().permute(self.back)
