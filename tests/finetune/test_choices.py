@@ -295,10 +295,16 @@ def test_what_is_said_of_the_data(counts, choices, lines):
 @pytest.mark.parametrize(
     ("choices", "left"),
     [
-        ({}, "checkpointing mlp-tile quantize positions length context"),
-        ({"micro_batch": 2, "checkpointing": True}, "micro-batch mlp-tile quantize positions length context"),
-        ({"full": True, "length": 9000}, "mlp-tile LoRA positions length context"),
-        ({"quantize": "4bit", "positions": "pose", "context_parallel": 2}, "checkpointing mlp-tile length"),
+        ({}, "checkpointing mlp-tile offload-activations quantize positions length context"),
+        (
+            {"micro_batch": 2, "checkpointing": True},
+            "micro-batch mlp-tile offload-activations quantize positions length context",
+        ),
+        ({"full": True, "length": 9000}, "mlp-tile offload-activations LoRA positions length context"),
+        (
+            {"quantize": "4bit", "positions": "pose", "context_parallel": 2, "offload_activations": True},
+            "mlp-tile length",
+        ),
     ],
 )
 def test_remedies_that_are_left(choices, left):

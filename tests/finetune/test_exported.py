@@ -90,6 +90,7 @@ def test_what_cannot_be_written_is_refused(exported, base, run):
         (("it",), '--to "it" is not known'),
         (("trl", "--overwrite", "--format", "alpaca"), "reads no records of alpaca"),
         (("trl", "--overwrite", "--text-field", "body"), "are is not known"),
+        (("trl", "--overwrite", "--data", "data.tsv"), '"data.tsv" would be read with commas there'),
     ):
         refused = run("finetune", base, "out", "--data", "data.jsonl", "--to", *words)
         assert refused.exit_code == 1

@@ -97,6 +97,10 @@ _REMEDIES: tuple[tuple[Callable[[TrainingOptions], bool], str], ...] = (
     (lambda options: options.micro_batch > 1, "--micro-batch 1: one sequence at once"),
     (lambda options: not options.checkpointing, "--checkpointing: activations are computed twice"),
     (lambda options: options.mlp_tile is None, "--mlp-tile 1k: feed-forward parts 1,024 tokens at once"),
+    (
+        lambda options: not options.offload_activations,
+        "--offload-activations: on an accelerator, what checkpointing keeps waits in the machine's memory",
+    ),
     (lambda options: options.full, "LoRA, without --full: no optimizer state for all weights"),
     (lambda options: not options.full and options.quantize == "none", "--quantize 4bit: frozen weights in 4 bits"),
     (lambda options: options.positions == "full", "--positions pose: short windows that skip positions"),

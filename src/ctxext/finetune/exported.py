@@ -180,7 +180,7 @@ def _trl(options: Any, data: list[tuple[Source, str]], reading: TrainingData) ->
 
 def _loader_of(file: str) -> str:
     """What `datasets` calls the kind of a file."""
-    kinds = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+    kinds = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
     return kinds.get(kind_of(Path(file)), "text")
 
 
@@ -230,6 +230,12 @@ def export_run(
         )
     write, _, otherwise = TRAINERS[trainer]
     sources = [parse_source(word) for word in data.words]
+    for source in sources:
+        if kind_of(Path(source.data)) == ".tsv":
+            raise CtxextError(
+                f'"{source.data}" would be read with commas there, not tabs.',
+                hint="Save it as .csv, .jsonl or .parquet.",
+            )
     noted = _Noted(options)
     name = "base_model" if trainer == "axolotl" else "model_name_or_path"
     content = {name: model, "output_dir": out}

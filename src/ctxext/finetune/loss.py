@@ -54,6 +54,7 @@ def use_chunked_loss(
     tokens_per_step: int | None = None,
     is_masked: bool = False,
     weigh_far: int | None = None,
+    offloads: bool = False,
 ) -> Any:
     """Replace a language model's forward by one that returns the loss alone, computed piece by piece.
 
@@ -69,6 +70,7 @@ def use_chunked_loss(
             default those of the call.
         is_masked: Whether labels say what stands at their own position, not at the next.
         weigh_far: Tokens of the short context by which losses are weighed, in training (`far_context`).
+        offloads: Whether what checkpointing keeps for the way back waits in the machine's memory.
 
     Returns:
         The model's forward, as it was before.
@@ -109,29 +111,34 @@ def use_chunked_loss(
             count = _most(model, hidden.shape[1], hidden.device)
             return (slice(begin, begin + size) for begin in range(0, count, size))
 
+        def read(**view: Any) -> Any:
+            # Without checkpointing this would move the weights too, as all that backward needs is kept through it.
+            moved = torch.autograd.graph.save_on_cpu(pin_memory=True) if offloads else contextlib.nullcontext()
+            with moved:
+                return model.base_model(input_ids=input_ids, **plainly, **view)
+
         short = None
         if weigh_far and model.training:
             short = torch.full(targets.shape, torch.nan, device=targets.device)
-            for place, read in read_windows(model.base_model, input_ids, {**plainly, **given}, weigh_far):
+            for place, window in read_windows(model.base_model, input_ids, {**plainly, **given}, weigh_far):
                 chosen = kept[:, place]
-                hidden, ids = read.last_hidden_state[chosen][None], input_ids[:, place][chosen][None]
+                hidden, ids = window.last_hidden_state[chosen][None], input_ids[:, place][chosen][None]
                 wanted = targets[:, place][chosen]
                 with torch.no_grad():
                     losses = [
                         torch.nn.functional.cross_entropy(
-                            logits_of(model, stock, type(read), ids[:, rows], hidden[:, rows], plainly)[0].float(),
+                            logits_of(model, stock, type(window), ids[:, rows], hidden[:, rows], plainly)[0].float(),
                             wanted[rows],
                             reduction="none",
                         )
                         for rows in pieces(hidden)
                     ]
                 short[:, place][chosen] = torch.cat([hidden.new_empty(0, dtype=short.dtype), *losses])
-        output = model.base_model(input_ids=input_ids, **plainly, **given)
+        output = read(**given)
         second = None
         if perturbed_position_ids is not None and model.training:
             # Before any logits: their gradients, computed at once, would make FSDP shard the last norm again.
-            view = {**given, "position_ids": perturbed_position_ids}
-            second = model.base_model(input_ids=input_ids, **plainly, **view).last_hidden_state
+            second = read(**{**given, "position_ids": perturbed_position_ids}).last_hidden_state
 
         def summed(hidden: torch.Tensor, ids: torch.Tensor, compare: Callable[[slice], Comparison]) -> torch.Tensor:
             total = hidden[:, :0].sum()  # Nothing yet, but with a gradient, for a batch that learns nothing.

@@ -41,6 +41,7 @@ _MANY = 1000
 CHANGEABLE = (
     *("device", "save_every", "save_minutes", "report_to", "steps", "micro_batch", "checkpointing", "piece"),
     *("context_parallel", "eval_every", "keep_best", "patience", "serve_factor", "mlp_tile"),
+    "offload_activations",
 )
 """What may differ between a run and the one that continues it."""
 
@@ -167,6 +168,11 @@ class TrainingOptions:
         panel=_LOOP,
         kind="length",
     )
+    offload_activations: bool = option(
+        False,
+        help="Keep what --checkpointing keeps in the machine's memory, not the accelerator's.",
+        panel=_LOOP,
+    )
     weigh_far: int | None = option(
         None,
         help="Weigh the loss of each token by how much likelier it is with its whole context than with so many tokens, "
@@ -242,6 +248,10 @@ class TrainingOptions:
             )
         if self.weigh_far and (self.pack == "restart" or self.attention == "shifted" or self.context_parallel > 1):
             raise CtxextError("--weigh-far goes without --pack restart, --attention shifted and --context-parallel.")
+        if self.offload_activations and self.checkpointing is False:
+            raise CtxextError(
+                "--offload-activations moves what --checkpointing keeps; it goes without --no-checkpointing."
+            )
         if self.rate_floor and self.schedule != "cosine":
             raise CtxextError("--rate-floor is for --schedule cosine.")
         if self.window and self.positions == "full":
@@ -289,7 +299,9 @@ class TrainingOptions:
             window=None if self.positions == "full" else min(num_tokens, length),
             short_length=min(self.short_length or trained_length, num_tokens),
             group=(self.group or max(2, num_tokens // 4)) if self.attention == "shifted" else None,
-            checkpointing=num_tokens > 4096 if self.checkpointing is None else self.checkpointing,
+            checkpointing=(self.offload_activations or num_tokens > 4096)
+            if self.checkpointing is None
+            else self.checkpointing,
         )
 
     @property

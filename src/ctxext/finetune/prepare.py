@@ -259,6 +259,11 @@ def prepare(
         tell(f"{base.checkpoint.public_name} was not extended: its context length stays {length:,} tokens")
     num_processes = int(os.environ.get("WORLD_SIZE", "1"))
     arguments = training_arguments(options, folder, num_processes)
+    if options.offload_activations and arguments.device.type == "cpu":
+        raise CtxextError(
+            "--offload-activations moves what a step keeps out of an accelerator's memory, and none is in use.",
+            hint="Leave it out.",
+        )
     attention = register_shifted(options.group) if options.group else None
     model, tokenizer = load_base(base, options, attention)
     if options.mlp_tile:
@@ -274,6 +279,7 @@ def prepare(
         tokens_per_step=options.batch_size * options.sequence_length,
         is_masked=base.is_masked,
         weigh_far=options.weigh_far,
+        offloads=options.offload_activations,
     )
     torch_seed(options.seed)
     trained = model if options.full else _adapted(base, model, options)
