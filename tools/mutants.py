@@ -272,9 +272,45 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("evaluate/report/report.py", "round(0.975 * _DRAWS) - 1", "round(0.99 * _DRAWS) - 1", _PAGE),
     (
         "evaluate/report/report.py",
-        'correct + cell["correct"], samples + cell["samples"]',
-        'cell["correct"], cell["samples"]',
+        'math.fsum(cell["correct"] for cell in cells), sum(cell["samples"] for cell in cells)',
+        'cells[-1]["correct"], cells[-1]["samples"]',
         _PAGE,
+    ),
+    (
+        "evaluate/report/intervals.py",
+        "samples / max(1.0, squares",
+        "samples / min(1.0, squares",
+        ("tests/evaluate/test_findings.py::test_a_share_over_texts_counts_texts",),
+    ),
+    (
+        "evaluate/scoring/generation.py",
+        "rest[:, : -alike[depth]], rest[:, :0]",
+        "rest[:, : 1 - alike[depth]], rest[:, :0]",
+        ("tests/evaluate/test_several_questions.py::test_answers_on_one_reading_are_those_of_generate",),
+    ),
+    (
+        "evaluate/tasks/documents.py",
+        "if one is not own\n",
+        "if one is own\n",
+        ("tests/evaluate/test_several_questions.py::test_each_question_is_answered_by_one_place_at_its_depth",),
+    ),
+    (
+        "data/prompt.py",
+        "prompts.append(Prompt(ids, len(ask.answer), ask.answers, ask.wanted))",
+        "prompts.append(Prompt(ids, len(ask.answer), parts.asks[0].answers, ask.wanted))",
+        ("tests/evaluate/test_several_questions.py::test_every_question_has_its_own_answers",),
+    ),
+    (
+        "compare/verdict.py",
+        "if text in (None, document[0])",
+        "if text in (None, text)",
+        ("tests/evaluate/test_kinds_of_text.py::test_documents_of_different_kinds_are_not_paired",),
+    ),
+    (
+        "evaluate/tasks/base.py",
+        "ids for turn in itertools.zip_longest(*read) for ids in turn",
+        "ids for turn in read for ids in turn",
+        ("tests/evaluate/test_kinds_of_text.py::test_each_kind_is_what_it_is_alone",),
     ),
     ("evaluate/report/report.py", 'min((number + 1) * width, records[0]["length"])', "(number + 1) * width", _PAGE),
     (

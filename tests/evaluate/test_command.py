@@ -131,3 +131,18 @@ def test_bad_input_is_one_clear_line(run, checkpoint, tmp_path, monkeypatch, cas
     assert "\n" not in result.exception.message
     assert result.exit_code == 1
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "step"),
+    [
+        (["--lengths", "300"], "ctxext eval {} --task passkey --lengths 512"),
+        ([], "ctxext compare {} --target-length 1k"),
+        (["--lengths", "1500", "--allow-beyond"], "ctxext compare {} --target-length 1500"),
+    ],
+    ids=["inside", "at the end", "beyond"],
+)
+def test_the_next_step_goes_on_where_this_one_ended(words, step, run, checkpoint, tmp_path):
+    words = ["--task", "passkey", "--samples", "1", "--depths", "1", *words, "--out", tmp_path / "out"]
+    result = run("eval", checkpoint, *words)
+    assert step.format(checkpoint) in " ".join(result.stderr.split())

@@ -18,11 +18,15 @@ from hand_made import make_tokenizer, tiny_llama
 
 LENGTH, DEPTHS = 1800, even_depths(5)
 PEOPLE = ("Ann Lee", "Bob Orr", "Cy Poe", "Di Roe", "Eve Sun", "Fay Tor")
+THINGS = ("arch", "bell", "cart", "door", "easel", "flute")
 QUESTIONS = tuple(
     Question(
-        f"Who made the {what}?", (who, who.upper()), (Passage(what, f"It was {who}.", True), Passage(what, "Rain."))
+        f"Who made the {what}?",
+        (who, who.upper()),
+        # The last of the documents answers the next question.
+        (Passage(what, f"It was {who}.", True), Passage(what, "Rain."), Passage(what, f"{after} too.")),
     )
-    for who, what in zip(PEOPLE, ("arch", "bell", "cart", "door", "easel", "flute"), strict=True)
+    for what, who, after in zip(THINGS, PEOPLE, PEOPLE[1:] + PEOPLE[:1], strict=True)
 )
 
 

@@ -821,7 +821,7 @@ def test_documents_are_as_long_as_what_is_read_of_them(stride, most, monkeypatch
     monkeypatch.setattr("ctxext.data.texts.read_corpus", read_corpus)
     encoder = SimpleNamespace(start=lambda: [0, 0])
     first, second = Perplexity.documents_to_read(
-        Reading("causal", encoder, (128, 256), 512, 64, data="text.txt", samples=2, seed=3, stride=stride)
+        Reading("causal", encoder, (128, 256), 512, 64, data=("text.txt",), samples=2, seed=3, stride=stride)
     )
     assert asked == [("text.txt", {"count": 2, "length": 512, "most": most, "seed": 3})]
     assert first == PerplexityWork([1], 0, (128, 256), 2, stride)

@@ -34,7 +34,7 @@ from ctxext.cli.options import (
 )
 from ctxext.cli.output import Output
 from ctxext.compare.options import CompareOptions
-from ctxext.compare.page import PAGE
+from ctxext.compare.page import PAGE, texts_apart
 from ctxext.converters.engines import EXACT, PARTLY
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.findings import percent
@@ -120,6 +120,17 @@ def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
         if not row["refused"]:
             table.add_row(*_cells(row), style="bold" if row["name"] == report["comparison"]["taken"] else "")
     yield table
+    if texts := texts_apart(rows):
+        apart = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        apart.add_column(Text("loss beyond", style="bold not dim"), no_wrap=True)
+        for text in texts:
+            apart.add_column(text, justify="right", no_wrap=True)
+        for row in rows:
+            if by_text := row.get("beyond_by_text"):
+                shown = [by_text.get(text) or {"difference": None} for text in texts]
+                apart.add_row(row["name"], *(_with_half([one["difference"], one.get("high")]) for one in shown))
+        yield Text()
+        yield apart
     for engines, names in _served(rows).items():
         yield Text(f"served in {engines}: {', '.join(names)}", style="dim")
     for row in rows:

@@ -26,6 +26,7 @@ from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
 from ctxext.gguf import is_gguf
+from ctxext.reading.length import format_length
 from ctxext.system.extras import install_command, is_installed
 from ctxext.system.output_directory import explain_disk_errors
 
@@ -181,8 +182,7 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
     if not is_installed("matplotlib"):
         output.note(f"No picture files: {install_command('matplotlib')}, then the same command with --resume.")
     if not any(model["recipe"] for model in report["models"]):
-        method = "yarn" if report["models"][0]["kind"] == "causal" else "table"
-        output.next_step("ctxext", "convert", models[0], "--method", method, "--factor", 4, why="Extend it")
+        _propose(report, models[0], output)
         return
     if is_gguf(models[0]):
         path, model = next(pair for pair in zip(models, report["models"], strict=True) if pair[1]["recipe"])
@@ -190,3 +190,19 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
         return
     converted = [model["name"] for model in report["models"] if model["recipe"]]
     output.next_step("ctxext", "finetune", converted[0], "OUT", why="A short fine-tune helps most methods")
+
+
+def _propose(report: "Report", source: str, output: Output) -> None:
+    """The next step for a model as it is: the rest of its context, then which method takes it beyond."""
+    model = report["models"][0]
+    asked, reach = max(model["lengths"], default=0), model["context_length"] or 0
+    if model["kind"] != "causal" or is_gguf(source):
+        method = "yarn" if model["kind"] == "causal" else "table"
+        output.next_step("ctxext", "convert", source, "--method", method, "--factor", 4, why="Extend it")
+    elif asked < reach:
+        tasks = ",".join(report["settings"]["tasks"])
+        words = ("--task", tasks, "--lengths", format_length(reach))
+        output.next_step("ctxext", "eval", source, *words, why="Ask at the end of its context")
+    else:
+        target = format_length(max(asked, 2 * reach))
+        output.next_step("ctxext", "compare", source, "--target-length", target, why="See which method reaches further")

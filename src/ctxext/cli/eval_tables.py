@@ -105,10 +105,10 @@ def _perplexity(report: Report) -> Table:
     )
     kinds = [("lengths", "")] + ([("sliding", f" (sliding, stride {stride})")] if stride else [])
     for model in measured:
-        for kind, note in kinds:
-            figures = model["perplexity"][kind]
-            shown = [f"{figures[str(n)]['perplexity']:.2f}" if str(n) in figures else "–" for n in lengths]
-            table.add_row(model["name"] + note, str(model["perplexity"]["documents"]), *shown)
+        for text, curve in {"": model["perplexity"], **model["perplexity"].get("texts", {})}.items():
+            for kind, note in kinds:
+                shown = [f"{curve[kind][str(n)]['perplexity']:.2f}" if str(n) in curve[kind] else "–" for n in lengths]
+                table.add_row(f"  {text}{note}" if text else model["name"] + note, str(curve["documents"]), *shown)
     return table
 
 

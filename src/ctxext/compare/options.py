@@ -38,7 +38,7 @@ class CompareOptions(Settings):
     )
     num_needles: int = option(
         5,
-        help="needle: facts in the text, which is read once for as many depths.",
+        help="needle, kv, documents: facts of a text that can be asked for; it is read once for as many depths.",
         panel="What is asked",
         flags=("--needles",),
         min=1,

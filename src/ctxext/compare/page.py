@@ -27,8 +27,20 @@ def markdown(report: Report) -> str:
         "",
         *_table(headings, [_cost(row) for row in content["models"] if row.get("against") or row.get("beyond")]),
     ]
+    if texts := texts_apart(content["models"]):
+        rows = [
+            [row["name"], *(_signed(row["beyond_by_text"].get(text), 3) for text in texts)]
+            for row in content["models"]
+            if row.get("beyond_by_text")
+        ]
+        lines += ["", *_table(("loss beyond, against stock", *texts), rows)]
     refused = [f"- {row['name']} does not apply: {row['refused']}" for row in content["models"] if row["refused"]]
     return "\n".join([*lines, *([""] if refused else []), *refused]) + "\n"
+
+
+def texts_apart(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The kinds of text on which losses were measured apart."""
+    return list(dict.fromkeys(text for row in rows for text in row.get("beyond_by_text") or ()))
 
 
 def _task(scores: HeatMap) -> Iterator[str]:

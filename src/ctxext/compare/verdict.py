@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ctxext.compare.candidates import STOCK, Candidate
@@ -47,7 +47,7 @@ class Measured:
 
     Attributes:
         answers: The score of each answer by text, and there by depth and sample.
-        losses: The mean loss per token beyond the original context length, by document.
+        losses: The mean loss per token beyond the original context length, by kind of text and document.
         seconds: How long each record took.
         peak: The most memory that was in use, in bytes; None if that cannot be known here.
     """
@@ -70,18 +70,26 @@ class Measured:
         mean = _mean([difference for text in texts for difference in text])
         return Difference(mean, max(-1.0, middle - half), min(1.0, middle + half), len(texts))
 
-    def loses_more(self, other: "Measured", confidence: float = 0.95) -> Difference | None:
-        """The difference in the loss beyond the original context length, paired by document."""
-        documents = sorted(self.losses.keys() & other.losses.keys())
+    def loses_more(self, other: "Measured", confidence: float = 0.95, text: str | None = None) -> Difference | None:
+        """The difference in the loss beyond the original context length, paired by document; of one kind of text."""
+        documents = sorted(
+            document for document in self.losses.keys() & other.losses.keys() if text in (None, document[0])
+        )
         if not documents:
             return None
         differences = [self.losses[document] - other.losses[document] for document in documents]
         middle, half = mean_interval(differences, confidence)
         return Difference(middle, middle - half, middle + half, len(documents))
 
-    def against(self, other: "Measured", confidence: float) -> "Differences":
-        """Both differences."""
-        return self.finds_more(other, confidence), self.loses_more(other, confidence)
+    def against(self, other: "Measured", confidence: float) -> "Against":
+        """All differences."""
+        texts = sorted({text for text, _ in self.losses if text})
+        by_text = {text: self.loses_more(other, confidence, text) for text in texts}
+        return Against(
+            self.finds_more(other, confidence),
+            self.loses_more(other, confidence),
+            {text: difference for text, difference in by_text.items() if difference},
+        )
 
     def times(self, other: "Measured") -> float | None:
         """How many times as long the same records took."""
@@ -90,8 +98,19 @@ class Measured:
         return math.fsum(self.seconds[record] for record in shared) / theirs if theirs else None
 
 
-Differences = tuple[Difference | None, Difference | None]
-"""In the share found, and in the loss beyond."""
+@dataclass(frozen=True)
+class Against:
+    """A model against another, each difference None where nothing was asked of both.
+
+    Attributes:
+        found: In the share found.
+        beyond: In the loss beyond the original context length.
+        by_text: The latter for each kind of text, by its name; empty where there is only one.
+    """
+
+    found: Difference | None = None
+    beyond: Difference | None = None
+    by_text: Mapping[str, Difference] = field(default_factory=dict)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -118,7 +137,7 @@ def measured(records: Sequence[Record], trained_length: int | None) -> Measured:
             if trained_length and start >= trained_length
         ]
         if count := sum(pair[1] for pair in beyond):
-            losses[record["task"], samples[0]] = math.fsum(pair[0] for pair in beyond) / count
+            losses[record.get("text", ""), samples[0]] = math.fsum(pair[0] for pair in beyond) / count
     return Measured(answers, losses, seconds, max(peaks, default=None))
 
 
@@ -166,7 +185,7 @@ def comparison(
 
 
 def _row(
-    model: Mapping[str, Any], mine: Measured, stock: Measured | None = None, against: Differences = (None, None)
+    model: Mapping[str, Any], mine: Measured, stock: Measured | None = None, against: Against = Against()
 ) -> dict[str, Any]:
     """The figures of one model."""
     share, low, high = pooled(model["cells"])
@@ -180,12 +199,12 @@ def _row(
     }
     if stock is None:
         return {**row, "loss_beyond": _mean(list(mine.losses.values())) if mine.losses else None, "peak": mine.peak}
-    more, loss = against
     peaks = mine.peak, stock.peak
     return {
         **row,
-        "against": more.to_dict() if more else None,
-        "beyond": loss.to_dict() if loss else None,
+        "against": against.found.to_dict() if against.found else None,
+        "beyond": against.beyond.to_dict() if against.beyond else None,
+        "beyond_by_text": {text: difference.to_dict() for text, difference in against.by_text.items()},
         "inside": (model["short"] or {}).get("against"),
         "time": mine.times(stock),
         "memory": peaks[0] / peaks[1] if peaks[0] and peaks[1] else None,
@@ -194,14 +213,14 @@ def _row(
 
 def _choice(
     rows: Mapping[str, Mapping[str, Any]],
-    against: Mapping[str, Differences],
+    against: Mapping[str, Against],
     asked: Mapping[str, Measured],
     trained_length: int | None,
     confidence: float,
 ) -> tuple[str | None, str | None, str]:
     """The method to take, if any is better beyond doubt, the one that comes nearest, and both in a sentence."""
-    found = {name: gain for name, (gain, _) in against.items() if gain is not None}
-    losses = {name: drop for name, (_, drop) in against.items() if drop is not None}
+    found = {name: differences.found for name, differences in against.items() if differences.found is not None}
+    losses = {name: differences.beyond for name, differences in against.items() if differences.beyond is not None}
 
     def cheapest(names: Sequence[str]) -> str:
         """Of methods that are equally good: the cheapest inside, then the one with the least loss beyond."""

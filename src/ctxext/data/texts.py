@@ -1,9 +1,11 @@
 """Long documents to measure the loss on, from a file, a data set or the prose of the package."""
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder, no_tokens
@@ -12,6 +14,28 @@ from ctxext.errors import CtxextError
 
 _CHARACTERS_PER_TOKEN = 16
 _MAX_READ = 100_000
+_UNSAFE = re.compile(r"[^\w .+-]")
+
+
+def kinds_of_text(data: str | None) -> dict[str, str | None]:
+    """The places that `data` names, each under the name of its kind of text.
+
+    Several stand with commas between them, and are named as their files are, up to the first dot; one alone has no
+    name.
+
+    Raises:
+        CtxextError: Two have the same name.
+    """
+    places = [place.strip() for place in (data or "").split(",") if place.strip()]
+    if data is None or len(places) < 2 or Path(data).exists():
+        return {"": data}
+    kinds: dict[str, str | None] = {}
+    for place in places:
+        name = _UNSAFE.sub("-", Path(place).name.split(".")[0] or Path(place).name)
+        if name in kinds:
+            raise CtxextError(f'Two of the texts of --data are named "{name}".', hint="Give them different file names.")
+        kinds[name] = place
+    return kinds
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """The work of each model, checked against its context length and tokenizer before any model is loaded."""
 
+import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, info_of, open_gguf_infos, open_infos
 from ctxext.evaluate.settings import Settings, lengths_of
@@ -197,19 +199,26 @@ def _documents(
     settings: Settings,
 ) -> "tuple[Work, ...]":
     """The documents of some tasks: the same for every model, each read as far as the model's lengths allow."""
+    kinds = kinds_of_text(settings.data)
     reading = Reading(
         kind=info.kind,
         encoder=encoder,
         lengths=lengths,
         longest=longest,
         trained_length=info.trained_length or max(settings.lengths, default=longest),
-        data=settings.data,
+        data=(*kinds.values(),),
         samples=settings.samples,
         seed=settings.seed,
         stride=settings.stride,
         evaluator=settings.evaluator,
     )
-    return tuple(work for task in tasks for work in TASKS[task].documents_to_read(reading))
+    apart = [dataclasses.replace(reading, data=(place,), text=name) for name, place in kinds.items()]
+    return tuple(
+        work
+        for task in tasks
+        for one in (apart if TASKS[task].tells_texts_apart else [reading])
+        for work in TASKS[task].documents_to_read(one)
+    )
 
 
 def _sources(infos: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.data.prose import read_haystack
+from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
 from ctxext.evaluate.tasks.documents import read_questions
@@ -54,7 +55,11 @@ class Settings:
         kind="length",
     )
     num_needles: int = option(
-        4, help="needle: facts in the text; one is asked for.", panel=_ASKED, flags=("--needles",), min=1
+        4,
+        help="needle, kv, documents: facts of a text that can be asked for; it is read once for as many depths.",
+        panel=_ASKED,
+        flags=("--needles",),
+        min=1,
     )
     kv_ids: str = option("uuid", help="kv: uuid as in the paper, or number.", panel=_ASKED)
     filler: str = option(
@@ -65,7 +70,8 @@ class Settings:
     documents: Path | None = option(None, help="documents: questions, as JSON lines.", panel=_ASKED)
     data: str | None = option(
         None,
-        help="perplexity, longppl, pseudo-perplexity, short: a text, JSON lines or parquet file, or a data set's id.",
+        help="perplexity, longppl, pseudo-perplexity, short: a text, JSON lines or parquet file, or a data set's id. "
+        "Several with commas are reported apart by perplexity, as prose.txt,code.jsonl.",
         panel=_ASKED,
     )
     stride: int | None = option(None, help="perplexity: with a sliding window too.", panel=_ASKED, min=1)
@@ -95,6 +101,7 @@ class Settings:
                 'The task "longppl" needs a model that finds the tokens to ask.',
                 hint="Name one that is good at the longest length: --evaluator MODEL.",
             )
+        kinds_of_text(self.data)
         for name in ("tasks", "depths"):
             if not getattr(self, name):
                 raise CtxextError(f"There are no {name}.", hint=f"Name at least one with --{name.removesuffix('s')}.")
@@ -135,6 +142,10 @@ class Settings:
             if value is not None and Path(value).is_file():
                 digest = sha256_of(Path(value))
                 content[name] = {"name": Path(value).name, "sha256": digest}
+        if len(kinds := kinds_of_text(self.data)) > 1:
+            files = {name: Path(str(place)) for name, place in kinds.items()}
+            digests = {name: sha256_of(file) if file.is_file() else None for name, file in files.items()}
+            content["data"] = {"name": ",".join(file.name for file in files.values()), "sha256": digests}
         if self.evaluator and Path(self.evaluator).is_dir():
             content["evaluator"] = Path(self.evaluator).resolve().name
         return {key: list(value) if isinstance(value, tuple) else value for key, value in content.items()}

@@ -57,6 +57,7 @@ class CellLine(Schema):
     tokens: Annotated[list[Length], Limits(min_length=1)] | None = None
     key_tokens: Annotated[list[Offset], Limits(min_length=1)] | None = None
     of: Annotated[list[Length], Limits(min_length=1)] | None = None
+    text: Name | None = None
     width: Length | None = None
     buckets: list[Pair] | None = None
     lengths: dict[Annotated[str, Limits(pattern=r"^\d{1,10}$")], Pair] | None = None
@@ -67,7 +68,7 @@ class CellLine(Schema):
         """A task has its figures."""
         figures = {"short": ("loss", "tokens"), "longppl": ("loss", "key_tokens", "of")}
         figures |= dict.fromkeys(_LONG, ("width", "buckets", "lengths"))
-        needed = figures.get(content["task"], ("correct",))
+        needed = figures.get(content["task"].partition(": ")[0], ("correct",))
         is_whole = all(content.get(key) is not None for key in needed)
         if is_whole and needed == ("correct",):
             is_whole = len(content["correct"]) == len(content["samples"])

@@ -123,7 +123,7 @@ def summary(report: Report, short: Mapping[str, str]) -> str:
         rows.append(f"<tr>{''.join(cells)}</tr>")
     over = f"the mean of {', '.join(tasks)}" if len(tasks) > 1 else tasks[0]
     return f"""<h2>Summary</h2>
-<p class="soft">Percent right: {over}, with the 95 % interval (Wilson); bold where it is above the intervals of all
+<p class="soft">Percent right: {over}, with the 95 % interval (over texts); bold where it is above the intervals of all
 other models. Effective length: the longest length up to which a model keeps 85 % of its score at
 {format_length(lengths[0])} tokens, and none if that score is below 85.6 %, the threshold of RULER. Cost inside: loss
 inside the original context length against the source model. Click a heading to sort.</p>
@@ -285,9 +285,10 @@ def _perplexity(report: Report, names: Mapping[str, str]) -> str:
     kinds = [("lengths", ""), *([("sliding", ", sliding")] if "sliding" in models[0]["perplexity"] else [])]
     head = ["", "model", "documents", *(f"{length}{note}" for _, note in kinds for length in lengths)]
     rows = [
-        [_line(number), escape(names[model["name"]]), model["perplexity"]["documents"]]
-        + [_figure_of(model["perplexity"][kind].get(str(length))) for kind, _ in kinds for length in lengths]
+        ["" if text else _line(number), escape(f"{names[model['name']]}{text and f', {text}'}"), curve["documents"]]
+        + [_figure_of(curve[kind].get(str(length))) for kind, _ in kinds for length in lengths]
         for number, model in enumerate(models)
+        for text, curve in {"": model["perplexity"], **model["perplexity"].get("texts", {})}.items()
     ]
     stride = report["settings"]["stride"]
     sliding = f" Sliding: a window of that length moves on by {stride} tokens." if stride else ""

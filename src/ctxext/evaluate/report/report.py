@@ -189,14 +189,23 @@ def _cells(settings: dict[str, Any], records: Sequence[Record]) -> list[dict[str
 
 
 def _perplexity(records: Sequence[Record]) -> dict[str, Any] | None:
-    """Loss by position over all documents, and perplexity by context length, with a sliding window too if measured."""
-    records = sorted(records, key=lambda record: record["samples"][0])
+    """Loss by position over all documents, and over those of each kind of text if there are several."""
     if not records:
         return None
+    texts: dict[str, list[Record]] = {}
+    for record in records:
+        texts.setdefault(record.get("text", ""), []).append(record)
+    of_all = _curve(records)
+    return {**of_all, "texts": {name: _curve(texts[name]) for name in sorted(texts)}} if any(texts) else of_all
+
+
+def _curve(records: Sequence[Record]) -> dict[str, Any]:
+    """Loss by position over some documents, and perplexity by context length, with a sliding window too if measured."""
+    records = sorted(records, key=lambda record: (record["task"], record["samples"][0]))
     width = records[0]["width"]
     columns = zip(*(record["buckets"] for record in records), strict=True)
     perplexity: dict[str, Any] = {
-        "task": records[0]["task"],
+        "task": records[0]["task"].partition(": ")[0],
         "documents": len(records),
         "length": records[0]["length"],
         "curve": [

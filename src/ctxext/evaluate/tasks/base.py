@@ -1,6 +1,7 @@
 """The base classes of tasks, and the units in which their work is scheduled and recorded."""
 
 import dataclasses
+import itertools
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -72,7 +73,9 @@ class Reading:
         lengths: Context lengths in tokens.
         longest: The longest of all models' lengths; documents have as many tokens.
         trained_length: The original context length.
-        data: A file or data set to read documents from; None for the prose of the package.
+        data: Files or data sets to read documents from, in turn where there are several; None is the prose of the
+            package.
+        text: The name of the kind of text; empty where there is only one.
         samples: How many documents to read.
         seed: Decides the prose.
         stride: Of the sliding window; None for none.
@@ -84,9 +87,10 @@ class Reading:
     lengths: tuple[int, ...]
     longest: int
     trained_length: int
-    data: str | None
+    data: tuple[str | None, ...]
     samples: int
     seed: int
+    text: str = ""
     stride: int | None = None
     evaluator: str | None = None
 
@@ -98,8 +102,11 @@ class Reading:
         """
         from ctxext.data.texts import read_corpus
 
-        options = {"count": self.samples, "length": length, "most": most or length, "seed": self.seed}
-        return read_corpus(self.data, self.encoder, **options).documents
+        options = {"length": length, "most": most or length, "seed": self.seed}
+        count = -(-self.samples // len(self.data))
+        read = [read_corpus(data, self.encoder, count=count, **options).documents for data in self.data]
+        in_turn = [ids for turn in itertools.zip_longest(*read) for ids in turn if ids is not None]
+        return in_turn[: self.samples]
 
 
 @dataclass(frozen=True)
@@ -129,12 +136,14 @@ class Task(ABC):
         description: The text above its results in a report.
         shows: What its results show; a model card names it if they are missing.
         kinds: The kinds of models it is for, of `checkpoint_info.KINDS`.
+        tells_texts_apart: Whether it reads as many documents of every kind of text, and reports each kind by itself.
     """
 
     name: ClassVar[str]
     description: ClassVar[str]
     shows: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]] = ("causal",)
+    tells_texts_apart: ClassVar[bool] = False
 
     @classmethod
     def documents_to_read(cls, reading: Reading) -> Sequence[Work]:

@@ -24,6 +24,7 @@ class Perplexity(Task):
         "Each document was read once; a point of the curve is the mean loss of the tokens at that position."
     )
     shows: ClassVar[str] = "the loss on long text, position by position"
+    tells_texts_apart: ClassVar[bool] = True
 
     @classmethod
     def documents_to_read(cls, reading: Reading) -> "list[PerplexityWork]":
@@ -31,7 +32,7 @@ class Perplexity(Task):
         documents = reading.documents(reading.longest, 2 * reading.longest if reading.stride else reading.longest)
         num_start = len(reading.encoder.start())
         return [
-            PerplexityWork(ids, sample, reading.lengths, num_start, reading.stride)
+            PerplexityWork(ids, sample, reading.lengths, num_start, reading.stride, reading.text)
             for sample, ids in enumerate(documents)
         ]
 
@@ -46,6 +47,7 @@ class PerplexityWork:
         lengths: Context lengths to report; the document is read once, up to the longest.
         num_start: The number of begin tokens.
         stride: Of the sliding window; None for none.
+        text: The name of the kind of text; empty where there is only one.
     """
 
     ids: list[int]
@@ -53,16 +55,21 @@ class PerplexityWork:
     lengths: tuple[int, ...]
     num_start: int
     stride: int | None = None
+    text: str = ""
 
     @property
     def label(self) -> str:
         """The text of the progress line."""
-        return f"{Perplexity.name} {max(self.lengths)}"
+        return f"{self._task} {max(self.lengths)}"
 
     @property
     def keys(self) -> list[Key]:
         """The document."""
-        return [Key(Perplexity.name, max(self.lengths), None, self.sample)]
+        return [Key(self._task, max(self.lengths), None, self.sample)]
+
+    @property
+    def _task(self) -> str:
+        return f"{Perplexity.name}: {self.text}" if self.text else Perplexity.name
 
     def run(self, loaded: "LoadedModel", wanted: set[Key]) -> Iterator[Record]:
         """Read the document once, and again in sliding windows if there is a stride."""
@@ -74,7 +81,7 @@ class PerplexityWork:
         # losses[i] is the loss of the token at position i + 1.
         buckets = [losses[max(0, at - 1) : at - 1 + width] for at in range(0, longest, width)]
         record: Record = {
-            "task": Perplexity.name,
+            "task": self._task,
             "length": longest,
             "depth": None,
             "samples": [self.sample],
@@ -82,6 +89,8 @@ class PerplexityWork:
             "buckets": [[float(part.sum()), len(part)] for part in buckets],
             "lengths": {str(n): self._beginning(loaded, losses, n) for n in self.lengths},
         }
+        if self.text:
+            record["text"] = self.text
         if self.stride:
             record["sliding"] = {str(n): self._sliding(loaded, n, self.stride) for n in self.lengths}
         yield record
