@@ -1,7 +1,10 @@
 """The loss in pieces equals the family's own, with its gradients, for families with caps and scales too."""
 
+import contextlib
 import copy
 import dataclasses
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -399,3 +402,23 @@ def test_gradients_equal_those_of_the_same_weights_unpacked(tmp_path):
         gradients.append({name: weight.grad for name, weight in trained.named_parameters() if weight.requires_grad})
     for name, gradient in gradients[0].items():
         assert torch.allclose(gradient, gradients[1][name], atol=1e-4, rtol=1e-3), name
+
+
+def test_weights_in_shards_are_whole_while_the_forward_is_tried(monkeypatch):
+    """DeepSpeed's ZeRO 3 loads a model as shards; its modules gather them only once its engine has begun."""
+    model, whole = make("llama"), {}
+    for number, weight in enumerate(model.parameters()):
+        weight.ds_id, whole[weight], weight.data = number, weight.data, torch.empty(0)
+
+    @contextlib.contextmanager
+    def gathered(weights):
+        for weight in weights:
+            weight.data = whole[weight]
+        yield
+        for weight in weights:
+            weight.data = torch.empty(0)
+
+    zero = SimpleNamespace(GatheredParameters=gathered)
+    monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(zero=zero))
+    use_chunked_loss(model)
+    assert all(weight.numel() == 0 for weight in model.parameters())

@@ -308,13 +308,24 @@ def _can_replay(model: Any, plainly: Mapping[str, Any]) -> bool:
     was_training, forward = model.training, model.forward
     model.eval()
     try:
-        plain = forward(input_ids=ids, **plainly).logits.float()
-        replayed = _replayed(model, forward, ids, plainly)
+        with _whole_weights(model):
+            plain = forward(input_ids=ids, **plainly).logits.float()
+            replayed = _replayed(model, forward, ids, plainly)
     finally:
         model.train(was_training)
     if replayed is None or replayed.shape != plain.shape or not plain.isfinite().any():
         return False
     return torch.allclose(replayed, plain, atol=_TOLERANCE * float(plain[plain.isfinite()].std()))
+
+
+def _whole_weights(model: Any) -> contextlib.AbstractContextManager[None]:
+    """Inside this context weights are whole that DeepSpeed (ZeRO 3) loads as shards."""
+    if not any(hasattr(weight, "ds_id") for weight in model.parameters()):
+        return contextlib.nullcontext()
+    import deepspeed
+
+    gathered: contextlib.AbstractContextManager[None] = deepspeed.zero.GatheredParameters(list(model.parameters()))
+    return gathered
 
 
 def _replayed(model: Any, forward: Any, ids: torch.Tensor, plainly: Mapping[str, Any]) -> torch.Tensor | None:
