@@ -54,9 +54,9 @@ def measured(engines: dict[str, Engine], length: int, rounds: int) -> dict[str, 
         for kind, engine in engines.items()
     }
     columns = {f"prefill {length}, s": in_turns(prefills, rounds)}
-    asked = random_prompt(length - STEPS, 0)
+    asked = random_prompt(length, rounds)[:-STEPS]  # Cached since the last prefill.
     for engine in engines.values():
-        engine.write([asked], [1])
+        engine.write([asked], [1 + STEPS])
     for rooms in (1, 1 + STEPS):
         turns = {kind: partial(engine.write, [asked], [rooms]) for kind, engine in engines.items()}
         columns[str(rooms)] = in_turns(turns, max(rounds, 5))
@@ -92,11 +92,11 @@ def main() -> None:
             kind: Engine(folder, length=max(lengths) + 64, dtype=options.dtype, trust=True, arguments=arguments)
             for kind, folder in folders.items()
         }
-        columns = {}
+        print(f"vLLM {engines['stock'].version}, torch {torch.__version__}, one thread, {options.dtype}, {SIZES}")
+        columns: dict[str, dict[str, float]] = {}
         for length in lengths:
             columns |= measured(engines, length, options.rounds)
-        print(f"vLLM {engines['stock'].version}, torch {torch.__version__}, one thread, {options.dtype}, {SIZES}")
-        print(table(columns))
+            print(table(columns), flush=True)
         for kind, engine in engines.items():
             scores = torch.tensor(engine.log_probabilities([random_prompt(lengths[0], 0)])[0])
             print(f"{kind}: largest difference at {lengths[0]}: {float((scores - wanted[kind]).abs().max()):.1e}")

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import math
+import os
 import random
 import struct
 import subprocess
@@ -19,7 +20,7 @@ from ctxext.errors import CtxextError
 from ctxext.gguf import convert as converting
 from ctxext.gguf.convert import convert_gguf, plan_gguf
 from ctxext.gguf.export import export_gguf
-from ctxext.gguf.header import read_header
+from ctxext.gguf.header import copy_range, read_header
 from ctxext.gguf.model import FACTORS, RECIPE_KEY, open_gguf
 from ctxext.gguf.verify import verify_gguf
 from ctxext.recipes import (
@@ -273,6 +274,31 @@ def test_verify_sees_a_weight_a_key_and_a_frequency(gguf, tmp_path):
     assert failed(header.data_start + header.tensors[-1].offset + 2, 128) == ["rotation"]
     with pytest.raises(CtxextError, match="was not converted by ctxext"):
         verify_gguf(source)
+
+
+@pytest.mark.parametrize("alignment", [32, 64, 8192])
+def test_tensors_move_by_whole_blocks(tmp_path, gguf, alignment):
+    """So that file systems with clones share them; converted twice, too."""
+    source = gguf(values={**keys_of(), "general.alignment": alignment}, alignment=alignment)
+    once, twice = tmp_path / "once.gguf", tmp_path / "twice.gguf"
+    convert_gguf(source, once, Recipe([Yarn(factor=4)]))
+    convert_gguf(once, twice, Recipe([Yarn(factor=8)]), replace_scaling=True)
+    starts = [read_header(path).data_start for path in (source, once, twice)]
+    assert starts[1] >= starts[0]
+    assert {start % 4096 for start in starts} == {starts[0] % 4096}
+    assert verify_gguf(twice, source)[-1].is_passed
+
+
+def test_copies_go_on_at_a_block(tmp_path, monkeypatch):
+    """A piece of a copy that begins within a block would be copied, and not shared."""
+    source, starts = tmp_path / "source", []
+    source.write_bytes(bytes(range(256)) * 64)
+    real = os.copy_file_range
+    monkeypatch.setattr(os, "copy_file_range", lambda *given: starts.append(given[3]) or real(*given))
+    with source.open("rb") as reading, (tmp_path / "copy").open("xb", buffering=0) as writing:
+        assert sum(copy_range(reading, writing, 5000, 16384 - 5000)) == 16384 - 5000
+    assert (tmp_path / "copy").read_bytes() == source.read_bytes()[5000:]
+    assert starts == [5000, 8192]
 
 
 def test_other_alignments(gguf, tmp_path):

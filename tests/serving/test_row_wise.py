@@ -125,7 +125,7 @@ def test_one_token_at_a_time(name, kind, monkeypatch):
 def test_blocks_with_strides_are_read_as_by_their_places(axis):
     """Wherever the cache counts its blocks."""
     engine, cache = Strided(), torch.randn(BLOCKS, GROUPS, TOKENS, 2 * SIZE)
-    numbers = torch.tensor([5, 3, 60])
+    numbers, together = [5, 3, 60], [7, 8, 9]
     if axis:
         cache = cache.transpose(0, 1).contiguous()
         engine.do_kv_cache_update = lambda layer, key, value, cache, slots: Strided.do_kv_cache_update(
@@ -133,10 +133,10 @@ def test_blocks_with_strides_are_read_as_by_their_places(axis):
         )
     layout = Layout(engine, None, cache)
     assert None not in layout.strided
-    by_strides = [layout.blocks(cache, part, numbers) for part in (0, 1)]
+    by_strides = [layout.blocks(cache, part, some) for part in (0, 1) for some in (numbers, together)]
     layout.strided = [None, None]
-    for part, blocks in enumerate(by_strides):
-        assert torch.equal(blocks, layout.blocks(cache, part, numbers))
+    by_places = [layout.blocks(cache, part, some) for part in (0, 1) for some in (numbers, together)]
+    assert all(map(torch.equal, by_strides, by_places))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
 from ctxext.gguf import SUFFIX, is_gguf, part_paths
-from ctxext.gguf.header import F32, Header, Tensor, Value, copy_range, read_header, value_of
+from ctxext.gguf.header import BLOCK, F32, Header, Tensor, Value, copy_range, read_header, value_of
 from ctxext.gguf.model import (
     BETAS,
     FACTORS,
@@ -264,7 +264,11 @@ def _plan(model: GgufModel, recipe: Recipe, start: ModelConfig, edited: ModelCon
         "replaced": replaced,
     }
     values[RECIPE_KEY] = value_of(json.dumps(noted))
-    return GgufPlan(model, recipe, edited, replace(header, values=values, tensors=tensors), factors)
+    edited_header = replace(header, values=values, tensors=tensors)
+    # Tensors that move by whole blocks are shared with the source where the file system can clone.
+    room = (header.data_start - len(edited_header.packed())) % BLOCK
+    values[RECIPE_KEY] = value_of(json.dumps(noted) + " " * room)
+    return GgufPlan(model, recipe, edited, replace(edited_header, values=values), factors)
 
 
 def _like(old: Value | None, content: float | str) -> Value:

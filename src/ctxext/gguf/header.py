@@ -47,6 +47,8 @@ _MOST_NAME = 64
 _MOST_DIMENSIONS = 4
 _PIECE = 1 << 20
 _LARGE_PIECE = 1 << 26
+BLOCK = 4096
+"""Bytes of a block of the usual file systems."""
 
 
 @dataclass(frozen=True)
@@ -315,6 +317,9 @@ _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, er
 def copy_range(source: BinaryIO, target: BinaryIO, start: int, length: int) -> Iterator[int]:
     """Append a part of a file to an unbuffered other, in the kernel where it can; yields the bytes of each piece.
 
+    The first piece ends with a block of the source: where the other's end is as far into a block, file systems with
+    clones (XFS, Btrfs) share all later pieces and copy nothing.
+
     Raises:
         CtxextError: the source ends early.
         OSError: the disk is full, or a file cannot be read or written.
@@ -323,7 +328,8 @@ def copy_range(source: BinaryIO, target: BinaryIO, start: int, length: int) -> I
     while length:
         try:
             if in_kernel:
-                done = os.copy_file_range(source.fileno(), target.fileno(), min(length, _LARGE_PIECE), start)
+                most = -start % BLOCK or _LARGE_PIECE
+                done = os.copy_file_range(source.fileno(), target.fileno(), min(length, most), start)
             else:
                 done = os.write(target.fileno(), os.pread(source.fileno(), min(length, _PIECE), start))
         except OSError as error:

@@ -72,18 +72,22 @@ class Layout:
         shape = cache.shape[self.axis], self.heads, self.tokens, self.size
         return _Strided(shape, (cache.stride(self.axis), strides[1], strides[0], strides[2]), first)
 
-    def blocks(self, cache: torch.Tensor, part: int, numbers: torch.Tensor) -> torch.Tensor:
-        """A copy (k, g, s, d) of the keys (part 0) or the values (part 1) of some blocks (k), in the cache's order."""
+    def blocks(self, cache: torch.Tensor, part: int, numbers: list[int]) -> torch.Tensor:
+        """The keys (part 0) or the values (part 1) of some blocks, (k, g, s, d): perhaps a view: not to be changed."""
         if (strided := self.strided[part]) is not None and (cache.shape, cache.stride()) == self.measured:
             return strided.blocks(cache, numbers)
-        picked = cache.index_select(self.axis, numbers).movedim(self.axis, 0).flatten(1)[:, self.places[part]]
+        picked = (
+            cache.index_select(self.axis, torch.tensor(numbers, device=cache.device))
+            .movedim(self.axis, 0)
+            .flatten(1)[:, self.places[part]]
+        )
         return picked.view(-1, self.tokens, self.heads, self.size).transpose(1, 2)
 
     def ordered(self, keys: torch.Tensor) -> torch.Tensor:
         """Numbers (k, any, s, d) in the order in which `blocks` returns keys, which makes products with them fast."""
         return keys if self.strided[0] is None else self.strided[0].ordered(keys)
 
-    def gathered(self, cache: torch.Tensor, numbers: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def gathered(self, cache: torch.Tensor, numbers: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values (1, g, n, d) of a request.
 
         Args:
@@ -91,7 +95,7 @@ class Layout:
             numbers: The numbers of the request's blocks, in order.
             length: How many tokens it has, n.
         """
-        numbers = numbers[: -(-length // self.tokens)].long()
+        numbers = numbers[: -(-length // self.tokens)]
         key, value = (
             self.blocks(cache, part, numbers).transpose(0, 1).flatten(1, 2)[None, :, :length] for part in (0, 1)
         )
@@ -107,9 +111,11 @@ class _Strided:
         self.shape, self.strides = [shape[axis] for axis in order], [strides[axis] for axis in order]
         self.offset, self.order, self.back = offset, order, [order.index(axis) for axis in range(4)]
 
-    def blocks(self, cache: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        view = cache.as_strided(self.shape, self.strides, cache.storage_offset() + self.offset)
-        return view.index_select(0, numbers).permute(self.back)
+    def blocks(self, cache: torch.Tensor, numbers: list[int]) -> torch.Tensor:
+        view, low = cache.as_strided(self.shape, self.strides, cache.storage_offset() + self.offset), numbers[0]
+        if numbers == [*range(low, low + len(numbers))]:
+            return view[low : low + len(numbers)].permute(self.back)
+        return view.index_select(0, torch.tensor(numbers, device=cache.device)).permute(self.back)
 
     def ordered(self, keys: torch.Tensor) -> torch.Tensor:
         return keys.permute(self.order).contiguous().permute(self.back)

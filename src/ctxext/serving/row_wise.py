@@ -57,6 +57,7 @@ class Step:
         self.metadata: Any = None
         self.requests: list[tuple[int, int, int, int]] = []
         self.memories: dict[tuple[int, int], dict[Any, Any]] = {}
+        self.numbers: dict[int, list[int]] = {}
         self.single = SingleRows()
 
     def see(self, metadata: Any) -> list[tuple[int, int, int, int]]:
@@ -64,9 +65,15 @@ class Step:
         if metadata is not self.metadata:
             starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
             spans = zip(range(len(lengths)), starts, starts[1:], lengths, strict=False)
-            self.metadata, self.memories = metadata, {}
+            self.metadata, self.memories, self.numbers = metadata, {}, {}
             self.requests = [span for span in spans if span[1] < span[2]]
         return self.requests
+
+    def blocks(self, metadata: Any, number: int, count: int) -> list[int]:
+        """The numbers of the first blocks of a request of the step that `see` saw."""
+        if number not in self.numbers:
+            self.numbers[number] = metadata.block_table[number][:count].tolist()
+        return self.numbers[number]
 
     def memory(self, rows: int, keys: int) -> dict[Any, Any]:
         """What the portable functions keep from layer to layer: it hangs on these two numbers alone."""
@@ -117,7 +124,7 @@ class Rows:
                 continue
             if self.layout is None:
                 self.layout = Layout(implementation, layer, cache)
-            blocks = metadata.block_table[number][: -(-length // self.layout.tokens)].long()
+            blocks = self.step.blocks(metadata, number, -(-length // self.layout.tokens))
             if length - first == 1:
                 request = Request(self.layout, cache, blocks, length)
                 attended = self.single(implementation, query[stop - 1], request)

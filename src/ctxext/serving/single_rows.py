@@ -26,7 +26,7 @@ class Request:
 
     layout: Layout
     cache: torch.Tensor
-    numbers: torch.Tensor
+    numbers: list[int]
     length: int
 
     def pieces(self, part: int, low: int, high: int) -> Iterator[tuple[int, int, torch.Tensor]]:
@@ -83,6 +83,7 @@ class SingleRows:
         for low, high in read(parts, layout.tokens):
             for first, stop, value in request.pieces(1, low, high):
                 if stop == count:  # Numbers behind the last token may be anything.
+                    value = value.clone()
                     value[-1, :, request.length - (count - 1) * layout.tokens :] = 0
                 output += (shares[first:stop] @ value).sum(0)
         return output.flatten(0, 1).to(query.dtype)
