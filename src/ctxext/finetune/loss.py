@@ -8,6 +8,7 @@ once, while its logits are there; otherwise each piece is checkpointed.
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -322,9 +323,8 @@ def _whole_weights(model: Any) -> contextlib.AbstractContextManager[None]:
     """Inside this context weights are whole that DeepSpeed (ZeRO 3) loads as shards."""
     if not any(hasattr(weight, "ds_id") for weight in model.parameters()):
         return contextlib.nullcontext()
-    import deepspeed
-
-    gathered: contextlib.AbstractContextManager[None] = deepspeed.zero.GatheredParameters(list(model.parameters()))
+    zero: Any = sys.modules["deepspeed"].zero  # Whoever made the shards has loaded it.
+    gathered: contextlib.AbstractContextManager[None] = zero.GatheredParameters(list(model.parameters()))
     return gathered
 
 

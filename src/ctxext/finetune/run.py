@@ -28,7 +28,6 @@ from ctxext.finetune.training_data import Data, training_data
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.reading.schemas import read_json_object
-from ctxext.system.allocator import freed_memory_kept
 from ctxext.system.extras import is_installed, require
 from ctxext.system.files import Progress, as_json
 from ctxext.system.locks import locked, short_name
@@ -269,17 +268,15 @@ def _train(
     held_out = None
     if ready.held_out:
         held_out = held_out_sequences(folder / HELD_OUT, options, ready.held_out.num_sequences, ready.reading)
-    on_cpu = ready.arguments.device.type == "cpu"
-    with freed_memory_kept() if on_cpu else contextlib.nullcontext():
-        trainer = train(
-            ready.model,
-            ready.arguments,
-            sequences,
-            reporter,
-            last_save,
-            held_out=held_out,
-            measures=ready.measures,
-        )
+    trainer = train(
+        ready.model,
+        ready.arguments,
+        sequences,
+        reporter,
+        last_save,
+        held_out=held_out,
+        measures=ready.measures,
+    )
     trainer.save_model(str(folder / FINAL))
     logged = (entry for entry in trainer.state.log_history if entry.get("loss") is not None)
     losses = tuple((entry["step"], entry["loss"]) for entry in logged)
