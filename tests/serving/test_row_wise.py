@@ -243,6 +243,7 @@ def test_an_engine_that_warms_up_is_left_alone():
     engine = Implementation()
     engine.ctxext_rows = rows_of("self-extend")
     engine.__class__ = row_wise(Implementation)
+    engine.ctxext_rows.step.metadata = SimpleNamespace()  # Of a step before.
     output = torch.zeros(3, HEADS, SIZE)
     assert engine.forward(None, None, None, None, None, None, output) is output
     assert torch.equal(output, torch.full_like(output, 7.0))
