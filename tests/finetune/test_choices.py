@@ -139,6 +139,7 @@ def test_what_may_change_in_a_run_that_goes_on():
     assert set(CHANGEABLE) == {
         *("device", "save_every", "save_minutes", "report_to", "steps", "micro_batch", "checkpointing", "piece"),
         *("context_parallel", "eval_every", "keep_best", "patience", "serve_factor", "mlp_tile"),
+        "offload_activations",
     }
 
 
