@@ -48,6 +48,10 @@ PUBLISHED = {
         **{"positions": "pose", "window": 2048, "start_length": 1024, "steps": 54, "batch_size": 1, "rank": 32},
         **{"train_norms": True, "learning_rate": 1e-3, "rate_floor": 0.1, "length": None},
     },
+    "read-twice": {
+        **{"positions": "pose", "window": 2048, "steps": 68, "batch_size": 1, "rank": 32, "start_length": None},
+        **{"train_norms": True, "learning_rate": 1e-3, "rate_floor": 0.3, "length": None},
+    },
 }
 
 
