@@ -1,4 +1,4 @@
-"""`ctxext merge`: put an adapter's changes into the checkpoint it was trained on."""
+"""`ctxext merge`: put what was trained into the checkpoint it was trained on, whole or in part."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,9 +24,20 @@ from ctxext.system.output_directory import OverwriteOptions
 @with_parameters(parameters_of(OverwriteOptions), after="out")
 def merge(
     model: SourceArgument,
-    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="The folder of a LoRA adapter.")],
+    adapter: Annotated[
+        Path,
+        typer.Argument(metavar="ADAPTER", help="The folder of a LoRA adapter, or of a checkpoint that was trained."),
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
     *,
+    share: Annotated[
+        float,
+        typer.Option(
+            "--share",
+            help="The part of the way to the trained weights, as 0.5: most of what was learned, for less of what it "
+            "cost (arXiv 2109.01903).",
+        ),
+    ] = 1.0,
     revision: RevisionOption = None,
     token: TokenOption = None,
     as_json: JsonOption = False,
@@ -38,13 +49,14 @@ def merge(
 
     Examples:
     ctxext merge my-model-32k my-run/adapter my-model-32k-tuned
+    ctxext merge my-model-32k my-model-32k-tuned half-way --share 0.5
     """
     from ctxext.finetune.merge import merge as run
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
     with output.progress("") as progress:
         wanted = built(OverwriteOptions, options)
-        done = run(model, adapter, out, options=wanted, revision=revision, token=token, progress=progress)
+        done = run(model, adapter, out, options=wanted, share=share, revision=revision, token=token, progress=progress)
     output.result(
         {"out": str(out), "changed": done.num_changed, "tensors": done.num_tensors},
         done_line(out, f"{done.num_changed} of {done.num_tensors} tensors changed"),

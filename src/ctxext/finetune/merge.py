@@ -18,6 +18,7 @@ from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file,
 from ctxext.converters.engines import serving_of
 from ctxext.converters.plan import cautions_of
 from ctxext.errors import CtxextError
+from ctxext.finetune.averaged import CheckpointChanges, PartOf
 from ctxext.finetune.joined import JoinedChanges
 from ctxext.finetune.rewrite import rewrite, stored_shapes
 from ctxext.finetune.tensors import Changes, stored_name
@@ -105,17 +106,19 @@ def merge(
     out: str | Path,
     *,
     options: OverwriteOptions,
+    share: float = 1.0,
     revision: str | None = None,
     token: str | None = None,
     progress: Progress | None = None,
 ) -> Merged:
-    """Merge a LoRA adapter into the checkpoint it was trained on.
+    """Merge a LoRA adapter, or a full training, into the checkpoint it was trained on.
 
     Args:
         model: A folder, a Hub id, or `demo`.
-        adapter: The adapter's folder, as peft saves it.
+        adapter: The adapter's folder, as peft saves it, or that of a whole checkpoint that was trained.
         out: The folder to make.
         options: What may be replaced. Each field is a keyword of this function too, as overwrite=True.
+        share: The part of the way from the model's weights to the trained ones, above 0 and up to 1 (`averaged`).
         revision: A branch, tag or commit on the Hub.
         token: A Hub token.
         progress: Called with a text, bytes done and bytes in all.
@@ -123,17 +126,28 @@ def merge(
     Raises:
         CtxextError: the adapter does not fit the model, or the place is refused; nothing is written then.
     """
+    if not 0 < share <= 1:
+        raise CtxextError(f"--share {share:g} is no part of the way.", hint="Give more than 0, and 1 at most, as 0.5.")
     adapter, out = Path(adapter), Path(out)
     checkpoint = open_checkpoint(model, revision=revision, token=token)
     check_out(out, checkpoint.folder, options)
     check_out(out, adapter, options)
     checkpoint.check_weights()
     shapes = stored_shapes(checkpoint)
-    changes = JoinedChanges(adapter, checkpoint, shapes, tied=tied_embeddings(checkpoint))
+    is_adapter = (adapter / "adapter_config.json").is_file() or not (adapter / "config.json").is_file()
+    changes: Changes
+    if is_adapter:
+        changes = JoinedChanges(adapter, checkpoint, shapes, tied=tied_embeddings(checkpoint))
+    else:
+        changes = CheckpointChanges(checkpoint, open_checkpoint(adapter), shapes)
+    notes: dict[str, Any] = {"adapter" if is_adapter else "tuned": adapter.resolve().name}
+    if share < 1:
+        changes, notes = PartOf(changes, share), {**notes, "share": share}
     out = out.resolve()
     with output_directory(out, [checkpoint.folder], options) as work:
-        _copy_adapter(adapter, work / ADAPTER)
-        write_merged(checkpoint, changes, work, notes={"adapter": adapter.resolve().name}, progress=progress)
+        if is_adapter and share == 1:  # It would be loaded as all of the change.
+            _copy_adapter(adapter, work / ADAPTER)
+        write_merged(checkpoint, changes, work, notes=notes, progress=progress)
     return Merged(out, len(changes.names), len(shapes))
 
 

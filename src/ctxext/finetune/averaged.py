@@ -1,0 +1,74 @@
+"""Weights between those of a base and of its training: most of what was learned, for a part of what it cost.
+
+Averaging a model with its own fine-tuning is WiSE-FT (arXiv 2109.01903): what the training moved far stays found, what
+it moved a little by the way goes back.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from safetensors import safe_open
+
+from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
+from ctxext.errors import CtxextError
+from ctxext.finetune.tensors import Changes
+
+_OF_ITS_WRITER = frozenset({"ctxext", "_name_or_path", "transformers_version", "torch_dtype", "dtype"})
+
+
+class CheckpointChanges:
+    """The tensors of another checkpoint of the same model, as a training wrote it.
+
+    Args:
+        base: The checkpoint that was trained.
+        tuned: What became of it.
+        stored: Names and shapes of the base's tensors.
+
+    Raises:
+        CtxextError: the two do not hold the same tensors, or their configurations differ.
+    """
+
+    def __init__(self, base: Checkpoint, tuned: Checkpoint, stored: Mapping[str, tuple[int, ...]]) -> None:
+        files = [path for path in tuned.weight_files if path.suffix == ".safetensors" and len(path.parts) == 1]
+        headers = {tuned.folder / path: read_safetensors_header(tuned.folder / path) for path in files}
+        shapes = {name: tuple(entry["shape"]) for header in headers.values() for name, entry in header.items()}
+        if other := sorted(name for name in shapes.keys() | stored.keys() if shapes.get(name) != stored.get(name)):
+            raise CtxextError(
+                f'"{tuned.name}" is no training of "{base.name}": "{other[0]}" is not the same in both.',
+                hint="Give the checkpoint that it was trained from.",
+            )
+        keys = (base.config.keys() | tuned.config.keys()) - _OF_ITS_WRITER
+        if changed := sorted(key for key in keys if base.config.get(key) != tuned.config.get(key)):
+            raise CtxextError(
+                f'"{tuned.name}" is no training of "{base.name}": config.json has another {", ".join(changed)}.',
+                hint="Give the checkpoint that it was trained from, with the same positions.",
+            )
+        self.names = frozenset(shapes)
+        self.untied: Mapping[str, str] = {}
+        self._files = {name: path for path, header in headers.items() for name in header}
+
+    def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
+        """The other checkpoint's tensor, of the old one's shape."""
+        with safe_open(self._files[name], "pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
+
+
+class PartOf:
+    """Some changes, each only a part of the way.
+
+    Args:
+        changes: The whole of them.
+        share: The part, above 0 and up to 1.
+    """
+
+    def __init__(self, changes: Changes, share: float) -> None:
+        self.names, self.untied = changes.names, changes.untied
+        self._changes, self._share = changes, share
+
+    def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
+        """A tensor between the old one and the new, in float32; one that holds no such numbers is the old one."""
+        if not old.is_floating_point():
+            return old
+        wide = old.float()
+        return wide.lerp(self._changes.new(name, old).float(), self._share)
