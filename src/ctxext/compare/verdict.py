@@ -252,7 +252,8 @@ def _choice(
         nearest = max(found, key=lambda name: found[name].mean)
         gain, texts = found[nearest], found[nearest].texts
         points = Difference(100 * gain.mean, 100 * gain.low, 100 * gain.high, texts)
-        sentence = f"nearest comes {nearest}, which finds {_signed(points, 0)} points more on {texts} texts"
+        of_texts = f"{texts} text{'' if texts == 1 else 's'}"
+        sentence = f"nearest comes {nearest}, which finds {_signed(points, 0)} points more on {of_texts}"
     elif losses:
         nearest = min(losses, key=lambda name: losses[name].mean)
         sentence = (
