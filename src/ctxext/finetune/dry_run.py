@@ -193,6 +193,8 @@ def dry_run(
         guessed = options.mlm_probability if base.is_masked else 1.0
         cost = Cost(ready.model, options, learned_share=guessed * ready.report.num_learned / num_tokens)
         first = ready.reading.first_index
+        if tell:
+            tell(f"measuring: two steps of {longer // 2:,} tokens, then two of {longer:,}")
         measured = measure(ready.model, options, (longer // 2, longer), cost, Path(folder), first_index=first)
     at_once = ready.arguments.world_size * options.micro_batch // options.context_parallel
     rounds = math.ceil(options.batch_size / at_once)
