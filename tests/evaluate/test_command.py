@@ -146,3 +146,21 @@ def test_the_next_step_goes_on_where_this_one_ended(words, step, run, checkpoint
     words = ["--task", "passkey", "--samples", "1", "--depths", "1", *words, "--out", tmp_path / "out"]
     result = run("eval", checkpoint, *words)
     assert step.format(checkpoint) in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("is_tuned", "step"),
+    [(False, "ctxext finetune {folder} OUT"), (True, "ctxext push {folder} USER/stretched --report {out}")],
+    ids=["extended", "trained"],
+)
+def test_the_next_step_names_the_folder(is_tuned, step, run, checkpoint, tmp_path):
+    """One that was trained is not proposed for training again, and a name is no path."""
+    folder, out = tmp_path / "deep" / "stretched", tmp_path / "out"
+    run("convert", checkpoint, folder, "--method", "yarn", "--factor", "2")
+    if is_tuned:
+        config = json.loads((folder / "config.json").read_text())
+        config["ctxext"]["finetune"] = {"version": "0"}
+        (folder / "config.json").write_text(json.dumps(config))
+    words = ["--task", "passkey,short", "--samples", "1", "--depths", "1", "--lengths", "300", "--out", out]
+    result = run("eval", folder, *words)
+    assert step.format(folder=folder, out=out) in " ".join(result.stderr.split())

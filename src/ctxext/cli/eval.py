@@ -181,15 +181,15 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
     output.note(Text(f"Computed in {', '.join(sorted(computed))}. Pictures and tables: {out / 'report.html'}"))
     if not is_installed("matplotlib"):
         output.note(f"No picture files: {install_command('matplotlib')}, then the same command with --resume.")
-    if not any(model["recipe"] for model in report["models"]):
+    each = list(zip(models, report["models"], strict=False))  # Sources read beside them come last.
+    if tuned := [path for path, model in each if model["is_finetuned"]]:
+        output.next_step("ctxext", "push", tuned[0], f"USER/{Path(tuned[0]).name}", "--report", out, why="Publish it")
+    elif not (extended := [pair for pair in each if pair[1]["recipe"]]):
         _propose(report, models[0], output)
-        return
-    if is_gguf(models[0]):
-        path, model = next(pair for pair in zip(models, report["models"], strict=True) if pair[1]["recipe"])
-        output.next_step("llama-server", "-m", path, "-c", model["context_length"], why="Run it")
-        return
-    converted = [model["name"] for model in report["models"] if model["recipe"]]
-    output.next_step("ctxext", "finetune", converted[0], "OUT", why="A short fine-tune helps most methods")
+    elif is_gguf(path := extended[0][0]):
+        output.next_step("llama-server", "-m", path, "-c", extended[0][1]["context_length"], why="Run it")
+    else:
+        output.next_step("ctxext", "finetune", path, "OUT", why="A short fine-tune helps most methods")
 
 
 def _propose(report: "Report", source: str, output: Output) -> None:

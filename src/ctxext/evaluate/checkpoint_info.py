@@ -98,6 +98,7 @@ class CheckpointInfo:
             "model_type": self.checkpoint.config.get("model_type"),
             "recipe": self.provenance.get("recipe"),
             "summary": self.recipe_summary,
+            "is_finetuned": bool(self.provenance.get("finetune")),
             "source": self.provenance.get("source"),
             "trained_length": self.trained_length,
             "context_length": self.context_length,
