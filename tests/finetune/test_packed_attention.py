@@ -6,9 +6,10 @@ import dataclasses
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
+from transformers import AutoModelForCausalLM, BloomConfig, Lfm2Config, LlamaConfig, MistralConfig, MixtralConfig
 
-from ctxext.finetune.packed_attention import NAME, attend_by_document
+from ctxext.errors import CtxextError
+from ctxext.finetune.packed_attention import NAME, attend_by_document, keeps_documents_apart
 from tiny_base import QUICK, SIZES, tune
 
 LENGTHS = ([40, 3, 1, 84], [1, 127], [128])
@@ -108,3 +109,27 @@ def test_a_mask_of_the_square_is_said(base, tmp_path, monkeypatch, is_changed):
     options = dataclasses.replace(QUICK, pack="restart", steps=1)
     tune(base, tmp_path / "out", options, merge=False, tell=lines.append)
     assert any("mask of length × length" in line for line in lines) is not is_changed
+
+
+SEEN = {
+    # It counts positions by itself.
+    "bloom": BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4),
+    # A convolution reaches back over the border.
+    "lfm2": Lfm2Config(**{**SIZES, "max_position_embeddings": 4096}, layer_types=["conv", "full_attention"]),
+}
+APART = {**CONFIGS, "experts": MixtralConfig(**SIZES, num_local_experts=4)}
+
+
+@pytest.mark.parametrize("config", [*APART.values(), *SEEN.values()], ids=[*APART, *SEEN])
+def test_what_keeps_documents_apart_is_tried(config):
+    model = build(config)
+    attend_by_document(model)
+    assert keeps_documents_apart(model, None if "bloom" in config.model_type else 0) is (config in APART.values())
+    assert model.training
+
+
+def test_a_model_that_mixes_documents_is_refused(base, tmp_path, monkeypatch):
+    monkeypatch.setattr("ctxext.finetune.packed_attention.keeps_documents_apart", lambda model, first: False)
+    options = dataclasses.replace(QUICK, pack="restart", steps=1)
+    with pytest.raises(CtxextError, match="does not keep documents apart"):
+        tune(base, tmp_path / "out", options, merge=False)

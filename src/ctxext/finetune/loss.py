@@ -309,7 +309,7 @@ def _can_replay(model: Any, plainly: Mapping[str, Any]) -> bool:
     was_training, forward = model.training, model.forward
     model.eval()
     try:
-        with _whole_weights(model):
+        with whole_weights(model):
             plain = forward(input_ids=ids, **plainly).logits.float()
             replayed = _replayed(model, forward, ids, plainly)
     finally:
@@ -319,7 +319,7 @@ def _can_replay(model: Any, plainly: Mapping[str, Any]) -> bool:
     return torch.allclose(replayed, plain, atol=_TOLERANCE * float(plain[plain.isfinite()].std()))
 
 
-def _whole_weights(model: Any) -> contextlib.AbstractContextManager[None]:
+def whole_weights(model: Any) -> contextlib.AbstractContextManager[None]:
     """Inside this context weights are whole that DeepSpeed (ZeRO 3) loads as shards."""
     if not any(hasattr(weight, "ds_id") for weight in model.parameters()):
         return contextlib.nullcontext()

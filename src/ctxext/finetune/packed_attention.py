@@ -37,6 +37,38 @@ def attends_by_document(model: Any) -> bool:
     return attention == NAME or "flash" in attention
 
 
+_PROBE_LENGTH = 8
+
+
+@torch.no_grad()
+def keeps_documents_apart(model: Any, first_index: int | None) -> bool:
+    """Try it: whether what a document of a row gives stays the same whatever the one before it says.
+
+    It does not where layers hand a state on (Mamba, convolutions, linear attention), where the model counts positions
+    by itself, and where a family makes its mask without looking at them, as gpt-oss does in transformers 5.
+
+    Args:
+        model: A language model of transformers.
+        first_index: What `position_ids` call the first position; None where the model takes none.
+    """
+    size = model.config.get_text_config(decoder=True).vocab_size
+    tokens = torch.arange(_PROBE_LENGTH, device=model.device)
+    places = {} if first_index is None else {"position_ids": tokens.repeat(2)[None] + first_index}
+    was_training = model.training
+    model.eval()
+    try:
+        one, other = (
+            model.base_model(
+                input_ids=torch.cat([before, tokens * 11])[None] % size, use_cache=False, **places
+            ).last_hidden_state[0, _PROBE_LENGTH:]
+            for before in (tokens * 7 + 1, tokens * 5 + 3)
+        )
+    finally:
+        model.train(was_training)
+    # Mixtures of experts round a little differently, as each expert gets other tokens beside these.
+    return float((one - other).abs().max()) <= float(torch.finfo(one.dtype).eps ** 0.5 * one.float().std())
+
+
 def document_mask(**given: Any) -> torch.Tensor | None:
     """For each token of packed rows how many tokens it sees, itself included: (batch, length); else sdpa's mask.
 

@@ -249,8 +249,8 @@ def prepare(
     from ctxext.finetune.attention import register_shifted
     from ctxext.finetune.evaluation import PositionLosses, needle_probe
     from ctxext.finetune.loop import training_arguments, warmup_steps
-    from ctxext.finetune.loss import use_chunked_loss
-    from ctxext.finetune.packed_attention import attends_by_document
+    from ctxext.finetune.loss import use_chunked_loss, whole_weights
+    from ctxext.finetune.packed_attention import attends_by_document, keeps_documents_apart
     from ctxext.finetune.source_model import load_source
     from ctxext.finetune.tiles import tile_mlps
 
@@ -271,6 +271,15 @@ def prepare(
     by_position = PositionLosses()
     source = load_source(base, model, options) if options.keep_short else None
     reading = _reading(base, model, tokenizer, options)
+    if options.pack == "restart":
+        with whole_weights(model):
+            are_apart = keeps_documents_apart(model, reading.first_index)
+        if not are_apart:
+            raise CtxextError(
+                f'--pack restart does not keep documents apart in "{base.model.family.model_type}" with this version '
+                "of transformers: each would see those before it.",
+                hint="Join documents with --pack run-on.",
+            )
     forward = use_chunked_loss(
         model,
         options.piece,
