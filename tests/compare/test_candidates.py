@@ -51,6 +51,13 @@ def test_presets_files_and_recipes_of_ones_own(demo, tmp_path):
     assert own.words == ("--method", "yarn", "--factor", "2", "--beta-fast", "16"), "its factor stays"
 
 
+def test_a_length_that_the_user_states_is_stated_to_convert_too():
+    stated = open_checkpoint("demo", original_length=256)
+    (yarn,) = candidates_of(stated, ("yarn",), 2048)
+    assert yarn.words == ("--method", "yarn", "--target-length", "2k", "--original-length", "256")
+    assert yarn.plan.recipe.steps[0].factor == 8
+
+
 @pytest.mark.parametrize(
     "recipe",
     [

@@ -92,10 +92,10 @@ def compare(
             source, options=wanted, loading=loading, out=out, resume=resume, overwrite=overwrite, progress=progress
         )
     if report:
-        print_comparison(report, source, out, output)
+        print_comparison(report, source, out, output, revision)
 
 
-def print_comparison(report: "Report", source: str, out: Path, output: Output) -> None:
+def print_comparison(report: "Report", source: str, out: Path, output: Output, revision: str | None = None) -> None:
     """Print the tables, which method to take, and the command that converts with it."""
     content = report["comparison"]
     if report.get("skipped_lines"):
@@ -104,7 +104,8 @@ def print_comparison(report: "Report", source: str, out: Path, output: Output) -
     output.note(Text(f"Pictures and tables: {out / 'report.html'}; as Markdown: {out / PAGE}"))
     taken = next((row for row in content["models"] if row["name"] == content["taken"]), None)
     if taken and taken["convert"]:
-        output.next_step("ctxext", "convert", source, *taken["convert"], why="Convert with it")
+        of = ("--revision", revision) if revision else ()
+        output.next_step("ctxext", "convert", source, *taken["convert"], *of, why="Convert with it")
 
 
 def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:

@@ -128,6 +128,8 @@ def _candidate(source: Checkpoint, name: str, content: dict[str, Any], file: str
     reaches = [] if any(step.get(key) for step in takers for key in _REACH) else takers
     words = ["--recipe", file] if file else _words(steps)
     words += ["--target-length", format_length(target_length)] if reaches and words else []
+    if words and source.original_length:
+        words += ["--original-length", str(source.original_length)]
     for step in reaches:
         step["target_length"] = target_length
     try:
