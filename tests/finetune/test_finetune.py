@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from ctxext.errors import CtxextError
-from ctxext.finetune import TrainingOptions
+from ctxext.finetune import TrainingOptions, merge
 from ctxext.finetune.loop import MuonAndAdamW, newest_save, warmup_steps
 from ctxext.finetune.run import training_folder
 from ctxext.publish.upload_plan import pack
@@ -54,6 +54,23 @@ def test_it_learns_and_reports(base, tmp_path):
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert not training_folder(out).exists()
     assert "was not evaluated" in (out / "README.md").read_text()
+
+
+def test_a_second_training_reports_itself(base, tmp_path):
+    """A trained base holds the first one's report, and its evaluation: neither is true of the second's weights."""
+    tune(base, tmp_path / "first", change(steps=2))
+    (tmp_path / "first" / "evaluation").mkdir()
+    (tmp_path / "first" / "evaluation" / "report.json").write_text("{}")
+    (tmp_path / "first" / "notes.txt").write_text("kept")
+    done = tune(tmp_path / "first", tmp_path / "second", change(steps=3))
+    report = json.loads((tmp_path / "second" / "finetune.json").read_text())
+    assert [tuple(entry) for entry in report["losses"]] == list(done.losses)
+    assert len((tmp_path / "second" / "steps.jsonl").read_text().splitlines()) == len(done.losses) == 3
+    assert not (tmp_path / "second" / "evaluation").exists()
+    assert (tmp_path / "second" / "notes.txt").read_text() == "kept"
+    merge(tmp_path / "first", tmp_path / "second" / "adapter", tmp_path / "again")
+    assert not (tmp_path / "again" / "finetune.json").exists()
+    assert (tmp_path / "again" / "notes.txt").exists()
 
 
 def test_the_same_seed_gives_the_same_weights(base, tmp_path):

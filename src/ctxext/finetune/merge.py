@@ -28,7 +28,7 @@ from ctxext.recipes.code.own_code import runs_by_itself
 from ctxext.recipes.encodings.rotary import model_config, provenance
 from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.system.files import MANIFEST, Progress, as_json, copy_whole
-from ctxext.system.output_directory import OverwriteOptions, check_out, output_directory
+from ctxext.system.output_directory import OverwriteOptions, check_out, output_directory, records_training
 from ctxext.version import __version__
 
 
@@ -198,7 +198,8 @@ def write_merged(
 ) -> None:
     """Write the merged checkpoint's files into a folder.
 
-    Weights that are not read by transformers (GGUF, ONNX ...) are left out: they would hold the old values.
+    Weights that are not read by transformers (GGUF, ONNX ...) are left out: they would hold the old values. So is what
+    tells of the base's own training.
 
     Args:
         checkpoint: The base.
@@ -221,9 +222,9 @@ def write_merged(
     weights = {
         path.name: rewrite(checkpoint.folder / path, work / path.name, changes, advance) for path in sorted(headers)
     }
-    skipped = (*_LEFT_OUT, *(path.as_posix() for path in checkpoint.files if path.suffix in WEIGHT_SUFFIXES))
     for path in checkpoint.files:
-        if path.as_posix() not in skipped and path.parts[0] != ADAPTER and not runs_by_itself(path):
+        stays = path.as_posix() in _LEFT_OUT or path.suffix in WEIGHT_SUFFIXES or path.parts[0] == ADAPTER
+        if not (stays or records_training(checkpoint.folder, path.as_posix()) or runs_by_itself(path)):
             (work / path).parent.mkdir(parents=True, exist_ok=True)
             copy_whole(checkpoint.folder / path, work / path)
     for name, text in (texts or {}).items():

@@ -64,6 +64,12 @@ def foreign_files(folder: Path) -> list[str]:
     return sorted(foreign)
 
 
+def records_training(folder: Path, name: str) -> bool:
+    """Whether a file of a folder, by its path in it, tells of a training: it is true of no other weights."""
+    others = (others for record, others in _OF_OTHER_RECORDS.items() if (folder / record).is_file())
+    return any(fnmatch(name, pattern) for patterns in others for pattern in patterns)
+
+
 def _covers(known: tuple[set[str], set[str]], name: str) -> bool:
     names, patterns = known
     return name in names or any(fnmatch(name, pattern) for pattern in patterns)
