@@ -97,6 +97,14 @@ def test_where_nothing_is_found_the_loss_beyond_decides():
     assert "dca" not in content["verdict"]
 
 
+def test_a_loss_that_shows_as_zero_is_no_reason():
+    """Documents differ by the same, so the interval is as narrow as the difference is small."""
+    content = judged(documents("stock", 4.0) + documents("yarn", 3.9999), names=("yarn",))
+    assert content["models"][1]["beyond"]["high"] < 0
+    assert content["taken"] is None
+    assert content["verdict"].startswith("Nothing is better than stock beyond doubt: nearest comes yarn")
+
+
 def test_nothing_is_taken_that_may_be_chance():
     content = judged(cells("stock", 0.5) + cells("yarn", 0.6) + cells("dca", 0.4))
     assert (content["taken"], content["nearest"]) == (None, "yarn")

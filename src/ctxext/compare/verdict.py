@@ -238,7 +238,12 @@ def _choice(
         taken = cheapest(alike)
         more = f"finds {_share(rows[taken])} of what was asked, where stock finds {_share(rows[STOCK])}"
         return taken, taken, _sentence(taken, more, alike, rows, trained_length)
-    lower = [name for name, drop in losses.items() if drop.high < 0 and not (name in found and found[name].high < 0)]
+    # Where documents differ by the same, an interval may lie below 0 by less than anyone would show.
+    lower = [
+        name
+        for name, drop in losses.items()
+        if round(drop.high, _SAME_COST) < 0 and not (name in found and found[name].high < 0)
+    ]
     if lower:
         best = min(lower, key=lambda name: losses[name].mean)
         behind = {name: asked[name].loses_more(asked[best], confidence) for name in lower}
