@@ -12,6 +12,7 @@ from ctxext.portable.method import Part
 from ctxext.serving import single_rows
 from ctxext.serving.layout import Layout
 from ctxext.serving.row_wise import Rows, row_wise
+from ctxext.serving.turned_keys import TurnedKeys
 from relation_cases import BASE, LENGTH, METHODS, PAIRS, Call, made, states, stock, stock_eager
 
 TOKENS, BLOCKS, HEADS, GROUPS, SIZE = 16, 64, 4, 2, 2 * PAIRS
@@ -48,28 +49,33 @@ class Strided(Implementation):
         cache.view(len(cache), GROUPS, 2 * TOKENS, SIZE)[:, :, :TOKENS] = keys.view(len(cache), GROUPS, TOKENS, SIZE)
 
 
-def rows_of(name):
+def rows_of(name, *, keeps_keys=False):
     """What the plugin makes of a case, with a layer as a converted model has it."""
     attention = SimpleNamespace(layer_idx=0, scaling=None, config=SimpleNamespace(_attn_implementation="vllm"))
     method = made(name)
     part = Part([method], attention, (apply_rotary_pos_emb, True))
     part.is_left_to_engine = True
     rotary = SimpleNamespace(ctxext_layouts={None: ([*range(PAIRS)] * 2, None)}, inv_freq=torch.tensor(BASE))
-    return Rows(part, rotary, [method], 0)
+    return Rows(part, rotary, [method], 0, keeps_keys=keeps_keys)
 
 
-def served(name, lengths, chunk, seed=0, kind=Implementation):
-    """Queries, keys and values of requests, and the output of an engine that reads `chunk` tokens of each at a time."""
+def engine_of(name, kind=Implementation, *, keeps_keys=False):
+    """An engine with the rows of a case, and its cache."""
     engine = kind()
-    engine.ctxext_rows = rows_of(name)
+    engine.ctxext_rows = rows_of(name, keeps_keys=keeps_keys)
     engine.__class__ = row_wise(kind)
-    cache = torch.full((BLOCKS, GROUPS, TOKENS, 2 * SIZE), torch.nan)  # Whatever requests before left there.
+    return engine, torch.full((BLOCKS, GROUPS, TOKENS, 2 * SIZE), torch.nan)  # Whatever requests before left there.
+
+
+def served(name, lengths, chunk, seed=0, on=None, first=0):
+    """Queries, keys and values of requests, and the output of an engine that reads `chunk` tokens of each at a time."""
+    engine, cache = on or engine_of(name)
     free = [*range(BLOCKS)]
     random.Random(seed).shuffle(free)
     table = torch.zeros(len(lengths), BLOCKS, dtype=torch.int32)
     for row in table:
         row[: -(-max(lengths) // TOKENS)] = torch.tensor([free.pop() for _ in range(-(-max(lengths) // TOKENS))])
-    own = [states(length, HEADS, GROUPS, SIZE, seed=number) for number, length in enumerate(lengths)]
+    own = [states(length, HEADS, GROUPS, SIZE, seed=number) for number, length in enumerate(lengths, first)]
     outputs = [[] for _ in lengths]
     done = [0] * len(lengths)
     while any(a < b for a, b in zip(done, lengths, strict=True)):
@@ -114,11 +120,30 @@ def test_one_token_at_a_time(name, kind, monkeypatch):
     monkeypatch.setattr(single_rows, "_PIECE", 2 * TOKENS * GROUPS * SIZE)
     monkeypatch.setattr(single_rows, "_MORE", 0)
     monkeypatch.setattr(Layout, "gathered", None)
-    own, outputs, first = served(name, [150, 100], 1, kind=kind)
+    own, outputs, first = served(name, [150, 100], 1, on=engine_of(name, kind))
     for (query, key, value), output in zip(own, outputs, strict=True):
         call = Call(torch.arange(query.shape[2])[None])
         wanted = made(name).attend(stock, call, query, key, value, None)[0][0].transpose(0, 1)
         assert (output[:, first:] - wanted[:, first:]).abs().amax() < 2e-5
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_keys_that_are_kept_turned_are_those_that_the_engine_wrote_last(name, monkeypatch):
+    """Two requests, then two others in the same blocks; a block is turned once while nothing is written to it."""
+    monkeypatch.setattr(single_rows, "_PIECE", 2 * TOKENS * GROUPS * SIZE)
+    kept, keep = [], TurnedKeys.keep
+    monkeypatch.setattr(TurnedKeys, "keep", lambda own, *given: (kept.append(given[1]), keep(own, *given)))
+    on = engine_of(name, Strided, keeps_keys=True)
+    for first_request in (0, 2):
+        own, outputs, first = served(name, [150, 100], 1, on=on, first=first_request)
+        for (query, key, value), output in zip(own, outputs, strict=True):
+            call = Call(torch.arange(query.shape[2])[None])
+            wanted = made(name).attend(stock, call, query, key, value, None)[0][0].transpose(0, 1)
+            assert (output[:, first:] - wanted[:, first:]).abs().amax() < 2e-5
+        if name == "self-extend-fixed":  # Of one table, and read as far when the whole block is written.
+            numbers = [number for some in kept for number in some]
+            assert len(numbers) == len(set(numbers)) > 10
+        kept.clear()
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -68,6 +68,7 @@ def model(*layers, **changes):
     stock.model_config = SimpleNamespace(uses_mrope=parts["uses_mrope"])
     stock.cache_config = SimpleNamespace(cache_dtype=parts["cache_dtype"])
     stock.text_config = SimpleNamespace(num_key_value_heads=parts["heads"])
+    stock.vllm_config = SimpleNamespace(kv_transfer_config=parts.get("transfer"))
     return stock
 
 
@@ -84,6 +85,26 @@ def test_every_rank_begins_with_its_own_heads(rank, ranks, heads, first, plugin)
     assert attention.ctxext_rows.first_head == first
     assert isinstance(attention, Attention)
     assert type(attention) is not Attention
+
+
+@pytest.mark.parametrize(
+    ("writes_in_forward", "shares", "transfer", "keeps"),
+    [
+        (False, None, None, True),
+        (True, None, None, False),
+        (False, "layers.0", None, False),
+        (False, None, "a connector", False),
+        (None, None, None, False),  # Nothing is known of when keys are written.
+    ],
+)
+def test_turned_keys_are_kept_where_all_writes_are_seen(writes_in_forward, shares, transfer, keeps, plugin):
+    one = layer(0)
+    attention = one.ctxext_part.attention.vllm_attention
+    if writes_in_forward is not None:
+        attention.attn_backend = SimpleNamespace(forward_includes_kv_cache_update=writes_in_forward)
+    attention.kv_sharing_target_layer_name = shares
+    plugin.module.bind(model(one, transfer=transfer))
+    assert attention.impl.ctxext_rows.keeps_keys is keeps
 
 
 def test_layers_that_take_no_part_are_left_alone(plugin):

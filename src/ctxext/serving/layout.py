@@ -87,6 +87,14 @@ class Layout:
         """Numbers (k, any, s, d) in the order in which `blocks` returns keys, which makes products with them fast."""
         return keys if self.strided[0] is None else self.strided[0].ordered(keys)
 
+    def beside(self, cache: torch.Tensor) -> "tuple[torch.Tensor, _Strided]":
+        """Room for keys of all blocks in the order of the cache, and how blocks are read there."""
+        strided = self.strided[0]
+        assert strided is not None
+        room = torch.empty(strided.shape, dtype=cache.dtype)
+        view = room.permute(strided.back)
+        return room, _Strided(tuple(view.shape), view.stride(), 0)
+
     def gathered(self, cache: torch.Tensor, numbers: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values (1, g, n, d) of a request.
 

@@ -16,6 +16,7 @@ import torch
 
 from ctxext.serving.layout import Layout
 from ctxext.serving.single_rows import Request, SingleRows
+from ctxext.serving.turned_keys import TurnedKeys
 
 
 @functools.cache
@@ -25,6 +26,14 @@ def row_wise(implementation: type) -> type:
     class RowWise(implementation):  # type: ignore[misc]
         __slots__ = ()  # The class of the engine's object is replaced, so that both need the same layout.
         ctxext_rows: Rows
+
+        def do_kv_cache_update(
+            self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
+        ) -> None:
+            """The engine's own; keys that were turned of blocks that it writes to are out of date."""
+            if self.ctxext_rows.turned is not None:
+                self.ctxext_rows.turned.forget(slot_mapping)
+            super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
 
         def forward(
             self,
@@ -59,6 +68,7 @@ class Step:
         self.memories: dict[tuple[int, int], dict[Any, Any]] = {}
         self.numbers: dict[int, list[int]] = {}
         self.single = SingleRows()
+        self.layers = 0
 
     def see(self, metadata: Any) -> list[tuple[int, int, int, int]]:
         """Requests with tokens in a step: number, first token, end, and how many tokens they have by then."""
@@ -89,11 +99,24 @@ class Rows:
         methods: The relation maps of this layer, innermost first.
         first_head: The index of this rank's first KV head in the whole model.
         step: What the layers of the model share.
+        keeps_keys: Whether turned keys may be kept: all writes to the cache of this layer go through its attention.
     """
 
-    def __init__(self, part: Any, rotary: Any, methods: list[Any], first_head: int, step: Step | None = None) -> None:
+    def __init__(
+        self,
+        part: Any,
+        rotary: Any,
+        methods: list[Any],
+        first_head: int,
+        step: Step | None = None,
+        *,
+        keeps_keys: bool = False,
+    ) -> None:
         self.part, self.rotary, self.methods, self.first_head = part, rotary, methods, first_head
         self.step = step or Step()
+        self.step.layers += 1
+        self.keeps_keys = keeps_keys
+        self.turned: TurnedKeys | None = None
         # Checkpoints of 0.2.0 have one map for all layers.
         maps = [getattr(method, "maps", {}).get(part.layer, method.map) for method in methods]
         self.first = min(relation_map.first for relation_map in maps)
@@ -124,9 +147,11 @@ class Rows:
                 continue
             if self.layout is None:
                 self.layout = Layout(implementation, layer, cache)
+                if self.keeps_keys and TurnedKeys.fits(self.layout, cache, self.step.layers):
+                    self.turned = TurnedKeys(self.layout, cache)
             blocks = self.step.blocks(metadata, number, -(-length // self.layout.tokens))
             if length - first == 1:
-                request = Request(self.layout, cache, blocks, length)
+                request = Request(self.layout, cache, blocks, length, self.turned)
                 attended = self.single(implementation, query[stop - 1], request)
                 if attended is not None:
                     output[stop - 1] = attended

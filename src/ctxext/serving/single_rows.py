@@ -1,8 +1,9 @@
 """Attention of single rows, as decoding asks for them, read from the blocks of an engine's cache.
 
-Keys are read a few blocks at a time, and far ones turned there, so that a step reads keys and values once, as the
-engine's kernel does, and keeps no copy of them. The waves that turn keys are computed once for each block, and shared
-by all layers and steps. Shapes: h heads, g KV heads, r heads for each of them, d head dimensions, k blocks of s tokens.
+Keys are read a few blocks at a time, so that a step reads keys and values once, as the engine's kernel does. Far ones
+are kept turned (`turned_keys.py`), or turned there. The waves that turn keys are computed once for each block, and
+shared by all layers and steps. Shapes: h heads, g KV heads, r heads for each of them, d head dimensions, k blocks of s
+tokens.
 """
 
 from collections import OrderedDict
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from ctxext.serving.layout import Layout
+from ctxext.serving.turned_keys import TurnedKeys
 
 _PIECE, _PIECE_ELSEWHERE = 1 << 18, 1 << 24  # Numbers of keys that are read at once on processors, and elsewhere.
 _ROOM = 1 << 26  # Numbers of waves that are kept.
@@ -22,20 +24,29 @@ _MORE = 8  # Blocks that waves grow by.
 
 @dataclass(frozen=True)
 class Request:
-    """A request's keys and values in a layer's cache: the numbers of its blocks, and how many tokens it has."""
+    """A request's keys and values in a layer's cache: the numbers of its blocks, its tokens, and the turned keys."""
 
     layout: Layout
     cache: torch.Tensor
     numbers: list[int]
     length: int
+    turned: TurnedKeys | None = None
 
-    def pieces(self, part: int, low: int, high: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+    @property
+    def step(self) -> int:
+        """How many blocks are read at once."""
+        size = _PIECE if self.cache.device.type == "cpu" else _PIECE_ELSEWHERE
+        return max(1, size // (self.layout.tokens * self.layout.heads * self.layout.size))
+
+    def pieces(
+        self, part: int, low: int, high: int, turned: TurnedKeys | None = None
+    ) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Blocks with the tokens from `low` to `high`: the first and the end, and keys or values (k, g, s, d)."""
-        layout, size = self.layout, _PIECE if self.cache.device.type == "cpu" else _PIECE_ELSEWHERE
-        step, end = max(1, size // (layout.tokens * layout.heads * layout.size)), -(-high // layout.tokens)
-        for first in range(low // layout.tokens, end, step) if low < high else ():
-            stop = min(first + step, end)
-            yield first, stop, layout.blocks(self.cache, part, self.numbers[first:stop])
+        layout, end = self.layout, -(-high // self.layout.tokens)
+        for first in range(low // layout.tokens, end, self.step) if low < high else ():
+            stop = min(first + self.step, end)
+            numbers = self.numbers[first:stop]
+            yield first, stop, layout.blocks(self.cache, part, numbers) if turned is None else turned.blocks(numbers)
 
 
 class SingleRows:
@@ -43,6 +54,7 @@ class SingleRows:
 
     def __init__(self) -> None:
         self.inverse: torch.Tensor | None = None
+        self.changes = 0  # How often the frequencies changed.
         self.ahead: OrderedDict[Any, Any] = OrderedDict()
         self.waves: OrderedDict[Any, list[torch.Tensor]] = OrderedDict()
         self.partners: dict[Any, Any] = {}
@@ -52,6 +64,7 @@ class SingleRows:
         inverse = call.tables.frame.inverse
         if self.inverse is None or not torch.equal(self.inverse, inverse):
             self.inverse = inverse.clone()
+            self.changes += 1
             for kept in (self.ahead, self.waves, self.partners):
                 kept.clear()
         if not (hasattr(method, "ahead") and call.rotates_heads_alike):  # Earlier versions wrote other code.
@@ -70,8 +83,11 @@ class SingleRows:
         scores = queries.new_full((*queries.shape[:2], count * layout.tokens), -torch.inf, dtype=torch.float32)
         for number, (name, low, high) in enumerate(parts):
             turns = name == "far" and low < high and rules.turns_keys and rung > 0
-            turn = self.turning(method, call, rules, rung, request) if turns else None
-            for first, stop, key in request.pieces(0, low, high):
+            kept = request.turned if turns else None
+            if kept is not None:
+                self.turn(method, call, rules, rung, request, -(-high // layout.tokens))
+            turn = self.turning(method, call, rules, rung, request) if turns and kept is None else None
+            for first, stop, key in request.pieces(0, low, high, kept):
                 if turn is not None:
                     key = turned(key, turn[0][first:stop], turn[1][first:stop], turn[2])
                 start = first * layout.tokens
@@ -100,6 +116,18 @@ class SingleRows:
         rung, far, middle, near = borders[at]
         parts = [("far", 0, far), ("middle", middle, near), ("near", near, m + 1)]
         return rung, [part for part in parts if part[0] != "middle" or rows.at_middle is not None], matrices[at]
+
+    def turn(self, method: Any, call: Any, rules: Any, rung: int, request: Request, count: int) -> None:
+        """Turn those of a request's first blocks that are not kept so."""
+        kept, name = request.turned, (self.changes, id(rules), tuple(map(id, call.methods)), rung)
+        assert kept is not None
+        missing = kept.missing(name, request.numbers[:count])
+        turn = self.turning(method, call, rules, rung, request) if missing else ()
+        for start in range(0, len(missing), request.step):
+            places = missing[start : start + request.step]
+            numbers = [request.numbers[place] for place in places]
+            key = request.layout.blocks(request.cache, 0, numbers)
+            kept.keep(name, numbers, turned(key, turn[0][places], turn[1][places], turn[2]))
 
     def turning(self, method: Any, call: Any, rules: Any, rung: int, request: Request) -> tuple[Any, ...]:
         """Two waves (k, 1, s, d) of all far blocks of a rung, in the order of the cache, and the columns' partners."""

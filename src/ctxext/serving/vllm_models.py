@@ -50,5 +50,13 @@ def bind(model: Any) -> None:
         part.is_left_to_engine = True
         acting = [method for method in part.methods if hasattr(method, "map") and method.acts_on(part.layer)]
         if acting:
-            attention.impl.ctxext_rows = Rows(part, rotaries[0], acting, first_head, step)
+            keeps = is_own_writer(attention) and model.vllm_config.kv_transfer_config is None
+            attention.impl.ctxext_rows = Rows(part, rotaries[0], acting, first_head, step, keeps_keys=keeps)
             attention.impl.__class__ = row_wise(attention.impl.__class__)
+
+
+def is_own_writer(attention: Any) -> bool:
+    """Whether the cache of an attention is written by its own `do_kv_cache_update` alone."""
+    shares = getattr(attention, "kv_sharing_target_layer_name", None) is not None
+    backend = getattr(attention, "attn_backend", None)
+    return not (shares or getattr(backend, "forward_includes_kv_cache_update", True))
