@@ -36,7 +36,8 @@ class Request:
     def step(self) -> int:
         """How many blocks are read at once."""
         size = _PIECE if self.cache.device.type == "cpu" else _PIECE_ELSEWHERE
-        return max(1, size // (self.layout.tokens * self.layout.heads * self.layout.size))
+        of_block: int = self.layout.tokens * self.layout.heads * self.layout.size
+        return max(1, size // of_block)
 
     def pieces(
         self, part: int, low: int, high: int, turned: TurnedKeys | None = None
