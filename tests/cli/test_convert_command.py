@@ -175,6 +175,7 @@ def test_every_next_command_is_given_word_by_word():
     wrong = [
         (name, ast.unparse(argument))
         for name, argument in calls
-        if isinstance(argument, ast.JoinedStr) or (isinstance(argument, ast.Constant) and " " in str(argument.value))
+        for part in ast.walk(argument)
+        if isinstance(part, ast.Constant) and " " in str(part.value)
     ]
     assert wrong == []
