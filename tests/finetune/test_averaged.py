@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from ctxext.errors import CtxextError
 from ctxext.finetune import merge
-from tiny_base import QUICK, load, logits, make_base, tune
+from tiny_base import FACTOR, QUICK, load, logits, make_base, tune
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,32 @@ def test_another_model_is_refused(tmp_path, trained):
         merge(base, other, tmp_path / "part", share=0.5)
     save_file(kept, other / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, "rope_theta": 12345.0}))
-    with pytest.raises(CtxextError, match="another rope_theta"):
+    parameters = {**config["rope_parameters"], "rope_theta": 12345.0}
+    changed = {**config, "rope_theta": 12345.0, "rope_parameters": parameters}
+    (other / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(CtxextError, match="another positions"):
         merge(base, other, tmp_path / "part", share=0.5)
+
+
+@pytest.mark.parametrize("case", ["as it is", "another factor"])
+def test_a_training_by_another_program_is_one(tmp_path, trained, case):
+    """transformers writes the keys of its own version, and all defaults."""
+    base, tuned = trained
+    other = tmp_path / "other"
+    model = load(tuned)
+    model.config.use_cache = False
+    model.save_pretrained(other)
+    config = json.loads((other / "config.json").read_text())
+    assert config.keys() != json.loads((tuned / "config.json").read_text()).keys()
+    if case == "another factor":
+        wider = json.dumps(config).replace(f'"factor": {float(FACTOR)}', '"factor": 3.0')
+        assert wider != json.dumps(config)
+        (other / "config.json").write_text(wider)
+    if case == "as it is":
+        ours = merge(base, tuned, tmp_path / "ours", share=0.5)
+        theirs = merge(base, other, tmp_path / "theirs", share=0.5)
+        for name, tensor in weights(ours.folder).items():
+            torch.testing.assert_close(weights(theirs.folder)[name], tensor, rtol=0, atol=0)
+    else:
+        with pytest.raises(CtxextError, match=r"config\.json has another positions"):
+            merge(base, other, tmp_path / "theirs", share=0.5)

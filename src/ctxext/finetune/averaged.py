@@ -4,7 +4,9 @@ Averaging a model with its own fine-tuning is WiSE-FT (arXiv 2109.01903): what t
 it moved a little by the way goes back.
 """
 
+import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -12,8 +14,14 @@ from safetensors import safe_open
 from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.finetune.tensors import Changes
+from ctxext.recipes.encodings.rotary import model_config, provenance
+from ctxext.system.loading import quiet_transformers
 
-_OF_ITS_WRITER = frozenset({"ctxext", "_name_or_path", "transformers_version", "torch_dtype", "dtype"})
+_OF_ITS_WRITER = frozenset(
+    {"ctxext", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache"}
+)
+_ROPE = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
+"""Words for the same rotations, of which each version of transformers writes its own; what they mean is compared."""
 
 
 class CheckpointChanges:
@@ -37,8 +45,8 @@ class CheckpointChanges:
                 f'"{tuned.name}" is no training of "{base.name}": "{other[0]}" is not the same in both.',
                 hint="Give the checkpoint that it was trained from.",
             )
-        keys = (base.config.keys() | tuned.config.keys()) - _OF_ITS_WRITER
-        if changed := sorted(key for key in keys if base.config.get(key) != tuned.config.get(key)):
+        before, after = _settings(base.config), _settings(tuned.config)
+        if changed := sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key)):
             raise CtxextError(
                 f'"{tuned.name}" is no training of "{base.name}": config.json has another {", ".join(changed)}.',
                 hint="Give the checkpoint that it was trained from, with the same positions.",
@@ -52,6 +60,35 @@ class CheckpointChanges:
         with safe_open(self._files[name], "pt") as file:
             tensor: torch.Tensor = file.get_tensor(name)
         return tensor
+
+
+def _settings(config: dict[str, Any]) -> dict[str, Any]:
+    """What decides what weights mean, with the class's defaults, so that it is the same whoever wrote it."""
+    from transformers import AutoConfig
+
+    # The class writes into what it is given.
+    others = {key: copy.deepcopy(value) for key, value in config.items() if key != "model_type"}
+    try:
+        with quiet_transformers():
+            known = AutoConfig.for_model(str(config["model_type"]), **others).to_dict()
+    except ValueError:  # A family that transformers does not know, with code of its own.
+        known = others
+    code = {key: str(name).rsplit("--", 1)[-1] for key, name in (config.get("auto_map") or {}).items()}
+    try:
+        positions = model_config(config).encoding
+    except CtxextError:  # Of a family that has none, or none that is known.
+        positions = None
+    # Code reads its numbers from the note; without code the encoding says all.
+    recipe = provenance(config).get("recipe") if code else None
+    return {**_pruned(known), "auto_map": code, "positions": positions, "recipe": recipe}
+
+
+def _pruned(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _pruned(value) if isinstance(value, Mapping) else value
+        for key, value in settings.items()
+        if key not in _OF_ITS_WRITER and key not in _ROPE
+    }
 
 
 class PartOf:
