@@ -16,6 +16,7 @@ from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
 from ctxext.finetune.options import TrainingOptions
+from ctxext.options import options_of
 from ctxext.publish.results import FOLDER, entry_of, files_of, measured, read_report
 from ctxext.reading.schemas import read_json_object
 from ctxext.system.files import MANIFEST, Progress, as_json, sha256_of
@@ -26,10 +27,18 @@ from ctxext.verify.subject import Subject, training_of
 
 REPORT, CURVE = "finetune.json", "loss.png"
 _OF_THE_MACHINE = (
-    *("device", "dtype", "context_parallel", "micro_batch", "checkpointing", "piece"),
+    *("device", "dtype", "context_parallel", "micro_batch", "checkpointing", "mlp_tile", "offload_activations"),
     *("save_every", "save_minutes", "eval_every", "report_to"),
 )
 """Options that affect where and how fast training runs, not its result."""
+_OF_THE_DATA = {
+    "format": "--format",
+    "text_field": "--text-field",
+    "split": "--split",
+    "long_share": "--long-share",
+    "eval": "--eval-data",
+}
+"""What finetune.json says of how data was read, and the options that ask for it."""
 
 
 def curve_of(folder: Path) -> str:
@@ -51,11 +60,17 @@ def training_command(folder: Path, trained: str = EXTENDED) -> str:
         return ""
     report = read_json_object(folder / REPORT)
     options, data = report.get("options") or {}, report.get("data") or {}
-    words = ["ctxext", "finetune", trained, "OUT", "--data", str(data.get("name") or "DATA")]
-    for each in dataclasses.fields(TrainingOptions):
-        value, option = options.get(each.name), "--" + each.name.replace("_", "-")
-        if each.name in _OF_THE_MACHINE or value in (None, False, each.default, []):
-            continue
+    words = ["ctxext", "finetune", trained, "OUT"]
+    for name in str(data.get("name") or "DATA").split(", "):
+        words += ["--data", name]
+    given = {option: data[key] for key, option in _OF_THE_DATA.items() if data.get(key) is not None}
+    for name in options_of(TrainingOptions):
+        value = options.get(name)
+        # 0 equals False, and is a choice.
+        is_usual = value is None or value is False or value in ((), [], getattr(TrainingOptions, name))
+        if name not in _OF_THE_MACHINE and not is_usual:
+            given["--" + name.replace("_", "-")] = value
+    for option, value in given.items():
         words += [option] if value is True else [option, _plain(value)]
     return shlex.join(words)
 
