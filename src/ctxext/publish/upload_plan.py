@@ -1,6 +1,5 @@
 """The plan of a push: the files, the model card, and the record with every digest."""
 
-import dataclasses
 import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
