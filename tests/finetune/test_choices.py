@@ -554,15 +554,17 @@ def test_losses_by_position_begin_again_after_each_evaluation(tmp_path):
 
 
 def test_the_newest_of_many_saves(tmp_path):
-    """By its number, and of a run of as many steps."""
+    """By its number, whatever number of steps that run was to have; one that is further than the run is none."""
     for step, last in ((8, 20), (9, 20), (10, 20), (11, 30)):
         (tmp_path / f"checkpoint-{step}").mkdir()
         log = [{"step": n, "loss": 1.0} for n in range(1, step + 1)]
         content = {"global_step": step, "max_steps": last, "epoch": 1.0, "log_history": log, "stateful_callbacks": {}}
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps(content))
-    assert newest_save(tmp_path, 20).name == "checkpoint-10"
-    assert newest_save(tmp_path, 30).name == "checkpoint-11"
-    assert newest_save(tmp_path, 40) is None
+    assert newest_save(tmp_path, 40).name == "checkpoint-11"
+    assert newest_save(tmp_path, 10).name == "checkpoint-10"
+    with pytest.raises(CtxextError, match="has 8 steps behind it, and --steps is 7"):
+        newest_save(tmp_path, 7)
+    assert newest_save(tmp_path / "empty", 7) is None
 
 
 def test_what_is_held_out_is_read_once_at_the_full_length(tmp_path):

@@ -284,14 +284,26 @@ def _take_over(state: Path, arguments: TrainingArguments) -> None:
 
 
 def newest_save(folder: Path, steps: int) -> Path | None:
-    """The newest save of a run of so many steps that was written to the end: the Trainer writes its state last."""
+    """The newest save from which a run of so many steps can go on; the Trainer writes its state last.
+
+    Raises:
+        CtxextError: all saves are of later steps.
+    """
     known = {field.name for field in dataclasses.fields(TrainerState)}
-    saves = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]), reverse=True)
-    for save in saves:
+    saves = {int(path.name.rsplit("-", 1)[1]): path for path in folder.glob("checkpoint-*")}
+    later = 0
+    for step, save in sorted(saves.items(), reverse=True):
         try:
             state = read_json_object(save / STATE)
         except CtxextError:
             continue
-        if is_as(state, SavedState) and state.keys() <= known and state["max_steps"] == steps:
-            return save
+        if is_as(state, SavedState) and state.keys() <= known and state["global_step"] == step:
+            if step <= steps:
+                return save
+            later = step
+    if later:
+        raise CtxextError(
+            f"The run has {later} steps behind it, and --steps is {steps}.",
+            hint="Give as many or more, or start again with --overwrite.",
+        )
     return None
