@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import signal
 import sys
 from pathlib import Path
@@ -10,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ctxext.converters import convert
 from ctxext.errors import CtxextError
-from ctxext.finetune import TrainingOptions, merge
+from ctxext.finetune import TrainingData, TrainingOptions, merge
 from ctxext.finetune.loop import MuonAndAdamW, newest_save, warmup_steps
 from ctxext.finetune.run import training_folder
 from ctxext.publish.upload_plan import pack
-from ctxext.recipes import MsPoE, PositionInterpolation
+from ctxext.recipes import MsPoE, PositionInterpolation, Recipe, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import verify
 from tiny_base import QUICK, Tokens, documents, load, logits, make_base, save_llama, tune
@@ -69,6 +71,13 @@ def test_a_second_training_reports_itself(base, tmp_path):
     assert not (tmp_path / "second" / "evaluation").exists()
     assert (tmp_path / "second" / "notes.txt").read_text() == "kept"
     merge(tmp_path / "first", tmp_path / "second" / "adapter", tmp_path / "again")
+    recipe = Recipe([Yarn(factor=8)])
+    convert(str(tmp_path / "first"), tmp_path / "longer", recipe, replace_scaling=True, check=False)
+    left = {"finetune.json", "steps.jsonl", "loss.png", "adapter", "evaluation"}
+    assert left <= {path.name for path in (tmp_path / "first").iterdir()}
+    names = {path.name for path in (tmp_path / "longer").iterdir()}
+    assert not left & names
+    assert {"notes.txt", "model.safetensors"} <= names
     assert not (tmp_path / "again" / "finetune.json").exists()
     assert (tmp_path / "again" / "notes.txt").exists()
 
@@ -164,6 +173,38 @@ def test_resume_refuses_other_settings_and_another_recipe(base, tmp_path):
         tune(base, out)
     assert sorted(path.name for path in training_folder(out).iterdir()) == kept
     assert tune(base, out, change(save_every=1), resume=True)
+
+
+def test_more_steps_go_on_from_the_last_save(base, tmp_path):
+    out, steps, lines = tmp_path / "out", [], []
+    with pytest.raises(Stopped):
+        tune(base, out, change(save_every=2), progress=stop_after(5))
+    progress = lambda text, step, total: steps.append(step) if "loss" in text else None  # noqa: E731
+    done = tune(base, out, change(steps=9, save_every=2), resume=True, progress=progress, tell=lines.append)
+    assert "going on after step 4" in lines
+    assert steps == [5, 6, 7, 8, 9]
+    assert [step for step, _ in done.losses] == list(range(1, 10))
+    rates = [json.loads(line)["learning_rate"] for line in (out / "steps.jsonl").read_text().splitlines()]
+    # The cosine of nine steps, of which the first rises.
+    assert rates[-1] == pytest.approx(5e-3 * (1 + math.cos(math.pi * 7 / 8)) / 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "way"),
+    [
+        ({}, "restart"),
+        ({"positions": "pose"}, "run-on"),
+        ({"perturb_positions": True}, "run-on"),
+        ({"weigh_far": 8}, "run-on"),
+        ({"attention": "shifted"}, "run-on"),
+    ],
+)
+def test_the_packing_that_is_suggested_goes_with_the_other_options(base, tmp_path, options, way):
+    records = [{"prompt": f"w{2 + n} w5 ", "completion": "w7 w8"} for n in range(8)]
+    lines = []
+    data = TrainingData(records=tuple(records))
+    tune(base, tmp_path / "out", change(steps=1, **options), data=data, merge=False, tell=lines.append)
+    assert any(f"(--pack {way} joins documents)" in line for line in lines)
 
 
 def test_nothing_to_resume(base, tmp_path):

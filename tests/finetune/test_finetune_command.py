@@ -85,6 +85,7 @@ def test_before_and_after_in_one_report(base, data, tmp_path):
         ((), "--data is missing"),
         (("--data", "{data}", "--format", "json"), '--format "json"'),
         (("--data", "{data}", "--eval", "needles"), 'no task "needles"'),
+        (("--data", "{data}", "--eval", "short", "--no-merge"), "--no-merge makes none"),
         (("--data", "{data}", "--length", "far"), "far"),
         (("--data", "{data}", "--targets", "q_proj,o_prj"), "o_prj"),
         (("--data", "{empty}"), "no text"),

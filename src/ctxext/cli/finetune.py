@@ -389,6 +389,8 @@ def finetune(
     from ctxext.finetune import run as run_module
     from ctxext.finetune.prepare import is_first
 
+    if evaluate and not merge:
+        raise CtxextError("--eval asks a merged checkpoint, and --no-merge makes none.", hint="Leave one of them out.")
     _check_tasks(evaluate, model, revision, token)
     output = Output(as_json=as_json, quiet=quiet or not is_first(), verbose=verbose)
     training = built(TrainingOptions, options)
@@ -430,7 +432,7 @@ def finetune(
     out.with_name(f"{short_name(out.name)}.run.yaml").write_text(
         used_options(context), encoding="utf-8", errors="replace"
     )
-    report = _evaluate(model, out, names_in([evaluate]), done, output) if evaluate and merge else None
+    report = _evaluate(model, out, names_in([evaluate]), done, output) if evaluate else None
     tell_result(output, done, model, out, merge=merge, report=report)
 
 

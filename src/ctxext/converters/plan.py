@@ -27,6 +27,7 @@ from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, model_config, n
 from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict
 from ctxext.system.files import MANIFEST, as_json, same_value
 from ctxext.system.loading import hub_kernels
+from ctxext.system.output_directory import records_training
 from ctxext.version import __version__
 
 _REPLACED = ("config.json", "README.md", MANIFEST)
@@ -133,7 +134,7 @@ def make_plan(
     texts = {"config.json": as_json(config), **length_files(source.folder, before.encoding, edited.encoding)}
     texts.update(recipe.code_files(model.config))
     texts.update(index_files(source.folder, rewritten))
-    gone = {*texts, *_REPLACED, *(CODE_FILES if before.code else ()), *left_out}
+    gone = {*texts, *_REPLACED, *(CODE_FILES if before.code else ()), *left_out, *_of_training(source)}
     others = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
     kept_files = [path for path in others if not runs_by_itself(path)]
     serving = serving_of(dataclasses.replace(edited, config=config))
@@ -163,7 +164,7 @@ def make_plan(
         recipe=recipe,
         model=edited,
         texts=texts,
-        weights=tuple(path for path in _weights(source) if path.as_posix() not in left_out),
+        weights=tuple(path for path in _weights(source) if path.as_posix() not in gone),
         rewritten=rewritten,
         others=tuple(kept_files),
         changes=tuple(_changes(source, edited.family, texts)),
@@ -175,6 +176,12 @@ def make_plan(
 
 def _weights(source: Checkpoint) -> tuple[Path, ...]:
     return tuple(source.weight_files) or tuple(Path(name) for name in source.remote_sizes)
+
+
+def _of_training(source: Checkpoint) -> set[str]:
+    """Files that tell of the source's training, its adapter and its figures: they are not those of the result."""
+    names = (path.as_posix() for path in (*_weights(source), *source.files))
+    return {name for name in names if records_training(source.folder, name)}
 
 
 def _stale(source: Checkpoint) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Everything before the first step: the model with its adapter, the Trainer's arguments, the sequences."""
 
+import dataclasses
 import inspect
 import os
 from collections.abc import Callable, Mapping
@@ -249,8 +250,8 @@ def prepare(
     from ctxext.finetune.attention import register_shifted
     from ctxext.finetune.evaluation import PositionLosses, needle_probe
     from ctxext.finetune.loop import training_arguments, warmup_steps
-    from ctxext.finetune.loss import use_chunked_loss, whole_weights
-    from ctxext.finetune.packed_attention import attends_by_document, keeps_documents_apart
+    from ctxext.finetune.loss import use_chunked_loss
+    from ctxext.finetune.packed_attention import attends_by_document
     from ctxext.finetune.source_model import load_source
     from ctxext.finetune.tiles import tile_mlps
 
@@ -271,15 +272,13 @@ def prepare(
     by_position = PositionLosses()
     source = load_source(base, model, options) if options.keep_short else None
     reading = _reading(base, model, tokenizer, options)
-    if options.pack == "restart":
-        with whole_weights(model):
-            are_apart = keeps_documents_apart(model, reading.first_index)
-        if not are_apart:
-            raise CtxextError(
-                f'--pack restart does not keep documents apart in "{base.model.family.model_type}" with this version '
-                "of transformers: each would see those before it.",
-                hint="Join documents with --pack run-on.",
-            )
+    can_restart = _can_restart(base, options, model, reading.first_index)
+    if options.pack == "restart" and not can_restart:
+        raise CtxextError(
+            f'--pack restart does not keep documents apart in "{base.model.family.model_type}" with this version '
+            "of transformers: each would see those before it.",
+            hint="Join documents with --pack run-on.",
+        )
     forward = use_chunked_loss(
         model,
         options.piece,
@@ -306,7 +305,7 @@ def prepare(
     options = options.for_data(report.num_sequences)
     arguments.max_steps, arguments.warmup_steps = options.steps, warmup_steps(options)
     if tell is not None:
-        for line in data_lines(report, options, "run-on" if base.is_masked or base.learned_tensors else "restart"):
+        for line in data_lines(report, options, "restart" if can_restart else "run-on"):
             tell(line)
         if options.pack == "restart" and not attends_by_document(model):
             tell(
@@ -325,8 +324,21 @@ def prepare(
     return Prepared(trained, arguments, options, report, held_out, (by_position, needle), reading, *counts)
 
 
-def _adapted(base: Base, model: Any, options: TrainingOptions) -> Any:
+def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: int | None) -> bool:
+    """Whether --pack restart goes with this model and the other options."""
+    from ctxext.finetune.dry_run import check_fits
+    from ctxext.finetune.loss import whole_weights
+    from ctxext.finetune.packed_attention import keeps_documents_apart
 
+    try:
+        check_fits(base, dataclasses.replace(options, pack="restart"))
+    except CtxextError:
+        return False
+    with whole_weights(model):
+        return keeps_documents_apart(model, first_index)
+
+
+def _adapted(base: Base, model: Any, options: TrainingOptions) -> Any:
     task = None if base.is_masked else "CAUSAL_LM"
     return with_adapter(model, options, whole=base.learned_tensors, task=task)
 
