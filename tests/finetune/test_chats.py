@@ -271,6 +271,16 @@ def test_what_is_left_out_is_said(tmp_path):
     assert documents.chats.left_out == {"tools": 1, "calls of tools": 1, "thinking": 1}
 
 
+def test_calls_of_the_older_form_that_are_not_rendered_are_no_empty_answers(tmp_path):
+    call = answer(None, function_call={"name": "add", "arguments": "{}"})
+    result = {"role": "function", "name": "add", "content": "1"}
+    documents, tokenizer = read(tmp_path, "llama3", {"messages": [user("Add."), call, result, answer("It is 1.")]})
+    (document,) = documents
+    ids = [token for token, is_learned in zip(document.ids, document.is_learned, strict=True) if is_learned]
+    assert tokenizer.decode(ids) == "It is 1.<|eot_id|>"
+    assert documents.chats.left_out == {"calls of tools": 1}
+
+
 def test_calls_that_are_not_rendered_leave_nothing_to_learn(tmp_path):
     documents, _ = read(tmp_path, "llama3", {**CHATS["tools"], "messages": CHATS["tools"]["messages"][:2]})
     with pytest.raises(CtxextError, match="has no answer that the tokenizer's chat template renders"):

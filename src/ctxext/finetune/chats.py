@@ -20,6 +20,8 @@ _CONTENT = "content"
 _OTHER = "⁂"
 """A content that no template writes by itself."""
 
+_OLD_CALL = "function_call"
+"""The field of a call before `tool_calls`, which few templates know; its result has the role "function"."""
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 
@@ -30,8 +32,11 @@ def _without(messages: Messages, *keys: str) -> Messages:
 
 _PARTIAL: Mapping[str, Callable[[Messages, Variables], tuple[Messages, Variables]]] = {
     "tools": lambda messages, more: (messages, {key: value for key, value in more.items() if key != TOOLS}),
-    "calls of tools": lambda messages, more: (_without(messages, CALLS), more),
-    "results of tools": lambda messages, more: ([message for message in messages if message["role"] != "tool"], more),
+    "calls of tools": lambda messages, more: (_without(messages, CALLS, _OLD_CALL), more),
+    "results of tools": lambda messages, more: (
+        [message for message in messages if message["role"] not in ("tool", "function")],
+        more,
+    ),
     "thinking": lambda messages, more: (
         [
             {**message, _CONTENT: _THOUGHT.sub("", message[_CONTENT], count=1)}
