@@ -14,8 +14,8 @@ from ctxext.converters import convert
 from ctxext.data.encoding import tokenized
 from ctxext.data.tokenizer import open_tokenizer
 from ctxext.errors import CtxextError
-from ctxext.evaluate.checkpoint_info import info_of
-from ctxext.evaluate.model import Loading, may_run_code
+from ctxext.evaluate.checkpoint_info import info_of, open_infos
+from ctxext.evaluate.model import Loading, load_model, may_run_code
 from ctxext.finetune.base import open_base
 from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.system import loading
@@ -159,6 +159,18 @@ def test_auto_on_a_cpu(monkeypatch, tmp_path, saved, flags, computed):
     assert loading.settle_dtype(model, "auto", CPU).dtype == getattr(torch, computed)
     model = tiny_llama().to(getattr(torch, saved))
     assert loading.settle_dtype(model, "fp16", CPU).dtype == getattr(torch, saved), "what was asked for stays"
+
+
+def test_auto_rounds_no_inverse_frequencies(monkeypatch, tmp_path):
+    """They stay in float32, in which transformers builds them, whatever format the weights have."""
+    (tmp_path / "cpuinfo").write_text("flags : avx512_bf16\n")
+    monkeypatch.setattr(loading, "_CPU_FLAGS", tmp_path / "cpuinfo")
+    (info,) = open_infos(["demo"])
+    as_saved, asked = (load_model(info, Loading(dtype=dtype, device="cpu")).model for dtype in ("auto", "bf16"))
+    assert as_saved.dtype == asked.dtype == torch.bfloat16
+    for name, buffer in asked.named_buffers():
+        assert buffer.dtype == torch.float32, name
+        assert torch.equal(buffer, as_saved.get_buffer(name)), name
 
 
 def test_a_system_that_does_not_say(monkeypatch, tmp_path):

@@ -95,7 +95,9 @@ def settle_dtype(model: Any, name: str, device: "torch.device") -> Any:
 
     if name != "auto" or device.type != "cpu" or model.dtype not in (torch.bfloat16, torch.float16):
         return model
-    return model.to(fast_cpu_dtype() if model.dtype == torch.bfloat16 else torch.float32)
+    settled = fast_cpu_dtype() if model.dtype == torch.bfloat16 else torch.float32
+    # Moving a model to the format that it has would still round its buffers, inverse frequencies among them.
+    return model if model.dtype == settled else model.to(settled)
 
 
 def without_hub(config: Mapping[str, Any]) -> dict[str, Any]:
