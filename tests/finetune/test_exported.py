@@ -65,7 +65,7 @@ def test_every_choice_is_said_or_named(exported):
 @pytest.mark.parametrize("trainer", ["axolotl", "trl"])
 def test_the_trainer_reads_it(exported, trainer):
     for form in RECORDS:
-        if (trainer, form) == ("trl", "alpaca"):
+        if trainer == "trl" and form in ("alpaca", "sharegpt"):
             continue
         content, _ = exported(trainer, *LORA, *LOOP, form=form)
         loaded = check(trainer, content)
@@ -81,6 +81,35 @@ def test_skipped_positions_are_axolotls_too(exported):
     assert otherwise[:2] == ["--short-share 0.2 cannot be said there", "--serve-factor 8.0 cannot be said there"]
     assert "--positions pose cannot be said there" in exported("trl", *words)[1]
     assert "--positions random cannot be said there" in exported("axolotl", "--positions", "random")[1]
+
+
+def test_nothing_of_the_run_is_dropped_silently(exported):
+    content, otherwise = exported(
+        "trl", "--dtype", "fp32", "--eval", "short", "--eval-data", "other.jsonl", form="chat"
+    )
+    assert content["report_to"] == "none"
+    for words in (
+        "--dtype fp32 cannot",
+        "--eval short cannot",
+        "--eval-data other.jsonl cannot",
+        "the weight of a mess",
+    ):
+        assert any(line.startswith(words) for line in otherwise), (words, otherwise)
+    # With --full nothing is said of numbers that only LoRA has.
+    assert not [line for line in exported("axolotl", "--full")[1] if line.startswith("--alpha")]
+
+
+def test_records_that_the_trainer_would_misread_are_refused(exported, base, run, tmp_path):
+    exported("trl")
+    asked = {"prompt": RECORDS["chat"]["messages"][:1], "completion": RECORDS["chat"]["messages"][1:]}
+    for trainer, other, record, message in (
+        ("axolotl", "trl", asked, "as texts, and they are lists of messages"),
+        ("trl", "axolotl", RECORDS["sharegpt"], 'TRL leaves the role "human"'),
+    ):
+        (tmp_path / "data.jsonl").write_text(json.dumps(record) + "\n")
+        refused = run("finetune", base, "it", "--data", "data.jsonl", "--to", trainer)
+        assert message in str(refused.exception) + refused.stderr
+        assert run("finetune", base, "it", "--data", "data.jsonl", "--to", other).exit_code == 0
 
 
 def test_what_cannot_be_written_is_refused(exported, base, run):

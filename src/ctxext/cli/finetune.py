@@ -398,7 +398,8 @@ def finetune(
     held_out = dataclasses.replace(chosen, words=(eval_data,), split=None, long_share=None) if eval_data else None
     if to:
         given = {"revision": revision, "token": token, "original_length": training.original_length}
-        _export(to, model, out, (chosen, training, eval_data), given, overwrite=overwrite, output=output)
+        beside = {"--eval-data": eval_data, "--eval": evaluate}
+        _export(to, model, out, (chosen, training, beside), given, overwrite=overwrite, output=output)
         return
     if dry_run:
         tell_plan(output, _plan(model, chosen, training, merge=merge, revision=revision, token=token, output=output))
@@ -468,7 +469,7 @@ def _export(
     trainer: str,
     model: str,
     out: Path,
-    run: tuple[TrainingData, TrainingOptions, str | None],
+    run: tuple[TrainingData, TrainingOptions, Mapping[str, str | None]],
     given: Mapping[str, Any],
     *,
     overwrite: bool,
@@ -478,13 +479,12 @@ def _export(
     from ctxext.finetune.base import open_base
     from ctxext.finetune.exported import TRAINERS, export_run
 
-    chosen, training, eval_data = run
+    chosen, training, beside = run
     base = open_base(model, training.length, **given)
     encoding = base.model.encoding
     options = training.settled(window=encoding.context_length, trained_length=encoding.trained_length)
     content, otherwise = export_run(trainer, base, model, str(out), chosen, options)
-    if eval_data:
-        otherwise.insert(0, f"--eval-data {eval_data} cannot be said there")
+    otherwise = [*(f"{option} {value} cannot be said there" for option, value in beside.items() if value), *otherwise]
     file = out.with_name(f"{out.name}.{trainer}.yaml")
     if file.exists() and not overwrite:
         raise CtxextError(f'"{file}" is there already.', hint="Replace it with --overwrite, or choose another OUT.")

@@ -12,7 +12,7 @@ from typing import Any
 from ctxext.data.records import is_plain_text, kind_of
 from ctxext.errors import CtxextError
 from ctxext.finetune.base import Base
-from ctxext.finetune.formats import TEXT, formats_with
+from ctxext.finetune.formats import ROLES, TEXT, formats_with
 from ctxext.finetune.loop import MUON, warmup_steps
 from ctxext.finetune.mixture import Source, parse_source
 from ctxext.finetune.options import TrainingOptions
@@ -20,8 +20,10 @@ from ctxext.finetune.training_data import TrainingData
 
 _NEUTRAL = {"short_share": 0.0}
 """Values with which an option does nothing, where that is not its default."""
-_IMPLIED = ("length", "original_length", "short_length", "window", "group", "piece", "device", "report_to", "dtype")
+_IMPLIED = ("length", "original_length", "short_length", "window", "group", "piece", "device")
 """What follows from others, or belongs to this machine."""
+_OF_LORA = ("rank", "alpha", "dropout")
+"""What means nothing with --full."""
 
 
 class _Noted:
@@ -158,6 +160,7 @@ def _trl(options: Any, data: list[tuple[Source, str]], reading: TrainingData) ->
         # Below 1 a share of the steps, which transformers 4 does not know.
         "warmup_steps": options.warmup if options.epochs else warmup_steps(options),
         "loss_type": "chunked_nll",
+        "report_to": options.report_to,
         **_loop(options),
         **({} if options.options.optimizer == MUON else {"optim": options.optimizer}),
         **(
@@ -239,12 +242,17 @@ def export_run(
     noted = _Noted(options)
     name = "base_model" if trainer == "axolotl" else "model_name_or_path"
     content = {name: model, "output_dir": out}
-    content |= write(noted, [(source, _format_of(source, data)) for source in sources], data)
+    forms = []
+    for source in sources:
+        first = _first_record(source, data)
+        forms.append((source, _format_of(source, first, data)))
+        _check_readable(trainer, source, forms[-1][1], first)
+    content |= write(noted, forms, data)
     plain = TrainingOptions()
     unheld = [
         field.name
         for field in dataclasses.fields(options)
-        if field.name not in (*noted.read, *_IMPLIED)
+        if field.name not in (*noted.read, *_IMPLIED, *(_OF_LORA if options.full else ()))
         and getattr(options, field.name) != _NEUTRAL.get(field.name, getattr(plain, field.name))
     ]
     lost = [_worded(name, getattr(options, name)) for name in unheld]
@@ -253,6 +261,8 @@ def export_run(
     if options.alpha != round(options.alpha or 0) and not options.full:
         lost.append(_worded("alpha", options.alpha))
     texts = [f'"{source.data}" is read line by line there' for source in sources if is_plain_text(source.data)]
+    if {form for _, form in forms} & {"chat", "sharegpt"}:
+        texts.append("the weight of a message is not read there: answers of weight 0 are learned too")
     if not options.full:
         texts.append("the result is an adapter, which ctxext merge adds to the base")
     return content, [*(f"{words} cannot be said there" for words in lost), *texts, *otherwise]
@@ -262,7 +272,33 @@ def _worded(name: str, value: object) -> str:
     return f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
 
 
-def _format_of(source: Source, data: TrainingData) -> str:
+def _first_record(source: Source, data: TrainingData) -> Mapping[str, Any]:
+    """The first record of files; nothing of a data set of the Hub, which would have to be read."""
+    _, first = next(source.read((data.split or "train",), 0), ("", {})) if source.is_local else ("", {})
+    return first
+
+
+def _check_readable(trainer: str, source: Source, form: str, first: Mapping[str, Any]) -> None:
+    """Refuse records of a known format that the trainer reads as something else.
+
+    Raises:
+        CtxextError: such are the records.
+    """
+    if trainer == "axolotl" and isinstance(first.get("prompt"), list):
+        raise CtxextError(
+            f'axolotl reads "prompt" and "completion" of "{source.data}" as texts, and they are lists of messages.',
+            hint='Join the two as "messages", or take --to trl.',
+        )
+    turns = first.get("conversations") or () if form == "sharegpt" else ()
+    others = [str(turn.get("from")) for turn in turns if isinstance(turn, Mapping) and turn.get("from") in ROLES]
+    if trainer == "trl" and others:
+        raise CtxextError(
+            f'TRL leaves the role "{others[0]}" in "{source.data}" as it is, which chat templates do not know.',
+            hint="Call the roles user and assistant, or take --to axolotl.",
+        )
+
+
+def _format_of(source: Source, first: Mapping[str, Any], data: TrainingData) -> str:
     """What the records of a source are: as given, or what the first of them is.
 
     Raises:
@@ -271,7 +307,6 @@ def _format_of(source: Source, data: TrainingData) -> str:
     if data.record_format != "auto":
         return data.record_format
     forms = formats_with(data.text_field)
-    _, first = next(source.read((data.split or "train",), 0)) if source.is_local else ("", {})
     fitting = [name for name, form in forms.items() if form.fits(first)]
     if len(fitting) != 1:
         raise CtxextError(f'What the records of "{source.data}" are is not known.', hint="Say it with --format.")

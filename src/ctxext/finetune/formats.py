@@ -13,7 +13,7 @@ Record = Mapping[str, Any]
 TEXT, PROMPT, COMPLETION, MESSAGES, TOOLS = "text", "prompt", "completion", "messages", "tools"
 CALLS = "tool_calls"
 _OTHER_TASKS = {"chosen": "preferences", "rejected": "preferences", "label": "judged answers", "labels": "token labels"}
-_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
+ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
 _KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _INTRODUCTION = (
     "Below is an instruction that describes a task{}. Write a response that appropriately completes the request."
@@ -58,7 +58,7 @@ def _messages(record: Record, name: str, role: str, content: str) -> Record:
     for number, message in enumerate(record[name], start=1):
         if not isinstance(message, Mapping) or not isinstance(message.get(role), str):
             raise BadRecord(f'has no "{role}" in message {number}')
-        known = _ROLES.get(message[role], message[role])
+        known = ROLES.get(message[role], message[role])
         if known not in _KNOWN_ROLES:
             raise BadRecord(f'has a role "{message[role]}" in message {number}; known are {", ".join(_KNOWN_ROLES)}')
         others = {key: value for key, value in message.items() if key not in (role, content) and value is not None}
