@@ -1,4 +1,5 @@
 import io
+import json
 import math
 import sys
 from pathlib import Path
@@ -278,14 +279,23 @@ def test_longppl_is_the_mean_loss_of_key_tokens(checkpoint, monkeypatch, tmp_pat
         Settings(**options)
 
 
-def test_an_evaluator_with_other_tokens_is_refused():
-    loaded, other = (
-        SimpleNamespace(name=name, encoder=SimpleNamespace(tokenizer=SimpleNamespace(get_vocab=lambda v=v: v)))
-        for name, v in (("a", {"x": 0}), ("b", {"y": 0}))
-    )
-    key_tokens.check_vocabulary(loaded, loaded)
-    with pytest.raises(CtxextError, match='"b" has other tokens than "a"'):
-        key_tokens.check_vocabulary(loaded, other)
+def test_an_evaluator_is_checked_before_anything_runs(checkpoint, tmp_path):
+    """It reads every length, and the tokens of the models; what is wrong is told before the first question."""
+    settings = {"tasks": ("needle", "longppl"), "lengths": (300,), "samples": 1, "allow_beyond": True}
+
+    def refusal(evaluator, **changes):
+        with pytest.raises(CtxextError) as error:
+            evaluate(
+                [str(checkpoint)], Settings(**{**settings, "evaluator": evaluator, **changes}), out=tmp_path / "out"
+            )
+        assert not (tmp_path / "out" / "cells.jsonl").exists()
+        return error.value.message
+
+    reach = json.loads((checkpoint / "config.json").read_text())["max_position_embeddings"]
+    too_far = refusal(str(checkpoint), lengths=(reach + 1,))
+    assert too_far == f'The evaluator "tiny" reads {reach} tokens, but a length of {reach + 1} was asked for.'
+    assert refusal("demo") == 'The evaluator "demo" has other tokens than "tiny".'
+    assert refusal(str(tmp_path / "nothing")).startswith("There is no folder")
 
 
 def shown(report):
@@ -296,7 +306,6 @@ def shown(report):
 
 def test_longppl_adds_the_losses_of_the_chosen_tokens(monkeypatch):
     monkeypatch.setattr(key_tokens, "load_evaluator", lambda source, device: None)
-    monkeypatch.setattr(key_tokens, "check_vocabulary", lambda loaded, evaluator: None)
     monkeypatch.setattr(key_tokens, "key_tokens", lambda *_: torch.tensor([5, 9]))
     monkeypatch.setattr(loss, "token_losses", lambda loaded, ids: torch.arange(1.0, 10.0)[None])  # Of tokens 1 to 9.
     work = LongPerplexityWork(tuple(range(10)), 3, 4, 1, "evaluator")

@@ -12,6 +12,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, info_of, open_gguf_infos, open_infos
 from ctxext.evaluate.settings import Settings, lengths_of
 from ctxext.evaluate.tasks.base import Reading, RetrievalTask
+from ctxext.evaluate.tasks.long_perplexity import LongPerplexity
 from ctxext.evaluate.tasks.registry import DEFAULTS, TASKS
 from ctxext.evaluate.tasks.short import Short
 from ctxext.gguf import is_gguf
@@ -112,6 +113,8 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
         if loading.engine != "transformers":
             check_served(info, lengths[info.name])
     longest = max(max(of_model) for of_model in lengths.values())
+    if settings.evaluator and LongPerplexity.name in settings.tasks:
+        check_evaluator(settings.evaluator, infos, longest, loading)
     plans = []
     for info in infos:
         encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
@@ -170,6 +173,32 @@ def check_kind(info: CheckpointInfo, settings: Settings, loading: "Loading") -> 
     other = "--harness" if settings.harness else "--engine vllm" if loading.engine == "vllm" else ""
     if other and info.kind != "causal":
         raise CtxextError(f'{other} is for causal language models; "{info.name}" is a {WORDS[info.kind]}.')
+
+
+def check_evaluator(source: str, infos: Sequence[CheckpointInfo], longest: int, loading: "Loading") -> None:
+    """Refuse an evaluator that cannot tell which tokens of the models' texts need far context.
+
+    Raises:
+        CtxextError: It cannot be opened, is of another kind, has other tokens, or does not read the longest length.
+    """
+    from ctxext.evaluate.model import load_tokenizer
+
+    (evaluator,) = open_infos([source], token=loading.token)
+    if evaluator.kind != "causal":
+        raise CtxextError(f'The evaluator "{evaluator.name}" is a {WORDS[evaluator.kind]}.', hint="Name a causal one.")
+    if evaluator.context_length is not None and evaluator.context_length < longest:
+        raise CtxextError(
+            f'The evaluator "{evaluator.name}" reads {evaluator.context_length} tokens, but a length of {longest} was '
+            "asked for.",
+            hint="Name one that is good at the longest length, or ask for shorter --lengths.",
+        )
+    words = load_tokenizer(evaluator, loading).get_vocab()
+    for info in infos:
+        if load_tokenizer(info, loading).get_vocab() != words:
+            raise CtxextError(
+                f'The evaluator "{evaluator.name}" has other tokens than "{info.name}".',
+                hint="Name one with the same tokenizer: --evaluator MODEL.",
+            )
 
 
 def check_context_length(info: CheckpointInfo, lengths: Sequence[int], *, allow_beyond: bool) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.evaluate.model import LoadedModel, Loading, load_model
 from ctxext.evaluate.scoring.token_losses import token_losses
@@ -26,19 +25,6 @@ def load_evaluator(source: str, device: str) -> LoadedModel:
     """
     (info,) = open_infos([source])
     return load_model(info, Loading(device=device))
-
-
-def check_vocabulary(loaded: LoadedModel, evaluator: LoadedModel) -> None:
-    """Refuse an evaluator with other tokens.
-
-    Raises:
-        CtxextError: The vocabularies differ.
-    """
-    if loaded.encoder.tokenizer.get_vocab() != evaluator.encoder.tokenizer.get_vocab():
-        raise CtxextError(
-            f'The evaluator "{evaluator.name}" has other tokens than "{loaded.name}".',
-            hint="Name one with the same tokenizer: --evaluator MODEL.",
-        )
 
 
 def key_tokens(evaluator: LoadedModel, ids: Sequence[int], window: int, num_start: int = 0) -> torch.Tensor:

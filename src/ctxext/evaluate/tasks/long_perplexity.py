@@ -69,11 +69,10 @@ class LongPerplexityWork:
             return
         import torch
 
-        from ctxext.evaluate.scoring.key_tokens import check_vocabulary, key_tokens, load_evaluator
+        from ctxext.evaluate.scoring.key_tokens import key_tokens, load_evaluator
         from ctxext.evaluate.scoring.token_losses import token_losses
 
         evaluator = load_evaluator(self.evaluator, str(loaded.device))
-        check_vocabulary(loaded, evaluator)
         chosen = key_tokens(evaluator, self.ids, self.window, self.num_start)
         losses = token_losses(loaded, torch.tensor([self.ids], device=loaded.device))[0]
         yield {
