@@ -3,18 +3,21 @@
 import dataclasses
 import json
 import math
+import shutil
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.finetune import TrainingData, TrainingOptions, merge
+from ctxext.finetune.base import open_base
 from ctxext.finetune.loop import MuonAndAdamW, newest_save, warmup_steps
+from ctxext.finetune.prepare import check_mergeable
 from ctxext.finetune.run import training_folder
 from ctxext.publish.upload_plan import pack
 from ctxext.recipes import MsPoE, PositionInterpolation, Recipe, Yarn
@@ -187,6 +190,21 @@ def test_more_steps_go_on_from_the_last_save(base, tmp_path):
     rates = [json.loads(line)["learning_rate"] for line in (out / "steps.jsonl").read_text().splitlines()]
     # The cosine of nine steps, of which the first rises.
     assert rates[-1] == pytest.approx(5e-3 * (1 + math.cos(math.pi * 7 / 8)) / 2)
+
+
+def test_a_quantized_base_is_refused_before_it_is_trained(base, tmp_path):
+    """Its matrices have other types, and in 4 bits other shapes; only an adapter apart can be trained on it."""
+    shutil.copytree(base, tmp_path / "quantized")
+    path, name = tmp_path / "quantized" / "model.safetensors", "model.layers.0.self_attn.q_proj.weight"
+    tensors = load_file(path)
+    model = load(base)
+    for stored in (tensors[name].to(torch.int8), torch.zeros(512, 1, dtype=torch.uint8)):
+        save_file({**tensors, name: stored}, path, metadata={"format": "pt"})
+        with pytest.raises(
+            CtxextError, match=f'"{name}" is stored as U?I?8, which nothing can be merged into'
+        ) as caught:
+            check_mergeable(open_base(str(tmp_path / "quantized"), 64), model)
+        assert "--no-merge" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ctxext.finetune.data import DataReport, read_report, write_sequences
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.joined import shares_of, with_shares
 from ctxext.finetune.options import TrainingOptions
-from ctxext.finetune.rewrite import stored_shapes
+from ctxext.finetune.rewrite import check_type, stored_shapes
 from ctxext.finetune.tensors import stored_name
 from ctxext.system.output_directory import explain_disk_errors
 
@@ -293,7 +293,7 @@ def prepare(
     trained = model if options.full else _adapted(base, model, options)
     counts = count_parameters(trained)
     if merge and is_first():
-        _check_mergeable(base, trained)
+        check_mergeable(base, trained)
     with arguments.main_process_first(desc="reading the data"):
         report = read_report(folder)
         if report is None and is_first():
@@ -377,9 +377,14 @@ def _read(
         return write_sequences(documents, folder, wanted=wanted, pack=options.pack, end=tokenizer.eos_token_id)
 
 
-def _check_mergeable(base: Base, model: Any) -> None:
-    """Before anything is trained: every trained weight must have a place in the checkpoint's files."""
+def check_mergeable(base: Base, model: Any) -> None:
+    """Before anything is trained: every trained weight must have a place in the files, stored as plain numbers.
+
+    Raises:
+        CtxextError: one has none, or what lies there is quantized.
+    """
     shapes = stored_shapes(base.checkpoint)
+    types = {name: entry["dtype"] for header in base.checkpoint.headers() for name, entry in header.items()}
     shapes = with_shares(shapes, shares_of(base.checkpoint, shapes))
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or "lm_head" in name:
@@ -388,8 +393,11 @@ def _check_mergeable(base: Base, model: Any) -> None:
         for part in (".lora_", ".modules_to_save", ".base_layer"):
             owner = owner.split(part)[0] if part == ".lora_" else owner.replace(f"{part}.default", "").replace(part, "")
         owner = owner if owner.endswith((".weight", ".bias")) else f"{owner}.weight"
-        if stored_name(owner, shapes) is None:
+        place = stored_name(owner, shapes)
+        if place is None:
             raise CtxextError(
                 f'"{owner}" cannot be merged: "{base.checkpoint.name}" stores it under another name.',
                 hint="Keep the adapter apart with --no-merge.",
             )
+        if place in types:  # A share of a joined tensor is not.
+            check_type(place, types[place])

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
-from ctxext.finetune.tensors import Changes
+from ctxext.finetune.tensors import BEFORE_QUANTIZING, Changes
 
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _CHUNK = 1 << 22
@@ -29,6 +29,20 @@ def stored_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
             hint="Save it with transformers once, or keep the adapter apart with --no-merge.",
         )
     return shapes
+
+
+def check_type(name: str, dtype: str) -> None:
+    """Refuse a tensor that holds no plain numbers, as those of quantized checkpoints do not.
+
+    Args:
+        name: The tensor.
+        dtype: Its type, as safetensors calls it.
+
+    Raises:
+        CtxextError: nothing can be added to it.
+    """
+    if dtype not in _DTYPES:
+        raise CtxextError(f'"{name}" is stored as {dtype}, which nothing can be merged into.', hint=BEFORE_QUANTIZING)
 
 
 def rewrite(origin: Path, target: Path, changes: Changes, advance: Advance | None = None) -> str:
@@ -96,8 +110,7 @@ def _changed(content: bytes, name: str, entry: Mapping[str, Any], changes: Chang
     import torch
 
     dtype, shape = entry["dtype"], tuple(entry["shape"])
-    if dtype not in _DTYPES:
-        raise CtxextError(f'"{name}" is stored as {dtype}, which nothing can be merged into.')
+    check_type(name, dtype)
     stored = getattr(torch, _DTYPES[dtype])
     old = torch.frombuffer(bytearray(content), dtype=stored).reshape(shape)
     new = changes.new(name, old)

@@ -32,6 +32,7 @@ _CANNOT = {
 """Keys that make an adapter more than a sum of matrices, each with why it stays apart."""
 _KEPT_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
 """Ways to begin that leave the base as it is; PiSSA, OLoRA and others take their matrices out of it."""
+BEFORE_QUANTIZING = "Is it quantized? Take the checkpoint before that; finetune --no-merge keeps the adapter apart."
 _BY_PEFT = "Train it without that, or merge it with peft's merge_and_unload()."
 
 
@@ -272,7 +273,9 @@ def _known(
         if is_transposed and _A in tensors:
             shape = shape[::-1]
         if shape != tuple(wanted):
-            raise CtxextError(f'"{folder}" does not fit: "{name}" is {wanted}, the adapter\'s {shape}.')
+            raise CtxextError(
+                f'"{folder}" does not fit: "{name}" is {wanted}, the adapter\'s {shape}.', hint=BEFORE_QUANTIZING
+            )
         parts[name] = tensors
     return parts
 
