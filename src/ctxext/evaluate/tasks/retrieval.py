@@ -95,7 +95,9 @@ def check_fits(task: RetrievalTask, encoder: Encoder, lengths: Sequence[int], se
     """
     for length in lengths:
         fitting = task.fitting(encoder, length)
-        sizes = [task.size(_pieces(fitting, length, n, settings), encoder) for n in range(settings.samples)]
+        sizes = [
+            task.size(_pieces(fitting, length, n, settings), encoder) for n in range(num_questions(task, settings))
+        ]
         if max(sizes) > length:
             error = too_short(length, max(sizes), f'The task "{task.name}"')
             raise CtxextError(error.message, hint=f"{error.hint} {task.advice}".rstrip())

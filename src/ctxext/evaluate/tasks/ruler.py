@@ -11,7 +11,7 @@ import string
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise, repeat
+from itertools import chain, islice, pairwise, repeat
 from typing import ClassVar, Literal, Self
 
 from ctxext.data import prose
@@ -23,7 +23,7 @@ from ctxext.evaluate.tasks.documents import Documents, Passage, random_document
 from ctxext.evaluate.tasks.passkey import FILLER
 from ctxext.evaluate.tasks.variables import variable_names
 
-GENERATOR = 1
+GENERATOR = 2
 """Raised with every change of what the tasks ask."""
 
 _DESCRIBED = f"RULER, generator {GENERATOR} of ctxext: "
@@ -254,37 +254,65 @@ class RulerVariables(RulerTask):
         )
 
 
-_MORE = 1.05
-"""Other words take other tokens: a few too many, so that the last of a shuffled list do not fit."""
+_TRIES = 6
+_MOST_TOKENS = 32
+"""No unit of a list of words has more: a room for so many need not be filled to see that the shortest list fits."""
 
 
 @dataclass(frozen=True)
 class _RulerWords(RulerTask):
-    """A list of words that is as long as the prompt allows.
+    """A list of words that is as long as the prompt allows, and never cut: what is asked of it is how often words come.
 
     Attributes:
         length: The length of the prompt in tokens; `fitting` sets it.
-        num_words: The number of words that fill the prompt; `fitting` sets it.
+        room: The tokens that the list may have; `fitting` sets it.
+        count: Counts the tokens of units; `fitting` sets it.
     """
 
     has_depths: ClassVar[bool] = False
     length: int = 0
-    num_words: int = 0
+    room: int = 0
+    count: Callable[[Sequence[str]], int] = len
 
-    def units(self, rng: random.Random) -> tuple[list[str], list[str]]:
-        """The units of a list of `num_words` words, and the words to name."""
+    @property
+    def fewest(self) -> int:
+        """The least number of words of which the question has an answer."""
         raise NotImplementedError
 
+    def units(self, rng: random.Random, num_words: int) -> tuple[list[str], list[str]]:
+        """The units of a list of about `num_words` words, and the words to name."""
+        raise NotImplementedError
+
+    def listed(self, rng: random.Random) -> tuple[Iterator[str], list[str]]:
+        """The units of the longest list that fits, made when they are read, and the words to name."""
+        seed = rng.getrandbits(64)
+        return self._longest(seed), self.units(random.Random(seed), self.fewest)[1]
+
+    def _longest(self, seed: int) -> Iterator[str]:
+        best, size = self.units(random.Random(seed), self.fewest)[0], 0
+        num_words = max(self.fewest, self.room // 8)
+        for _ in range(_TRIES):  # Other words take other tokens, so how many fit is tried.
+            tried = self.units(random.Random(seed), num_words)[0]
+            tokens = self.count(tried)
+            if size < tokens <= self.room:
+                best, size = tried, tokens
+            num_words = max(self.fewest, int(num_words * self.room / tokens))
+        yield from best
+
     def fitting(self, encoder: Encoder, length: int) -> Self:
-        """The task with as many words as fit."""
-        task = dataclasses.replace(self, length=length, num_words=length // 8)
-        parts = encode_parts(task.pieces(random.Random(0)), encoder, answer_room=self.answer_room)
-        room = length - parts.size
-        for _ in range(4):
-            units, _ = task.units(random.Random(0))
-            size = sum(map(len, encoder.pieces(units)))
-            task = dataclasses.replace(task, num_words=max(1, int(task.num_words * _MORE * room / size)))
-        return task
+        """The task with the room that a prompt has for the list."""
+        parts = encode_parts(self.pieces(random.Random(0)), encoder, answer_room=self.answer_room)
+        room = max(0, length - parts.size)
+        return dataclasses.replace(
+            self, length=length, room=room, count=lambda units: sum(map(len, encoder.pieces(units)))
+        )
+
+    def size(self, pieces: Pieces, encoder: Encoder) -> int:
+        """The number of tokens of a question with the shortest list that it can be asked of."""
+        if self.room > _MOST_TOKENS * self.fewest:
+            return super().size(pieces, encoder)
+        units = encoder.pieces([*islice(pieces.haystack, self.fewest)])
+        return super().size(pieces, encoder) + sum(map(len, units))
 
 
 @dataclass(frozen=True)
@@ -297,7 +325,7 @@ class RulerCommonWords(_RulerWords):
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
-        units, wanted = self.units(rng)
+        units, wanted = self.listed(rng)
         return Pieces(
             opening="Below is a numbered list of words. In these words, some appear more often than others. Memorize "
             "the ones that appear most often.",
@@ -310,12 +338,23 @@ class RulerCommonWords(_RulerWords):
             wanted=tuple(wanted),
         )
 
-    def units(self, rng: random.Random) -> tuple[list[str], list[str]]:
-        """Ten words ten times as often as all others, as in RULER; six times in short lists."""
-        often, seldom = (30, 3) if self.length >= 4096 else (6, 1)
-        words = _WORDS.copy()
-        rng.shuffle(words)
-        wanted, others = words[:10], words[10 : 10 + max(1, (self.num_words - 10 * often) // seldom)]
+    @property
+    def fewest(self) -> int:
+        """Ten words as often as they come, and ten others."""
+        often, seldom = self._times
+        return 10 * (often + seldom)
+
+    @property
+    def _times(self) -> tuple[int, int]:
+        """How often the words to name come, and all others: as in RULER, and less often in short lists."""
+        return (30, 3) if self.length >= 4096 else (6, 1) if self.length >= 1024 else (3, 1)
+
+    def units(self, rng: random.Random, num_words: int) -> tuple[list[str], list[str]]:
+        """Ten words many times as often as all others."""
+        often, seldom = self._times
+        num_others = (num_words - 10 * often) // seldom
+        words = _words(rng, 10 + num_others)
+        wanted, others = words[:10], words[10:]
         listed = wanted * often + others * seldom
         rng.shuffle(listed)
         return [f"{' ' if number > 1 else chr(10)}{number}. {word}" for number, word in enumerate(listed, 1)], wanted
@@ -323,6 +362,19 @@ class RulerCommonWords(_RulerWords):
 
 _SINGLE = dict.fromkeys((*prose.OBJECTS, *prose.GOODS, *prose.SITES, *prose.TRADES, *prose.ADJECTIVES))
 _WORDS = [*_SINGLE, *(f"{adjective}-{noun}" for adjective in prose.ADJECTIVES for noun in prose.OBJECTS)]
+
+
+def _words(rng: random.Random, count: int) -> list[str]:
+    """Different words in random order; lists beyond some 40,000 tokens need longer ones too."""
+    words = rng.sample(_WORDS, len(_WORDS))
+    known = dict.fromkeys(words)
+    while len(words) < count:
+        longer = (f"{adjective}-{word}" for adjective in prose.ADJECTIVES for word in words)
+        new = [word for word in dict.fromkeys(longer) if word not in known]
+        rng.shuffle(new)
+        known |= dict.fromkeys(new)
+        words = [*words, *new]
+    return words[:count]
 
 
 @dataclass(frozen=True)
@@ -335,7 +387,7 @@ class RulerFrequentWords(_RulerWords):
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
-        units, wanted = self.units(rng)
+        units, wanted = self.listed(rng)
         return Pieces(
             opening="Read the following coded text and track the frequency of each coded word. Find the three most "
             "frequently appeared coded words.",
@@ -349,10 +401,15 @@ class RulerFrequentWords(_RulerWords):
             wanted=tuple(wanted),
         )
 
-    def units(self, rng: random.Random) -> tuple[list[str], list[str]]:
+    @property
+    def fewest(self) -> int:
+        """From so many words on the fourth in frequency comes more often than the fifth."""
+        return 53
+
+    def units(self, rng: random.Random, num_words: int) -> tuple[list[str], list[str]]:
         """The n-th word comes 6 / (π n)² of the time; the first is noise."""
         words = ["...", *variable_names(rng, max(4, self.length // 50) - 1, 6, string.ascii_lowercase)]
-        counts = [int(self.num_words * 6 / (math.pi * rank) ** 2) for rank in range(1, len(words) + 1)]
+        counts = [int(num_words * 6 / (math.pi * rank) ** 2) for rank in range(1, len(words) + 1)]
         listed = [f" {word}" for word, count in zip(words, counts, strict=True) for _ in range(count)]
         rng.shuffle(listed)
         return listed, words[1:4]
