@@ -306,6 +306,7 @@ def test_what_is_said_of_the_data(counts, choices, lines):
             {"quantize": "4bit", "positions": "pose", "context_parallel": 2, "offload_activations": True},
             "mlp-tile length",
         ),
+        ({"pack": "restart", "checkpointing": True}, "mlp-tile offload-activations quantize length"),
     ],
 )
 def test_remedies_that_are_left(choices, left):

@@ -77,6 +77,15 @@ def test_before_and_after_in_one_report(base, data, tmp_path):
     assert (tmp_path / "out" / "evaluation" / "report.html").exists()
 
 
+def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path):
+    """The needle does not fit into the 32 tokens that this base was trained on."""
+    words = ("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--eval", "needle")
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert isinstance(result.exception, CtxextError)
+    assert "is complete; it is its evaluation that failed" in result.stderr
+    assert (tmp_path / "out" / "finetune.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

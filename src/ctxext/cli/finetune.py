@@ -433,7 +433,11 @@ def finetune(
     out.with_name(f"{short_name(out.name)}.run.yaml").write_text(
         used_options(context), encoding="utf-8", errors="replace"
     )
-    report = _evaluate(model, out, names_in([evaluate]), done, output) if evaluate else None
+    try:
+        report = _evaluate(model, out, names_in([evaluate]), done, output) if evaluate else None
+    except CtxextError:
+        output.note(f"{out} is complete; it is its evaluation that failed")
+        raise
     tell_result(output, done, model, out, merge=merge, report=report)
 
 

@@ -92,6 +92,15 @@ def check_fits(base: Base, options: TrainingOptions) -> None:
             raise CtxextError(message, hint=hint)
 
 
+def _goes(options: TrainingOptions, **changes: Any) -> bool:
+    """Whether the options allow a change."""
+    try:
+        dataclasses.replace(options, **changes)
+    except CtxextError:
+        return False
+    return True
+
+
 _SHARE_MEASURED, _MOST_MEASURED = 4, 2048
 _REMEDIES: tuple[tuple[Callable[[TrainingOptions], bool], str], ...] = (
     (lambda options: options.micro_batch > 1, "--micro-batch 1: one sequence at once"),
@@ -103,9 +112,15 @@ _REMEDIES: tuple[tuple[Callable[[TrainingOptions], bool], str], ...] = (
     ),
     (lambda options: options.full, "LoRA, without --full: no optimizer state for all weights"),
     (lambda options: not options.full and options.quantize == "none", "--quantize 4bit: frozen weights in 4 bits"),
-    (lambda options: options.positions == "full", "--positions pose: short windows that skip positions"),
+    (
+        lambda options: options.positions == "full" and _goes(options, positions="pose"),
+        "--positions pose: short windows that skip positions",
+    ),
     (lambda options: True, "--length: shorter sequences"),
-    (lambda options: options.context_parallel == 1, "--context-parallel: several accelerators share a sequence"),
+    (
+        lambda options: options.context_parallel == 1 and _goes(options, context_parallel=2),
+        "--context-parallel: several accelerators share a sequence",
+    ),
 )
 """What lowers the memory, in the order in which it is worth trying, each with whether it is left to try."""
 
