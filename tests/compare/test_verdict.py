@@ -36,7 +36,7 @@ def documents(model, beyond, inside=1.0):
     return lines + [document(model, "short", n, beyond, inside + extra) for n, extra in enumerate(noise)]
 
 
-def judged(records, names=("yarn", "dca"), refused=(), samples=TEXTS):
+def judged(records, names=("yarn", "dca"), refused=(), samples=TEXTS, reach=TARGET):
     """The comparison that records make."""
     settings = Settings(tasks=("needle", "perplexity", "short"), samples=samples, depths=(0.0, 1.0))
     common = {"recipe": {"steps": []}, "trained_length": TRAINED, "kind": "causal", "context_length": TARGET}
@@ -50,7 +50,7 @@ def judged(records, names=("yarn", "dca"), refused=(), samples=TEXTS):
         SimpleNamespace(
             info=SimpleNamespace(name=name, checkpoint=SimpleNamespace(config={})),
             tasks=(task,),
-            lengths=(TARGET,),
+            lengths=(reach,) if name == "stock" else (TARGET,),
             settings=settings,
             documents=(),
             num_samples=2 * samples,
@@ -87,6 +87,23 @@ def test_of_two_that_find_as_much_the_cheaper_is_taken():
     assert yarn["inside"]["loss"] == pytest.approx(0.02)
     assert yarn["beyond"]["difference"] == pytest.approx(-3.0)
     assert yarn["beyond"]["high"] < 0
+
+
+def test_no_zero_has_a_minus():
+    losses = documents("stock", 5.0) + documents("yarn", 2.0, inside=0.9999) + documents("dca", 5.0, inside=0.9999)
+    content = judged(cells("stock", 0.0) + cells("yarn", 1.0) + cells("dca", 1.0) + losses)
+    assert "it costs +0.000 nats per token" in content["verdict"]
+    assert "(+0.000)" in content["verdict"]
+    same = judged(documents("stock", 5.0) + documents("yarn", 5.0 - 1e-5) + documents("dca", 5.0))
+    assert "nearest comes yarn, with +0.000 (" in same["verdict"]
+    assert "-0.000" not in content["verdict"] + same["verdict"]
+
+
+def test_what_stock_cannot_read_is_no_part_of_the_differences():
+    asked = cells("stock", 1.0, TRAINED) + cells("yarn", 1.0, TRAINED) + cells("yarn", 1.0)
+    told = "stock reads no more than 512 tokens, so no difference tells of 2048 tokens"
+    assert told in judged(asked, names=("yarn",), reach=TRAINED)["verdict"]
+    assert told not in judged(asked, names=("yarn",))["verdict"]
 
 
 def test_where_nothing_is_found_the_loss_beyond_decides():

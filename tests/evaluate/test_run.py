@@ -107,6 +107,20 @@ def test_resume_refuses_other_settings(checkpoint, tmp_path, changes, loading, m
         )
 
 
+def test_a_name_that_cannot_stand_in_a_report_is_refused_before_anything_runs(checkpoint, tmp_path):
+    """Every record of such a model was written, and then left out as one of another run."""
+    settings = Settings(tasks=("passkey",), lengths=(300,), samples=1)
+    for name in ("a|b", 'a "model" <b>'):
+        shutil.copytree(checkpoint, tmp_path / name)
+        with pytest.raises(CtxextError, match="cannot be the name of a model in a report") as error:
+            evaluate([str(tmp_path / name)], settings, out=tmp_path / "out")
+        assert f'"{name}"' in error.value.message
+        assert not (tmp_path / "out" / "cells.jsonl").exists()
+    shutil.copytree(checkpoint, tmp_path / 'a "b" & c')
+    (model,) = evaluate([str(tmp_path / 'a "b" & c')], settings, out=tmp_path / "out")["models"]
+    assert model["cells"]
+
+
 def test_overwrite_starts_anew(checkpoint, tmp_path):
     settings = {"tasks": ("passkey",), "lengths": (300,)}
     evaluate([str(checkpoint)], Settings(**settings, samples=2), out=tmp_path / "out")

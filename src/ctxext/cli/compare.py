@@ -166,4 +166,4 @@ def _with_half(loss: list[float | None] | None) -> str:
     """A difference in loss, with half of its interval."""
     if not loss or loss[0] is None:
         return "–"
-    return f"{loss[0]:+.3f}" + (f" ± {loss[1] - loss[0]:.3f}" if loss[1] is not None else "")
+    return f"{loss[0]:+z.3f}" + (f" ± {loss[1] - loss[0]:.3f}" if loss[1] is not None else "")

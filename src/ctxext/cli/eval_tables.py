@@ -127,7 +127,7 @@ def _short(report: Report) -> Table:
         short = model["short"]
         if short:
             against = short.get("against")
-            change = f"{against['loss']:+.4f} (× {against['ratio']:.3f}, {against['model']})" if against else "–"
+            change = f"{against['loss']:+z.4f} (× {against['ratio']:.3f}, {against['model']})" if against else "–"
             table.add_row(
                 model["name"], str(short["length"]), str(short["documents"]), f"{short['perplexity']:.3f}", change
             )

@@ -204,7 +204,7 @@ def verdict(result: Found, options: SearchOptions) -> str:
         gain, half = check.gain
         first = (
             f"No recipe makes the model better: on unseen prompts the best changes the loss of an answer by "
-            f"{-gain:+.4f} ± {half:.4f} and finds {check.winner_answers.share:.0%} of the needles, "
+            f"{-gain:+z.4f} ± {half:.4f} and finds {check.winner_answers.share:.0%} of the needles, "
             f"where the model finds {check.stock.share:.0%} as it is. Leave the model as it is."
         )
     else:
@@ -212,7 +212,7 @@ def verdict(result: Found, options: SearchOptions) -> str:
         rise, spread = check.rise
         first = (
             f"{result.recipe.summary()} lowers the loss of an answer by {gain:.3f} ± {half:.3f} on unseen prompts and "
-            f"changes the loss at the original context length by {100 * rise:+.2f} ± {100 * spread:.2f} %."
+            f"changes the loss at the original context length by {100 * rise:+z.2f} ± {100 * spread:.2f} %."
         )
     return f"{first} {_more(check)}".strip()
 
@@ -225,7 +225,7 @@ def _more(check: "Check") -> str:
     answers = check.answers[point.trial.number]
     target = max(answers.lengths)
     rise, spread = answers.rise(check.stock)
-    cost = f"the loss at the original context length by {100 * rise:+.2f} ± {100 * spread:.2f} %"
+    cost = f"the loss at the original context length by {100 * rise:+z.2f} ± {100 * spread:.2f} %"
     why = (
         f"but changes {cost}, beyond the bound of {100 * check.keep_short:g} %."
         if rise + spread > check.keep_short

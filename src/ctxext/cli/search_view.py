@@ -76,7 +76,7 @@ def state_line(standing: "Standing") -> str:
 
 def point_line(point: "Point") -> str:
     """A recipe with its two losses."""
-    return f"{point.trial.name} (answers {point.loss:.4f}, original context length {100 * point.rise:+.2f} %)"
+    return f"{point.trial.name} (answers {point.loss:.4f}, original context length {100 * point.rise:+z.2f} %)"
 
 
 def _live(standing: "Standing") -> RenderableType:
@@ -96,7 +96,7 @@ def points_table(points: "list[Point]", stock: "Measurement | None") -> Table:
         assert measurement is not None
         name = point.trial.name + (" (published)" if point.trial.published else "")
         shares = [f"{100 * measurement.exact(length):.0f} %" for length in lengths]
-        table.add_row(name, f"{point.loss:.4f}", f"{100 * point.rise:+.2f} %", *shares)
+        table.add_row(name, f"{point.loss:.4f}", f"{100 * point.rise:+z.2f} %", *shares)
     if stock is not None and points:
         shares = [f"{100 * stock.exact(length):.0f} %" for length in lengths]
         table.add_row("as it is", f"{stock.loss:.4f}", "", *shares, style="dim")

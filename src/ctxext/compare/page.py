@@ -75,7 +75,7 @@ def _signed(difference: Mapping[str, Any] | None, decimals: int, times: int = 1)
     """A difference with its interval, in units of which `times` make one."""
     if not difference:
         return "–"
-    text = f"{times * difference['difference']:+.{decimals}f}"
+    text = f"{times * difference['difference']:+z.{decimals}f}"
     if difference["low"] is None:
         return text
-    return f"{text} ({times * difference['low']:+.{decimals}f} to {times * difference['high']:+.{decimals}f})"
+    return f"{text} ({times * difference['low']:+z.{decimals}f} to {times * difference['high']:+z.{decimals}f})"

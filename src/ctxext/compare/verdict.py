@@ -168,7 +168,7 @@ def comparison(
             row["serving"] = [served.to_dict() for served in candidate.plan.serving]
         rows.append(row)
     taken, nearest, sentence = _choice({row["name"]: row for row in rows}, against, asked, trained, confidence)
-    missing = _not_reached(plans, figures)
+    missing = [*_beyond_stock(plans), *_not_reached(plans, figures)]
     if any("none" in sentence for sentence in missing) and (minutes := _minutes_of_a_round(plans, records)):
         missing.append(
             f"Asking every method everything once takes about {minutes} minutes here: give more --minutes, or fewer "
@@ -276,12 +276,12 @@ def _sentence(
     cost = _inside(rows[taken])
     parts = [f"Take {taken}: it {more}"]
     if cost is not None:
-        parts.append(f"it costs {f'{cost:+.3f} nats per token' if cost else 'nothing'} at {trained_length} tokens")
+        parts.append(f"it costs {f'{cost:+z.3f} nats per token' if cost else 'nothing'} at {trained_length} tokens")
     if engines := _engines(rows[taken]):
         parts.append(f"it runs in {_listed(engines)}")
     sentence = _listed(parts)
     others = [
-        name if (price := _inside(rows[name])) is None else f"{name} ({price:+.3f})" for name in alike if name != taken
+        name if (price := _inside(rows[name])) is None else f"{name} ({price:+z.3f})" for name in alike if name != taken
     ]
     if others:
         sentence += f"; no worse within what these questions can tell: {', '.join(others)}"
@@ -304,9 +304,9 @@ def _share(row: Mapping[str, Any]) -> str:
 
 
 def _signed(difference: Difference, decimals: int = 3) -> str:
-    text = f"{difference.mean:+.{decimals}f}"
+    text = f"{difference.mean:+z.{decimals}f}"
     if math.isfinite(difference.high):
-        text += f" ({difference.low:+.{decimals}f} to {difference.high:+.{decimals}f})"
+        text += f" ({difference.low:+z.{decimals}f} to {difference.high:+z.{decimals}f})"
     return text
 
 
@@ -321,6 +321,17 @@ def _minutes_of_a_round(plans: Sequence[ModelPlan], records: Sequence[Record]) -
     spent = sum(meter.cost(record["model"], record["length"]) * len(record["samples"]) for record in measured)
     seconds = math.fsum(record["seconds"] for record in measured)
     return math.ceil(seconds / spent * meter.total / plans[0].settings.samples / 60) if spent else 0
+
+
+def _beyond_stock(plans: Sequence[ModelPlan]) -> list[str]:
+    """What the differences leave out where the model as it is cannot read every length, in a sentence or none."""
+    reach = max(plans[0].lengths, default=0)
+    lengths = sorted({length for entry in plans for length in entry.lengths if length > reach})
+    if not lengths:
+        return []
+    further = _listed([str(length) for length in lengths])
+    told = f"stock reads no more than {reach} tokens, so no difference tells of {further} tokens"
+    return [f"{told}: there the methods stand beside each other alone."]
 
 
 def _not_reached(plans: Sequence[ModelPlan], figures: Mapping[str, Measured]) -> list[str]:

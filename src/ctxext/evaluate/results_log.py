@@ -33,8 +33,15 @@ class ResultsLog:
         """Start a new log, or resume an existing one.
 
         Raises:
-            CtxextError: A log exists and is neither to be resumed nor overwritten, or has other settings.
+            CtxextError: A log exists and is neither to be resumed nor overwritten, or has other settings; or the name
+                of a model cannot stand in it.
         """
+        for model in header.get("models", ()):
+            if not is_line({"model": model["name"], "facts": {}}):  # Its records would be left out of the report.
+                raise CtxextError(
+                    f'"{model["name"]}" cannot be the name of a model in a report: < > | cannot stand there.',
+                    hint="Give its folder another name, or a link to it.",
+                )
         if self.folder is None:
             return
         existing = sorted(self.folder.glob(_PATTERN)) if self.folder.is_dir() else []

@@ -80,8 +80,8 @@ def short_table(report: Report, entry: Mapping[str, Any]) -> str:
     for model in report["models"]:
         if model["short"]:
             against = model["short"].get("against") or {}
-            change = f"{against['loss']:+.4f}" if against else ""
-            interval = f"{against['low']:+.4f} to {against['high']:+.4f}" if against.get("low") is not None else ""
+            change = f"{against['loss']:+z.4f}" if against else ""
+            interval = f"{against['low']:+z.4f} to {against['high']:+z.4f}" if against.get("low") is not None else ""
             rows.append([_name(model, entry), f"{model['short']['perplexity']:.3f}", change, interval])
     head = ["model", "perplexity", "nats per token against its source", "95 % interval"]
     return f"### At the original context length\n\n{_table(head, rows)}" if rows else ""

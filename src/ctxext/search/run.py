@@ -206,7 +206,7 @@ def figures(checked: "Check") -> list[str]:
         words += ["published"] if point.trial.published else []
         words += ["breaks the bound"] if rise > checked.keep_short else []
         name = point.trial.name + (f" ({', '.join(words)})" if words else "")
-        lines.append(_line(name, answers) + f"; original context length {100 * rise:+.2f} %")
+        lines.append(_line(name, answers) + f"; original context length {100 * rise:+z.2f} %")
     return lines
 
 

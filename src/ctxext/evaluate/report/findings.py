@@ -103,7 +103,7 @@ def _long_text(models: Sequence[dict[str, Any]]) -> str:
             continue
         change = _mean_loss(beyond) - _mean_loss(inside)
         how = "stays" if abs(change) < _SAME_LOSS else "falls" if change < 0 else "rises"
-        changes.append((change, f"{model['name']} {how} ({change:+.2f})"))
+        changes.append((change, f"{model['name']} {how} ({change:+z.2f})"))
     if not changes:
         return ""
     shown = [sentence for _, sentence in changes]
@@ -126,8 +126,8 @@ def _cost(models: Sequence[dict[str, Any]]) -> str:
     for model in models:
         against = (model["short"] or {}).get("against")
         if against:
-            interval = f", {against['low']:+.3f} to {against['high']:+.3f}" if against["low"] is not None else ""
-            text = f"{model['name']} {against['loss']:+.3f}"
+            interval = f", {against['low']:+z.3f} to {against['high']:+z.3f}" if against["low"] is not None else ""
+            text = f"{model['name']} {against['loss']:+z.3f}"
             costs.append((float(against["loss"]), text, f"{text} (perplexity × {against['ratio']:.3f}{interval})"))
     if not costs:
         return ""

@@ -161,7 +161,7 @@ def _effective_cell(model: Mapping[str, Any], longest: int) -> str:
 def _cost_cell(against: Mapping[str, Any] | None) -> str:
     if not against:
         return '<td data-value="0">–</td>'
-    return f'<td data-value="{against["loss"]:.6f}">{against["loss"]:+.3f}</td>'
+    return f'<td data-value="{against["loss"]:.6f}">{against["loss"]:+z.3f}</td>'
 
 
 def maps(report: Report, task: str, short: Mapping[str, str]) -> str:
@@ -350,9 +350,9 @@ def _short(report: Report, names: Mapping[str, str]) -> str:
         short = model["short"]
         if short:
             against = short.get("against")
-            change = f"{against['loss']:+.4f}" if against else "–"
+            change = f"{against['loss']:+z.4f}" if against else "–"
             if against and against["low"] is not None:
-                change += f" ({against['low']:+.4f} to {against['high']:+.4f})"
+                change += f" ({against['low']:+z.4f} to {against['high']:+z.4f})"
             source = escape(names.get(against["model"], against["model"])) if against else "–"
             name = escape(names[model["name"]])
             rows.append([name, short["length"], f"{short['perplexity']:.3f}", change, source])
