@@ -271,6 +271,13 @@ def test_what_is_left_out_is_said(tmp_path):
     assert documents.chats.left_out == {"tools": 1, "calls of tools": 1, "thinking": 1}
 
 
+def test_where_all_records_are_skipped_the_first_reason_is_said(tmp_path):
+    documents, _ = read(tmp_path, "llama3", {"messages": [user("Hi")]}, {"messages": [user("Hello")]})
+    documents.reader.skip_bad = True
+    with pytest.raises(CtxextError, match=r"All 2 records were skipped; the first: .*no message of the assistant"):
+        write_sequences(documents, tmp_path, wanted={512: 9}, pack="off", end=0)
+
+
 def test_calls_of_the_older_form_that_are_not_rendered_are_no_empty_answers(tmp_path):
     call = answer(None, function_call={"name": "add", "arguments": "{}"})
     result = {"role": "function", "name": "add", "content": "1"}

@@ -115,6 +115,9 @@ def write_sequences(
     finally:
         for kind in rows.values():
             kind.close()
+    known = _known_of(documents) if isinstance(documents, Documents) else {}
+    if not counts["documents"] and known.get("num_bad"):
+        raise CtxextError(f"All {known['num_bad']:,} records were skipped; the first: {known['first_bad']}")
     num_sequences = {length: kind.count for length, kind in rows.items()}
     _check(counts, num_sequences[full], longest, full, pack)
     report = DataReport(
@@ -128,7 +131,7 @@ def write_sequences(
         num_dropped=max(0, counts["tokens"] - counts["used"] - rows[full].num_cut - rows[full].num_left),
         num_padding=sum(kind.num_padding for kind in rows.values()),
         num_used=num_used,
-        **(_known_of(documents) if isinstance(documents, Documents) else {}),
+        **known,
     )
     (folder / COUNTS).write_text(json.dumps(asdict(report)), encoding="utf-8")
     return report
