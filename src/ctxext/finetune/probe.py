@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
+from ctxext.finetune.allocator import give_blocks_back
 from ctxext.finetune.batches import Tensors
 from ctxext.finetune.far_context import num_windows, window_length
 from ctxext.finetune.loop import OrderedTrainer, training_arguments
@@ -152,6 +153,8 @@ def measure(
         first_index: What `position_ids` call the first position; None where the model takes none.
     """
     before = memory_in_use()
+    if model.device.type == "cpu":
+        give_blocks_back()
     world = training_arguments(options, folder, 1).world_size
     short = dataclasses.replace(
         options, steps=_STEPS * len(lengths), batch_size=options.micro_batch * world, report_to="none", save_every=10**9

@@ -11,6 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ctxext.errors import CtxextError
+from ctxext.finetune.allocator import give_blocks_back
 
 _NAMES = ("mlp", "feed_forward", "ffn", "ff")
 _PROBE, _PROBE_TILE, _TOLERANCE = 8, 3, 1e-4
@@ -43,6 +44,8 @@ def tile_mlps(model: Any, size: int) -> int:
         raise CtxextError(
             f'"{type(model).__name__}" has no feed-forward part that --mlp-tile knows.', hint="Leave it out."
         )
+    if model.device.type == "cpu":
+        give_blocks_back()
     return len(parts)
 
 
