@@ -228,7 +228,7 @@ def test_the_largest_text_that_is_read(tmp_path):
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(CtxextError, match=r'none" cannot be read: No such file or directory\.') as caught:
         read_text(tmp_path / "none")
-    assert caught.value.hint == "Check its permissions."
+    assert caught.value.hint == "Check its path."
     (tmp_path / "x").write_bytes(b"ab\xff")
     with pytest.raises(CtxextError, match=r'x" is not text in UTF-8: byte 2 is no part of it\.'):
         read_text(tmp_path / "x")

@@ -32,7 +32,7 @@ def test_what_does_not_apply_is_there_with_its_reason(demo):
     assert "learned" in table.refusal
     assert inside.plan is None
     assert "theta" in inside.refusal
-    with pytest.raises(CtxextError, match='Nothing of what was named applies to "demo"'):
+    with pytest.raises(CtxextError, match='No method applies to "demo"'):
         candidates_of(demo, ("table",), 2048)
     with pytest.raises(CtxextError, match='no method "yarm"'):
         candidates_of(demo, ("yarm",), 2048)

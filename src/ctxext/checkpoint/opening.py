@@ -265,7 +265,10 @@ def open_checkpoint(
     elif not folder.exists():
         folder, commit, sizes = _fetch(source, revision, token, weights)
     elif not folder.is_dir():
-        raise CtxextError(f'"{source}" is a file, not a checkpoint folder.')
+        raise CtxextError(
+            f'"{source}" is a file, not a checkpoint folder.',
+            hint="Name a folder. inspect, convert, verify and eval --engine llama.cpp take a GGUF file too.",
+        )
     if not folder.is_dir():
         raise CtxextError("This installation of ctxext lacks its demo checkpoint.", hint="Install ctxext again.")
     if not os.access(folder, os.R_OK | os.X_OK):

@@ -106,7 +106,10 @@ def candidates_of(
         raise CtxextError(f'"{STOCK}" is the model as it is, which is always compared.', hint="Choose another name.")
     candidates = [_candidate(source, name, *entry, target_length) for name, entry in contents.items()]
     if not any(candidate.plan for candidate in candidates):
-        raise CtxextError(f'Nothing of what was named applies to "{source.name}": {candidates[0].refusal}')
+        raise CtxextError(
+            f'No method applies to "{source.name}": {candidates[0].refusal}',
+            hint="ctxext inspect says which it takes; give --original-length where the model was trained on another.",
+        )
     return candidates
 
 

@@ -24,9 +24,11 @@ def kinds_of_text(data: str | None) -> dict[str, str | None]:
     name.
 
     Raises:
-        CtxextError: Two have the same name.
+        CtxextError: There is none, or two have the same name.
     """
     places = [place.strip() for place in (data or "").split(",") if place.strip()]
+    if data is not None and not places:  # An empty path is the folder that the command runs in.
+        raise CtxextError("--data names no text.", hint="Name a text, JSON lines or parquet file, or leave it out.")
     if data is None or len(places) < 2 or Path(data).exists():
         return {"": data}
     kinds: dict[str, str | None] = {}

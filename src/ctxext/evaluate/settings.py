@@ -71,7 +71,7 @@ class Settings:
     data: str | None = option(
         None,
         help="perplexity, longppl, pseudo-perplexity, short: a text, JSON lines or parquet file, or a data set's id. "
-        "Several with commas are reported apart by perplexity, as prose.txt,code.jsonl.",
+        "Several with commas, as prose.txt,code.jsonl, are told apart by perplexity, and read in turn by the others.",
         panel=_ASKED,
     )
     stride: int | None = option(None, help="perplexity: with a sliding window too.", panel=_ASKED, min=1)
@@ -102,9 +102,9 @@ class Settings:
                 hint="Name one that is good at the longest length: --evaluator MODEL.",
             )
         kinds_of_text(self.data)
-        for name in ("tasks", "depths"):
+        for name, flag in (("tasks", "--task"), ("depths", "--depths")):
             if not getattr(self, name):
-                raise CtxextError(f"There are no {name}.", hint=f"Name at least one with --{name.removesuffix('s')}.")
+                raise CtxextError(f"There are no {name}.", hint=f"Name at least one with {flag}.")
         if any(not 0 <= depth <= 1 for depth in self.depths):
             raise CtxextError("A depth is a share of the haystack.", hint="Write --depths 0,50,100 in percent.")
         for name in ("samples", "num_needles", "stride", "batch_size"):

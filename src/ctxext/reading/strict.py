@@ -37,7 +37,8 @@ def read_text(path: Path, limit: int = _MAX_BYTES) -> str:
                 raise CtxextError(f'"{path}" is larger than {limit // 1_000_000} MB, which no such file is.')
             content = file.read(limit)
     except OSError as error:
-        raise CtxextError(f'"{path}" cannot be read: {error.strerror}.', hint="Check its permissions.") from error
+        hint = "Check its path." if isinstance(error, FileNotFoundError) else "Check its permissions."
+        raise CtxextError(f'"{path}" cannot be read: {error.strerror}.', hint=hint) from error
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

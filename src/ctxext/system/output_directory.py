@@ -97,7 +97,7 @@ def _recorded(folder: Path) -> tuple[set[str], set[str]]:
 _EXPLANATIONS: Mapping[int, tuple[str, str]] = {
     errno.ENOSPC: (
         'There is no space left for "{place}".',
-        "Free some; --link hard takes none on the source's own disk.",
+        "Free some; eval and compare then go on with --resume, convert --link hard takes none beside the source.",
     ),
     errno.EDQUOT: ('There is no space left for "{place}": your quota is used up.', "Free some, or ask for more."),
     errno.EFBIG: ('A file is larger than is allowed where "{place}" lies.', "See ulimit -f and the disk's limits."),
