@@ -1,13 +1,17 @@
 """A part of a training: weights between those of the base and the trained ones."""
 
 import json
+import shutil
+from unittest import mock
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.finetune import merge
+from ctxext.finetune.merge import tied_embeddings
 from tiny_base import FACTOR, QUICK, load, logits, make_base, tune
 
 
@@ -86,3 +90,29 @@ def test_a_training_by_another_program_is_one(tmp_path, trained, case):
     else:
         with pytest.raises(CtxextError, match=r"config\.json has another positions"):
             merge(base, other, tmp_path / "theirs", share=0.5)
+
+
+@pytest.mark.parametrize(("stated", "tied"), [(True, {"lm_head.weight": "model.embed_tokens.weight"}), (False, {})])
+def test_a_family_that_this_transformers_does_not_know_may_tie_its_embeddings(tmp_path, monkeypatch, stated, tied):
+    base = make_base(tmp_path, tie_word_embeddings=True)
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": stated}))
+    monkeypatch.setattr("transformers.AutoConfig.for_model", mock.Mock(side_effect=ValueError("Unrecognized")))
+    assert tied_embeddings(open_checkpoint(str(base))) == tied
+
+
+@pytest.mark.parametrize("both", ["base", "tuned"])
+def test_tied_embeddings_that_one_of_the_two_files_holds_twice(tmp_path, both):
+    base = make_base(tmp_path, tie_word_embeddings=True)
+    shutil.copytree(base, tmp_path / "tuned")
+    old = weights(base)
+    new = {name: tensor + 0.5 for name, tensor in old.items()}
+    twice = {"lm_head.weight": (old if both == "base" else new)["model.embed_tokens.weight"].clone()}
+    for folder, tensors, name in ((base, old, "base"), (tmp_path / "tuned", new, "tuned")):
+        held = {**tensors, **(twice if name == both else {})}
+        save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+    part = weights(merge(base, tmp_path / "tuned", tmp_path / "part", share=0.5).folder)
+    assert part.keys() == weights(base).keys()
+    for name, tensor in part.items():
+        first = "model.embed_tokens.weight" if name == "lm_head.weight" else name
+        torch.testing.assert_close(tensor, old[first] + 0.25, rtol=0, atol=1e-6)

@@ -31,15 +31,24 @@ class CheckpointChanges:
         base: The checkpoint that was trained.
         tuned: What became of it.
         stored: Names and shapes of the base's tensors.
+        tied: The output embedding with the input embedding that it is; empty where they are two.
 
     Raises:
         CtxextError: the two do not hold the same tensors, or their configurations differ.
     """
 
-    def __init__(self, base: Checkpoint, tuned: Checkpoint, stored: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self, base: Checkpoint, tuned: Checkpoint, stored: Mapping[str, tuple[int, ...]], *, tied: Mapping[str, str]
+    ) -> None:
         files = [path for path in tuned.weight_files if path.suffix == ".safetensors" and len(path.parts) == 1]
         headers = {tuned.folder / path: read_safetensors_header(tuned.folder / path) for path in files}
         shapes = {name: tuple(entry["shape"]) for header in headers.values() for name, entry in header.items()}
+        # Of two embeddings that are one, some files hold both and others the first.
+        self._key = {head: name for head, name in tied.items() if name in shapes}
+        for head, name in self._key.items():
+            shapes.pop(head, None)
+            if head in stored:
+                shapes[head] = shapes[name]
         if other := sorted(name for name in shapes.keys() | stored.keys() if shapes.get(name) != stored.get(name)):
             raise CtxextError(
                 f'"{tuned.name}" is no training of "{base.name}": "{other[0]}" is not the same in both.',
@@ -57,8 +66,9 @@ class CheckpointChanges:
 
     def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
         """The other checkpoint's tensor, of the old one's shape."""
-        with safe_open(self._files[name], "pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
+        key = self._key.get(name, name)
+        with safe_open(self._files[key], "pt") as file:
+            tensor: torch.Tensor = file.get_tensor(key)
         return tensor
 
 

@@ -136,10 +136,11 @@ def merge(
     shapes = stored_shapes(checkpoint)
     is_adapter = (adapter / "adapter_config.json").is_file() or not (adapter / "config.json").is_file()
     changes: Changes
+    tied = tied_embeddings(checkpoint)
     if is_adapter:
-        changes = JoinedChanges(adapter, checkpoint, shapes, tied=tied_embeddings(checkpoint))
+        changes = JoinedChanges(adapter, checkpoint, shapes, tied=tied)
     else:
-        changes = CheckpointChanges(checkpoint, open_checkpoint(adapter), shapes)
+        changes = CheckpointChanges(checkpoint, open_checkpoint(adapter), shapes, tied=tied)
     notes: dict[str, Any] = {"adapter" if is_adapter else "tuned": adapter.resolve().name}
     if share < 1:
         changes, notes = PartOf(changes, share), {**notes, "share": share}
@@ -167,9 +168,12 @@ def tied_embeddings(checkpoint: Checkpoint) -> dict[str, str]:
 
     config = checkpoint.config
     text = text_config(config, family_of(config))
-    stock = AutoConfig.for_model(str(config["model_type"]))
+    try:
+        stock = AutoConfig.for_model(str(config["model_type"]))
+    except ValueError:  # A family that this version of transformers does not know.
+        stock = None
     stated = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
-    if stated is None:  # The class decides; transformers knows its default.
+    if stated is None and stock is not None:  # The class decides; transformers knows its default.
         stated = stock.get_text_config().tie_word_embeddings
     if not stated:
         return {}
