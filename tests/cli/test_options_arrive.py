@@ -104,8 +104,9 @@ TRAININGS = ((_LORA, _LORA_OPTIONS), (_WHOLE, _WHOLE_OPTIONS))
 FINETUNE = (
     *("finetune", "some", "out", "--data", "a.txt:0.7", "--data", "b.txt:0.3", "--format", "text"),
     *("--text-field", "body", "--split", "mine", "--skip-bad-rows", "--long-share", "0.5", "--eval-data", "c.txt"),
-    *("--no-merge", "--resume", "--overwrite", "--overwrite-anything", "--eval", "short", *HUB),
+    *("--no-merge", "--resume", "--overwrite", "--overwrite-anything", *HUB),
 )
+MERGED = (*(word for word in FINETUNE if word != "--no-merge"), "--eval", "short")
 OTHERS = (
     ("convert", "--recipe", "--dry-run", "--copy"),
     ("push", "--dry-run"),
@@ -145,7 +146,7 @@ def arrived(run, tmp_path, monkeypatch):
     "command", ["eval", "compare", "search", "push", "verify", "merge", "inspect", "convert", "finetune"]
 )
 def test_every_option_is_in_a_table(command):
-    lines = (EVAL, COMPARE, SEARCH, PUSH, VERIFY, MERGE, INSPECT, CONVERT, AUTO, FINETUNE, *OTHERS)
+    lines = (EVAL, COMPARE, SEARCH, PUSH, VERIFY, MERGE, INSPECT, CONVERT, AUTO, FINETUNE, MERGED, *OTHERS)
     words = {word for line in lines if line[0] == command for word in line}
     words |= {word for more, _ in TRAININGS for word in more} if command == "finetune" else set()
     of_methods = set(option_owners()) if command == "convert" else set()
@@ -424,6 +425,9 @@ def test_finetune(arrived, monkeypatch, words, expected):
     assert callable(reporter.tell)
     flags = dict.fromkeys(("resume", "overwrite", "overwrite_anything"), True)
     assert named == {"run": RunOptions(**GIVEN, **flags, merge=False)}
+    assert opened == []
+    _, named = arrived((*MERGED, *words), "ctxext.finetune.run.finetune")
+    assert named["run"].merge
     assert opened == [((["some"],), GIVEN)]
     (model, reader, options), named = arrived((*FINETUNE, *words, "--dry-run"), "ctxext.finetune.dry_run.dry_run")
     assert (model, reader, options) == ("some", (chosen, options), TrainingOptions(**expected))
@@ -454,8 +458,8 @@ def test_a_result_is_asked_the_same_as_its_base(run, tmp_path, monkeypatch):
         return {"models": []}
 
     monkeypatch.setattr("ctxext.evaluate.run.evaluate", evaluate)
-    line = ("finetune", "some", "out", "--data", "demo", "--eval", "short,needle")
-    run(*line)
+    line = ("finetune", "some", "out", "--data", "demo")
+    run(*line, "--eval", "short,needle")
     run(*line, "--no-merge")
     assert asked == [(["some", "out"], Settings(tasks=("short", "needle"), seed=7), Path("out/evaluation"))]
     assert results == [{"merge": True, "report": {"models": []}}, {"merge": False, "report": None}]
