@@ -110,7 +110,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(base, data, tmp_path, words, m
 
 
 def test_interrupted_and_resumed(base, data, tmp_path):
-    """Ctrl-C saves the step that runs and says the command that goes on, whatever the steps between two saves."""
+    """Ctrl-C saves the last whole step and says the command that goes on, whatever the steps between two saves."""
     words = ["finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--steps", "400", "--save-every", "1000"]
     command = [sys.executable, "-c", PROGRAM, *map(str, words)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

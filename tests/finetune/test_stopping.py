@@ -1,4 +1,4 @@
-"""SIGTERM at random moments: the step that runs is saved, and the resumed run equals one that nobody stopped."""
+"""SIGTERM at random moments: the last whole step is saved, and the resumed run equals one that nobody stopped."""
 
 import dataclasses
 import json
@@ -17,8 +17,8 @@ from ctxext.finetune.watch import StopAfterStep
 from forks import Server
 from tiny_base import QUICK, tune, write_jsonl
 
-STEPS = 16
-OPTIONS = dataclasses.replace(QUICK, steps=STEPS, dropout=0.1, save_every=100, short_share=0.3, perturb_positions=True)
+STEPS = 12
+OPTIONS = dataclasses.replace(QUICK, steps=STEPS, batch_size=4, dropout=0.1, save_every=100, short_share=0.3, perturb_positions=True)
 COMMAND = ("--length", "64", "--steps", "8", "--batch-size", "2", "--rank", "4", "--save-every", "100", "--no-merge")
 
 
@@ -35,7 +35,7 @@ def straight(base, tmp_path_factory):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_sigterm_saves_the_step_that_runs(base, straight, tmp_path, seed):
+def test_sigterm_saves_the_last_whole_step(base, straight, tmp_path, seed):
     expected, seconds = straight
     rng, out = random.Random(seed), tmp_path / "out"
     steps = training_folder(out) / "steps.jsonl"
@@ -58,6 +58,28 @@ def test_sigterm_saves_the_step_that_runs(base, straight, tmp_path, seed):
     done = len(steps.read_text().splitlines())
     assert done < STEPS
     assert [path.name for path in training_folder(out).glob("checkpoint-*")] == [f"checkpoint-{done}"]
+    tune(base, out, OPTIONS, merge=False, resume=True)
+    assert weights(out) == expected
+
+
+@pytest.mark.parametrize(("sequences", "saved"), [(2, []), (5, ["checkpoint-1"]), (12, ["checkpoint-3"])])
+def test_a_step_of_many_sequences_is_left_between_two(base, straight, tmp_path, monkeypatch, sequences, saved):
+    """A grace period may be shorter than a step; the random state that is saved is the one before the step."""
+    expected, _ = straight
+    out, num_done, whole = tmp_path / "out", 0, StopAfterStep.on_substep_end
+
+    def terminated(*arguments, **named):
+        nonlocal num_done
+        num_done += 1
+        if num_done == sequences:
+            signal.raise_signal(signal.SIGTERM)
+        return whole(*arguments, **named)
+
+    monkeypatch.setattr(StopAfterStep, "on_substep_end", terminated)
+    with raised_when_terminated(), pytest.raises(Terminated):
+        tune(base, out, OPTIONS, merge=False)
+    assert num_done == sequences
+    assert [path.name for path in training_folder(out).glob("checkpoint-*")] == saved
     tune(base, out, OPTIONS, merge=False, resume=True)
     assert weights(out) == expected
 
@@ -163,5 +185,5 @@ def test_minutes_after_the_last_save_a_step_is_saved_too(monkeypatch):
         assert not control.should_training_stop
         if control.should_save or minute == 3:  # The third is saved by its number.
             saved.append(minute)
-            stop.on_save(None, None, None)
+            stop.on_save(None, SimpleNamespace(global_step=minute), None)
     assert saved == [2, 3, 5]

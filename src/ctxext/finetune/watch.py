@@ -76,7 +76,10 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
 
 
 class StopAfterStep(TrainerCallback):  # type: ignore[misc]
-    """While this context is entered, Ctrl-C and SIGTERM end the training after the current step, with a save.
+    """While this context is entered, Ctrl-C and SIGTERM end the training after the current sequences, with a save.
+
+    Where more sequences of the same step were to come, the step is left: the last whole one is saved, with the random
+    state that it left behind, and a resumed run does the other anew. A grace period may be shorter than a step.
 
     A second Ctrl-C ends it at once. A second SIGTERM changes nothing: launchers forward the signal that the scheduler
     sends to every process anyway, and SIGKILL follows when the grace period is over.
@@ -93,6 +96,8 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
         self._before: dict[int, Any] = {}
         self._seconds = math.inf if save_minutes is None else 60 * save_minutes
         self._saved = time.monotonic()
+        self._saved_step = 0
+        self._random: dict[str, torch.Tensor] = {}
 
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -115,22 +120,49 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
         if number in self._before:
             signal.signal(number, self._before.pop(number))
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note the step that the run goes on from: it is saved."""
+        self._saved_step = state.global_step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the random state, for a save of the step before."""
+        self._random = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_initialized():
+            self._random["cuda"] = torch.cuda.get_rng_state()
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave the step if that was asked for, and save the one before."""
+        asked, _ = self._agreed(args, is_time=False)
+        if not asked:
+            return
+        torch.set_rng_state(self._random["cpu"])
+        if "cuda" in self._random:
+            torch.cuda.set_rng_state(self._random["cuda"])
+        control.should_training_stop = True
+        control.should_save = state.global_step > self._saved_step
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and stop if that was asked for, and save if it is time."""
-        is_time = int(time.monotonic() - self._saved >= self._seconds)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            # Signals and clocks reach the processes at different moments, and all must do the same after a step.
-            asked = torch.tensor([self.asked, is_time], device=args.device)
-            torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
-            self.asked, is_time = map(int, asked)
-        if self.asked:
+        asked, is_time = self._agreed(args, is_time=time.monotonic() - self._saved >= self._seconds)
+        if asked:
             control.should_save = control.should_training_stop = True
         if is_time:
             control.should_save = True
 
+    def _agreed(self, args: Any, *, is_time: bool) -> tuple[bool, bool]:
+        """Whether a process was asked to end, and whether it is time in one: all must do the same.
+
+        Signals and clocks reach the processes at different moments.
+        """
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            asked = torch.tensor([self.asked, int(is_time)], device=args.device)
+            torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
+            self.asked, is_time = int(asked[0]), bool(asked[1])
+        return bool(self.asked), is_time
+
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to count again."""
-        self._saved = time.monotonic()
+        self._saved, self._saved_step = time.monotonic(), state.global_step
 
     def check(self, *, is_complete: bool) -> None:
         """End the run if it was stopped.
