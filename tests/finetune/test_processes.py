@@ -38,12 +38,18 @@ def gathered(self, *args, **kwargs):
 accelerate.Accelerator.get_state_dict = gathered
 """
 
+# Registered first, so called last: a group that is there at the end may abort the process.
+AT_THE_END = """
+import atexit, torch
+atexit.register(lambda: print(f"ran to the end, grouped: {torch.distributed.is_initialized()}\\n", end="", flush=True))
+"""
+
 
 def run_two(base, out, options, **environment):
     """The same run in two processes, as `accelerate launch` or torchrun would start it."""
     script = out.parent / "two.py"
     script.write_text(
-        f"{ALLOW_FSDP}import sys; sys.path[:0] = [{str(TESTS)!r}]\nfrom pathlib import Path\n"
+        f"{ALLOW_FSDP}{AT_THE_END}import sys; sys.path[:0] = [{str(TESTS)!r}]\nfrom pathlib import Path\n"
         "from ctxext.finetune import TrainingOptions\nfrom tiny_base import tune\n"
         f"tune(Path({str(base)!r}), Path({str(out)!r}), {options!r})\n"
         "from accelerate.state import AcceleratorState\nprint('ran as', AcceleratorState().distributed_type.value)\n"
@@ -54,6 +60,7 @@ def run_two(base, out, options, **environment):
     result = subprocess.run(words, env=settings, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-20000:]
     assert result.stdout.count("ran as MULTI_CPU") == 2, result.stdout
+    assert result.stdout.count("ran to the end, grouped: False") == 2, result.stdout
     # Each process gathers at every save, and finds every weight in shards.
     saves = [line for line in result.stdout.splitlines() if line.startswith("ran sharded")]
     assert len(saves) >= (4 if environment else 0), result.stdout

@@ -1,10 +1,12 @@
 """The training itself: transformers' Trainer with the few things it lacks."""
 
+import atexit
 import dataclasses
 import difflib
 import functools
 import math
 import os
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -266,11 +268,26 @@ def train(
         _take_over(last_save / STATE, arguments)
     with stop:
         trainer.train(resume_from_checkpoint=str(last_save) if last_save else None)
+    atexit.register(_leave_processes)
     stop.check(is_complete=trainer.state.global_step >= trainer.state.max_steps)
     best = trainer.state.best_model_checkpoint
     if options.keeps_best and best and reporter.tell is not None:
         reporter.tell(f"kept step {Path(best).name.rsplit('-', 1)[1]}, the best: {trainer.state.best_metric:.3f}")
     return trainer
+
+
+def _leave_processes() -> None:
+    """Leave a group of gloo's before the interpreter ends.
+
+    A thread of it that lets go of the last collective's tensors when the interpreter is ending aborts the process
+    (pytorch pull request 179291), and the launcher then ends the first one, which still writes the checkpoint. A group
+    that something else refers to keeps its threads, so they get a moment. NCCL's groups are left by all at once, or not
+    at all.
+    """
+    group = torch.distributed
+    if group.is_available() and group.is_initialized() and group.get_backend() == "gloo":
+        group.destroy_process_group()
+        time.sleep(0.1)
 
 
 def _take_over(state: Path, arguments: TrainingArguments) -> None:

@@ -127,7 +127,7 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep the random state, for a save of the step before."""
         self._random = {"cpu": torch.get_rng_state()}
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._random["cuda"] = torch.cuda.get_rng_state()
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
