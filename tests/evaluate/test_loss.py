@@ -273,8 +273,11 @@ def test_longppl_is_the_mean_loss_of_key_tokens(checkpoint, monkeypatch, tmp_pat
     assert min(p["loss"] for p in curve) - 1 < near < max(p["loss"] for p in curve) + 1
     assert str(checkpoint.parent) not in str(report["settings"])
     assert shown(report).count(f"{one['loss']:.3f}") == 2, "on the page and in the terminal"
-    one |= {"loss": 0.0, "count": 0}
-    assert "0.000" not in shown(report), "a mean over no token is no loss"
+    monkeypatch.setattr(key_tokens, "LOSS", -math.inf)
+    report = evaluate([str(checkpoint)], Settings(**options, evaluator=str(checkpoint)), out=tmp_path / "none")
+    one = report["models"][0]["longppl"]["300"]
+    assert (one["loss"], one["perplexity"], one["count"]) == (None, None, 0), "a mean over no token is no loss"
+    assert "0.000" not in shown(report)
     with pytest.raises(CtxextError, match="finds the tokens to ask"):
         Settings(**options)
 

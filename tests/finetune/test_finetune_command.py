@@ -131,6 +131,19 @@ def test_interrupted_and_resumed(base, data, tmp_path):
     assert folder.exists()
 
 
+@pytest.mark.parametrize(("processes", "says"), [("1", "go on with"), ("2", "go on under the same launcher with")])
+def test_a_launcher_s_words_are_not_the_command_s(base, data, tmp_path, monkeypatch, processes, says):
+    """Each process knows its own part of what was typed."""
+
+    def stopped(*given, **named):
+        (tmp_path / "out.training").mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ctxext.finetune.run.finetune", stopped)
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    assert f"Stopped; {says}: " in run("finetune", base, tmp_path / "out", "--data", data).stderr
+
+
 def test_a_dry_run_trains_nothing(base, data, tmp_path):
     before = sorted(path.name for path in tmp_path.iterdir())
     result = run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--dry-run")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -426,7 +427,8 @@ def finetune(
             )
         except (KeyboardInterrupt, Terminated):
             if run_module.training_folder(out.resolve()).exists():
-                output.next_step(*same_command("--resume"), why="Stopped; go on with")
+                by = "" if os.environ.get("WORLD_SIZE", "1") == "1" else " under the same launcher"
+                output.next_step(*same_command("--resume"), why=f"Stopped; go on{by} with")
             raise
     if done is None:
         return

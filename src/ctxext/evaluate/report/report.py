@@ -234,14 +234,14 @@ def _key_tokens(records: Sequence[Record]) -> dict[str, Any] | None:
     lengths: dict[int, dict[int, Record]] = {}
     for record in records:
         lengths.setdefault(record["length"], {})[record["samples"][0]] = record
-    return {
-        str(length): {
-            "documents": len(by_sample),
-            **_mean([[record["loss"][0], record["key_tokens"][0]] for record in by_sample.values()]),
-            "of": sum(record["of"][0] for record in by_sample.values()),
-        }
-        for length, by_sample in sorted(lengths.items())
-    } or None
+    found = {}
+    for length, by_sample in sorted(lengths.items()):
+        mean = _mean([[record["loss"][0], record["key_tokens"][0]] for record in by_sample.values()])
+        if not mean["count"]:
+            mean |= {"loss": None, "perplexity": None}
+        of = sum(record["of"][0] for record in by_sample.values())
+        found[str(length)] = {"documents": len(by_sample), **mean, "of": of}
+    return found or None
 
 
 def _short(records: Sequence[Record]) -> dict[str, Any] | None:
