@@ -51,6 +51,16 @@ def test_presets_files_and_recipes_of_ones_own(demo, tmp_path):
     assert own.words == ("--method", "yarn", "--factor", "2", "--beta-fast", "16"), "its factor stays"
 
 
+def test_recipes_of_the_same_name_are_all_compared(demo, tmp_path):
+    files = [tmp_path / folder / "yarn.yaml" for folder in "ab"]
+    for factor, file in enumerate(files, 2):
+        file.parent.mkdir()
+        file.write_text(f"steps:\n- method: yarn\n  factor: {factor}\n")
+    found = candidates_of(demo, (*map(str, files), "yarn", "yarn"), 2048)
+    assert [candidate.name for candidate in found] == [*map(str, files), "yarn"]
+    assert [candidate.recipe.steps[0].factor for candidate in found] == [2, 3, None]
+
+
 def test_a_length_that_the_user_states_is_stated_to_convert_too():
     stated = open_checkpoint("demo", original_length=256)
     (yarn,) = candidates_of(stated, ("yarn",), 2048)

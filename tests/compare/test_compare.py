@@ -186,6 +186,14 @@ def test_a_table_is_asked_within_it_and_beyond_with_a_method(tmp_path):
     assert table["recipe"]["steps"][0]["fill"] == "tile"
 
 
+def test_stock_mpt_is_not_asked_beyond_the_biases_that_it_computes(tmp_path):
+    source = tiny_encodings.save_tokenizer(tiny_encodings.save("mpt", tmp_path / "mpt", more={"max_seq_len": 128}))
+    report = compare(str(source), target_length=256, methods=("ntk-alibi",), tasks=("perplexity",), samples=2)
+    assert [model["lengths"] for model in report["models"]] == [[128], [128, 256]]
+    with pytest.raises(CtxextError, match="reads 128 tokens"):
+        evaluate(str(source), Settings(tasks=("perplexity",), lengths=(256,), allow_beyond=True))
+
+
 def test_the_command_shows_what_the_report_holds(run, checkpoint, tmp_path):
     words = ["--target-length", "1k", "--methods", "yarn,table", "--task", "passkey,short", "--lengths", "320,640"]
     words += ["--samples", "1", "--depths", "1", "--out", tmp_path / "out"]

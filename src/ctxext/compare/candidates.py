@@ -96,7 +96,7 @@ def candidates_of(
     if isinstance(methods, Mapping):
         contents = {name: (recipe_of(recipe).to_dict(), "") for name, recipe in methods.items()}
     elif methods:
-        contents = {_short(name): _named(name) for name in methods}
+        contents = {_short(name, methods): _named(name) for name in dict.fromkeys(methods)}
     else:
         positions = family_of(source.config).positions
         if positions not in DEFAULTS:
@@ -113,7 +113,13 @@ def candidates_of(
     return candidates
 
 
-def _short(name: str) -> str:
+def _short(name: str, names: Sequence[str]) -> str:
+    """The name of a recipe file without its folder and ending, unless another of the names is called so too."""
+    stems = [_stem(other) for other in dict.fromkeys(names)]
+    return _stem(name) if stems.count(_stem(name)) == 1 else name
+
+
+def _stem(name: str) -> str:
     return Path(name).stem if name.endswith((".yaml", ".yml")) else name
 
 

@@ -24,6 +24,9 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json"
 KINDS = {CAUSAL: "causal", MASKED: "masked", "AutoModel": "encoder"}
 """The kind of model that each Auto class loads: it generates text, fills in masked tokens, or only encodes."""
 
+_BIAS_TABLES = ("mpt",)
+"""Families with ALiBi whose class computes a table of biases as long as the context length, and fails beyond it."""
+
 
 @dataclass(frozen=True)
 class CheckpointInfo:
@@ -34,7 +37,7 @@ class CheckpointInfo:
         checkpoint: The files.
         trained_length: The context length it was trained on, in tokens, if known.
         context_length: The longest context it supports, in tokens, if known.
-        has_table: Whether its position embeddings are a table that ends at the context length.
+        has_table: Whether its position embeddings or biases are a table that ends at the context length.
     """
 
     name: str
@@ -220,8 +223,9 @@ def _lengths(checkpoint: Checkpoint) -> tuple[int | None, int | None, bool]:
             f'"{checkpoint.name}" is neither a causal nor a masked language model: {auto_class(config)} loads it.',
             hint="eval measures causal and masked language models, and encoders without a task head.",
         )
+    has_table = family.positions == "learned" or family.model_type in _BIAS_TABLES
     if is_readable(family):
         encoding = model_config(config, checkpoint.original_length).encoding
-        return encoding.trained_length, encoding.usable_length, family.positions == "learned"
+        return encoding.trained_length, encoding.usable_length, has_table
     length = next((int(config[key]) for key in _LENGTH_KEYS if config.get(key)), None)
-    return length, length, family.positions == "learned"
+    return length, length, has_table
