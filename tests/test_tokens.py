@@ -51,6 +51,12 @@ def test_a_token_that_is_refused_is_hidden_from_then_on(given, monkeypatch):
         assert redacted(f"cannot send {piece}") == "cannot send …"
 
 
+def test_names_that_hold_hf_stay():
+    for name in ("requirements-convert_hf_to_gguf.txt", "llama-server -m my_hf_model.gguf"):
+        assert redacted(name) == name
+    assert redacted(f"my_{SECRET} and \\n{SECRET}") == "my_hf_… and \\nhf_…"
+
+
 def test_tokens_are_taken_out_of_text():
     hub_token("not-of-the-usual-form")
     text = redacted(f"Illegal header value b'Bearer {SECRET}\\r' and {SECRET}, not-of-the-usual-form")

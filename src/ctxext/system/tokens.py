@@ -7,7 +7,8 @@ from typing import Any
 from ctxext.errors import CtxextError
 
 LOG_IN = "hf auth login, or --token with one that may write"
-_LOOKS_LIKE_ONE = re.compile(r"(hf_|api_org_|Bearer\s+)[^\s'\"\\)]+")
+_LOOKS_LIKE_ONE = re.compile(r"((?<![A-Za-z0-9]_)hf_|hf_(?=[A-Za-z0-9]{20})|api_org_|Bearer\s+)[^\s'\"\\)]+")
+"""Names hold "hf" as a word of theirs: convert_hf_to_gguf.py. A token has 34 letters and digits behind it."""
 _OF_A_URL = re.compile(r"([A-Za-z][\w+.\-]*://[^\s/:@'\"]*):([^\s'\"]+)@")
 """The password before the host: up to the last @, as a password may hold / and @ itself."""
 
