@@ -202,6 +202,16 @@ def test_a_schedule_of_the_sources_own(gguf):
     assert plan.header.get("llama.context_length") == 1024
 
 
+@pytest.mark.parametrize(("factor", "kind"), [(0.0, "default"), (1.0, "default"), (2.0, "linear")])
+def test_the_old_name_of_the_factor_is_read_without_the_new_one(gguf, factor, kind):
+    """As llama.cpp does (`llama_model_base::load_hparams`), which takes a 0 for "not scaled"."""
+    both = keys_of(rope__scaling__factor=factor, rope__scale_linear=4.0)
+    rotary = open_gguf(gguf(values=both)).model.rotary
+    assert (rotary.rope_type, rotary.parameters.get("factor", 1.0)) == (kind, max(factor, 1.0))
+    alone = open_gguf(gguf(values=keys_of(rope__scale_linear=4.0))).model.rotary
+    assert (alone.rope_type, alone.parameters["factor"]) == ("linear", 4.0)
+
+
 def test_the_divisors_of_a_source_are_its_schedule(gguf, tmp_path):
     """Llama 3.1's files carry theirs so."""
     made = convert_gguf(gguf(), tmp_path / "llama3.gguf", Recipe([Llama3(factor=4)])).out
@@ -272,6 +282,8 @@ def test_verify_sees_a_weight_a_key_and_a_frequency(gguf, tmp_path):
     assert failed(header.data_start + 5, 1) == ["tensors"]
     assert failed(raw.index("ä".encode()) + 1, 1) == ["keys"]
     assert failed(header.data_start + header.tensors[-1].offset + 2, 128) == ["rotation"]
+    context_length = raw.index(b"llama.context_length") + len("llama.context_length") + 4
+    assert failed(context_length + 1, 1) == ["rotation"]
     with pytest.raises(CtxextError, match="was not converted by ctxext"):
         verify_gguf(source)
 
@@ -370,6 +382,11 @@ def _damaged():
     yield "no heads", gguf_bytes({**keys_of(), "llama.attention.head_count": 0}, TENSORS), "attention heads"
     yield "a base of nothing", gguf_bytes({**keys_of(), "llama.rope.freq_base": 0.0}, TENSORS), "nothing usable"
     yield "a base that is no number", gguf_bytes({**keys_of(), "llama.rope.freq_base": float("nan")}, TENSORS), "usable"
+    yield (
+        "a length that is no number",
+        gguf_bytes({**keys_of(), "llama.context_length": True}, TENSORS),
+        "nothing usable",
+    )
     yield "an alignment", gguf_bytes({**keys_of(), "general.alignment": 3}, TENSORS), "alignment is 3"
     yield (
         "a factor in words",
@@ -502,6 +519,7 @@ def test_what_may_be_replaced(gguf, tmp_path):
     with pytest.raises(CtxextError, match="was not made by ctxext"):
         convert_gguf(source, other, step, overwrite=True)
     convert_gguf(source, other, step, overwrite_anything=True)
+    assert convert_gguf(source, tmp_path / "new" / "folder" / "out.gguf", step).out.is_file()
 
 
 def test_the_commands(gguf, tmp_path, run, monkeypatch):

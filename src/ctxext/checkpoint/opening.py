@@ -267,7 +267,7 @@ def open_checkpoint(
     elif not folder.is_dir():
         raise CtxextError(
             f'"{source}" is a file, not a checkpoint folder.',
-            hint="Name a folder. inspect, convert, verify and eval --engine llama.cpp take a GGUF file too.",
+            hint="Name a folder. inspect, convert, verify and eval --engine llama.cpp take a file NAME.gguf too.",
         )
     if not folder.is_dir():
         raise CtxextError("This installation of ctxext lacks its demo checkpoint.", hint="Install ctxext again.")

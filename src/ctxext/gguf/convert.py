@@ -324,6 +324,8 @@ def convert_gguf(
     targets = _targets(plan.source, target)
     for place in targets:
         check_file(place, plan.source.parts, options)
+    with explain_disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
     with explain_disk_errors(target), locked(target.resolve()):
         works = [beside(place, "new") for place in targets]
         try:
@@ -393,7 +395,6 @@ def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None
     """Write every part of the result beside its place."""
     header, parts = plan.header, plan.source.parts
     sizes, packed = [part.stat().st_size for part in parts], header.packed()
-    works[0].parent.mkdir(parents=True, exist_ok=True)
     check_room(works[0].parent, sum(sizes) + len(packed))
     done = 0
     for part, work, size in zip(parts, works, sizes, strict=True):

@@ -191,7 +191,7 @@ def _config(
 
     def number(name: str, default: float | None = None) -> Any:
         value = get(f"{architecture.name}.{name}", default)
-        if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
             raise CtxextError(f'"{path}" says nothing usable for {architecture.name}.{name}: {value}.')
         return value
 
@@ -228,9 +228,10 @@ def _config(
             hint="Fetch the file again.",
         )
     kind = get(f"{architecture.name}.rope.scaling.type") or "linear"
-    stretch = factor("rope.scaling.factor")
-    if stretch == 1:
-        stretch = factor("rope.scale_linear")
+    old_name = (
+        get(f"{architecture.name}.rope.scaling.factor") is None
+    )  # llama.cpp reads it only where the new is absent.
+    stretch = factor("rope.scale_linear" if old_name else "rope.scaling.factor")
     attention, length = factor("rope.scaling.attn_factor"), config["max_position_embeddings"]
     original = int(number("rope.scaling.original_context_length", length))
     scaling = _scaling(path, kind, (stretch, attention), (original, length), factors or ())
@@ -332,7 +333,7 @@ def rotation_in_llama_cpp(path: Path, header: Header, architecture: Architecture
         "attention.key_length", value("embedding_length", 0) // value("attention.head_count", 1)
     )
     base, length = value("rope.freq_base", 10000.0), value("context_length", 0)
-    factor = value("rope.scaling.factor", 0.0) or value("rope.scale_linear", 0.0) or 1.0
+    factor = value("rope.scaling.factor", value("rope.scale_linear", 0.0)) or 1.0
     kind = value("rope.scaling.type", "linear")
     scale = 1.0 if kind == "none" else 1.0 / factor
     divisors = factors_of(path, header, architecture) or [1.0] * (dim // 2)

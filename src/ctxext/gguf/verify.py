@@ -57,10 +57,14 @@ def _rotation(model: GgufModel) -> GgufCheck:
     """What llama.cpp makes of the file, against the recipe that it notes, applied again to what it was."""
     recipe = recipe_from_dict(model.recipe["recipe"], RECIPE_KEY)
     start = model.unscaled
+    edited = recipe.resolved(start).edit(start)
     try:
-        difference = check_rotation(model.path, model.architecture, recipe.resolved(start).edit(start))
+        difference = check_rotation(model.path, model.architecture, edited)
     except CtxextError as error:
         return GgufCheck("rotation", False, str(error))
+    says, reads = model.model.rotary.claimed_length, edited.rotary.claimed_length
+    if says != reads:  # No frequency hangs on it, and engines cut texts there.
+        return GgufCheck("rotation", False, f"context_length is {says}, by {recipe.summary()} it is {reads}")
     return GgufCheck("rotation", True, f"{recipe.summary()} (largest relative difference {difference:.0e})")
 
 
