@@ -1,9 +1,11 @@
 """The page with many models: short names, the summary, what it needs from outside (nothing), effective lengths."""
 
+import io
 import random
 import re
 
 import pytest
+from rich.console import Console
 
 from ctxext.cli.eval_tables import report_tables
 from ctxext.evaluate.report.colours import series_style
@@ -81,6 +83,20 @@ def test_many_models_stay_readable():
     assert "@import" not in page
     assert "anywhere" in page, "a task without depths has one cell"
     assert "5 of" not in summary, "counts stand below"
+
+
+def test_effective_lengths_of_many_tasks_are_whole_at_80_columns():
+    report = make(["demo", "a" * 40])
+    for model in report["models"]:
+        needles = [one for one in model["cells"] if one["task"] == "needle"]
+        model["cells"] = [{**one, "task": f"niah-multikey-{number}"} for number in range(12) for one in needles]
+        model["effective"] = effective_lengths(model["cells"])
+    console = Console(width=80, file=io.StringIO())
+    console.print(*report_tables(report, 80))
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    shown = text[text.index("effective length") :]
+    assert all(f"niah-multikey-{number}" in shown.split() for number in range(12)), shown
 
 
 def test_two_models_are_named_in_the_title():

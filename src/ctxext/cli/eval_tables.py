@@ -22,7 +22,7 @@ def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
     yield from heat_maps(report, width)
     if any(model.get("effective") for model in models):
         yield Text()
-        yield _effective(models)
+        yield from _effective(models, width)
     tables = {"perplexity": _perplexity, "longppl": _longppl, "short": _short, "harness": _harness}
     for kind, table_of in tables.items():
         if any(model.get(kind) for model in models):
@@ -83,18 +83,30 @@ def _cut(name: str, width: int) -> str:
     return name if len(name) < width else "…" + name[-(width - 2) :]
 
 
-def _effective(models: Sequence[dict[str, Any]]) -> Table:
-    """The effective length of each model, over all tasks and of each."""
+def _effective(models: Sequence[dict[str, Any]], width: int) -> Iterator[Table]:
+    """The effective length of each model, over all tasks and of each: as many side by side as fit, the others below."""
     longest = max(cell["length"] for model in models for cell in model["cells"])
     tasks = list(dict.fromkeys(cell["task"] for model in models for cell in model["cells"]))
-    table = _table("effective length", *(["all"] if len(tasks) > 1 else []), *tasks)
-    for model in models:
-        effective = model.get("effective")
-        if effective:
-            entries = [effective] if len(tasks) > 1 else []
-            entries += [effective["tasks"].get(task) for task in tasks]
-            table.add_row(model["name"], *(effective_text(entry, longest) for entry in entries))
-    return table
+    shown = [model for model in models if model.get("effective")]
+    columns = [("all", [model["effective"] for model in shown])] if len(tasks) > 1 else []
+    columns += [(task, [model["effective"]["tasks"].get(task) for model in shown]) for task in tasks]
+    cells = [[heading, *(effective_text(entry, longest) for entry in entries)] for heading, entries in columns]
+    names = [_cut(model["name"], _MAX_NAME) for model in shown]
+    room = width - _width(["effective length", *names])
+    while cells:
+        used, count = 0, 0
+        while count < len(cells) and (not count or used + _width(cells[count]) <= room):
+            used, count = used + _width(cells[count]), count + 1
+        table = _table("effective length", *(heading for heading, *_ in cells[:count]))
+        for row, name in enumerate(names, 1):
+            table.add_row(name, *(column[row] for column in cells[:count]))
+        yield table
+        cells = cells[count:]
+
+
+def _width(texts: Sequence[str]) -> int:
+    """The width of a column with the space behind it."""
+    return max(map(len, texts)) + 2
 
 
 def _perplexity(report: Report) -> Table:

@@ -171,8 +171,8 @@ def comparison(
     missing = [*_beyond_stock(plans), *_not_reached(plans, figures)]
     if any("none" in sentence for sentence in missing) and (minutes := _minutes_of_a_round(plans, records)):
         missing.append(
-            f"Asking every method everything once takes about {minutes} minutes here: give more --minutes, or fewer "
-            "--methods or --lengths."
+            f"Asking every method everything once takes about {minutes} minute{'' if minutes == 1 else 's'} here: give "
+            "more --minutes, or fewer --methods or --lengths."
         )
     return {
         "models": rows,
