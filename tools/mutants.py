@@ -376,8 +376,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "system/tokens.py",
-        "(hf_|api_org_|",
-        "(hf_|",
+        "{20})|api_org_|",
+        "{20})|",
         ("tests/test_tokens.py::test_every_kind_of_token_is_known_by_its_form",),
     ),
     (
