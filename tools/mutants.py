@@ -247,7 +247,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "finetune/watch.py",
         "    signal.SIGTERM: (signal.SIG_DFL, raise_terminated),\n",
         "",
-        ("tests/finetune/test_stopping.py::test_sigterm_saves_the_step_that_runs",),
+        ("tests/finetune/test_stopping.py::test_sigterm_saves_the_last_whole_step",),
     ),
     (
         "finetune/watch.py",
