@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 import tiny_encodings
 from aligned import aligned
-from ctxext import NtkAlibi, Range, Recipe, Table, compare, convert, evaluate
+from ctxext import NtkAlibi, Range, Recipe, Table, Yarn, compare, convert, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.compare import run as compare_run
 from ctxext.compare.candidates import STOCK
@@ -184,6 +184,13 @@ def test_a_table_is_asked_within_it_and_beyond_with_a_method(tmp_path):
     table = report["comparison"]["models"][1]
     assert table["inside"]["loss"] == 0.0, "the first rows stay"
     assert table["recipe"]["steps"][0]["fill"] == "tile"
+
+
+def test_a_converted_checkpoint_is_compared_with_itself(tmp_path):
+    out = convert("demo", tmp_path / "out", Yarn(target_length=1024), check=False).out
+    report = compare(str(out), target_length=1024, methods=("mspoe",), tasks=("short",), samples=1)
+    assert [model["name"] for model in report["models"]] == [STOCK, "mspoe"]
+    assert report["comparison"]["models"][1]["inside"] is not None
 
 
 def test_stock_mpt_is_not_asked_beyond_the_biases_that_it_computes(tmp_path):

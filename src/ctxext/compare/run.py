@@ -82,7 +82,8 @@ def compare(
     check_harness(settings.harness, settings.lengths)
     # A table ends at the context length of the model as it is; with the recipes it is as long as they reach.
     endless = dataclasses.replace(info, context_length=max(settings.lengths), has_table=False)
-    (asked,) = plans_of([endless], settings, loading)
+    # The source of a converted checkpoint follows; here all is against the checkpoint as it is.
+    asked, *_ = plans_of([endless], settings, loading)
     if progress is not None:
         progress("loading the model", 0, 1)
     stock = load_model(info, loading)
