@@ -284,6 +284,12 @@ def test_verify_sees_a_weight_a_key_and_a_frequency(gguf, tmp_path):
     assert failed(header.data_start + header.tensors[-1].offset + 2, 128) == ["rotation"]
     context_length = raw.index(b"llama.context_length") + len("llama.context_length") + 4
     assert failed(context_length + 1, 1) == ["rotation"]
+    yarn = convert_gguf(source, tmp_path / "yarn.gguf", Recipe([Yarn(factor=4)])).out
+    key = b"llama.context_length" + struct.pack("<I", 4)
+    assert yarn.read_bytes().count(key + struct.pack("<I", 2048)) == 1
+    changed = yarn.read_bytes().replace(key + struct.pack("<I", 2048), key + struct.pack("<I", 999))
+    yarn.write_bytes(changed)  # The schedule still reaches 2048.
+    assert [check.name for check in verify_gguf(yarn, source) if not check.is_passed] == ["rotation"]
     with pytest.raises(CtxextError, match="was not converted by ctxext"):
         verify_gguf(source)
 

@@ -62,7 +62,7 @@ def _rotation(model: GgufModel) -> GgufCheck:
         difference = check_rotation(model.path, model.architecture, edited)
     except CtxextError as error:
         return GgufCheck("rotation", False, str(error))
-    says, reads = model.model.rotary.claimed_length, edited.rotary.claimed_length
+    says, reads = model.header.get(model.key("context_length")), edited.rotary.claimed_length
     if says != reads:  # No frequency hangs on it, and engines cut texts there.
         return GgufCheck("rotation", False, f"context_length is {says}, by {recipe.summary()} it is {reads}")
     return GgufCheck("rotation", True, f"{recipe.summary()} (largest relative difference {difference:.0e})")
