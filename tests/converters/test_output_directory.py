@@ -1,11 +1,14 @@
 """Whose files lie in OUT, who else writes there, and what is left when something goes wrong."""
 
 import errno
+import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,11 +16,13 @@ import pytest
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import Ntk, Recipe, Yarn
+from ctxext.system import output_directory
 from ctxext.system.locks import locked
 from ctxext.system.output_directory import (
     OverwriteOptions,
     beside,
     check_out,
+    discard,
     explain_disk_errors,
     give_name,
     recover,
@@ -114,6 +119,69 @@ def test_a_lock_is_one_thread_s_and_may_be_taken_again_by_it(tmp_path):
         thread.join()
     assert len(refused) == 1
     assert names(tmp_path) == []
+
+
+def stopped_at(line: int, work: Callable[[], None]) -> bool:
+    """Do the work with Ctrl-C at a line of the module or of `shutil`, counted as they run; whether it came to that."""
+    files = (output_directory.__file__, shutil.__file__)
+    left = line
+
+    def trace(frame, event, _argument):
+        nonlocal left
+        if frame.f_code.co_filename not in files:
+            return None
+        if event == "line":
+            left -= 1
+            if left == -1:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except (KeyboardInterrupt, OSError):
+        pass  # The error is `rmtree`'s own, of a file that it had just closed.
+    finally:
+        sys.settrace(before)
+    return left < 0
+
+
+def test_a_folder_that_is_discarded_when_a_signal_comes_is_there_whole_or_not_at_all(tmp_path):
+    folder = tmp_path / "out"
+    for line in itertools.count():
+        (folder / "checkpoint-2").mkdir(parents=True, exist_ok=True)
+        (folder / "settings.json").write_text("{}")
+        came = stopped_at(line, lambda: discard(folder))
+        assert names(tmp_path) in ([], ["out"]), line
+        if folder.exists():
+            assert names(folder) == ["checkpoint-2", "settings.json"]
+        if not came:
+            break
+    assert line > 10
+    assert names(tmp_path) == []
+
+
+def test_a_result_that_takes_its_name_when_a_signal_comes_is_the_old_or_the_new_one(tmp_path):
+    out = tmp_path / "out"
+
+    def write() -> None:
+        with output_directory.output_directory(out, [], OverwriteOptions(overwrite_anything=True)) as work:
+            (work / "new.txt").write_text("")
+
+    for line in itertools.count():
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        (out / "old.txt").write_text("")
+        came = stopped_at(line, write)
+        assert names(out) in (["old.txt"], ["new.txt"]), line
+        assert not [name for name in names(tmp_path) if "ctxext-new" in name], line
+        recover(out)
+        assert [name for name in names(tmp_path) if "ctxext" in name] == [], line
+        if not came:
+            break
+    assert line > 10
+    assert names(out) == ["new.txt"]
 
 
 def test_leftovers_of_other_machines_stay(tmp_path):

@@ -35,6 +35,7 @@ from ctxext.system.output_directory import (
     beside,
     check_out,
     deletable_files,
+    delete,
     discard,
     explain_disk_errors,
     give_name,
@@ -231,12 +232,13 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
     # Written under another name and renamed, so that a training folder always has its settings.
     new = beside(folder, "new")
     with explain_disk_errors(folder):
-        new.mkdir()
         try:
+            new.mkdir()
             (new / SETTINGS).write_text(as_json(settings), encoding="utf-8")
             new.rename(folder)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
+        except BaseException:
+            delete(new)
+            raise
 
 
 def _short(value: Any) -> str:

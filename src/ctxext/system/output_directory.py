@@ -225,11 +225,13 @@ def staging_directory(out: Path) -> Iterator[Path]:
     with locked(out):
         recover(out)
         work = beside(out, "new")
-        work.mkdir()
         try:
+            work.mkdir()
             yield work
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+            delete(work)
+        except BaseException:
+            delete(work)
+            raise
 
 
 def beside(out: Path, kind: str) -> Path:
@@ -256,11 +258,12 @@ def give_name(work: Path, out: Path, *, overwrite: bool = True, deletable: Colle
             out.rename(aside)
             check_contents(aside, overwrite=overwrite, deletable=deletable, named=out)
         work.rename(out)
-    except (OSError, CtxextError) as error:
+    except BaseException as error:  # Ctrl-C and SIGTERM among them.
         if aside.exists():
-            aside.rename(out)
-        is_taken = isinstance(error, CtxextError) or error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
-        if not is_taken:
+            with contextlib.suppress(OSError):
+                aside.rename(out)
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+        if not (is_full or isinstance(error, CtxextError)):
             raise
         kept = next(place for place in _numbered(out) if not place.exists())
         work.rename(kept)
@@ -268,7 +271,7 @@ def give_name(work: Path, out: Path, *, overwrite: bool = True, deletable: Colle
             f'OUT "{out}" was filled while this ran: what it holds stays, the result is "{kept}".',
             hint="Rename one of the two.",
         ) from error
-    shutil.rmtree(aside, ignore_errors=True)
+    delete(aside)
 
 
 def _numbered(out: Path) -> Iterator[Path]:
@@ -286,9 +289,22 @@ def deletable_files(out: Path, options: OverwriteOptions) -> Collection[str]:
 def discard(folder: Path) -> None:
     """Delete a folder so that it is there whole or not at all; what a kill leaves of it, the next run clears."""
     leftover = beside(folder, "new")
-    with contextlib.suppress(FileNotFoundError):
-        folder.rename(leftover)
-        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(leftover)
+        delete(leftover)
+    except BaseException:
+        delete(leftover)
+        raise
+
+
+def delete(folder: Path) -> None:
+    """Delete a folder if it is there; Ctrl-C and SIGTERM in between are raised when it is gone."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def recover(out: Path) -> None:
