@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from ctxext.cli.app import app
 from ctxext.errors import CtxextError
+from ctxext.finetune import run as finetune_run
+from ctxext.system import processes
 from tiny_base import documents, load, logits, write_jsonl
 
 OPTIONS = ("--length", "64", "--steps", "3", "--batch-size", "2", "--rank", "4", "--learning-rate", "5e-3")
@@ -77,9 +79,33 @@ def test_before_and_after_in_one_report(base, data, tmp_path):
     assert (tmp_path / "out" / "evaluation" / "report.html").exists()
 
 
-def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path):
-    """The needle does not fit into the 32 tokens that this base was trained on."""
-    words = ("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--eval", "needle")
+def test_what_was_trained_from_is_asked_by_one_process(base, data, tmp_path, monkeypatch):
+    """Of the same revision; the other processes of a training are gone by then."""
+    asked, train = [], finetune_run.finetune
+
+    def trained(*args, **options):
+        done = train(*args, **options)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        return done
+
+    def evaluated(_models, settings, *, loading, **_options):
+        asked.extend([loading.revision, loading.token, settings.original_length, processes.num_processes()])
+        return {"models": [], "cells": []}
+
+    monkeypatch.setattr(finetune_run, "finetune", trained)
+    monkeypatch.setattr("ctxext.evaluate.run.evaluate", evaluated)
+    monkeypatch.setattr("ctxext.cli.eval_tables.report_tables", lambda *_args: [])
+    words = ("--revision", "v2", "--token", "hf_mine", "--original-length", "32", "--eval", "short")
+    run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, *words, "--json")
+    assert asked == ["v2", "hf_mine", 32, 1]
+
+
+def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path, monkeypatch):
+    def fails(*_args, **_options):
+        raise CtxextError("No room.")
+
+    monkeypatch.setattr("ctxext.evaluate.run.evaluate", fails)
+    words = ("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--eval", "short")
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert isinstance(result.exception, CtxextError)
     assert "is complete; it is its evaluation that failed" in result.stderr
@@ -94,6 +120,8 @@ def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path):
         ((), "--data is missing"),
         (("--data", "{data}", "--format", "json"), '--format "json"'),
         (("--data", "{data}", "--eval", "needles"), 'no task "needles"'),
+        # It does not fit into the 32 tokens that this base was trained on.
+        (("--data", "{data}", "--eval", "needle"), 'task "needle" needs at least'),
         (("--data", "{data}", "--eval", "short", "--no-merge"), "--no-merge makes none"),
         (("--data", "{data}", "--length", "far"), "far"),
         (("--data", "{data}", "--targets", "q_proj,o_prj"), "o_prj"),

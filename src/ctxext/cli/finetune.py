@@ -40,6 +40,8 @@ from ctxext.system.files import Progress
 from ctxext.system.locks import short_name
 
 if TYPE_CHECKING:
+    from ctxext.evaluate.model import Loading
+    from ctxext.evaluate.settings import Settings
     from ctxext.finetune.dry_run import Plan
     from ctxext.finetune.run import Finetuned
 
@@ -392,9 +394,9 @@ def finetune(
 
     if evaluate and not merge:
         raise CtxextError("--eval asks a merged checkpoint, and --no-merge makes none.", hint="Leave one of them out.")
-    _check_tasks(evaluate, model, revision, token)
     output = Output(as_json=as_json, quiet=quiet or not is_first(), verbose=verbose)
     training = built(TrainingOptions, options)
+    questions = _questions(evaluate, model, training, revision=revision, token=token) if evaluate else None
     chosen = TrainingData(tuple(data or ()), record_format, text_field, split, skip_bad_rows, long_share)
     held_out = dataclasses.replace(chosen, words=(eval_data,), split=None, long_share=None) if eval_data else None
     if to:
@@ -436,36 +438,36 @@ def finetune(
         used_options(context), encoding="utf-8", errors="replace"
     )
     try:
-        report = _evaluate(model, out, names_in([evaluate]), done, output) if evaluate else None
+        report = _evaluate(model, out, questions, output) if questions else None
     except CtxextError:
         output.note(f"{out} is complete; it is its evaluation that failed")
         raise
     tell_result(output, done, model, out, merge=merge, report=report)
 
 
-def _check_tasks(tasks: str | None, model: str, revision: str | None, token: str | None) -> None:
-    """Refuse unknown tasks, and those for another kind of model, before hours of training."""
-    if not tasks:
-        return
-    from ctxext.evaluate.checkpoint_info import open_infos
+def _questions(
+    tasks: str, model: str, training: TrainingOptions, *, revision: str | None, token: str | None
+) -> tuple["Settings", "Loading"]:
+    """What base and result will be asked, and how they are loaded; refused before hours of training."""
     from ctxext.evaluate.model import Loading
-    from ctxext.evaluate.plan import check_kind
+    from ctxext.evaluate.plan import plan_questions
     from ctxext.evaluate.settings import Settings
 
-    settings = Settings(tasks=names_in([tasks]))
-    for info in open_infos([model], revision=revision, token=token):
-        check_kind(info, settings, Loading())
+    settings = Settings(tasks=names_in([tasks]), seed=training.seed, original_length=training.original_length)
+    loading = Loading(revision=revision, token=token)
+    plan_questions([model], settings, loading)
+    return settings, loading
 
 
-def _evaluate(model: str, out: Path, tasks: tuple[str, ...], done: "Finetuned", output: Output) -> Any:
-    """Ask the base and the result the same questions."""
+def _evaluate(model: str, out: Path, questions: tuple["Settings", "Loading"], output: Output) -> Any:
+    """Ask the base and the result the same questions, in this process: the others of the training have ended."""
     from ctxext.cli.eval_tables import report_tables
     from ctxext.evaluate.run import evaluate
-    from ctxext.evaluate.settings import Settings
+    from ctxext.system.processes import alone
 
-    settings = Settings(tasks=tasks, seed=done.options.seed)
-    with output.progress("evaluating") as progress:
-        report = evaluate([model, str(out)], settings, out=out / "evaluation", progress=progress)
+    settings, loading = questions
+    with alone(), output.progress("evaluating") as progress:
+        report = evaluate([model, str(out)], settings, loading=loading, out=out / "evaluation", progress=progress)
     for table in report_tables(report, output.stderr.width):
         output.note(table)
     return report

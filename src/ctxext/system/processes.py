@@ -1,7 +1,9 @@
 """Several processes, as `accelerate launch` starts them: who am I, and wait for the others."""
 
+import contextlib
 import datetime
 import os
+from collections.abc import Iterator
 
 
 def rank() -> int:
@@ -20,3 +22,13 @@ def wait_for_everyone(device: str) -> None:
         from accelerate import PartialState
 
         PartialState(cpu=device == "cpu", timeout=datetime.timedelta(days=30)).wait_for_everyone()
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Inside this context the process shares its work with no other, whatever started it."""
+    before = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE") if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(before)
