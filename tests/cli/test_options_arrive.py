@@ -409,10 +409,8 @@ def test_convert_by_a_search(arrived, monkeypatch, words, budget):
 
 @pytest.mark.parametrize(("words", "expected"), TRAININGS)
 def test_finetune(arrived, monkeypatch, words, expected):
-    opened = []
-    monkeypatch.setattr(
-        "ctxext.evaluate.checkpoint_info.open_infos", lambda *given, **more: opened.append((given, more)) or []
-    )
+    planned = []
+    monkeypatch.setattr("ctxext.evaluate.plan.plan_questions", lambda *given: planned.append(given))
     monkeypatch.setattr(TrainingData, "reader", lambda self, options: (self, options))
     monkeypatch.setattr(TrainingOptions, "_check_together", lambda self: None)
     (model, out, chosen, options), named = arrived((*FINETUNE, *words), "ctxext.finetune.run.finetune")
@@ -425,10 +423,13 @@ def test_finetune(arrived, monkeypatch, words, expected):
     assert callable(reporter.tell)
     flags = dict.fromkeys(("resume", "overwrite", "overwrite_anything"), True)
     assert named == {"run": RunOptions(**GIVEN, **flags, merge=False)}
-    assert opened == []
+    assert planned == []
     _, named = arrived((*MERGED, *words), "ctxext.finetune.run.finetune")
     assert named["run"].merge
-    assert opened == [((["some"],), GIVEN)]
+    asked = Settings(
+        tasks=("short",), **{name: expected[name] for name in ("seed", "original_length") if name in expected}
+    )
+    assert planned == [(["some"], asked, Loading(**GIVEN))]
     (model, reader, options), named = arrived((*FINETUNE, *words, "--dry-run"), "ctxext.finetune.dry_run.dry_run")
     assert (model, reader, options) == ("some", (chosen, options), TrainingOptions(**expected))
     assert callable(named.pop("tell"))
@@ -446,20 +447,21 @@ def test_every_choice_of_a_training_is_made_here():
 def test_a_result_is_asked_the_same_as_its_base(run, tmp_path, monkeypatch):
     """With the seed of the training, and only where there is a checkpoint to ask."""
     monkeypatch.chdir(tmp_path)
-    trained = SimpleNamespace(options=TrainingOptions(seed=7))
-    monkeypatch.setattr("ctxext.evaluate.checkpoint_info.open_infos", lambda *given, **more: [])
-    monkeypatch.setattr("ctxext.finetune.run.finetune", lambda *given, **more: trained)
+    monkeypatch.setattr("ctxext.evaluate.plan.plan_questions", lambda *given: planned.append(given))
+    monkeypatch.setattr("ctxext.finetune.run.finetune", lambda *given, **more: SimpleNamespace())
     results = []
     monkeypatch.setattr("ctxext.cli.finetune.tell_result", lambda *given, **more: results.append(more))
-    asked = []
+    planned, asked = [], []
 
-    def evaluate(models, settings, *, out, progress):
-        asked.append((models, settings, out))
+    def evaluate(models, settings, *, loading, out, progress):
+        asked.append((models, settings, loading, out))
         return {"models": []}
 
     monkeypatch.setattr("ctxext.evaluate.run.evaluate", evaluate)
     line = ("finetune", "some", "out", "--data", "demo")
-    run(*line, "--eval", "short,needle")
+    run(*line, "--eval", "short,needle", "--seed", "7", "--revision", "v1")
     run(*line, "--no-merge")
-    assert asked == [(["some", "out"], Settings(tasks=("short", "needle"), seed=7), Path("out/evaluation"))]
+    questions = (Settings(tasks=("short", "needle"), seed=7), Loading(revision="v1"))
+    assert planned == [(["some"], *questions)]
+    assert asked == [(["some", "out"], *questions, Path("out/evaluation"))]
     assert results == [{"merge": True, "report": {"models": []}}, {"merge": False, "report": None}]
