@@ -11,6 +11,7 @@ from transformers.masking_utils import sdpa_mask
 
 from ctxext.portable import adaptive, bifocal, dual_chunk, rerope, self_extend, sinks, string, window
 from ctxext.portable.method import Frame, Tables, Turn, angles_of
+from ctxext.portable.private_copy import cache_in
 
 RELATIONS = [
     *(adaptive.Adaptive, bifocal.Bifocal, dual_chunk.Dca, rerope.Rerope, self_extend.SelfExtend),
@@ -158,7 +159,7 @@ class Attached:
         model.model.register_forward_pre_hook(self.begin, with_kwargs=True)
 
     def begin(self, module, args, kwargs):
-        self.memory, self.cache = {}, kwargs.get("past_key_values")
+        self.memory, self.cache = {}, cache_in(kwargs)
         self.seen = self.cache.get_seq_length() if self.cache is not None else 0
         self.seen = self.seen.clone() if torch.is_tensor(self.seen) else self.seen
 

@@ -53,10 +53,10 @@ def rows_of(name, *, keeps_keys=False):
     """What the plugin makes of a case, with a layer as a converted model has it."""
     attention = SimpleNamespace(layer_idx=0, scaling=None, config=SimpleNamespace(_attn_implementation="vllm"))
     method = made(name)
-    part = Part([method], attention, (apply_rotary_pos_emb, True))
+    part = Part([method], "self_attn", attention, (apply_rotary_pos_emb, True))
     part.is_left_to_engine = True
     rotary = SimpleNamespace(ctxext_layouts={None: ([*range(PAIRS)] * 2, None)}, inv_freq=torch.tensor(BASE))
-    return Rows(part, rotary, [method], 0, keeps_keys=keeps_keys)
+    return Rows(part, attention, rotary, [method], 0, keeps_keys=keeps_keys)
 
 
 def engine_of(name, kind=Implementation, *, keeps_keys=False):
@@ -250,7 +250,7 @@ def test_several_maps_act_from_the_first_border_on_the_innermost_first():
 
         return SimpleNamespace(map=SimpleNamespace(first=first), attend=attend)
 
-    both = Rows(rows.part, rows.rotary, [method("inner", 70), method("outer", 66)], 0)
+    both = Rows(rows.part, rows.attention, rows.rotary, [method("inner", 70), method("outer", 66)], 0)
     assert both.first == 66
     query, key, value = states(80, HEADS, GROUPS, SIZE)
     both.attended(SimpleNamespace(scale=0.3), query[:, :, 79:], key, value, 79)
@@ -261,7 +261,7 @@ def test_a_map_for_each_layer_acts_from_its_own_border():
     rows = rows_of("self-extend")
     layered = SimpleNamespace(map=None, maps={layer: SimpleNamespace(first=50 + layer) for layer in (0, 1)})
     for rows.part.layer in (0, 1):
-        assert Rows(rows.part, rows.rotary, [layered], 0).first == 50 + rows.part.layer
+        assert Rows(rows.part, rows.attention, rows.rotary, [layered], 0).first == 50 + rows.part.layer
 
 
 def test_an_engine_that_warms_up_is_left_alone():

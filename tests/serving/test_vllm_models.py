@@ -54,9 +54,9 @@ def layer(number, layers=(0, 1)):
     """A decoder layer's attention with a relation map on some layers, as a converted model has it."""
     method = made("self-extend")
     method.settings["layers"] = [*layers]
-    part = SimpleNamespace(layer=number, methods=[method], is_left_to_engine=False)
-    part.attention = SimpleNamespace(vllm_attention=SimpleNamespace(impl=Attention()))
-    return SimpleNamespace(ctxext_part=part)
+    part = SimpleNamespace(name="self_attn", layer=number, methods=[method], is_left_to_engine=False)
+    attention = SimpleNamespace(vllm_attention=SimpleNamespace(impl=Attention()))
+    return SimpleNamespace(ctxext_part=part, self_attn=attention)
 
 
 def model(*layers, **changes):
@@ -81,7 +81,7 @@ def test_every_rank_begins_with_its_own_heads(rank, ranks, heads, first, plugin)
     plugin.place.rank, plugin.place.ranks = rank, ranks
     one = layer(0)
     plugin.module.bind(model(one, heads=heads))
-    attention = one.ctxext_part.attention.vllm_attention.impl
+    attention = one.self_attn.vllm_attention.impl
     assert attention.ctxext_rows.first_head == first
     assert isinstance(attention, Attention)
     assert type(attention) is not Attention
@@ -99,7 +99,7 @@ def test_every_rank_begins_with_its_own_heads(rank, ranks, heads, first, plugin)
 )
 def test_turned_keys_are_kept_where_all_writes_are_seen(writes_in_forward, shares, transfer, keeps, plugin):
     one = layer(0)
-    attention = one.ctxext_part.attention.vllm_attention
+    attention = one.self_attn.vllm_attention
     if writes_in_forward is not None:
         attention.attn_backend = SimpleNamespace(forward_includes_kv_cache_update=writes_in_forward)
     attention.kv_sharing_target_layer_name = shares
@@ -110,10 +110,10 @@ def test_turned_keys_are_kept_where_all_writes_are_seen(writes_in_forward, share
 def test_layers_that_take_no_part_are_left_alone(plugin):
     acting, other = layer(0, layers=(0,)), layer(1, layers=(0,))
     plugin.module.bind(model(acting, other))
-    kinds = [type(one.ctxext_part.attention.vllm_attention.impl) is Attention for one in (acting, other)]
+    kinds = [type(one.self_attn.vllm_attention.impl) is Attention for one in (acting, other)]
     assert kinds == [False, True]
     assert all(one.ctxext_part.is_left_to_engine for one in (acting, other))
-    rows = acting.ctxext_part.attention.vllm_attention.impl.ctxext_rows
+    rows = acting.self_attn.vllm_attention.impl.ctxext_rows
     assert (rows.part, rows.methods) == (acting.ctxext_part, acting.ctxext_part.methods)
 
 
@@ -151,7 +151,7 @@ def test_caches_that_hold_keys_as_they_are(dtype, plugin):
 @pytest.mark.parametrize("attention", [None, SimpleNamespace(impl=SimpleNamespace())])
 def test_an_attention_that_is_not_known_is_refused(attention, plugin):
     one = layer(3)
-    one.ctxext_part.attention.vllm_attention = attention
+    one.self_attn.vllm_attention = attention
     with pytest.raises(ValueError, match="the attention of layer 3"):
         plugin.module.bind(model(one))
 
@@ -163,4 +163,4 @@ def test_layers_are_bound_once_vllm_has_made_its_own(plugin):
         vars(built).update(vars(model(one)))
         built._create_attention_instances("language_model")
         assert built.prefixes == ["language_model"]
-        assert hasattr(one.ctxext_part.attention.vllm_attention.impl, "ctxext_rows")
+        assert hasattr(one.self_attn.vllm_attention.impl, "ctxext_rows")

@@ -7,9 +7,13 @@ h query heads, g KV heads, l length, d head, p rotated pairs, c columns of cos a
 
 import functools
 import math
+import sys
+import threading
 from collections import namedtuple
 
 import torch
+
+from .private_copy import cache_in
 
 # From where to where tensors rotate: positions (b or 1, l) or (b or 1, l, c), `since` None for no rotation at all. At
 # `to` the frequencies are multiplied by `slowed` (b or 1, l or 1, c), float64, or None for 1.
@@ -76,18 +80,34 @@ def chained(methods, hook, innermost):
     return innermost
 
 
-CACHES = ("past_key_values", "past_key_value", "layer_past")  # The names of a layer's argument, by family.
+# The forwards that this thread is in: `call`, a layer's `Call`, and `given`, a model's `Given`. Modules are shared by
+# threads and by the replicas of `torch.nn.DataParallel`, so neither can be an attribute of one.
+CURRENT = threading.local()
 
 
 class Part:
-    """The methods, attention and rotation of a decoder layer of a private copy."""
+    """The methods of a decoder layer of a private copy, its rotation, and the name of its attention.
 
-    def __init__(self, methods, attention, original, rotary=None):
-        self.methods, self.attention, self.original = methods, attention, original
+    It holds no module, as replicas of a layer share it.
+    """
+
+    def __init__(self, methods, name, attention, original, rotary=None):
+        self.methods, self.name, self.original = methods, name, original
+        self.module = type(attention).__module__  # The private copy.
         self.layer = getattr(attention, "layer_idx", getattr(attention, "block_idx", None))
         self.scaling = getattr(attention, "scaling", None)
-        self.rotary = rotary  # If it belongs to the attention.
+        self.rotary = rotary  # The name of the rotary embedding if it belongs to the attention, or None.
         self.is_left_to_engine = False  # Whether the attention function calls the methods, per sequence.
+
+    def __getstate__(self):
+        return {**vars(self), "original": None}  # Pickle finds functions by name, where now `apply` is.
+
+    def __setstate__(self, state):
+        vars(self).update(state, original=sys.modules[state["module"]].ctxext_rotation)
+
+    def attends(self, layer):
+        """Return the methods that replace the attention of this layer."""
+        return [m for m in self.methods if type(m).attend is not Method.attend and m.acts_on(layer)]
 
 
 def layer_of(part, inputs):
@@ -126,13 +146,14 @@ class Call:
     `first_head` that of the first of them: above 0 on later ranks of tensor parallelism.
     """
 
-    def __init__(self, part, tables, inputs):
-        self.layer = layer_of(part, inputs)
-        self.methods, self.attention, self.original = part.methods, part.attention, part.original
+    def __init__(self, part, attention, tables, inputs):
+        self.layer, self.part, self.attention = layer_of(part, inputs), part, attention
+        self.rotary = getattr(attention, part.rotary) if part.rotary else None
+        self.methods, self.original = part.methods, part.original
         self.layer_memory = {}
         if tables is not None:
             self.see_tables(tables)
-        self.cache = next((inputs[name] for name in CACHES if name in inputs), None)
+        self.cache = cache_in(inputs)
         self.mask, self.scaling = inputs.get("attention_mask"), part.scaling
         self.is_left_to_engine = part.is_left_to_engine
         self.is_paged = "read_index" in inputs  # Continuous batching, which keeps the name of any backend.
@@ -281,7 +302,15 @@ FOLLOWING = {name: following(name) for name in MOVES}
 @functools.cache
 def followed(kind):
     """A class of caches whose methods also move the state of their sequences."""
-    return type(kind.__name__, (kind,), {name: move for name, move in FOLLOWING.items() if hasattr(kind, name)})
+    moves = {name: move for name, move in FOLLOWING.items() if hasattr(kind, name)}
+    # Pickle finds classes by name, and this one has none.
+    reduced = {"__reduce_ex__": lambda cache, protocol: (restored, (kind,), vars(cache))}
+    return type(kind.__name__, (kind,), {**moves, **reduced})
+
+
+def restored(kind):
+    """Return an empty cache of `followed(kind)`, which pickle and copy fill."""
+    return followed(kind).__new__(followed(kind))
 
 
 class SequenceState:

@@ -7,17 +7,26 @@ family's. Shapes: b batch, h heads, l rows, k keys.
 """
 
 import functools
-import inspect
-from contextvars import ContextVar
+import threading
 
 import torch
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-from .private_copy import classes_of, find_renamed_weights, is_model, private_copy, replace, true_values
+from .private_copy import (
+    arguments_of,
+    cache_in,
+    check_arguments,
+    classes_of,
+    find_renamed_weights,
+    is_model,
+    private_copy,
+    replace,
+    true_values,
+)
 
 KEY = "ctxext_code"
 BUILDERS = ("build_alibi_tensor", "build_mpt_alibi_tensor")  # The function that builds the bias, by family.
-SHARES = ContextVar("shares", default=None)  # Factors on the slopes in this forward.
+CURRENT = threading.local()  # `shares`: factors on the slopes in the forward that this thread is in.
 
 
 class RowBias:
@@ -69,7 +78,7 @@ class RowBias:
 
 def built(original, *args, **kwargs):
     """The family's bias times the factors of this forward."""
-    bias, shares = original(*args, **kwargs), SHARES.get()
+    bias, shares = original(*args, **kwargs), getattr(CURRENT, "shares", None)
     if shares is None:
         return bias
     by_head = bias.reshape(-1, shares.shape[1], 1, bias.shape[-1])
@@ -94,7 +103,7 @@ def model_forward(names, needs_mask, original, model, *args, **kwargs):
     inputs = next((given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None), None)
     if slopes is None or inputs is None:
         return original(model, *args, **kwargs)
-    cache, mask, length = given.get("past_key_values"), given.get("attention_mask"), inputs.shape[1]
+    cache, mask, length = cache_in(given), given.get("attention_mask"), inputs.shape[1]
     seen = 0 if cache is None else cache.get_seq_length()
     if slopes.leaves_alone(seen + length):
         return original(model, *args, **kwargs)
@@ -102,11 +111,11 @@ def model_forward(names, needs_mask, original, model, *args, **kwargs):
     if mask is None and needs_mask:
         keys = length if cache is None else cache.get_mask_sizes(length, 0)[0]
         given["attention_mask"] = torch.ones(len(inputs), keys, dtype=torch.long, device=inputs.device)
-    token = SHARES.set(shares)
+    outer, CURRENT.shares = getattr(CURRENT, "shares", None), shares
     try:
         return original(model, **given)
     finally:
-        SHARES.reset(token)
+        CURRENT.shares = outer
 
 
 def model_init(method, original, model, config, *args, **kwargs):
@@ -130,6 +139,6 @@ def family(stub, modeling, methods):
         if is_model(cls):
             replace(cls, "__init__", functools.partial(model_init, method))
         if cls.__name__ in MODEL_MAPPING_NAMES.values():
-            names = list(inspect.signature(cls.forward).parameters)[1:]
-            replace(cls, "forward", functools.partial(model_forward, names, needs_mask))
+            check_arguments(cls, "attention_mask")
+            replace(cls, "forward", functools.partial(model_forward, arguments_of(cls), needs_mask))
     return module

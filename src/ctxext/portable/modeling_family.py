@@ -15,8 +15,31 @@ import sys
 import torch
 import transformers
 
-from .method import Call, Frame, Given, Method, Part, Row, Tables, Turn, chained, layer_of
-from .private_copy import MODERN, classes_of, find_renamed_weights, is_model, private_copy, replace, true_values
+from .method import (
+    CURRENT,
+    Call,
+    Frame,
+    Given,
+    Method,
+    Part,
+    Row,
+    Tables,
+    Turn,
+    chained,
+    layer_of,
+)
+from .private_copy import (
+    MODERN,
+    arguments_of,
+    cache_in,
+    check_arguments,
+    classes_of,
+    find_renamed_weights,
+    is_model,
+    private_copy,
+    replace,
+    true_values,
+)
 
 KEY = "ctxext_code"
 SENTINEL = "ctxext_needs_trust_remote_code"  # The rope type in config.json, unknown without this file.
@@ -78,10 +101,10 @@ def rotary_forward(original, rotary, *args, **kwargs):
     by_set = []
     for query, key in sets:  # If they share their positions, the keys' tables are None.
         by_set.append((table(Turn(query, None)), None if key is query else table(Turn(key, None))))
-    is_complex, call = torch.is_tensor(original_tables), getattr(rotary, "ctxext_call", None)
-    memory = {"given": getattr(rotary, "ctxext_given", None)}
+    is_complex, call = torch.is_tensor(original_tables), getattr(CURRENT, "call", None)
+    memory = {"given": getattr(CURRENT, "given", None)}
     tables = Tables(original_tables if is_complex else cos, by_set, rows, frame, memory)
-    if call is None:
+    if call is None or call.rotary is not rotary:
         return tables, None if is_complex else sin
     call.see_tables(tables)  # The rotary embedding of one attention.
     return (cos if call.is_plain else call), sin
@@ -105,22 +128,20 @@ def model_forward(names, original, model, *args, **kwargs):
     """
     given = dict(zip(names, args, strict=False)) | kwargs
     inputs = next((given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None), None)
-    if inputs is None or not model.ctxext_rotaries:
+    if inputs is None or not model.ctxext_has_methods:
         return original(model, *args, **kwargs)
-    outer, cache = getattr(model.ctxext_rotaries[0], "ctxext_given", None), given.get("past_key_values")
+    outer, cache = getattr(CURRENT, "given", None), cache_in(given)
     mask, length = given.get("attention_mask"), inputs.shape[1]
     if not (torch.is_tensor(mask) and mask.ndim == 2):
         mask = None if outer is None else outer.mask
-    seen = cache.get_seq_length() if hasattr(cache, "get_seq_length") else 0
+    seen = 0 if cache is None else cache.get_seq_length()
     seen = seen.clone() if torch.is_tensor(seen) else seen  # A static cache counts in place.
     rows = counted(mask, seen, length) if mask is not None and given.get("position_ids") is None else None
-    for rotary in model.ctxext_rotaries:
-        rotary.ctxext_given = Given(mask, seen, rows)
+    CURRENT.given = Given(mask, seen, rows)
     try:
         return original(model, *args, **kwargs)
     finally:
-        for rotary in model.ctxext_rotaries:
-            rotary.ctxext_given = outer
+        CURRENT.given = outer
 
 
 def holds_tables(value):
@@ -128,32 +149,36 @@ def holds_tables(value):
     return isinstance(value, tuple) and bool(value) and isinstance(value[0], Tables)
 
 
-def layer_forward(original, layer, *args, **kwargs):
+def layer_forward(names, original, layer, *args, **kwargs):
     """Call the family's decoder layer with a `Call`, or the `Row` that an earlier layer kept, instead of the tables."""
-    part, tables = getattr(layer, "ctxext_part", None), kwargs.get("position_embeddings")
-    if part is not None and holds_tables(tables) and (rows := tables[0].memory.get("rows")):
-        first = rows.get(layer_of(part, kwargs), tables[0].cos)
-        kwargs["position_embeddings"] = first if tables[1] is None else (first, tables[1])
+    part = getattr(layer, "ctxext_part", None)
+    if part is None:
         return original(layer, *args, **kwargs)
-    tables = next((value for value in (*kwargs.values(), *args) if holds_tables(value)), None)
-    if part is None or not (tables or part.rotary):
+    given = dict(zip(names, args, strict=False)) | kwargs
+    tables = next((value for value in given.values() if holds_tables(value)), None)
+    number, attention = layer_of(part, given), getattr(layer, part.name)
+    attending = part.attends(number)
+    if tables is None and part.rotary is None:
+        if attending:
+            raise ValueError(f"{attending[0].name}: layer {number} was called without its rotary tables.")
         return original(layer, *args, **kwargs)
-    call = Call(part, tables and tables[0], kwargs)
+    if attending and torch.jit.is_tracing():
+        raise ValueError(f"torch.jit.trace cannot record {attending[0].name}, which depends on positions: export it.")
+    rows = tables[0].memory.get("rows") if tables else None
+    call = None if rows else Call(part, attention, tables and tables[0], given)
 
     def replaced(value):
-        if holds_tables(value):
-            first = value[0].cos if call.is_plain else call
-            return first if value[1] is None else (first, value[1])
-        return value
+        if not holds_tables(value):
+            return value
+        first = rows.get(number, value[0].cos) if rows else value[0].cos if call.is_plain else call
+        return first if value[1] is None else (first, value[1])
 
-    modules = [module for module in (part.attention, part.rotary) if module is not None]
-    for module in modules:
-        vars(module)["ctxext_call"] = call  # Without what a module does about every attribute that is set.
-    kwargs = {name: replaced(value) for name, value in kwargs.items()}
-    result = original(layer, *(replaced(value) for value in args), **kwargs)
-    for module in modules:
-        vars(module)["ctxext_call"] = None
-    return result
+    outer, CURRENT.call = getattr(CURRENT, "call", None), call
+    try:
+        kwargs = {name: replaced(value) for name, value in kwargs.items()}
+        return original(layer, *(replaced(value) for value in args), **kwargs)
+    finally:
+        CURRENT.call = outer
 
 
 def apply(original, names, *args, **kwargs):
@@ -197,12 +222,16 @@ def attending(function):
     @functools.wraps(function)
     def attend(module, query, key, value, *mask, **kwargs):
         mask = mask[0] if mask else kwargs.pop("attention_mask", None)  # Some families name it.
-        call = getattr(module, "ctxext_call", None)
-        inner = functools.partial(function, module)
-        if call is not None and not call.is_left_to_engine:
-            for method in call.methods:
-                if type(method).attend is not Method.attend and method.acts_on(call.layer):
-                    inner = functools.partial(method.attend, inner, call)
+        inner, part = functools.partial(function, module), getattr(module, "ctxext_attends", None)
+        if part is None or part.is_left_to_engine:  # The attention of an image model, or vLLM's.
+            return inner(query, key, value, mask, **kwargs)
+        call = getattr(CURRENT, "call", None)
+        if call is None or call.part is not part:
+            for method in part.methods if part.layer is None else part.attends(part.layer):
+                raise ValueError(f"{method.name}: an attention was called by another module than its decoder layer.")
+            return inner(query, key, value, mask, **kwargs)
+        for method in part.attends(call.layer):
+            inner = functools.partial(method.attend, inner, call)
         return inner(query, key, value, mask, **kwargs)
 
     return attend
@@ -284,35 +313,66 @@ def rotary_init(methods, original, rotary, config=None, *args, **kwargs):
             rotary.ctxext_layouts[name] = (nearest % len(inverse)).tolist(), (nearest // len(inverse)).tolist()
 
 
-def model_init(methods, rotation, original, model, config, *args, **kwargs):
+def model_init(module, methods, original, model, config, *args, **kwargs):
     """Build the family's model, then give each decoder layer its `Part`."""
     if not isinstance(config, model.config_class):  # A text model in a checkpoint with the whole model's configuration.
         config = config.get_text_config(decoder=True)
     settings = getattr(config.get_text_config(), KEY, None)
-    module = sys.modules[original.__module__]
     if settings:
         module.ctxext_config = config.get_text_config()
     text = config.get_text_config()
     with true_values(text, settings), true_values(text, {"hidden": settings and schedule_of_4(text)}):
         original(model, config, *args, **kwargs)
     shared = methods(settings) if settings else []  # By all layers, which then share plans by their maps.
+    layers = []
     for layer in model.modules() if settings else ():
         # An attention applies rotary embeddings in its forward; its parent is a decoder layer.
-        codes = ((child, getattr(inspect.unwrap(child.forward), "__code__", None)) for child in layer.children())
-        attention = next((c for c, code in codes if code and not {*APPLY}.isdisjoint(code.co_names)), None)
-        if attention is not None:
-            rotary = next((child for child in attention.children() if hasattr(child, "ctxext_layouts")), None)
-            layer.ctxext_part = part = Part(shared, attention, rotation, rotary)
-            for method in part.methods:
-                if part.layer is None or method.acts_on(part.layer):
-                    method.equip(attention)
-            replace(type(layer), "forward", layer_forward)
-    for name in ("ctxext_layouts", "ctxext_part") if settings else ():
-        if not any(hasattr(module, name) for module in model.modules()):
-            raise ValueError(f"{type(model).__name__} does not have the parts that the methods replace.")
-    # In a tuple, so that they are not registered a second time.
-    model.ctxext_rotaries = tuple(module for module in model.modules() if hasattr(module, "ctxext_layouts"))
+        codes = ((n, getattr(inspect.unwrap(c.forward), "__code__", None)) for n, c in layer.named_children())
+        name = next((n for n, code in codes if code and not {*APPLY}.isdisjoint(code.co_names)), None)
+        if name is not None:
+            give_part(layer, name, shared, module.ctxext_rotation)
+            layers.append(layer)
+    has_tables = any(hasattr(child, "ctxext_layouts") for child in model.modules())
+    model.ctxext_has_methods = bool(settings) and has_tables
+    if settings:
+        check_parts(model, layers, has_tables)
     find_renamed_weights(model)
+
+
+def give_part(layer, name, methods, rotation):
+    """Give a decoder layer, whose attention has this name, its `Part`."""
+    attention = getattr(layer, name)
+    rotary = next((n for n, child in attention.named_children() if hasattr(child, "ctxext_layouts")), None)
+    layer.ctxext_part = part = Part(methods, name, attention, rotation, rotary)
+    if any(type(method).attend is not Method.attend for method in methods):
+        attention.ctxext_attends = part
+    for method in methods:
+        if part.layer is None or method.acts_on(part.layer):
+            method.equip(attention)
+    replace(type(layer), "forward", functools.partial(layer_forward, arguments_of(type(layer))))
+    names = arguments_of(type(layer))
+    if "attention_mask" not in names or (part.layer is None and "layer_idx" not in names):
+        missing = "attention_mask" if "attention_mask" not in names else "layer_idx"
+        raise ValueError(f"{type(layer).__name__} of transformers {transformers.__version__} has no {missing}.")
+
+
+def check_parts(model, layers, has_tables):
+    """Refuse a model without the parts that the methods replace, or whose forward lacks an argument that they read.
+
+    Raises:
+        ValueError: something is missing; the message names it.
+    """
+    check_arguments(type(model), "attention_mask", "position_ids")
+    missing = [] if has_tables else ["rotary embedding"]
+    if not layers:
+        missing.append("decoder layer with rotary attention")
+    elif not any({"layer_idx", "cycle_offset"} & {*arguments_of(type(layer))} for layer in layers):
+        numbers = {layer.ctxext_part.layer for layer in layers}
+        acting = {number for m in layers[0].ctxext_part.methods for number in m.settings.get("layers", ())}
+        missing += [f"layer {number}" for number in sorted(acting - numbers)]
+    if missing:
+        of = f"{type(model).__name__} of transformers {transformers.__version__}"
+        raise ValueError(f"{of} has no {missing[0]}, which the methods of this checkpoint need.")
 
 
 def family(stub, modeling, methods):
@@ -321,10 +381,12 @@ def family(stub, modeling, methods):
     `methods` are the classes behind the steps, in any order; a step names its class.
     """
     module = private_copy(stub, modeling)
-    applied = next(name for name in APPLY if hasattr(module, name))
-    function = getattr(module, applied)
-    names = list(inspect.signature(function).parameters)
-    rotation = (function, names.index("cos") == 2) if "cos" in names else (turned, True)
+    applied = next((name for name in APPLY if hasattr(module, name)), None)
+    function = getattr(module, applied) if applied else None
+    names = list(inspect.signature(function).parameters) if applied else ()
+    if {"cos", "freqs_cis"}.isdisjoint(names):
+        raise ValueError(f"{modeling} of transformers {transformers.__version__} has no known rotation of queries.")
+    module.ctxext_rotation = (function, names.index("cos") == 2) if "cos" in names else (turned, True)
     setattr(module, applied, functools.partial(apply, function, names))
     if any(method.attend is not Method.attend for method in methods):  # Other methods work with any engine's attention.
         if not hasattr(module, "ALL_ATTENTION_FUNCTIONS"):
@@ -342,7 +404,6 @@ def family(stub, modeling, methods):
             replace(cls, "__init__", functools.partial(rotary_init, build))
             replace(cls, "forward", rotary_forward)
         elif is_model(cls):
-            replace(cls, "__init__", functools.partial(model_init, build, rotation))
-            names = list(inspect.signature(cls.forward).parameters)[1:]
-            replace(cls, "forward", functools.partial(model_forward, names))
+            replace(cls, "__init__", functools.partial(model_init, module, build))
+            replace(cls, "forward", functools.partial(model_forward, arguments_of(cls)))
     return module

@@ -19,12 +19,34 @@ MODERN = int(transformers.__version__.split(".")[0]) >= 5
 conversion_mapping = importlib.import_module("transformers.conversion_mapping") if MODERN else None
 
 
+# The names of a forward's cache, by family and version. A cache itself is found by its method.
+CACHES = ("cache", "past_key_values", "past_key_value", "layer_past", "cache_params")
+
+
+def cache_in(arguments):
+    """Return the cache among the arguments of a forward, or None if there is none.
+
+    Raises:
+        ValueError: an argument with the name of a cache cannot report its length.
+    """
+    cache = next((value for value in arguments.values() if hasattr(value, "get_seq_length")), None)
+    if cache is None:
+        for name in CACHES:
+            if arguments.get(name) is not None:
+                raise ValueError(f"{name} is a {type(arguments[name]).__name__}: pass a cache of transformers.")
+    return cache
+
+
 def private_copy(stub, modeling):
-    """Return a copy of the module `modeling` for the checkpoint module named `stub`."""
-    name = f"{modeling}_for_{stub.replace('.', '_')}"
-    spec = importlib.util.spec_from_file_location(name, importlib.util.find_spec(modeling).origin)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """Return a copy of the module `modeling` for the checkpoint module named `stub`.
+
+    Its name makes it a part of the stub: pickle imports the stub, which makes the copy, before it looks for classes.
+    """
+    spec = importlib.util.find_spec(modeling)
+    module = importlib.util.module_from_spec(spec)
+    module.__name__ = f"{stub}.{modeling.rpartition('.')[2]}"  # Relative imports go by its specification.
+    sys.modules[module.__name__] = module
+    exec(spec.loader.get_code(modeling), vars(module))
 
     def from_config(config, **kwargs):  # Models within a model are private too.
         cls = getattr(module, str(MODEL_MAPPING_NAMES.get(config.model_type)), None)
@@ -94,3 +116,23 @@ def replace(cls, name, new):
         method = functools.wraps(original)(lambda *args, **kwargs: new(original, *args, **kwargs))
         method.ctxext = True
         setattr(cls, name, method)
+
+
+def arguments_of(cls):
+    """Return the names of the arguments of a class's forward."""
+    return list(inspect.signature(cls.forward).parameters)[1:]
+
+
+def check_arguments(cls, *names):
+    """Refuse a class of models whose forward lacks a cache or one of these arguments.
+
+    Raises:
+        ValueError: one is missing; the message names it.
+    """
+    parameters = inspect.signature(cls.forward).parameters
+    missing = [name for name in names if name not in parameters]
+    if not any(name in CACHES or "Cache" in str(parameter.annotation) for name, parameter in parameters.items()):
+        missing.append("cache")
+    if missing:
+        of = f"{cls.__name__}.forward of transformers {transformers.__version__}"
+        raise ValueError(f"{of} takes no {missing[0]}, which the methods of this checkpoint need.")

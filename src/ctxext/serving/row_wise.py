@@ -95,6 +95,7 @@ class Rows:
 
     Args:
         part: The `Part` of this layer, from the checkpoint's code.
+        attention: Its attention, a module of the checkpoint's model.
         rotary: Its rotary embedding.
         methods: The relation maps of this layer, innermost first.
         first_head: The index of this rank's first KV head in the whole model.
@@ -105,6 +106,7 @@ class Rows:
     def __init__(
         self,
         part: Any,
+        attention: Any,
         rotary: Any,
         methods: list[Any],
         first_head: int,
@@ -112,7 +114,8 @@ class Rows:
         *,
         keeps_keys: bool = False,
     ) -> None:
-        self.part, self.rotary, self.methods, self.first_head = part, rotary, methods, first_head
+        self.part, self.attention, self.rotary, self.methods = part, attention, rotary, methods
+        self.first_head = first_head
         self.step = step or Step()
         self.step.layers += 1
         self.keeps_keys = keeps_keys
@@ -183,9 +186,8 @@ class Rows:
         frame = self.portable("modeling_family").frame_of(self.rotary, None, query)
         seam = self.portable("method")
         positions = torch.arange(first, length, device=query.device)[None]
-        call = seam.Call(
-            self.part, seam.Tables(None, [], positions, frame, self.step.memory(length - first, length)), {}
-        )
+        tables = seam.Tables(None, [], positions, frame, self.step.memory(length - first, length))
+        call = seam.Call(self.part, self.attention, tables, {})
         call.kv_heads, call.first_head = heads, self.first_head
         return call
 

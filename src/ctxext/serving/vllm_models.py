@@ -32,8 +32,8 @@ def bind(model: Any) -> None:
             a quantized cache.
     """
     modules = list(model.model.modules())
-    parts = [module.ctxext_part for module in modules if hasattr(module, "ctxext_part")]
-    if not any(hasattr(method, "map") for part in parts for method in part.methods):
+    layers = [module for module in modules if hasattr(module, "ctxext_part")]
+    if not any(hasattr(method, "map") for layer in layers for method in layer.ctxext_part.methods):
         return
     rotaries = [module for module in modules if getattr(module, "ctxext_layouts", None)]
     if len(rotaries) != 1 or set(rotaries[0].ctxext_layouts) != {None} or model.model_config.uses_mrope:
@@ -43,15 +43,17 @@ def bind(model: Any) -> None:
     ranks, rank = get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
     first_head = rank * model.text_config.num_key_value_heads // ranks
     step = Step()
-    for part in parts:
-        attention = getattr(part.attention, backend.VLLM_ATTN_ATTR, None)
+    for layer in layers:
+        part = layer.ctxext_part
+        module = getattr(layer, part.name)
+        attention = getattr(module, backend.VLLM_ATTN_ATTR, None)
         if attention is None or not hasattr(attention.impl, "do_kv_cache_update"):
             raise ValueError(f"ctxext's vLLM plugin does not support the attention of layer {part.layer}.")
         part.is_left_to_engine = True
         acting = [method for method in part.methods if hasattr(method, "map") and method.acts_on(part.layer)]
         if acting:
             keeps = is_own_writer(attention) and model.vllm_config.kv_transfer_config is None
-            attention.impl.ctxext_rows = Rows(part, rotaries[0], acting, first_head, step, keeps_keys=keeps)
+            attention.impl.ctxext_rows = Rows(part, module, rotaries[0], acting, first_head, step, keeps_keys=keeps)
             attention.impl.__class__ = row_wise(attention.impl.__class__)
 
 
