@@ -356,6 +356,11 @@ def give_part(layer, name, methods, rotation):
         raise ValueError(f"{type(layer).__name__} of transformers {transformers.__version__} has no {missing}.")
 
 
+def runs_at(layer):
+    """Return the names of the arguments of a layer and of its attention: some give the depth at which it runs."""
+    return {*arguments_of(type(layer)), *arguments_of(type(getattr(layer, layer.ctxext_part.name)))}
+
+
 def check_parts(model, layers, has_tables):
     """Refuse a model without the parts that the methods replace, or whose forward lacks an argument that they read.
 
@@ -366,7 +371,7 @@ def check_parts(model, layers, has_tables):
     missing = [] if has_tables else ["rotary embedding"]
     if not layers:
         missing.append("decoder layer with rotary attention")
-    elif not any({"layer_idx", "cycle_offset"} & {*arguments_of(type(layer))} for layer in layers):
+    elif not any({"layer_idx", "cycle_offset"} & runs_at(layer) for layer in layers):
         numbers = {layer.ctxext_part.layer for layer in layers}
         acting = {number for m in layers[0].ctxext_part.methods for number in m.settings.get("layers", ())}
         missing += [f"layer {number}" for number in sorted(acting - numbers)]
