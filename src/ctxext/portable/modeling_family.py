@@ -157,13 +157,13 @@ def layer_forward(names, original, layer, *args, **kwargs):
     given = dict(zip(names, args, strict=False)) | kwargs
     tables = next((value for value in given.values() if holds_tables(value)), None)
     number, attention = layer_of(part, given), getattr(layer, part.name)
-    attending = part.attends(number)
     if tables is None and part.rotary is None:
-        if attending:
-            raise ValueError(f"{attending[0].name}: layer {number} was called without its rotary tables.")
+        for method in part.attends(number):
+            raise ValueError(f"{method.name}: layer {number} was called without its rotary tables.")
         return original(layer, *args, **kwargs)
-    if attending and torch.jit.is_tracing():
-        raise ValueError(f"torch.jit.trace cannot record {attending[0].name}, which depends on positions: export it.")
+    acting = [method.name for method in part.methods if method.acts_on(number)]
+    if acting and torch.jit.is_tracing():
+        raise ValueError(f"torch.jit.trace cannot record {acting[0]}, which depends on positions: use torch.export.")
     rows = tables[0].memory.get("rows") if tables else None
     call = None if rows else Call(part, attention, tables and tables[0], given)
 

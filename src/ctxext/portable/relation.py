@@ -23,6 +23,7 @@ from .relation_parts import (
     begins_again,
     can_keep,
     first_base,
+    is_exporting,
     joined,
     keep_side,
     merge,
@@ -108,14 +109,23 @@ class Relation(Method):
     def traced_plan(self, call, rules, query, key, mask):
         """A plan that does not read positions: one row takes one call; more rows are computed both ways."""
         length, total = query.shape[2], key.shape[2]
+        if not isinstance(length, int):
+            raise ValueError(f"{self.name}: torch.export needs strict=True to record a dynamic length.")
         base = first_base(call, length, total, mask)
         places = places_of(call, key, length, mask, base)
         read = places, rules.rows(places.rows, places.rotated), scales_of(rules, places.rows), base, 0
         if length == 1 and (not rules.drops_keys or getattr(mask, "ndim", 0) == 4):
             return Plan("one", rules, *read, 0, Single(0, None, None, ()))
-        last = rules.last_rung(max(self.settings.get("target_length", rules.length), total))
+        target = self.settings.get("target_length", rules.length)
+        last = rules.last_rung(target if is_exporting() else max(target, total))
+        message = f"{self.name}: a position is beyond the target length {target}, for which this graph was recorded."
+        beyond = read[1].rung > last
+        torch._assert_async(~beyond.any(), message)
         first = int(rules.first == rules.start)
         rungs = [torch.full_like(places.rows[:, :1], rung) for rung in range(first, last + 1)]
+        if is_exporting():  # Other formats drop assertions, so that rows beyond the levels become NaN as well.
+            query.masked_fill_(beyond[:, None, :, None], torch.nan)
+            return Plan("blocks", rules, *read, length, [Block(0, length, 0, total, total, rungs)])
         starts = range(0, length, BLOCK)
         pieces = [Block(start, min(start + BLOCK, length), 0, total, total, rungs) for start in starts]
         return Plan("blocks", rules, *read, length, pieces)

@@ -44,12 +44,19 @@ Places = namedtuple("Places", ["rows", "rotated", "keys", "rotated_keys"])
 NOWHERE = 1 << 40  # The position of unused places in a cache: after every row.
 
 
+def is_exporting():
+    """Return whether torch.export records a graph, whose lengths are symbols: they name nothing and bound no loop."""
+    return getattr(torch.compiler, "is_exporting", lambda: False)()
+
+
 def places_of(call, key, length, mask, base):
     """The Places of this call over keys (b, g, n, d), computed once per forward. The cache keeps those of its keys.
 
     Raises:
         ValueError: the positions of the keys are not known.
     """
+    if is_exporting():
+        return find_places(call, key, length, mask, base)
     name = ("places", length, key.shape[2])
     if name not in call.memory:
         call.memory[name] = find_places(call, key, length, mask, base)
