@@ -91,8 +91,8 @@ class Part:
     It holds no module, as replicas of a layer share it.
     """
 
-    def __init__(self, methods, name, attention, original, rotary=None):
-        self.methods, self.name, self.original = methods, name, original
+    def __init__(self, methods, name, attention, original, rotary=None, layer_class=None):
+        self.methods, self.name, self.original, self.layer_class = methods, name, original, layer_class
         self.module = type(attention).__module__  # The private copy.
         self.layer = getattr(attention, "layer_idx", getattr(attention, "block_idx", None))
         self.scaling = getattr(attention, "scaling", None)
@@ -103,7 +103,9 @@ class Part:
         return {**vars(self), "original": None}  # Pickle finds functions by name, where now `apply` is.
 
     def __setstate__(self, state):
-        vars(self).update(state, original=sys.modules[state["module"]].ctxext_rotation)
+        module = sys.modules[state["module"]]
+        module.ctxext_prepare(state["layer_class"])  # No model was built in this process.
+        vars(self).update(state, original=module.ctxext_rotation)
 
     def attends(self, layer):
         """Return the methods that replace the attention of this layer."""

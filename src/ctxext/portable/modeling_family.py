@@ -339,17 +339,22 @@ def model_init(module, methods, original, model, config, *args, **kwargs):
     find_renamed_weights(model)
 
 
+def prepare(layer_class):
+    """Let the decoder layers of a class call the methods."""
+    replace(layer_class, "forward", functools.partial(layer_forward, arguments_of(layer_class)))
+
+
 def give_part(layer, name, methods, rotation):
     """Give a decoder layer, whose attention has this name, its `Part`."""
     attention = getattr(layer, name)
     rotary = next((n for n, child in attention.named_children() if hasattr(child, "ctxext_layouts")), None)
-    layer.ctxext_part = part = Part(methods, name, attention, rotation, rotary)
+    layer.ctxext_part = part = Part(methods, name, attention, rotation, rotary, type(layer))
     if any(type(method).attend is not Method.attend for method in methods):
         attention.ctxext_attends = part
     for method in methods:
         if part.layer is None or method.acts_on(part.layer):
             method.equip(attention)
-    replace(type(layer), "forward", functools.partial(layer_forward, arguments_of(type(layer))))
+    prepare(type(layer))
     names = arguments_of(type(layer))
     if "attention_mask" not in names or (part.layer is None and "layer_idx" not in names):
         missing = "attention_mask" if "attention_mask" not in names else "layer_idx"
@@ -392,6 +397,7 @@ def family(stub, modeling, methods):
     if {"cos", "freqs_cis"}.isdisjoint(names):
         raise ValueError(f"{modeling} of transformers {transformers.__version__} has no known rotation of queries.")
     module.ctxext_rotation = (function, names.index("cos") == 2) if "cos" in names else (turned, True)
+    module.ctxext_prepare = prepare
     setattr(module, applied, functools.partial(apply, function, names))
     if any(method.attend is not Method.attend for method in methods):  # Other methods work with any engine's attention.
         if not hasattr(module, "ALL_ATTENTION_FUNCTIONS"):

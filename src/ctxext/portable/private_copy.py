@@ -63,7 +63,22 @@ def private_copy(stub, modeling):
             cls.__init__ = types.FunctionType(init.__code__, {**init.__globals__, **names}, *signature)
         if issubclass(cls, PreTrainedModel):
             cls.is_custom_code = classmethod(lambda cls: False)  # Its weights are stored as the family's are.
+        if PreTrainedModel in cls.__bases__:
+            cls.__init_subclass__ = renamed(cls)
     return module
+
+
+def renamed(base):
+    """Return a hook that keeps the newest class of a name in its module, where pickle looks for it.
+
+    transformers 4 replaces the stub's class by one of the same name that generates.
+    """
+
+    def __init_subclass__(cls, **kwargs):
+        super(base, cls).__init_subclass__(**kwargs)
+        vars(sys.modules[cls.__module__])[cls.__name__] = cls
+
+    return classmethod(__init_subclass__)
 
 
 def classes_of(module):
