@@ -21,7 +21,7 @@ from transformers.models.llama import modeling_llama
 
 from ctxext.portable.private_copy import arguments_of
 from portable_checkpoints import MODERN, load, tokens
-from test_padding_matrix import STEPS, models  # noqa: F401
+from test_padding_matrix import ALIBI, STEPS, models  # noqa: F401
 
 TOLERANCE = 1e-4  # Of the largest logit.
 LENGTHS = (90, 75, 60)  # The original context length is 32.
@@ -89,8 +89,7 @@ def test_replicas(family, name, models, monkeypatch):  # noqa: F811
     first, second = module.replicate(model, [0, 1])
     assert off(logits(first, ids), expected) < TOLERANCE
     for layer in second.modules():
-        for key in layer._parameters:
-            setattr(layer, key, torch.zeros_like(getattr(layer, key)))
+        layer._parameters = {key: weight if weight is None else weight * 0 for key, weight in layer._parameters.items()}
     assert logits(second, ids).abs().max() == 0, "A replica computes with the weights of the original."
 
 
@@ -107,15 +106,13 @@ def test_recorded_by_torch_jit(family, name, models):  # noqa: F811
     """torch.jit.trace keeps the decisions of one length."""
     model = models(family, name)
     ids = text_for(model, 80)
-    try:
-        traced = torch.jit.trace(Logits(model), (text_for(model, 40, 1),), check_trace=False)
-    except RuntimeError as error:  # Masks of transformers 4 cannot be traced, with ctxext or without.
-        assert not MODERN, error
+    example = text_for(model, 40, 1)
+    if family in ALIBI:
+        assert off(torch.jit.trace(Logits(model), (example,), check_trace=False)(ids), logits(model, ids)) < TOLERANCE
         return
-    except ValueError as error:
-        assert name.split()[0] in str(error)  # noqa: PT017
-        return
-    assert off(traced(ids), logits(model, ids)) < TOLERANCE
+    # Masks of transformers 4 cannot be traced, with ctxext or without.
+    with pytest.raises(ValueError if MODERN else (ValueError, RuntimeError), match=name.split()[0] if MODERN else ""):
+        torch.jit.trace(Logits(model), (example,), check_trace=False)
 
 
 @cases
@@ -133,8 +130,8 @@ def test_a_recorded_graph_has_no_levels_beyond_its_target(models):  # noqa: F811
     positions = torch.arange(40)[None] + 900
     with torch.inference_mode(), pytest.raises(RuntimeError, match="self-extend: a position is beyond the target"):
         compiled(tokens(40), position_ids=positions, use_cache=False)
-    with pytest.raises(ValueError, match="self-extend: torch.export needs strict=True"):
-        shapes = ({1: torch.export.Dim("length", min=2, max=100)},)
+    shapes = ({1: torch.export.Dim("length", min=2, max=100)},)
+    with pytest.raises(ValueError, match=r"self-extend: .* needs strict"):
         torch.export.export(Logits(models("llama", "self-extend")), (tokens(40),), dynamic_shapes=shapes, strict=False)
 
 
@@ -234,7 +231,7 @@ def test_renamed_arguments_are_found_or_refused(what, name, models, tmp_path, mo
     try:
         model = load(folder)
     except ValueError as error:
-        assert "of transformers" in str(error)  # noqa: PT017
+        assert what in str(error) or what == "cos"  # noqa: PT017
         return
     model.load_state_dict(reference.state_dict())
     ids, cache = tokens(80), None

@@ -295,7 +295,8 @@ def rotary_init(methods, original, rotary, config=None, *args, **kwargs):
     if not (MODERN or rope_type == "default" or hasattr(rotary, "rope_type")):
         raise ValueError(f"{name} takes no schedule.")
     if "position_ids" not in takes or (any(layer_types) and "layer_type" not in takes):
-        raise ValueError(f"{name} cannot be asked for positions and layers, which the methods need.")
+        missing = "position_ids" if "position_ids" not in takes else "layer_type"
+        raise ValueError(f"{name} takes no {missing}, which the methods of this checkpoint need.")
     rotary.ctxext_methods, rotary.ctxext_layouts = methods(getattr(text, KEY)), {}
     with torch.device("cpu"):  # The model may be on the meta device, and values are needed.
         original(probe := type(rotary).__new__(type(rotary)), first, *args, **kwargs)
@@ -372,7 +373,7 @@ def check_parts(model, layers, has_tables):
     Raises:
         ValueError: something is missing; the message names it.
     """
-    check_arguments(type(model), "attention_mask", "position_ids")
+    check_arguments(type(model), "attention_mask", "position_ids", "inputs_embeds")
     missing = [] if has_tables else ["rotary embedding"]
     if not layers:
         missing.append("decoder layer with rotary attention")
