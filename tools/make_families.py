@@ -18,6 +18,7 @@ from typing import Any
 
 import transformers
 from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
@@ -262,6 +263,19 @@ MULTIMODAL = """
 """.split()  # noqa: SIM905
 
 
+# Language models that transformers loads for generation only inside a multimodal model.
+INNER: dict[str, dict[str, Any]] = {
+    # The class's plain schedule rotates the whole head, and its attention the shared part: it cannot run with it.
+    "mistral4": {
+        "plain_type": "linear",
+        "required_keys": ["original_max_position_embeddings", "llama_4_scaling_beta"],
+    },
+}
+
+
+ONE_TEXT = ("ovis2",)  # transformers 4.57 builds a Qwen2 there, whatever type is named.
+
+
 # Encoders whose rotary embedding reads a schedule.
 MASKED = "AutoModelForMaskedLM"
 ENCODERS = ("eurobert", "gte", "modernbert", "nomic_bert")
@@ -285,6 +299,20 @@ def families_of(names: Iterable[str], loader: str) -> dict[str, Any]:
 def config_of(model_type: str, **values: Any) -> Any:
     """A configuration with its class defaults."""
     return CONFIG_MAPPING[model_type](**values)
+
+
+def text_layout(model_type: str) -> dict[str, Any]:
+    """Return how the class of a multimodal model makes its language model's configuration; empty for other models."""
+    kind = CONFIG_MAPPING[model_type]
+    key, text = text_part(kind())
+    if key is None:
+        return {}
+    found: dict[str, Any] = {"text_config": key, "text_type": text.model_type}
+    if kind.sub_configs[key] is AutoConfig and model_type not in ONE_TEXT:
+        found["any_text"] = True
+    if text_part(kind.from_dict({"max_position_embeddings": 777}))[1].max_position_embeddings == 777:
+        found["flat_text"] = True
+    return found
 
 
 def text_part(config: Any) -> tuple[str | None, Any]:
@@ -410,12 +438,13 @@ def family(model_type: str) -> dict[str, Any]:
     if "assistant" in model_type:
         return dict(BY_HAND[model_type])
     key, text = text_part(config_of(model_type))
-    kind, by_hand = type(text), {**BY_HAND.get(text.model_type, {}), **BY_HAND.get(model_type, {})}
+    kind, by_hand = type(text), {**(BY_HAND | INNER).get(text.model_type, {}), **BY_HAND.get(model_type, {})}
     source = modeling_source(kind)
     if not re.search(r"[Rr]otary|inv_freq", source) and model_type not in ("internlm3", "iquestcoder"):
         raise SystemExit(f"{model_type} rotates nothing: say in POSITIONS what it does instead")
     defaults = {**defaults_of(kind, by_hand), **by_hand.get("defaults", {})}
-    found: dict[str, Any] = {"layers": layers_of(kind, source), **by_hand, "text_config": key, "defaults": defaults}
+    layout = text_layout(model_type) if key else {}
+    found: dict[str, Any] = {"layers": layers_of(kind, source), **by_hand, **layout, "defaults": defaults}
     aliases = {
         name: alias for name, alias in getattr(kind, "attribute_map", {}).items() if name in (*KEYS, "layer_types")
     }
@@ -468,7 +497,8 @@ def main() -> None:
     made |= families_of(MULTIMODAL, WHOLE) | families_of(ENCODERS, MASKED)
     table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.is_file() else {"families": {}}
     if NEW:
-        table = {"families": with_newer(table["families"], {**made, **NOT_CAUSAL}), "others": others()}
+        inner = {name: {**family(name), "rope_types_4x": []} for name in INNER}
+        table = {"families": with_newer(table["families"], {**made, **NOT_CAUSAL}), "inner": inner, "others": others()}
     else:
         add_older(table["families"], made)
     save(table)

@@ -125,7 +125,7 @@ def strict(family: Family, plain: dict[str, Any]) -> dict[str, Any]:
 def shape(config: Mapping[str, Any], family: Family) -> tuple[float, int, int]:
     """The base, the dimension in the exponent, and the number of angles."""
     dim = rotary_dim(config, family)
-    span = read(config, family, "head_dim") if family.plain_type != "default" else dim
+    span = read(config, family, "head_dim") if family.plain_type == "proportional" else dim
     return float(read(config, family, "rope_theta")), span, (dim + 1) // 2
 
 
@@ -179,7 +179,7 @@ def verdict(config: dict[str, Any], family: Family, rope_type: str, before: Angl
     want, scaling = expected(rope_type, theta, pairs, span)
     want = (
         torch.cat([want, torch.zeros(1, dtype=torch.float64)])
-        if family.plain_type != "default" and span > 2 * pairs
+        if family.plain_type == "proportional" and span > 2 * pairs
         else want
     )
     for name, (found, factor) in after.items():
@@ -209,7 +209,7 @@ def measure(model_type: str) -> dict[str, str]:
     family = family_of(content)
     if family.reason or family.positions != "rotary":
         return {}
-    types = [*ALL_TYPES, *(["proportional"] if family.plain_type != "default" else [])]
+    types = [*ALL_TYPES, *(["proportional"] if family.plain_type == "proportional" else [])]
     before = angles(load(content))
     return {rope_type: verdict(content, family, rope_type, before) for rope_type in types}
 

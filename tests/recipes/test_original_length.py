@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ctxext.checkpoint.families import family_of
-from ctxext.checkpoint.known_models import known_models
+from ctxext.checkpoint.known_models import known_model, known_models
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.method_options import build_recipe
 from ctxext.converters import convert
@@ -148,3 +148,64 @@ def test_a_dry_run_shows_cautions(run, tmp_path):
     result = run("convert", source, *words)
     assert "took away linear ×2 from 64 tokens" in " ".join(result.stderr.split())
     assert "from 128 tokens to 256" in " ".join(result.stderr.split())
+
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1000000,
+}
+QWEN2 = {
+    "hidden_size": 3584,
+    "model_type": "qwen2",
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1000000.0,
+}
+MISTRAL = {key: value for key, value in published("mistral-7b-v0.1")["config"].items() if key != "architectures"}
+LFM2 = {"model_type": "lfm2", "max_position_embeddings": 128000, "rope_theta": 1000000.0, "hidden_size": 2048}
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"model_type": "internvl", "text_config": QWEN3}, 32768),
+        ({"model_type": "llava", "text_config": QWEN2}, 32768),
+        ({"model_type": "internvl", "text_config": {**QWEN2, "model_type": None}}, None),
+        ({"model_type": "internvl", "text_config": {key: QWEN2[key] for key in QWEN2 if key != "model_type"}}, 32768),
+        ({"model_type": "llava", "text_config": {**QWEN3, "model_type": "llama"}}, 40960),
+        ({"model_type": "ovis2", "text_config": QWEN2}, 32768),
+        ({"model_type": "vipllava", "text_config": MISTRAL}, 8192),
+        (LFM2, 32768),
+        ({**LFM2, "model_type": "lfm2_moe"}, 32768),
+        ({"model_type": "lfm2_vl", "text_config": LFM2}, 32768),
+        ({"model_type": "idefics3", "text_config": {"model_type": "llama", "max_position_embeddings": 131072}}, 131072),
+    ],
+)
+def test_a_known_language_model_is_known_inside_another(config, length):
+    if length is None:
+        with pytest.raises(CtxextError, match="model_type null"):
+            model_config(config)
+    else:
+        assert model_config(config).rotary.trained_length == length
+
+
+def test_the_table_answers_for_the_types_of_another_format():
+    """A GGUF file names an architecture, is read by the rules of Llama, and states no window."""
+    config = {**QWEN3, "model_type": "llama"}
+    family = family_of(config)
+    assert known_model(config, family, {}) is None
+    assert known_model(config, family, {}, model_types=("qwen3",)).original_length == 32768
+    old = {**MISTRAL, "model_type": "llama"}
+    old.pop("sliding_window")
+    assert known_model(old, family, {}, model_types=("llama", "mistral")) is None
+    known = known_model(old, family, {}, model_types=("llama", "mistral"), unstated=("sliding_window",))
+    assert known.original_length == 8192
+    assert known.origin.startswith("known of mistralai/Mistral-7B-v0.1: ")

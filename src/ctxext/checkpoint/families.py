@@ -82,6 +82,9 @@ class Family:
         model_type: Its name in config.json.
         positions: "rotary", "learned", "sinusoidal", "alibi", "relative" or "none".
         text_config: The key under which a multimodal model nests its language model's configuration.
+        text_type: The model type of the nested configuration if it names none.
+        any_text: Whether the nested configuration may name any model type; otherwise the class builds its own.
+        flat_text: Whether the class reads the language model's keys from the top level if nothing is nested.
         defaults: What transformers 5 assumes where config.json leaves a key out; derived values are absent.
         defaults_4x: The defaults that transformers 4.57 has otherwise.
         aliases: The name that this family gives a standard key, possibly dotted into a nested dict.
@@ -120,6 +123,9 @@ class Family:
     model_type: str
     positions: str = "rotary"
     text_config: str | None = None
+    text_type: str | None = None
+    any_text: bool = False
+    flat_text: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     defaults_4x: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -150,15 +156,18 @@ class Family:
     note: str = ""
 
 
-def _load() -> tuple[dict[str, Family], dict[str, str]]:
+def _load() -> tuple[dict[str, Family], dict[str, Family], dict[str, str]]:
     table = json.loads(Path(__file__).with_name("families.json").read_text(encoding="utf-8"))
-    families = {}
-    for model_type, fields in table["families"].items():
-        plain: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
-        }
-        families[model_type] = Family(model_type=model_type, **plain)
-    return families, table["others"]
+    families, inner = ({name: _family(name, fields) for name, fields in table[part].items()} for part in _PARTS)
+    return families, inner, table["others"]
+
+
+_PARTS = ("families", "inner")
+
+
+def _family(model_type: str, fields: Mapping[str, Any]) -> Family:
+    plain: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return Family(model_type=model_type, **plain)
 
 
 FAMILIES: Mapping[str, Family]
@@ -167,7 +176,10 @@ FAMILIES: Mapping[str, Family]
 OTHERS: Mapping[str, str]
 """What the model types of transformers are that no method is for, as AutoModelForCausalLM does not load them."""
 
-FAMILIES, OTHERS = _load()
+INNER: Mapping[str, Family]
+"""Language models that are converted only inside a multimodal model, by model type."""
+
+FAMILIES, INNER, OTHERS = _load()
 
 
 def text_config(config: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
@@ -200,22 +212,67 @@ def named_family(config: Mapping[str, Any]) -> Family:
     architectures = (config.get("architectures") or ()) if is_causal else ()
     if architectures and all(str(name).endswith(_NOT_CAUSAL) for name in architectures):
         raise CtxextError(f'"{architectures[0]}" is not a causal language model.')
-    if family.text_config is None and isinstance(config.get("text_config"), Mapping):
+    unread = next(
+        (key for key in _LANGUAGE_PARTS if key != family.text_config and isinstance(config.get(key), Mapping)), None
+    )
+    if unread:
         raise CtxextError(
-            f'config.json has a "text_config", which transformers does not read for "{model_type}".',
-            hint="Set model_type to that of the whole model, or move the keys of text_config to the top level.",
+            f'config.json has a "{unread}", which transformers does not read for "{model_type}".',
+            hint=f"Set model_type to that of the whole model, or move the keys of {unread} to the top level.",
         )
     nested = text_config(config, family)
-    inner = FAMILIES.get(str(nested.get("model_type"))) if nested is not config else None
-    if inner is not None and not family.reason:
-        family = dataclasses.replace(
-            inner,
-            model_type=model_type,
-            text_config=family.text_config,
-            loader=family.loader,
-            rope_types_4x=inner.rope_types_4x if family.rope_types_4x is None else family.rope_types_4x,
+    return family if nested is config or family.reason else _with_text(family, nested)
+
+
+_LANGUAGE_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
+"""The keys under which models of several parts nest their language model, each in its own code."""
+
+
+def _with_text(family: Family, nested: Mapping[str, Any]) -> Family:
+    """Return the family of a multimodal model with the rules of the language model that its class builds.
+
+    Raises:
+        CtxextError: the class cannot build the model type that `text_config` names, or its rules are unknown.
+    """
+    place, named = f'"{family.text_config}" of "{family.model_type}"', nested.get("model_type", family.text_type)
+    if not family.any_text:
+        if named not in (None, family.model_type, family.text_type, f"{family.model_type}_text", *_OLDER_NAMES):
+            raise CtxextError(
+                f'{place} names the model type "{named}", but transformers builds "{family.text_type}" there.',
+                hint=f'Set its model_type to "{family.text_type}", or that of the whole model to one with such a part.',
+            )
+        named = family.text_type
+    inner = FAMILIES.get(str(named)) or INNER.get(str(named))
+    if inner is None and family.any_text:
+        if named is None:
+            raise CtxextError(f"{place} has the model_type null.", hint="Write the type of its language model there.")
+        near = difflib.get_close_matches(str(named), {**FAMILIES, **INNER}, n=3)
+        hint = "Did you mean " + " or ".join(f'"{name}"' for name in near) + "?" if near else ""
+        raise CtxextError(
+            f'{place} has the model type "{named}", whose position encoding is unknown.',
+            hint=hint or "docs/families.md lists the language models that are converted.",
         )
-    return family
+    if inner is None:
+        return family
+    return dataclasses.replace(
+        inner,
+        model_type=family.model_type,
+        text_config=family.text_config,
+        text_type=str(named),
+        any_text=family.any_text,
+        flat_text=family.flat_text,
+        loader=family.loader,
+        rope_types_4x=inner.rope_types_4x if family.rope_types_4x is None else family.rope_types_4x,
+    )
+
+
+_OLDER_NAMES = ("Glm4vMoe_text",)
+"""Names of a class's own language model that other versions of transformers wrote."""
+
+
+def language_types(config: Mapping[str, Any], family: Family) -> frozenset[str]:
+    """Return the model types by which a language model may be known: its own, and that of the whole model."""
+    return frozenset({family.model_type, family.text_type or family.model_type})
 
 
 def _switched(config: Mapping[str, Any], family: Family) -> Family:

@@ -1,13 +1,13 @@
 """What a model was trained on: the places that may say it, and published models whose config.json does not."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.families import Family, read, text_config
+from ctxext.checkpoint.families import Family, language_types, read, text_config
 from ctxext.checkpoint.geometry import LENGTH_ABOVE, LENGTH_REACHED, claimed_length, reached_length
 
 MAXIMUM = "max_position_embeddings"
@@ -34,12 +34,24 @@ class KnownModel:
     original_length: int
     source: str
 
-    def is_like(self, config: Mapping[str, Any], family: Family, schedule: Mapping[str, Any]) -> bool:
-        """Whether a configuration has all of the facts; left-out keys count as their class default."""
+    @property
+    def origin(self) -> str:
+        """Where the original length is written, human-readable."""
+        return f"known of {self.names[0]}: {self.source}"
+
+    def has_facts(
+        self,
+        config: Mapping[str, Any],
+        family: Family,
+        schedule: Mapping[str, Any],
+        unstated: Collection[str] = (),
+    ) -> bool:
+        """Return whether a configuration has all of the facts; left-out keys count as their class default."""
         numbers = {"rope_type": "default", **schedule}
-        return family.model_type in self.model_types and all(
+        return all(
             (numbers.get(key) if key in _OF_SCHEDULE else read(config, family, key)) in _listed(wanted)
             for key, wanted in self.facts.items()
+            if key not in unstated
         )
 
 
@@ -59,17 +71,35 @@ def known_models() -> tuple[KnownModel, ...]:
     )
 
 
-def known_model(config: Mapping[str, Any], family: Family, schedule: Mapping[str, Any]) -> KnownModel | None:
-    """The published model that a configuration looks like; None where it looks like none of the table.
+def known_model(
+    config: Mapping[str, Any],
+    family: Family,
+    schedule: Mapping[str, Any],
+    *,
+    model_types: Collection[str] | None = None,
+    unstated: Collection[str] = (),
+) -> KnownModel | None:
+    """Return the published model with the facts of a configuration, or None.
 
-    Names are not asked: a copy in a folder has another one, and a fine-tune has the facts of its base.
+    Names do not count: a copy in a folder has another one, and a fine-tune has the facts of its base.
 
     Args:
         config: The content of config.json.
         family: Its family.
         schedule: The full-attention layers' schedule, with `rope_type`.
+        model_types: The types of the language model; by default those of config.json. A GGUF file names an
+            architecture, which stands for one or several types.
+        unstated: Facts that the file has no key for.
     """
-    return next((known for known in known_models() if known.is_like(config, family, schedule)), None)
+    types = frozenset(language_types(config, family) if model_types is None else model_types)
+    return next(
+        (
+            known
+            for known in known_models()
+            if types.intersection(known.model_types) and known.has_facts(config, family, schedule, unstated)
+        ),
+        None,
+    )
 
 
 def original_length_of(
@@ -96,7 +126,7 @@ def original_length_of(
     if original := schedule.get(_ORIGINAL) or text_config(config, family).get(_ORIGINAL):
         return int(original), _ORIGINAL
     if known := known_model(config, family, schedule):
-        return known.original_length, f"known of {known.names[0]}: {known.source}"
+        return known.original_length, known.origin
     claimed = int(claimed_length(config, family))
     if (reached := reached_length(config, family, schedule)) > claimed:
         return claimed, f"{MAXIMUM}, from which {LENGTH_REACHED} {reached} follows"

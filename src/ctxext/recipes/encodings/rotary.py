@@ -316,7 +316,7 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
     return Rotary(
         theta=theta,
         dim=rotary_dim(config, family),
-        span=rotary_dim(config, family) if family.plain_type == "default" else read(config, family, "head_dim"),
+        span=read(config, family, "head_dim") if family.plain_type == "proportional" else rotary_dim(config, family),
         trained_length=trained,
         context_length=claimed if is_stretched else trained,
         parameters=parameters,
@@ -484,7 +484,14 @@ def _schedule(config: Config, family: Family, rotary: Rotary) -> dict[str, Any]:
     old = _full_attention_parameters(text_config(config, family), family)
     kept = {key: old[key] for key in KEPT if key in old}
     schedule = {**kept, **rotary.parameters, "rope_type": native_type(family, rotary.rope_type)}
+    if schedule["rope_type"] == "linear":
+        schedule.setdefault("factor", 1.0)
     for key in family.required_keys:
+        if key not in schedule and key not in _DERIVABLE:
+            raise CtxextError(f'The schedule of config.json lacks "{key}", without which its class fails.')
         needed = rotary.schedule_length if key.startswith("original") else attention_scaling(rotary)
         schedule.setdefault(key, needed)
     return schedule
+
+
+_DERIVABLE = frozenset({_ORIGINAL, "short_mscale", "long_mscale"})
