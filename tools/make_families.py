@@ -462,6 +462,9 @@ def family(model_type: str) -> dict[str, Any]:
     default = schedule(text, by_hand.get("full_types", ["full_attention"]))
     if default.get("rope_type", "default") not in ("default", "proportional"):
         found["explicit_default"] = True
+        unread = ("type", "max_position_embeddings")
+        found["default_schedule"] = {key: value for key, value in default.items() if key not in unread}
+        defaults["rope_theta"] = getattr(kind, "default_theta", None) or defaults["rope_theta"]
     return {name: value for name, value in found.items() if value not in (None, {}, [])}
 
 

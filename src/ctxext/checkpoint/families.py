@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,7 @@ class Family:
         required_keys: Keys that every schedule but the plain one must carry: the original length, and the factor on
             cosine and sine where the name says mscale.
         explicit_default: Whether the class default is itself scaled, so that a plain schedule must be written out.
+        default_schedule: That scaled schedule, which the class assumes if config.json has none.
         explicit_head_dim: Whether config.json may name `head_dim`; a class that computes it as a property refuses.
         shared_rotary_key: Latent attention: all heads share one rotated key.
         rotated: Which layers rotate: "all"; "sliding" (the full-attention layers have no positions); "unless_window"
@@ -117,6 +118,7 @@ class Family:
         rope_types_4x: The same for transformers 4.57 where it differs; empty where 4.57 does not know the family.
         loader: The Auto class of transformers that loads it.
         reason: Why the family cannot be converted at all; empty where it can.
+        fixed: Why this configuration's encoding can be read but not changed; empty where it can.
         note: What a user should know about this family.
     """
 
@@ -144,6 +146,7 @@ class Family:
     rope_scaling_keys: Mapping[str, list[str]] = field(default_factory=dict)
     required_keys: tuple[str, ...] = ()
     explicit_default: bool = False
+    default_schedule: Mapping[str, Any] = field(default_factory=dict)
     explicit_head_dim: bool = True
     shared_rotary_key: bool = False
     rotated: str = "all"
@@ -153,6 +156,7 @@ class Family:
     rope_types_4x: tuple[str, ...] | None = None
     loader: str = "AutoModelForCausalLM"
     reason: str = ""
+    fixed: str = ""
     note: str = ""
 
 
@@ -278,8 +282,15 @@ def language_types(config: Mapping[str, Any], family: Family) -> frozenset[str]:
 def _switched(config: Mapping[str, Any], family: Family) -> Family:
     """The family as one of its own keys makes it: some can be told to use no rotary embedding."""
     for key, (rotary, otherwise) in _SWITCHES.get(family.model_type, {}).items():
-        if read(config, family, key) != rotary:
+        value = read(config, family, key)
+        if value != rotary and not (isinstance(rotary, bool) and bool(value) == rotary):
             return dataclasses.replace(family, positions=otherwise)
+    text = text_config(config, family)
+    for key, (rotary, why) in _DISPUTED.get(str(text.get("model_type")), {}).items():
+        if text.get(key, rotary) != rotary:
+            return dataclasses.replace(family, fixed=f'"{key}" is {json.dumps(text[key])}: {why}')
+    if family.model_type in _UNROTATED_BY_NULL and has_null_theta(text, family):
+        return dataclasses.replace(family, positions="none")
     if family.rotated != "all" and not family.reason and not rotated_layers(config, family):
         return dataclasses.replace(family, reason=NOTHING_TO_EXTEND)
     return family
@@ -291,6 +302,21 @@ _SWITCHES: Mapping[str, Mapping[str, tuple[Any, str]]] = {
     "granitemoehybrid": {"position_embedding_type": ("rope", "none")},
     "zamba2": {"use_mem_rope": (True, "none")},
 }
+
+
+_NOT_ROPE = {"position_embedding_type": ("rope", "transformers 4.57 then builds no rotary embedding, and 5 builds one")}
+_LONG_CONTEXT = "transformers 4.57 then raises the base 8-fold, and 5 does not; write the base and set it to false"
+_DISPUTED: Mapping[str, Mapping[str, tuple[Any, str]]] = {
+    **dict.fromkeys(("granitemoe", "granitemoeshared"), _NOT_ROPE),
+    "zamba2": {"use_long_context": (False, _LONG_CONTEXT)},
+}
+"""Keys that versions of transformers read differently: the value with which they agree, and how they differ."""
+
+_LONG_CONTEXT_LENGTH = 16384
+"""The length that Zamba2's class sets with `use_long_context`, whatever config.json states."""
+
+_UNROTATED_BY_NULL = frozenset({"olmo_hybrid"})
+"""Families that build no rotary embedding if the base is null; all others fail with it."""
 
 
 def read(config: Mapping[str, Any], family: Family, key: str) -> Any:
@@ -310,6 +336,8 @@ def read(config: Mapping[str, Any], family: Family, key: str) -> Any:
     if key == "head_dim":
         return _head_dim(config, text, family)
     value = plain_value(text, family, key)
+    if key == "max_position_embeddings" and family.model_type == "zamba2" and text.get("use_long_context"):
+        return _LONG_CONTEXT_LENGTH
     if key == "num_hidden_layers" and value:
         return value * family.defaults.get("layers_per_block", 1)
     if key == "sliding_window" and plain_value(text, family, "use_sliding_window") is False:
@@ -327,14 +355,12 @@ def plain_value(text: Mapping[str, Any], family: Family, key: str) -> Any:
         place: Any = text
         for part in name.split("."):
             place = place.get(part, _ABSENT) if isinstance(place, Mapping) else _ABSENT
-        # A null stands for "derive it", save where it switches something off.
-        if place is not _ABSENT and not (place is None and key in _DERIVED):
+        if place is not _ABSENT:
             return place
     return family.defaults.get(key)
 
 
 _ABSENT: Any = object()
-_DERIVED = frozenset({"head_dim", "num_key_value_heads", "rope_theta", "partial_rotary_factor"})
 
 
 def _head_dim(config: Mapping[str, Any], text: Mapping[str, Any], family: Family) -> Any:
@@ -361,8 +387,15 @@ def schedule_keys(text: Mapping[str, Any], family: Family) -> tuple[str, ...]:
 _SCHEDULE_KEYS = ("rope_scaling", "rope_parameters")
 
 
+def assumed_schedule(text: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
+    """Return the scaled schedule that the class assumes if config.json has none; empty for most classes."""
+    return {} if any(text.get(key) for key in _SCHEDULE_KEYS) else family.default_schedule
+
+
 def _schedules(text: Mapping[str, Any], family: Family, types: tuple[str, ...]) -> list[Mapping[str, Any]]:
     """The rope dicts that the given layer types read, the strongest first."""
+    if assumed := assumed_schedule(text, family):
+        return [assumed]
     schedules: list[Mapping[str, Any]] = []
     for key in schedule_keys(text, family):
         value = text.get(key)
@@ -373,16 +406,32 @@ def _schedules(text: Mapping[str, Any], family: Family, types: tuple[str, ...]) 
     return schedules
 
 
-def _first(*values: Any) -> Any:
-    return next((value for value in values if value is not None), None)
-
-
 def _theta(text: Mapping[str, Any], family: Family) -> Any:
-    inside = [schedule.get("rope_theta") for schedule in _schedules(text, family, family.full_types)]
+    return next(_stated_thetas(text, family), family.defaults.get("rope_theta"))
+
+
+def _stated_thetas(text: Mapping[str, Any], family: Family) -> Iterator[Any]:
+    """Yield the bases that config.json states for the full-attention layers, the strongest first; a null is stated too.
+
+    A null never stands for the default: most classes fail with it, and Olmo-Hybrid then does not rotate.
+    """
+    inside = [
+        schedule["rope_theta"] for schedule in _schedules(text, family, family.full_types) if "rope_theta" in schedule
+    ]
     split = len(inside) if family.nested_rope else 1
-    above = plain_value(text, dataclasses.replace(family, defaults={}), family.theta_key)
-    default = family.defaults.get("rope_theta")
-    return _first(*inside[:split], above, text.get("rope_theta"), *inside[split:], default)
+    yield from inside[:split]
+    for name in dict.fromkeys((family.theta_key, "rope_theta")):
+        value = plain_value(text, dataclasses.replace(family, defaults={name: _ABSENT}), name)
+        if value is not _ABSENT:
+            yield value
+    yield from inside[split:]
+
+
+def has_null_theta(text: Mapping[str, Any], family: Family) -> bool:
+    """Return whether config.json says that layers have no base."""
+    has_local = family.nested_rope or family.local_theta_key
+    local = next(_stated_local_thetas(text, family), 0) if has_local else 0
+    return next(_stated_thetas(text, family), 0) is None or local is None
 
 
 def _layer_theta(text: Mapping[str, Any], family: Family, layers: list[int]) -> Any:
@@ -398,20 +447,32 @@ def _local_theta(text: Mapping[str, Any], family: Family) -> Any:
     """The base of the sliding layers; that of the full-attention layers where the family has only one."""
     if not family.nested_rope and not family.local_theta_key:
         return _theta(text, family)
-    inside = [schedule.get("rope_theta") for schedule in _schedules(text, family, family.sliding_types)]
-    above = text.get(family.local_theta_key or family.theta_key)
-    return _first(*inside, above, family.defaults.get("local_rope_theta"))
+    return next(_stated_local_thetas(text, family), family.defaults.get("local_rope_theta"))
 
 
-def _partial(config: Mapping[str, Any], text: Mapping[str, Any], family: Family) -> float:
-    """The part of a head that rotates, between 0 and 1."""
-    inside = [schedule.get("partial_rotary_factor") for schedule in _schedules(text, family, family.full_types)]
+def _stated_local_thetas(text: Mapping[str, Any], family: Family) -> Iterator[Any]:
+    """Yield the bases that config.json states for the sliding layers, the strongest first."""
+    for schedule in _schedules(text, family, family.sliding_types):
+        if "rope_theta" in schedule:
+            yield schedule["rope_theta"]
+    if (key := family.local_theta_key or family.theta_key) in text:
+        yield text[key]
+
+
+def _partial(config: Mapping[str, Any], text: Mapping[str, Any], family: Family) -> Any:
+    """The part of a head that rotates, between 0 and 1; None if config.json has null there or leaves it open."""
+    schedules = _schedules(text, family, family.full_types)
+    if inside := [schedule["partial_rotary_factor"] for schedule in schedules if "partial_rotary_factor" in schedule]:
+        return None if inside[0] is None else float(inside[0])
     above = text.get(family.partial_key) if family.partial_key else None
     if above is None and family.rotary_dim_key and text.get(family.rotary_dim_key):
         above = text[family.rotary_dim_key] / _head_dim(config, text, family)
-    return float(
-        _first(*inside, above, text.get("partial_rotary_factor"), family.defaults.get("partial_rotary_factor"), 1.0)
-    )
+    if above is None:
+        above = text.get("partial_rotary_factor")
+    default = family.defaults.get("partial_rotary_factor", 1.0)
+    if above is None and default != 1 and ((schedules and family.nested_rope) or family.partial_key in text):
+        return None  # Some classes then rotate the whole head, others their usual part.
+    return float(default if above is None else above)
 
 
 def rotary_dim(config: Mapping[str, Any], family: Family) -> int:
@@ -420,6 +481,8 @@ def rotary_dim(config: Mapping[str, Any], family: Family) -> int:
         return int(read(config, family, "qk_rope_head_dim"))
     head_dim = read(config, family, "head_dim") or 0
     partial = read(config, family, "partial_rotary_factor")
+    if partial is None:  # Reading the schedule refuses it by name.
+        return int(head_dim)
     if family.plain_type == "proportional":
         return 2 * int(partial * head_dim // 2)
     return int(head_dim * partial)

@@ -49,6 +49,7 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
     if family.positions != "rotary" or family.reason:
         return
     _check_lists(config, family, name)
+    _check_window(config, family, name)
     checked({key: read(config, family, key) for key in _DERIVED}, Config, name)
     dim = rotary_dim(config, family)
     if dim < 4 or dim % 2:
@@ -108,6 +109,18 @@ def _check_lists(config: Mapping[str, Any], family: Family, name: str) -> None:
         if isinstance(listed, list) and len(listed) < count:
             raise CtxextError(
                 f'"{name}": "{key}" has "{len(listed)}" entries, expected one for each of {count} layers.'
+            )
+
+
+def _check_window(config: Mapping[str, Any], family: Family, name: str) -> None:
+    """Refuse sliding layers without a window: most classes fail, and some let them see the whole context."""
+    keys = ("sliding_window", "attention_chunk_size")
+    if sliding_layers(config, family) and all(read(config, family, key) is None for key in keys):
+        stated = [key for key in keys if family.aliases.get(key, key) in text_config(config, family)]
+        if stated:
+            raise CtxextError(
+                f'"{name}": "{stated[0]}" is null, but the layer types have sliding layers.',
+                hint="Write the window that the model was trained with, or full_attention as the type of these layers.",
             )
 
 

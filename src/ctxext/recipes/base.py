@@ -108,7 +108,7 @@ class Method:
         """Why this method cannot apply to a model, whatever its numbers; empty if it can."""
         if family.positions != cls.encoding:
             return f"it has {POSITIONS[family.positions]}, not {POSITIONS[cls.encoding]}"
-        return family.reason
+        return family.reason or family.fixed
 
     @classmethod
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:

@@ -28,7 +28,8 @@ STOCK_KEYS = frozenset(
 """Keys that transformers' rope types read in any family, or engines do."""
 _OF_FAMILY: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), frozenset({"alpha"})),
-    "ministral3": frozenset({"max_position_embeddings"}),  # Nothing reads it, and the class accepts it.
+    # Nothing reads it, and the classes accept it.
+    **dict.fromkeys(("ministral3", "mistral4"), frozenset({"max_position_embeddings"})),
 }
 """Further keys that a family's code reads, besides `Family.required_keys`."""
 
@@ -77,8 +78,8 @@ def nested_by_type(config: Config, family: Family, full: Mapping[str, Any]) -> d
 def write_explicit(config: Config, edited: Config, text: Config, family: Family) -> None:
     """Write values that some readers would otherwise guess: head size, base of sliding layers, dtype."""
     head_dim = read(config, family, "head_dim")
-    if head_dim and family.explicit_head_dim and not family.shared_rotary_key:
-        text.setdefault("head_dim", int(head_dim))
+    if head_dim and family.explicit_head_dim and not family.shared_rotary_key and text.get("head_dim") is None:
+        text["head_dim"] = int(head_dim)
     if family.local_theta_key:
         text[family.local_theta_key] = read(config, family, family.local_theta_key)
     for place in (edited, text):
@@ -103,8 +104,8 @@ def native_type(family: Family, rope_type: str) -> str:
 
 def unsupported(family: Family, rope_type: str) -> str:
     """Why a family does not support a rope type; empty if it does."""
-    if family.reason:
-        return family.reason
+    if reason := family.reason or family.fixed:
+        return reason
     if rope_type == "default" or native_type(family, rope_type) in family.rope_types:
         return ""
     able = ", ".join(family.rope_types) or "none"

@@ -14,7 +14,9 @@ from typing import Any
 from ctxext.checkpoint.families import (
     NOTHING_TO_EXTEND,
     Family,
+    assumed_schedule,
     family_of,
+    has_null_theta,
     read,
     rotary_dim,
     rotated_layers,
@@ -277,6 +279,7 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
         )
     text = dict(text_config(config, family))
     parameters = _full_attention_parameters(text, family)
+    _check_stated(config, family, parameters)
     parameters.pop("rope_theta", None)
     theta = read(config, family, "rope_theta")
     if theta is None:
@@ -324,6 +327,52 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
         length_origin=origin,
         theta_origin=theta_origin,
     )
+
+
+def _check_stated(config: Config, family: Family, parameters: Mapping[str, Any]) -> None:
+    """Refuse a schedule with a null or without a value that versions of transformers disagree on.
+
+    Raises:
+        CtxextError: a value is null, the rope type is one that the class cannot run, or the base is left out and has
+            two defaults.
+    """
+    text = text_config(config, family)
+    nulls = [key for key in ("rope_type", "type") if parameters.get(key, key) is None]
+    nulls += ["rope_theta"] if has_null_theta(text, family) else []
+    nulls += ["partial_rotary_factor"] if read(config, family, "partial_rotary_factor") is None else []
+    if nulls:
+        raise CtxextError(
+            f'"{nulls[0]}" is null in config.json, or missing in a schedule, which "{family.model_type}" does not read '
+            "as its default.",
+            hint=f"Write the {nulls[0]} that the model was trained with.",
+        )
+    for key in ("rope_scaling", "rope_parameters"):
+        schedule = text.get(key)
+        if null := [
+            name for name in family.full_types if isinstance(schedule, Mapping) and schedule.get(name, 0) is None
+        ]:
+            raise CtxextError(f'"{null[0]}" of {key} is null, so these layers have no schedule that could be extended.')
+    rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+    if family.plain_type != "default" and parameters and rope_type == "default":
+        raise CtxextError(
+            f'The schedule of config.json has the rope type "default", and models of "{family.model_type}" have '
+            f'"{family.plain_type}": its class then rotates other dimensions.',
+            hint=f'Write "rope_type": "{family.plain_type}" if the model was trained with it.',
+        )
+    stated = [text[key] for key in dict.fromkeys((family.theta_key, "rope_theta")) if key in text]
+    if assumed := assumed_schedule(text, family):
+        if "rope_scaling" in text or any(base != assumed.get("rope_theta") for base in stated):
+            raise CtxextError(
+                f'config.json has no schedule, and versions of transformers disagree about "{family.model_type}" '
+                f"without one: a {assumed['rope_type']} schedule of the class, or none.",
+                hint="Write the schedule that the model was trained with to rope_scaling and rope_parameters.",
+            )
+    elif "rope_theta" not in parameters and not stated and "rope_theta" in family.defaults_4x:
+        raise CtxextError(
+            f'config.json has no rope_theta, and the default of "{family.model_type}" is '
+            f"{family.defaults_4x['rope_theta']:g} in transformers 4.57 and {family.defaults['rope_theta']:g} in 5.",
+            hint="Add the base that the model was trained with to config.json.",
+        )
 
 
 def _base_of_alpha(theta: float, alpha: float, dim: int) -> tuple[float, str]:
@@ -377,7 +426,7 @@ def is_readable(family: Family) -> bool:
 
 def _full_attention_parameters(text: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """The schedule of the full-attention layers as one flat dict."""
-    merged: dict[str, Any] = {}
+    merged: dict[str, Any] = dict(assumed_schedule(text, family))
     for key in reversed(schedule_keys(text, family)):
         schedule = text.get(key) or {}
         nested = [schedule[name] for name in family.full_types if isinstance(schedule.get(name), dict)]
