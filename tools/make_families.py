@@ -35,6 +35,7 @@ KEYS = (
     "num_hidden_layers",
     "head_dim",
     "partial_rotary_factor",
+    "attention_chunk_size",
     "sliding_window",
     "use_sliding_window",
     "max_window_layers",

@@ -488,8 +488,14 @@ def rotary_dim(config: Mapping[str, Any], family: Family) -> int:
     return int(head_dim * partial)
 
 
-def layer_types(config: Mapping[str, Any], family: Family) -> list[str]:
-    """The type of each layer, as config.json lists them or as the family's class fills them in."""
+def layer_types(config: Mapping[str, Any], family: Family, length: int | None = None) -> list[str]:
+    """The type of each layer, as config.json lists them or as the family's class fills them in.
+
+    Args:
+        config: The content of config.json.
+        family: Its family.
+        length: The context length in tokens; by default that of config.json.
+    """
     text = text_config(config, family)
     count = read(config, family, "num_hidden_layers") or 0
     rule = family.layers
@@ -507,7 +513,8 @@ def layer_types(config: Mapping[str, Any], family: Family) -> list[str]:
         kinds, first = (rule["otherwise"], rule.get("listed", "full_attention")), rule.get("first", 0)
         listed = frozenset(attention)
         return [kinds[index + first in listed] for index in range(count)]
-    window, length = (read(config, family, key) or 0 for key in ("sliding_window", "max_position_embeddings"))
+    length = length or read(config, family, "max_position_embeddings") or 0
+    window = read(config, family, "sliding_window") or 0
     window = window if window < length else 0  # Nothing ever leaves such a window (Phi-3 with 128k).
     if rule.get("window") == "all":
         return ["sliding_attention" if window else "full_attention"] * count
@@ -541,6 +548,28 @@ def full_attention_layers(config: Mapping[str, Any], family: Family) -> list[int
 def sliding_layers(config: Mapping[str, Any], family: Family) -> list[int]:
     """The layers that see only a window or a chunk. They keep their own rotary embedding."""
     return [index for index, name in enumerate(layer_types(config, family)) if name in SLIDING_TYPES]
+
+
+def idle_window(config: Mapping[str, Any], family: Family, length: int) -> int | None:
+    """Return the window in tokens that takes effect only beyond the context length of config.json; None without one.
+
+    Args:
+        config: The content of config.json.
+        family: Its family.
+        length: A longer context length in tokens.
+    """
+    text, present = text_config(config, family), read(config, family, "max_position_embeddings")
+    types = layer_types(config, family, length)
+    if family.model_type == "gpt_neo":
+        is_local = "local" in json.dumps(text.get("attention_types", text.get("attention_layers", "local")))
+        windows = [text.get("window_size", _GPT_NEO_WINDOW)] if is_local else []
+    else:
+        windows = [read(config, family, "attention_chunk_size")] if "chunked_attention" in types else []
+        windows += [read(config, family, "sliding_window")] if SLIDING_TYPES.intersection(types) else []
+    return next((window for window in windows if window and present and present <= window < length), None)
+
+
+_GPT_NEO_WINDOW = 256
 
 
 def serves_sliding(config: Mapping[str, Any], family: Family, module: str, layer_type: str = "") -> bool:

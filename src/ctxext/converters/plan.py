@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.families import Family, text_config
+from ctxext.checkpoint.families import Family, idle_window, read, text_config
 from ctxext.checkpoint.geometry import default_length
 from ctxext.checkpoint.new_tensor import NewTensor
 from ctxext.checkpoint.opening import Checkpoint
@@ -326,6 +326,8 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
     cautions = [f"{step.name}: {caution}" for step in recipe.steps if (caution := step.caution_for(model))]
     scales = any(step.kind == "schedule" for step in recipe.steps)
     cautions += model.encoding.cautions(source.config, family, is_changed=scales)
+    if caution := _window_caution(source.config, model):
+        cautions.append(caution)
     if length := default_length(source.config, model.family):
         cautions.append(
             f"the source's config.json names no context length: {length} tokens are its configuration class's default."
@@ -354,6 +356,19 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
             "result is loaded; nothing of it ran here."
         )
     return tuple(cautions)
+
+
+def _window_caution(config: dict[str, Any], model: ModelConfig) -> str:
+    """Warn of a window that takes effect only beyond the source's context length; empty without one."""
+    family, length = model.family, max(model.encoding.usable_length, model.encoding.claimed_length)
+    window = idle_window(config, family, length)
+    if window is None or (read(model.config, family, "sliding_window") or 0) >= length:
+        return ""
+    present = read(config, family, "max_position_embeddings")
+    return (
+        f"layers with a window see {window} tokens back, which has no effect up to {present} tokens but takes effect "
+        f"beyond: set the window to {length} in the source's config.json first to keep these layers whole."
+    )
 
 
 def is_new_only(model: ModelConfig) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.auto_class import CAUSAL, MASKED
-from ctxext.checkpoint.families import FAMILIES, Family, text_config
+from ctxext.checkpoint.families import FAMILIES, Family, idle_window, layer_types, text_config
 from ctxext.errors import CtxextError
 from ctxext.recipes.code import guards
 from ctxext.recipes.encodings.dialects import STOCK_KEYS
@@ -184,6 +184,20 @@ def with_length(model: ModelConfig, length: int) -> ModelConfig:
     text = _text(longer.config, model.family)
     text[CODE_KEY] = {**text[CODE_KEY], "held": held}
     return ModelConfig(longer.config, model.family, longer.rotary.with_parameters({**rotary.parameters, **held}))
+
+
+def with_idle_window(model: ModelConfig, length: int) -> ModelConfig:
+    """The configuration with a window that has had no effect so far raised to a longer context length in tokens.
+
+    Its layers see the whole context of the source, which is what a method with code extends; as it is, the window would
+    hide the distant tokens that the method maps.
+    """
+    config, family = model.config, model.family
+    if not idle_window(config, family, length) or layer_types(config, family) == layer_types(config, family, length):
+        return model
+    edited = copy.deepcopy(config)
+    _text(edited, family)[family.aliases.get("sliding_window", "sliding_window")] = length
+    return ModelConfig(edited, family, model.encoding)
 
 
 def depends_on_prompt(config: Mapping[str, Any]) -> bool:

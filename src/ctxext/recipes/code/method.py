@@ -75,7 +75,9 @@ class CodeMethod(Method):
         settings = {**self.settings(model), **({"per_prompt": True} if self.depends_on_prompt else {})}
         edited = code_layout.with_step(model, self.name, settings)
         reach = self.reach(model.encoding)
-        return edited if reach == model.encoding.context_length else code_layout.with_length(edited, reach)
+        if reach == model.encoding.context_length:
+            return edited
+        return code_layout.with_length(code_layout.with_idle_window(edited, reach), reach)
 
 
 def code_files(steps: Iterable[Method], config: Config) -> Mapping[str, str]:

@@ -1,0 +1,130 @@
+"""A sliding window that is no shorter than the context takes effect once the context is longer: never in silence."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from ctxext.checkpoint.families import family_of, idle_window, rotated_layers
+from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.converters import convert
+from ctxext.converters.plan import make_plan
+from ctxext.recipes import Ntk, Recipe, Yarn
+from ctxext.recipes.methods.adaptive import Adaptive
+from ctxext.recipes.methods.dual_chunk import DualChunk
+from ctxext.recipes.methods.self_extend import SelfExtend
+from published_models import published, write_config
+
+LENGTH = 64
+WORDS = "see 64 tokens back, which has no effect up to 64 tokens but takes effect beyond"
+SIZES = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "rope_theta": 10000.0,
+}
+BASE = {**SIZES, "max_position_embeddings": LENGTH, "sliding_window": LENGTH}
+FAMILIES = {
+    "mistral": {},
+    "mixtral": {"num_local_experts": 2, "num_experts_per_tok": 1},
+    "phi3": {"pad_token_id": 0, "original_max_position_embeddings": LENGTH},
+    "starcoder2": {},
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 1},
+}
+MAPS = [SelfExtend(factor=4), DualChunk(factor=4), Adaptive(factor=4)]
+
+
+def source_of(model_type, folder, **changes):
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[model_type](**{**BASE, **FAMILIES.get(model_type, {}), **changes})
+    model = AutoModelForCausalLM.from_config(config).float()
+    for name, weight in model.named_parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=0.4 if "attn" in name else 0.2)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_schedule_warns(model_type, tmp_path):
+    source = source_of(model_type, tmp_path / "source")
+    for step in (Ntk(factor=4), *([] if model_type == "phi3" else [Yarn(factor=4)])):
+        assert WORDS in " ".join(make_plan(open_checkpoint(str(source)), Recipe([step])).cautions)
+    assert WORDS not in " ".join(make_plan(open_checkpoint(str(source)), Recipe([Ntk(factor=1)])).cautions)
+
+
+@pytest.mark.parametrize("step", MAPS, ids=lambda step: step.name)
+@pytest.mark.parametrize("model_type", ["mistral", "phi3"])
+def test_a_map_raises_the_window(model_type, step, tmp_path):
+    source = source_of(model_type, tmp_path / "source")
+    done = convert(str(source), tmp_path / "out", Recipe([step]), check=False)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["sliding_window"], config["max_position_embeddings"]) == (4 * LENGTH, 4 * LENGTH)
+    assert rotated_layers(config, family_of(config)) == config["ctxext_code"]["steps"][0]["layers"] == [0, 1]
+    assert "tokens back" not in " ".join(done.plan.cautions)
+
+
+def test_a_far_token_is_seen_through_a_map(tmp_path):
+    """The first token changes the last logits although it is four windows away; in plain Mistral it cannot."""
+    source = source_of("mistral", tmp_path / "source", num_hidden_layers=1)
+    convert(str(source), tmp_path / "out", Recipe([SelfExtend(factor=4)]), check=False)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True, dtype=torch.float32).eval()
+    ids = torch.arange(250)[None] % 90 + 5
+    other = ids.clone()
+    other[0, 0] = 99
+    with torch.no_grad():
+        first, second = model(ids).logits[0, -1], model(other).logits[0, -1]
+    assert (first - second).abs().max() > 1e-6  # Exactly 0 behind the window.
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sliding_window": None},
+        {"sliding_window": 4 * LENGTH},
+        {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": LENGTH},
+        {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": LENGTH, "max_window_layers": 2},
+        {"sliding_window": LENGTH // 2},
+    ],
+    ids=["none", "wide", "switched off", "above all layers", "always active"],
+)
+def test_others_are_left_alone(changes):
+    config = {**BASE, "model_type": "mistral", **changes}
+    assert idle_window(config, family_of(config), 4 * LENGTH) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        ({"layer_types": ["sliding_attention", "full_attention"], "model_type": "gemma2"}, LENGTH),
+        ({"layer_types": ["sliding_attention", "full_attention"], "model_type": "qwen3"}, LENGTH),
+        ({"model_type": "llama4_text", "attention_chunk_size": 2 * LENGTH, "no_rope_layers": [1, 1]}, 2 * LENGTH),
+        ({"model_type": "llama4_text", "no_rope_layers": [1, 1], "max_position_embeddings": 4096}, 8192),
+        ({"model_type": "modernbert", "local_attention": 2 * LENGTH}, LENGTH),
+        ({"model_type": "gpt_neo", "window_size": LENGTH}, LENGTH),
+        ({"model_type": "gpt_neo", "window_size": LENGTH, "attention_types": [[["global"], 2]]}, None),
+    ],
+)
+def test_windows_by_other_names(config, window):
+    config = {**{key: value for key, value in BASE.items() if key != "sliding_window"}, **config}
+    if config["model_type"] in ("gemma2", "qwen3"):
+        config.update(sliding_window=LENGTH, use_sliding_window=True)
+    assert idle_window(config, family_of(config), 4 * 8192) == window
+
+
+@pytest.mark.parametrize("factor", [2, 4])
+def test_phi_3_5_beyond_its_window(factor, tmp_path):
+    """Its window of 262144 tokens is twice its context: idle in the source and at ×2, and raised beyond."""
+    config = {**published("phi-3-mini-128k-instruct")["config"], "sliding_window": 262144}
+    source = open_checkpoint(str(write_config(config, tmp_path / "source")))
+    plan = make_plan(source, Recipe([SelfExtend(factor=factor)]))
+    assert plan.model.config["sliding_window"] == max(262144, factor * 131072)
+    plan = make_plan(source, Recipe([Ntk(factor=factor * 32)]), replace_scaling=True)
+    assert ("262144 tokens back" in " ".join(plan.cautions)) == (factor > 2)
