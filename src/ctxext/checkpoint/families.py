@@ -27,6 +27,10 @@ _THINKERS: Mapping[str, str] = {
 """The classes that load the language models of models that nest a model with a text part."""
 
 
+_VAGUE = "something else"
+"""The word of the table for model types of which no Auto class tells what they are, such as parts of other models."""
+
+
 def unknown_type(config: Mapping[str, Any], known: Iterable[str], others: Mapping[str, str]) -> CtxextError:
     """The refusal of a configuration whose model type is none of the known ones.
 
@@ -36,7 +40,10 @@ def unknown_type(config: Mapping[str, Any], known: Iterable[str], others: Mappin
         others: What the model types are that transformers has beside them.
     """
     model_type = str(config["model_type"])
-    if model_type in others:
+    is_vague = others.get(model_type) == _VAGUE
+    if is_vague and not config.get("auto_map"):
+        return CtxextError(f'"{model_type}" is a model type that no Auto class for language models loads by itself.')
+    if model_type in others and not is_vague:
         hint = "docs/families.md lists the multimodal models whose text part is converted."
         if thinker := _THINKERS.get(model_type):
             hint = (
@@ -47,8 +54,9 @@ def unknown_type(config: Mapping[str, Any], known: Iterable[str], others: Mappin
             hint=hint if "multimodal" in others[model_type] else "",
         )
     if config.get("auto_map") or model_type in _REMOTE_CODE:
+        what = "language model of transformers by itself" if is_vague else "model type of transformers"
         return CtxextError(
-            f'"{model_type}" is no model type of transformers: its code comes with the checkpoint.',
+            f'"{model_type}" is no {what}: its code comes with the checkpoint.',
             hint="ctxext converts what transformers itself runs; such a version of it is often named -hf.",
         )
     near = difflib.get_close_matches(model_type, known, n=3)
@@ -204,14 +212,25 @@ def family_of(config: Mapping[str, Any]) -> Family:
     return _switched(config, named_family(config))
 
 
-def named_family(config: Mapping[str, Any]) -> Family:
-    """The family that a config.json names, before anything else in it is read; raises as `family_of`."""
+def named_type(config: Mapping[str, Any]) -> Family:
+    """Return the family of the model type that a config.json names.
+
+    Raises:
+        CtxextError: the model type is missing or unknown.
+    """
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise CtxextError("config.json has no model_type.", hint="Is this the folder of a transformers checkpoint?")
     family = FAMILIES.get(model_type)
     if family is None:
         raise unknown_type(config, FAMILIES, OTHERS)
+    return family
+
+
+def named_family(config: Mapping[str, Any]) -> Family:
+    """The family that a config.json names, before anything else in it is read; raises as `family_of`."""
+    family = named_type(config)
+    model_type = family.model_type
     is_causal = family.positions in _CAUSAL_ONLY and family.loader != MASKED
     architectures = (config.get("architectures") or ()) if is_causal else ()
     if architectures and all(str(name).endswith(_NOT_CAUSAL) for name in architectures):
@@ -289,12 +308,30 @@ def _switched(config: Mapping[str, Any], family: Family) -> Family:
     for key, (rotary, why) in _DISPUTED.get(str(text.get("model_type")), {}).items():
         if text.get(key, rotary) != rotary:
             return dataclasses.replace(family, fixed=f'"{key}" is {json.dumps(text[key])}: {why}')
+    kind = text.get("position_embedding_type")
+    if family.positions == "learned" and kind not in (None, "absolute", *DISTANCES):
+        positions = {"rotary": "rotary", "rope": "rotary", "alibi": "alibi"}.get(str(kind), "none")
+        why = f'position_embedding_type is "{kind}", which only code that comes with the checkpoint reads'
+        return dataclasses.replace(family, positions=positions, reason=why)
+    if null := _null_schedule(text, family):
+        return dataclasses.replace(family, reason=f'"{null}" of rope_parameters is null, so these layers do not rotate')
     if family.model_type in _UNROTATED_BY_NULL and has_null_theta(text, family):
         return dataclasses.replace(family, positions="none")
     if family.rotated != "all" and not family.reason and not rotated_layers(config, family):
         return dataclasses.replace(family, reason=NOTHING_TO_EXTEND)
     return family
 
+
+def _null_schedule(text: Mapping[str, Any], family: Family) -> str:
+    """Return the first layer type whose schedule is null; empty without one."""
+    schedule = text.get("rope_parameters")
+    if not family.nested_rope or not isinstance(schedule, Mapping):
+        return ""
+    return next((name for name in (*family.full_types, *family.sliding_types) if schedule.get(name, 0) is None), "")
+
+
+DISTANCES = ("relative_key", "relative_key_query")
+"""The values of `position_embedding_type` for learned embeddings of distances."""
 
 # Keys that turn the rotary embedding off: the value with which it is on, and what the model uses otherwise.
 _SWITCHES: Mapping[str, Mapping[str, tuple[Any, str]]] = {

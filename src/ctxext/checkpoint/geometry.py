@@ -42,7 +42,8 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
     text = text_config(config, plain)
     sizes = {key: plain_value(text, plain, key) for key in Sizes.names()}
     indices = plain.layers.get("indices")
-    checked({**sizes, "attention_layers": indices and plain_value(text, plain, indices)}, Sizes, name)
+    aliases = {key: alias for key, alias in plain.aliases.items() if alias in text}
+    checked({**sizes, "attention_layers": indices and plain_value(text, plain, indices)}, Sizes, name, aliases=aliases)
     if null := next((key for key in _NEEDED if key in plain.defaults and sizes[key] is None), None):
         raise CtxextError(f'"{name}": "{plain.aliases.get(null, null)}" is null, expected a number.')
     family = family_of(config)

@@ -10,14 +10,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.families import Family
+from ctxext.checkpoint.families import Family, named_type
 from ctxext.checkpoint.geometry import check_sizes, claimed_length
 from ctxext.checkpoint.sentence_files import stated_lengths
 from ctxext.errors import CtxextError
 from ctxext.reading.length import as_length
 from ctxext.reading.safetensors_header import fault_of_metadata, fault_of_tensors
 from ctxext.reading.schemas import Header, checked, read_json_object
-from ctxext.reading.strict import parse_json
+from ctxext.reading.strict import parse_json, read_text
 from ctxext.system.files import is_noted_link, is_text, open_regular
 from ctxext.system.tokens import hub_token
 
@@ -278,7 +278,14 @@ def open_checkpoint(
         if (folder / "0_Transformer" / "config.json").is_file():
             hint = 'Move the files of "0_Transformer" up, and make "path" in modules.json "" for it.'
         raise CtxextError(f'"{source}" has no config.json.', hint=hint)
-    config = read_json_object(folder / "config.json")
+    try:
+        config = read_json_object(folder / "config.json")
+    except CtxextError:
+        # An unknown model may give keys another form; that it is unknown is the reason to report.
+        content = parse_json(read_text(folder / "config.json"), str(folder / "config.json"))
+        if isinstance(content, dict) and isinstance(content.get("model_type"), str):
+            named_type(content)
+        raise
     check_sizes(config, str(folder / "config.json"))
     return Checkpoint(source, folder, config, commit, sizes, trained_length)
 

@@ -290,7 +290,13 @@ SCHEMAS: Mapping[str, type[Schema]] = {
 """The schema of a file of this name; others are plain objects."""
 
 
-def checked(content: Mapping[str, Any], schema: type[Schema], name: str, prefix: str = "") -> None:
+def checked(
+    content: Mapping[str, Any],
+    schema: type[Schema],
+    name: str,
+    prefix: str = "",
+    aliases: Mapping[str, str] | None = None,
+) -> None:
     """Check a file's content against its schema.
 
     Args:
@@ -298,6 +304,7 @@ def checked(content: Mapping[str, Any], schema: type[Schema], name: str, prefix:
         schema: What it must be.
         name: What errors call the file.
         prefix: Where the content stands in the file.
+        aliases: The names in the file of keys that the schema has under another name.
 
     Raises:
         CtxextError: something is otherwise: the file, the key, what was found and what was expected.
@@ -305,7 +312,7 @@ def checked(content: Mapping[str, Any], schema: type[Schema], name: str, prefix:
     fault = fault_of(content, schema)
     if fault is None:
         return
-    key = prefix + ".".join(map(str, fault.place))
+    key = prefix + ".".join((aliases or {}).get(str(part), str(part)) for part in fault.place)
     if not fault.expected:
         raise CtxextError(f'"{name}" lacks "{key}".')
     raise CtxextError(f'"{name}": "{key}" is {_shown(fault.value)}, expected {fault.expected}.')

@@ -15,9 +15,13 @@ from ctxext.recipes.encodings.rotary import Config, ModelConfig
 _ALL_SLIDING = "every layer with a rotary embedding sees a window only, and those stay as they are"
 
 _LATENT = "latent attention: its attention is computed from compressed keys, where positions cannot be moved"
-_UNREACHED_ATTENTION: Mapping[str, str] = dict.fromkeys(
-    ("falcon", "gpt_neox_japanese"), "its attention does not go through transformers' attention interface"
-)
+_AFTER_ROTATION = "it changes queries and keys after it has rotated them, by more than a factor"
+_UNREACHED_ATTENTION: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("falcon", "gpt_neox_japanese"), "its attention does not go through transformers' attention interface"
+    ),
+    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _AFTER_ROTATION),
+}
 """Families whose attention cannot be changed, and why."""
 
 PORTABLE: Traversable = resources.files("ctxext.portable")

@@ -26,6 +26,8 @@ STOCK_KEYS = frozenset(
     | {"short_mscale", "long_mscale"}  # Written by `longrope` and related methods for vLLM.
 )
 """Keys that transformers' rope types read in any family, or engines do."""
+_WITHOUT_EFFECT = ("finetuned",)
+"""Notes in published schedules that no code reads: the YaRN models of NousResearch have one."""
 _OF_FAMILY: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), frozenset({"alpha"})),
     # Nothing reads it, and the classes accept it.
@@ -37,7 +39,7 @@ _OF_FAMILY: Mapping[str, frozenset[str]] = {
 def known_keys(text: Mapping[str, Any], family: Family) -> frozenset[str]:
     """The keys of a schedule that are known for a family."""
     names = (family.model_type, str(text.get("model_type")))
-    return STOCK_KEYS.union(KEPT, family.required_keys, *(_OF_FAMILY.get(name, ()) for name in names))
+    return STOCK_KEYS.union(KEPT, _WITHOUT_EFFECT, family.required_keys, *(_OF_FAMILY.get(name, ()) for name in names))
 
 
 def check_numbers(parameters: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from ctxext.checkpoint.families import Family, text_config
+from ctxext.checkpoint.families import DISTANCES, Family, text_config
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.base import POSITIONS, Config, Encoding, provenance
 
@@ -182,7 +182,7 @@ def read_learned(config: Config, family: Family, original_length: int | None = N
 
 def is_of_distances(config: Config, family: Family) -> bool:
     """Whether a configuration uses embeddings of distances instead of positions."""
-    return text_config(config, family).get("position_embedding_type") not in ("absolute", None)
+    return text_config(config, family).get("position_embedding_type") in DISTANCES
 
 
 def read_computed(config: Config, family: Family, original_length: int | None = None) -> ComputedTable:

@@ -346,12 +346,6 @@ def _check_stated(config: Config, family: Family, parameters: Mapping[str, Any])
             "as its default.",
             hint=f"Write the {nulls[0]} that the model was trained with.",
         )
-    for key in ("rope_scaling", "rope_parameters"):
-        schedule = text.get(key)
-        if null := [
-            name for name in family.full_types if isinstance(schedule, Mapping) and schedule.get(name, 0) is None
-        ]:
-            raise CtxextError(f'"{null[0]}" of {key} is null, so these layers have no schedule that could be extended.')
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     if family.plain_type != "default" and parameters and rope_type == "default":
         raise CtxextError(

@@ -5,17 +5,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ctxext.checkpoint.families import read, rotated_layers
+from ctxext.checkpoint.families import Family, read, rotated_layers
 from ctxext.checkpoint.new_tensor import SIZES, NewTensor, stored_tensors
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
-from ctxext.recipes.encodings.rotary import ModelConfig
+from ctxext.recipes.encodings.rotary import Config, ModelConfig
 
 _WEIGHT = "distance.weight"
 _ATTENTION = re.compile(
     r"(?P<module>(?:.+\.)?(?:layers|h|blocks)\.(?P<layer>\d+)\.(?:\w+\.)?(?:self_attn|self_attention|attention|attn))\.[^.]+\.weight"
 )
+_UNNAMED = {
+    "hrm_text": "each of its layers has several attentions",
+    "moshi": "its attention has another name in its weights",
+    "zamba2": "its attention has another name in its weights",
+}
+"""Families in which a layer's attention is not found by the name of its weights."""
 _OTHER_TOWERS = re.compile(r"vision|visual|audio|speech|encoder")
 
 
@@ -39,6 +45,11 @@ class DistanceAware(CodeMethod):
     is_experimental = True
     learned_tensors = (_WEIGHT,)
     caution = "its weights start at zero and change nothing; ctxext finetune trains them beside LoRA."
+
+    @classmethod
+    def refusal(cls, config: Config, family: Family) -> str:
+        """Why the family cannot carry the weights; empty if it can."""
+        return super().refusal(config, family) or _UNNAMED.get(family.model_type, "")
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
         """The layers, the number of heads, and L."""

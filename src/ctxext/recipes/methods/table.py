@@ -49,10 +49,11 @@ class Rows(Reaching):
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
         """Why the table cannot be lengthened; empty if it can."""
+        if reason := super().refusal(config, family):
+            return reason
         if is_of_distances(config, family):
             return "its table holds distances, clipped at its end"
-        unsupported = "" if family.model_type in cls.layouts else "the location of its table is not known"
-        return super().refusal(config, family) or unsupported
+        return "" if family.model_type in cls.layouts else "the location of its table is not known"
 
     def edit(self, model: ModelConfig) -> ModelConfig:
         """Write the new length wherever the configuration states the old one.
