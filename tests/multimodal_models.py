@@ -189,6 +189,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": tower("pixtral"),
         "spatial_merge_size": 2,
     },
+    "mistral4": {
+        **ONE_TOKEN,
+        "text_config": text(
+            "mistral4",
+            **{**EXPERTS, **LATENT, "head_dim": 32},
+            num_key_value_heads=4,
+            rope_parameters={**YARN, "llama_4_scaling_beta": 0.1},
+        ),
+        "vision_config": tower("pixtral"),
+        "spatial_merge_size": 2,
+    },
     "ovis2": {
         **ONE_TOKEN,
         "text_config": text("qwen2"),
@@ -250,7 +261,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 """Families whose text part alone reads the schedule."""
-TYPES = {"ministral3": "mistral3"}
+TYPES = {"ministral3": "mistral3", "mistral4": "mistral3"}
 """The model types of those whose text part is of another family than above."""
 NAMES = [
     name

@@ -101,7 +101,7 @@ def check(name, folder, methods):
         assert {key for key in stated if stated[key] != written.get(key)} <= {"text_config", "dtype"}
 
 
-@pytest.mark.parametrize("name", [QUICK, "gemma4"])
+@pytest.mark.parametrize("name", [QUICK, "gemma4", "mistral4"])
 def test_a_family(name, tmp_path):
     if name not in multimodal_models.NAMES:
         pytest.skip("unknown to this transformers")

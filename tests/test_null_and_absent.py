@@ -94,6 +94,9 @@ def variants(config, defaults):
             values["default"] = defaults[key]
         for label, value in values.items() if key in text or key in defaults or key.startswith("rope_") else ():
             yield f"{key} {label}", changed(config, (key,), value)
+    plain = {key: value for key, value in text.items() if key not in SCHEDULES}
+    alone = {**plain, "rope_theta": 5000.0}
+    yield "rope_theta alone", {**config, "text_config": alone} if text is not config else alone
     for name in SCHEDULES:
         schedule = text.get(name)
         nested = [(name, kind) for kind, value in (schedule or {}).items() if isinstance(value, dict)]

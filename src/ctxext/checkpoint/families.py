@@ -457,11 +457,17 @@ def _stated_thetas(text: Mapping[str, Any], family: Family) -> Iterator[Any]:
     ]
     split = len(inside) if family.nested_rope else 1
     yield from inside[:split]
-    for name in dict.fromkeys((family.theta_key, "rope_theta")):
-        value = plain_value(text, dataclasses.replace(family, defaults={name: _ABSENT}), name)
+    if reads_top_theta(family):
+        value = plain_value(text, dataclasses.replace(family, defaults={family.theta_key: _ABSENT}), family.theta_key)
         if value is not _ABSENT:
             yield value
     yield from inside[split:]
+
+
+def reads_top_theta(family: Family) -> bool:
+    """Return whether the class reads a base above the schedules, as transformers 4 wrote it."""
+    has_own = family.nested_rope and not family.rope_scaling and "rope_theta" in family.defaults
+    return not has_own or family.theta_key != "rope_theta"
 
 
 def has_null_theta(text: Mapping[str, Any], family: Family) -> bool:

@@ -40,6 +40,11 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
     except CtxextError:  # Whoever needs the family says why there is none.
         return
     text = text_config(config, plain)
+    if plain.text_config and text is config and not (plain.flat_text or plain.reason):
+        raise CtxextError(
+            f'"{name}" has no "{plain.text_config}", from which "{plain.model_type}" reads its language model.',
+            hint="Download the file again, or move the language model's keys there.",
+        )
     sizes = {key: plain_value(text, plain, key) for key in Sizes.names()}
     indices = plain.layers.get("indices")
     aliases = {key: alias for key, alias in plain.aliases.items() if alias in text}

@@ -64,7 +64,7 @@ def _llama_cpp(model: ModelConfig) -> list[str]:
     # A server goes no further than the length that it takes the model to be trained on.
     reach = ["--override-kv", f"{gguf_name(model)}.context_length=int:{length}", "-c", length]
     kind = native_type(model.family, rotary.rope_type)
-    if kind == "default":
+    if kind == "default" or (kind == "linear" and rotary.rope_type == "default"):  # Mistral 4's plain schedule.
         return ["--rope-freq-base", f"{rotary.theta:.10g}", *reach]
     if kind == "linear":
         return ["--rope-scaling", "linear", "--rope-scale", f"{numbers['factor']:g}", *reach]

@@ -353,7 +353,7 @@ def _check_stated(config: Config, family: Family, parameters: Mapping[str, Any])
             f'"{family.plain_type}": its class then rotates other dimensions.',
             hint=f'Write "rope_type": "{family.plain_type}" if the model was trained with it.',
         )
-    stated = [text[key] for key in dict.fromkeys((family.theta_key, "rope_theta")) if key in text]
+    stated = [text[family.theta_key]] if family.theta_key in text else []
     if assumed := assumed_schedule(text, family):
         if "rope_scaling" in text or any(base != assumed.get("rope_theta") for base in stated):
             raise CtxextError(
