@@ -263,6 +263,399 @@ def test_all_parts_of_a_split_model(gguf, tmp_path):
         open_gguf(tmp_path / "m-00001-of-00002.gguf")
 
 
+@pytest.fixture
+def split(tmp_path):
+    """Writes a model in three parts: keys and a tensor in the first, a tensor in each of the others."""
+
+    def write(stem="m", values=(), tensors=({"a.weight": b"1" * 40}, {"b.weight": b"2" * 50}, {"c.weight": b"3" * 60})):
+        number = len(tensors)
+        for no, content in enumerate(tensors):
+            keys = {**keys_of(), "split.tensors.count": sum(map(len, tensors))} if no == 0 else {}
+            more = values[no] if no < len(values) else {}
+            keys |= {"split.no": no, "split.count": number, **more}
+            place = tmp_path / f"{stem}-{no + 1:05d}-of-{number:05d}.gguf"
+            place.write_bytes(gguf_bytes(keys, content))
+        return tmp_path / f"{stem}-00001-of-{number:05d}.gguf"
+
+    return write
+
+
+def with_divisors(path, divisors):
+    """Make the tensor of 32 bytes that a part holds a list of eight float32."""
+    raw = path.read_bytes()
+    at = raw.index(FACTORS.encode()) + len(FACTORS)
+    raw = raw[:at] + struct.pack("<IQI", 1, 8, 0) + raw[at + 16 :]
+    start = read_header(path).data_start
+    path.write_bytes(raw[:start] + struct.pack("<8f", *divisors) + raw[start + 32 :])
+
+
+def test_divisors_in_a_later_part_are_its_schedule(split, tmp_path):
+    """Seen by neither, two schedules would act at once."""
+    first = split(tensors=({"a.weight": b"1" * 40}, {FACTORS: bytes(32), "b.weight": b"2" * 50}))
+    later = tmp_path / "m-00002-of-00002.gguf"
+    with_divisors(later, RISING)
+    model = open_gguf(first)
+    assert model.model.rotary.parameters["long_factor"] == pytest.approx(RISING)
+    with pytest.raises(CtxextError, match="already extended: longrope"):
+        plan_gguf(first, Recipe([Yarn(factor=4)]))
+    for step in (Yarn(factor=4), MrRope(factor=4)):
+        out = convert_gguf(
+            first, tmp_path / f"{step.name}.gguf", Recipe([step]), replace_scaling=True, original_length=512
+        ).out
+        plain = model_config(open_gguf(first).unscaled.config, 512)
+        wanted = Recipe([step]).resolved(plain).edit(plain).rotary
+        written = struct.unpack("<8f", contents(tmp_path / f"{step.name}-00002-of-00002.gguf")[1][FACTORS])
+        expected = [1.0] * 8
+        if step.name == "mrrope":
+            pairs = zip([10000 ** (-pair / 8) for pair in range(8)], inverse_frequencies(wanted), strict=True)
+            expected = [a / b for a, b in pairs]
+        assert written == pytest.approx(expected, rel=1e-6)
+        assert all(check.is_passed for check in verify_gguf(out, first))
+    with_divisors(tmp_path / "yarn-00002-of-00002.gguf", RISING)
+    with pytest.raises(CtxextError, match="two schedules at once"):
+        verify_gguf(tmp_path / "yarn-00001-of-00002.gguf")
+
+
+@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("empty", "cut off"),
+        ("truncated", "ends behind the end|cut off"),
+        ("no GGUF", "not a GGUF file"),
+        ("whole model", "does not belong"),
+        ("other number", "names it part 8 of 3"),
+        ("other count", "of 4"),
+        ("other architecture", "it is a qwen2"),
+        ("same tensor", 'tensor "a.weight" is in another part'),
+        ("more tensors", "names 3 tensors, and its 3 parts have 4"),
+        ("link elsewhere", "link out of the folder"),
+        ("link to another part", "does not belong"),
+        ("folder", "missing"),
+        ("gone", "missing"),
+    ],
+)
+def test_every_part_belongs_to_the_model(split, tmp_path, kind, says, number):
+    first = split()
+    part = tmp_path / f"m-{number:05d}-of-00003.gguf"
+    keys = {"split.no": number - 1, "split.count": 3}
+    raw = part.read_bytes()
+    part.unlink()
+    contents = {
+        "empty": b"",
+        "truncated": raw[:-40],
+        "no GGUF": b"secret" * 9,
+        "whole model": gguf_bytes(keys_of(), TENSORS),
+        "other number": gguf_bytes({**keys, "split.no": 7}, {"d.weight": b"1"}),
+        "other count": gguf_bytes({**keys, "split.count": 4}, {"d.weight": b"1"}),
+        "other architecture": gguf_bytes({**keys, "general.architecture": "qwen2"}, {"d.weight": b"1"}),
+        "same tensor": gguf_bytes(keys, {"a.weight": b"1"}),
+        "more tensors": gguf_bytes(keys, {"d.weight": b"1", "e.weight": b"1"}),
+    }
+    if kind in contents:
+        part.write_bytes(contents[kind])
+    elif kind == "link elsewhere":
+        (tmp_path.parent / f"{tmp_path.name}-other.gguf").write_bytes(raw)
+        part.symlink_to(tmp_path.parent / f"{tmp_path.name}-other.gguf")
+    elif kind == "link to another part":
+        part.symlink_to(tmp_path / f"m-{5 - number:05d}-of-00003.gguf")
+    elif kind == "folder":
+        part.mkdir()
+    with pytest.raises(CtxextError, match=says):
+        open_gguf(first)
+    with pytest.raises(CtxextError, match=says):
+        convert_gguf(first, tmp_path / "out.gguf", Recipe([Yarn(factor=4)]))
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"split.no": 1}, "part 2 of 3"),
+        ({"split.count": 2}, "name does not say so"),
+        ({"split.count": True}, "True for split.count"),
+        ({"split.no": 0.0}, "0.0 for split.no"),
+        ({"split.no": False}, "False for split.no"),
+        ({"split.tensors.count": 4}, "names 4 tensors, and its 3 parts have 3"),
+        ({"split.tensors.count": "3"}, "3 for split.tensors.count"),
+        ({"split.tensors.count": ["3"]}, "a list for split.tensors.count"),
+    ],
+)
+def test_the_numbers_of_a_split_model_agree(split, values, says):
+    with pytest.raises(CtxextError, match=says):
+        open_gguf(split(values=[values]))
+
+
+def test_a_part_in_the_hubs_cache_is_followed(split, tmp_path):
+    first = split()
+    snapshot, blobs = (tmp_path / "models--a--b" / name for name in ("snapshots/c", "blobs"))
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for part in sorted(tmp_path.glob("m-*.gguf")):
+        part.rename(blobs / part.name)
+        (snapshot / part.name).symlink_to(blobs / part.name)
+    assert len(open_gguf(snapshot / first.name).parts) == 3
+
+
+def test_split_output_of_ours_may_be_replaced(split, tmp_path):
+    first, out, step = split(), tmp_path / "out.gguf", Recipe([Yarn(factor=4)])
+    made = convert_gguf(first, out, step).out
+    with pytest.raises(CtxextError, match="exists"):
+        convert_gguf(first, out, step)
+    other = split("other", tensors=({"a.weight": b"9" * 40}, {"b.weight": b"8" * 50}, {"c.weight": b"7" * 60}))
+    again = convert_gguf(other, made, Recipe([Yarn(factor=8)]), overwrite=True).out  # Named by its first part too.
+    assert again == made
+    assert all(check.is_passed for check in verify_gguf(made, other))
+    assert sorted(path.name for path in tmp_path.glob(".*")) == []
+    # A part that belongs to another model stays, and so do parts without a first one of ours.
+    later = tmp_path / "out-00002-of-00003.gguf"
+    later.write_bytes(gguf_bytes({"split.no": 0, "split.count": 1}, TENSORS))
+    with pytest.raises(CtxextError, match="was not made by ctxext"):
+        convert_gguf(first, out, step, overwrite=True)
+    convert_gguf(first, out, step, overwrite_anything=True)
+    convert_gguf(other, out, step, overwrite=True)
+    made.unlink()
+    with pytest.raises(CtxextError, match="was not made by ctxext"):
+        convert_gguf(first, out, step, overwrite=True)
+    convert_gguf(other, out, step, overwrite=True)  # The same content: what a killed run leaves.
+    assert all(check.is_passed for check in verify_gguf(made, other))
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, None], ids=["interrupted", "killed"])
+@pytest.mark.parametrize("is_there", [False, True], ids=["new", "overwritten"])
+def test_no_first_part_stands_beside_parts_of_another_run(split, tmp_path, monkeypatch, is_there, ends):
+    """Whichever rename is the last, what has the name of the first part loads with its own parts only."""
+    first = split(tensors=({"a.weight": b"1" * 40}, {FACTORS: bytes(32)}, {"c.weight": b"3" * 60}))
+    with_divisors(tmp_path / "m-00002-of-00003.gguf", (1.0,) * 8)
+    out, places = tmp_path / "out.gguf", [tmp_path / f"out-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
+    old, new = Recipe([Yarn(factor=4)]), Recipe([MrRope(factor=4)])
+    convert_gguf(first, out, new)
+    whole = [place.read_bytes() for place in places]
+    for last in range(7):
+        for place in places:
+            place.unlink(missing_ok=True)
+        before = []
+        if is_there:
+            convert_gguf(first, out, old)
+            before = [place.read_bytes() for place in places]
+        done, real = [], Path.rename
+
+        def rename(self, target, done=done, real=real, last=last):
+            if len(done) == last:
+                done.append(None)
+                if ends is None:
+                    os._exit(9)
+                raise ends
+            done.append(target)
+            return real(self, target)
+
+        process = os.fork() if ends is None else 0
+        if process == 0:
+            try:
+                with monkeypatch.context() as patch:
+                    patch.setattr(Path, "rename", rename)
+                    convert_gguf(first, out, new, overwrite=True)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                if ends is None:
+                    os._exit(0)
+        else:
+            os.waitpid(process, 0)
+        if places[0].exists():
+            assert [place.read_bytes() for place in places] in (before, whole)
+        if ends is not None:
+            assert before == [] or places[0].exists()
+            assert not list(tmp_path.glob(".*"))
+        convert_gguf(first, out, new, overwrite=True)
+        assert [place.read_bytes() for place in places] == whole
+        assert not list(tmp_path.glob(".*.ctxext-*"))
+
+
+def numbered(key, kind, form, number):
+    """The raw bytes of a key with a number of a certain type."""
+    name = f"llama.{key}".encode()
+    return struct.pack("<Q", len(name)) + name + struct.pack(f"<I{form}", kind, number)
+
+
+def file_with(key, kind, form, number):
+    """A file whose key has a number of a certain type."""
+    raw = gguf_bytes({name: value for name, value in keys_of().items() if name != f"llama.{key}"}, {})
+    count = struct.unpack("<Q", raw[16:24])[0]
+    head = (
+        raw[:16] + struct.pack("<Q", count + 1) + numbered(key, kind, form, number) + raw[24:].rstrip(b"\0") + b"\x01"
+    )
+    return head + bytes(-len(head) % 32)
+
+
+WHOLE = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 10: "Q", 11: "q"}
+
+
+@pytest.mark.parametrize("kind", [2, 3, 4, 5, 10, 11])
+def test_a_length_of_any_whole_type_is_written_as_llama_cpp_reads_it(tmp_path, kind):
+    """400 × 100 does not fit in an int16, which would hold a negative number instead."""
+    source = tmp_path / "m.gguf"
+    source.write_bytes(file_with("context_length", kind, WHOLE[kind], 400))
+    assert open_gguf(source).model.encoding.trained_length == 400
+    out = convert_gguf(source, tmp_path / "out.gguf", Recipe([Yarn(factor=100)])).out
+    value = read_header(out).values["llama.context_length"]
+    assert (value.kind, value.content) == (4, 40_000)
+    assert all(check.is_passed for check in verify_gguf(out, source))
+
+
+@pytest.mark.parametrize("key", ["context_length", "embedding_length", "block_count"])
+@pytest.mark.parametrize(
+    ("kind", "form", "number"),
+    [
+        (6, "f", 512.0),
+        (12, "d", 512.0),
+        (7, "?", True),
+        (3, "h", -512),
+        (11, "q", -1),
+        (4, "I", 0),
+        (10, "Q", 1 << 63),
+        (11, "q", 1 << 40),
+    ],
+)
+def test_numbers_that_llama_cpp_does_not_read_are_refused(tmp_path, key, kind, form, number):
+    source = tmp_path / "m.gguf"
+    source.write_bytes(file_with(key, kind, form, number))
+    with pytest.raises(CtxextError, match=f"nothing usable for llama.{key}: "):
+        open_gguf(source)
+
+
+def test_layers_without_end_end_soon(gguf):
+    started = time.process_time()
+    with pytest.raises(CtxextError, match="block_count: 4294967295"):
+        open_gguf(gguf(values={**keys_of(), "llama.block_count": 4294967295}))
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope.scaling.type", ["yarn"]),
+        ("rope.scaling.factor", ["4"]),
+        ("rope.scaling.type", 1),
+        ("rope.freq_base", ["1"]),
+        ("rope.freq_base", 1.0),
+        ("rope.freq_base", 1e31),
+        ("rope.scaling.factor", False),
+        ("rope.dimension_count", 7),
+        ("rope.scaling.yarn_beta_fast", 16.0),
+        ("attention.head_count_kv", ["2"]),
+    ],
+)
+def test_values_that_are_not_understood_are_refused(gguf, key, value):
+    """A list is not "not there", and no key of a schedule is passed over."""
+    with pytest.raises(CtxextError, match=f"llama.{key}|dimensions that rotate"):
+        open_gguf(gguf(values={**keys_of(), f"llama.{key}": value}))
+
+
+def test_texts_that_are_not_utf_8(gguf, tmp_path):
+    """They pass through where nothing reads them, before and after; where they are read, the error names them."""
+    path = gguf(values={**keys_of(), "general.name": "Zoë's"})
+    path.write_bytes(path.read_bytes().replace("Zoë's".encode(), "Zoë's".encode("latin-1") + b"!"))
+    out = convert_gguf(path, tmp_path / "out.gguf", Recipe([Yarn(factor=4)])).out
+    assert all(check.is_passed for check in verify_gguf(out, path))
+    assert open_gguf(out).model.encoding.usable_length == 2048
+    for key in ("general.architecture", "llama.rope.scaling.type", RECIPE_KEY):
+        path = gguf(values={**keys_of(), key: "Zoë's"})
+        path.write_bytes(path.read_bytes().replace("Zoë's".encode(), "Zoë's".encode("latin-1") + b"!"))
+        with pytest.raises(CtxextError, match="Zo�'s!\", which is not UTF-8"):
+            open_gguf(path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more", "length", "known"),
+    [
+        ("qwen3", {"context_length": 40960, "rope__freq_base": 1e6}, 32768, "Qwen/Qwen3-8B"),
+        ("qwen3moe", {"context_length": 40960, "rope__freq_base": 1e6}, 32768, "Qwen/Qwen3-8B"),
+        ("qwen3", {"context_length": 40961, "rope__freq_base": 1e6}, 40961, ""),
+        ("llama", {"context_length": 40960, "rope__freq_base": 1e6}, 40960, ""),
+        (
+            "llama",
+            {"context_length": 32768, "embedding_length": 4096, "block_count": 32},
+            8192,
+            "mistralai/Mistral-7B-v0.1",
+        ),
+        (
+            "gemma3",
+            {
+                "context_length": 131072,
+                "embedding_length": 2560,
+                "block_count": 34,
+                "rope__freq_base": 1e6,
+                "rope__scaling__type": "linear",
+                "rope__scaling__factor": 8.0,
+            },
+            32768,
+            "google/gemma-3-4b-pt",
+        ),
+    ],
+)
+def test_published_models_are_known_in_gguf_too(gguf, run, architecture, more, length, known):
+    path = gguf(values=keys_of(architecture, **more))
+    rotary = open_gguf(path).model.rotary
+    assert rotary.trained_length == length
+    assert rotary.length_origin.startswith(f"known of {known}" if known else "max_position_embeddings")
+    shown = json.loads(run("inspect", path, "--json").stdout)["rotary"]
+    assert (shown["trained_length"], shown["trained_length_from"]) == (length, rotary.length_origin)
+    if known:
+        assert known in " ".join(run("inspect", path).stdout.split())
+        plan = plan_gguf(path, Recipe([Yarn(factor=4)]), replace_scaling=True, allow_shorter=True)
+        assert plan.header.get(f"{architecture}.context_length") == 4 * length
+        assert plan.header.get(f"{architecture}.rope.scaling.original_context_length") == length
+    assert open_gguf(path, 1024).model.rotary.trained_length == 1024
+
+
+def test_a_schedule_without_an_original_length_asks_for_it(gguf, tmp_path, run):
+    """As a checkpoint does: with 512 tokens as the original length, ×4 would be ×16."""
+    linear = gguf(values=keys_of(rope__scaling__type="linear", rope__scaling__factor=4.0))
+    listed = convert_gguf(gguf("p.gguf"), tmp_path / "a.gguf", Recipe([Llama3(factor=4)])).out
+    lists = tmp_path / "lists.gguf"
+    lists.write_bytes(listed.read_bytes().replace(RECIPE_KEY.encode(), b"another.names"))
+    for path, what in ((linear, "linear ×4"), (lists, f"longrope by {FACTORS}")):
+        with pytest.raises(CtxextError, match=f"already extended: {what}[.]"):
+            plan_gguf(path, Recipe([Yarn(factor=8)]))
+        with pytest.raises(CtxextError, match="does not say from which length") as caught:
+            plan_gguf(path, Recipe([Yarn(factor=8)]), replace_scaling=True)
+        assert ("--original-length 128." in caught.value.hint) == (path == linear)
+        assert "--original-length can" in " ".join(run("inspect", path).stdout.split())
+        plan = plan_gguf(path, Recipe([Yarn(factor=16)]), replace_scaling=True, original_length=128)
+        assert plan.header.get("llama.context_length") == 2048
+        now = open_gguf(path).model.encoding.usable_length
+        assert plan.cautions[0] == f"--replace-scaling took away {what}: from {now} tokens to 2048.".replace(
+            what, f"{what} from 128 tokens" if path == linear else "longrope ×1 from 128 tokens"
+        )
+
+
+def test_an_original_length_in_the_file_is_used(gguf):
+    values = keys_of(
+        rope__scaling__type="linear", rope__scaling__factor=4.0, rope__scaling__original_context_length=128
+    )
+    plan = plan_gguf(gguf(values=values), Recipe([Yarn(factor=8)]), replace_scaling=True)
+    assert plan.header.get("llama.context_length") == 1024
+
+
+def test_what_replace_scaling_took_away_is_reported(gguf, tmp_path, run, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = keys_of(
+        rope__scaling__type="yarn",
+        rope__scaling__factor=4.0,
+        rope__scaling__original_context_length=128,
+        rope__scaling__attn_factor=1.5,
+    )
+    gguf(values=values)
+    words = ("convert", "m.gguf", "out.gguf", "--method", "yarn", "--factor", "8", "--replace-scaling")
+    says = "--replace-scaling took away yarn ×4 from 128 tokens with attention factor 1.5: from 512 tokens to 1024."
+    assert json.loads(run(*words, "--dry-run", "--json").stdout)["cautions"] == [says]
+    assert says in " ".join(run(*words, "--dry-run").output.split())
+    assert says in " ".join(run(*words).output.split())
+    again = ("convert", "out.gguf", "b.gguf", "--method", "pi", "--factor", "16", "--replace-scaling")
+    assert "took away yarn ×8: from 1024 tokens to 2048." in " ".join(run(*again).output.split())
+
+
 def test_verify_sees_a_weight_a_key_and_a_frequency(gguf, tmp_path):
     source = gguf()
     out = convert_gguf(source, tmp_path / "out.gguf", Recipe([MrRope(factor=4)])).out

@@ -37,6 +37,8 @@ def convert_file(
     if dry_run:
         plan = plan_gguf(source, recipe, options=options)
         output.result(plan_data(plan, None), *_plan_lines(plan))
+        for caution in plan.cautions:
+            output.warning(caution)
         return
     with output.progress("") as progress:
         done = convert_gguf(source, out, recipe, options=options, progress=progress)
@@ -50,9 +52,8 @@ def convert_file(
     ]
     data = {**plan_data(plan, str(done.out)), "difference": done.difference, "seconds": round(seconds, 3)}
     output.result(data, *lines)
-    for step in plan.recipe.steps:
-        if caution := step.caution_for(plan.model):
-            output.warning(f"{step.name}: {caution}")
+    for caution in plan.cautions:
+        output.warning(caution)
     output.next_step("llama-server", "-m", done.out, "-c", encoding.usable_length)
 
 
@@ -68,11 +69,12 @@ def plan_data(plan: GgufPlan, out: str | None) -> dict[str, Any]:
         "context_length": encoding.usable_length,
         "changes": [{"key": key, "old": old, "new": new} for key, (old, new) in plan.changes.items()],
         "factors": list(plan.factors) if plan.factors is not None else None,
+        "cautions": list(plan.cautions),
     }
 
 
 def _tensors_text(plan: GgufPlan) -> str:
-    count = len(plan.source.header.tensors)
+    count = plan.source.num_tensors
     lists = " and ".join(plan.source.architecture.lists)
     added = "" if plan.factors is None else f", and {lists} with {len(plan.factors)} divisors"
     return f"{count} tensors as they are{added}"
@@ -121,6 +123,7 @@ def inspection_data(model: GgufModel, reasons: Mapping[str, str]) -> dict[str, A
             "theta": rotary.theta,
             "dimensions": rotary.dim,
             "trained_length": rotary.trained_length,
+            "trained_length_from": model.plain.rotary.length_origin,
             "context_length": rotary.usable_length,
         },
         "methods": {name: {"applies": not why, "reason": why} for name, why in reasons.items()},
@@ -131,7 +134,13 @@ def inspection_data(model: GgufModel, reasons: Mapping[str, str]) -> dict[str, A
 def _rows(model: GgufModel, reasons: Mapping[str, str]) -> Mapping[str, str]:
     rotary = model.model.rotary
     rows = {"model": describe(model), "encoding": rotary.describe()}
-    rows["context length"] = f"{rotary.usable_length} tokens, {rotary.trained_length} before any schedule"
+    if model.lacks_original:
+        start = "and nothing says from which length its schedule starts; --original-length can"
+    else:
+        start = f"{rotary.trained_length} before any schedule"
+        origin = model.plain.rotary.length_origin
+        start += f" ({origin})" if origin.startswith("known of") else ""
+    rows["context length"] = f"{rotary.usable_length} tokens, {start}"
     if model.recipe:
         rows["recipe"] = ", ".join(map(describe_step, model.recipe["recipe"]["steps"]))
     rows["methods"] = ", ".join(name for name, why in reasons.items() if not why)

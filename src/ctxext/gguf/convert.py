@@ -1,10 +1,11 @@
 """Convert a GGUF file: other keys and, where they do not suffice, one small tensor; all weights stay the same bytes."""
 
+import filecmp
 import json
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,17 @@ from typing import Any
 from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
 from ctxext.gguf import SUFFIX, is_gguf, part_paths
-from ctxext.gguf.header import BLOCK, F32, Header, Tensor, Value, copy_range, read_header, value_of
+from ctxext.gguf.header import BLOCK, F32, INT32, Header, Tensor, Value, copy_range, read_header, value_of
 from ctxext.gguf.model import (
     BETAS,
     FACTORS,
     RECIPE_KEY,
+    TENSORS_KEY,
     Architecture,
     GgufModel,
+    Part,
     factors_of,
+    is_part,
     open_gguf,
     rotation_in_llama_cpp,
 )
@@ -37,7 +41,6 @@ from ctxext.version import __version__
 
 TOLERANCE = 1e-5
 """Largest relative difference of a frequency; GGUF keeps the base and the factors as float32."""
-_TENSORS_KEY = "split.tensors.count"
 _CARRIED = "pi, ntk, abf, yarn, ntk-by-parts"
 
 
@@ -64,6 +67,7 @@ class GgufPlan:
         model: The model with its new encoding.
         header: The header of the result.
         factors: The content of the lists of divisors, where they are written.
+        cautions: Warnings for whoever uses the result.
     """
 
     source: GgufModel
@@ -71,6 +75,7 @@ class GgufPlan:
     model: ModelConfig
     header: Header
     factors: tuple[float, ...] | None
+    cautions: tuple[str, ...]
 
     @property
     def changes(self) -> dict[str, tuple[Any, Any]]:
@@ -135,7 +140,10 @@ def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) ->
             hint=f"Ask for --target-length {format_length(before)} or more, or add --allow-shorter.",
         )
     schedule = schedule_of(edited.rotary, model.architecture)
-    return _plan(model, recipe, start, edited, schedule)
+    cautions = [f"{step.name}: {caution}" for step in recipe.steps if (caution := step.caution_for(edited))]
+    if start is not model.model:
+        cautions.insert(0, f"--replace-scaling took away {_schedule_text(model)}: from {before} tokens to {after}.")
+    return replace(_plan(model, recipe, start, edited, schedule), cautions=tuple(cautions))
 
 
 def _start(model: GgufModel, options: ConvertOptions) -> ModelConfig:
@@ -147,13 +155,31 @@ def _start(model: GgufModel, options: ConvertOptions) -> ModelConfig:
     if not model.recipe and not model.model.encoding.is_scaled:
         return model.model
     if not options.replace_scaling:
-        steps = (model.recipe.get("recipe") or {}).get("steps", []) if model.recipe else []
-        what = ", ".join(map(describe_step, steps)) or model.model.encoding.schedule_summary
         raise CtxextError(
-            f'"{model.path}" is already extended: {what}.',
+            f'"{model.path}" is already extended: {_schedule_text(model)}.',
             hint="Start from the file that it was made from, or take this away with --replace-scaling.",
         )
+    if model.lacks_original:
+        what, length = model.plain.rotary.rope_type, model.plain.rotary.claimed_length
+        factor = float(model.plain.rotary.parameters.get("factor") or 1)
+        guess = f", for example --original-length {max(round(length / factor), 1)}" if what == "linear" else ""
+        raise CtxextError(
+            f'"{model.path}" has a schedule ({_schedule_text(model)}) and does not say from which length.',
+            hint=f"Say what it was trained on first{guess or ' with --original-length'}.",
+        )
     return model.unscaled
+
+
+def _schedule_text(model: GgufModel) -> str:
+    """Return the schedule of a model in a few words, with an attention factor of its own."""
+    if model.recipe:
+        return ", ".join(map(describe_step, model.recipe["recipe"]["steps"]))
+    encoding = model.model.rotary
+    summary = encoding.schedule_summary
+    if model.lacks_original and encoding.rope_type == "longrope":
+        summary = f"longrope by {' and '.join(model.architecture.lists)}"
+    attention = float(model.header.get(model.key("rope.scaling.attn_factor")) or 1)
+    return summary if attention == 1 else f"{summary} with attention factor {attention:g}"
 
 
 def schedule_of(rotary: Rotary, architecture: Architecture) -> Schedule:
@@ -240,11 +266,11 @@ def _plan(model: GgufModel, recipe: Recipe, start: ModelConfig, edited: ModelCon
         if key not in replaced and (content is not None or key in values):
             replaced[key] = header.get(key)
         if content is not None:
-            values[key] = _like(header.values.get(key), content)
+            values[key] = value_of(content)
         else:
             values.pop(key, None)
     tensors, factors, lists = header.tensors, schedule.factors, model.architecture.lists
-    present = factors_of(model.path, header, model.architecture)
+    present = factors_of(model.files, model.architecture)
     if present and factors is None:
         factors = (1.0,) * len(present)  # Dividing by 1 changes nothing, and the file keeps its layout.
     if factors is not None:
@@ -254,9 +280,8 @@ def _plan(model: GgufModel, recipe: Recipe, start: ModelConfig, edited: ModelCon
             end = max((tensor.offset + tensor.size for tensor in tensors), default=0)  # Whatever lies behind them.
             end += -end % header.alignment
             tensors += (Tensor(name, (len(factors),), F32, end),)
-        if _TENSORS_KEY in values:
-            count = header.values[_TENSORS_KEY]
-            values[_TENSORS_KEY] = Value(count.kind, (count.content + len(lists)).to_bytes(len(count.raw), "little"))
+        if TENSORS_KEY in values:  # llama.cpp reads an int32.
+            values[TENSORS_KEY] = Value(INT32, struct.pack("<i", model.num_tensors + len(lists)))
     noted = {
         "version": __version__,
         "recipe": recipe.to_dict(),
@@ -268,15 +293,7 @@ def _plan(model: GgufModel, recipe: Recipe, start: ModelConfig, edited: ModelCon
     # Tensors that move by whole blocks are shared with the source where the file system can clone.
     room = (header.data_start - len(edited_header.packed())) % BLOCK
     values[RECIPE_KEY] = value_of(json.dumps(noted) + " " * room)
-    return GgufPlan(model, recipe, edited, replace(edited_header, values=values), factors)
-
-
-def _like(old: Value | None, content: float | str) -> Value:
-    """A value of the type that the file has for its key, where it holds the content."""
-    new = value_of(content)
-    if old is not None and isinstance(content, int) and isinstance(old.content, int) and content < 1 << 31:
-        return Value(old.kind, content.to_bytes(len(old.raw), "little"))
-    return new
+    return GgufPlan(model, recipe, edited, replace(edited_header, values=values), factors, ())
 
 
 def carried_methods(model: GgufModel) -> dict[str, str]:
@@ -322,21 +339,20 @@ def convert_gguf(
     plan = plan_gguf(source, recipe, options=options)
     target = Path(out) if out is not None else default_gguf(plan)
     targets = _targets(plan.source, target)
-    for place in targets:
-        check_file(place, plan.source.parts, options)
     with explain_disk_errors(target):
+        _check_folder(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-    with explain_disk_errors(target), locked(target.resolve()):
+    with explain_disk_errors(target), locked(targets[0].resolve()):
         works = [beside(place, "new") for place in targets]
         try:
             for place in targets:
                 recover(place)
+            _check_places(targets, plan.source, options)
             _write(plan, works, progress)
-            difference = check_rotation(works[0], plan.source.architecture, plan.model)
-            for place in targets:
-                check_file(place, plan.source.parts, options)
-            for work, place in reversed(list(zip(works, targets, strict=True))):  # The first part last.
-                work.replace(place)
+            written = [Part(work, read_header(work)) for work in works]
+            difference = check_rotation(written, plan.source.architecture, plan.model)
+            _check_places(targets, plan.source, options, works)
+            _give_names(works, targets)
         finally:
             for work in works:
                 work.unlink(missing_ok=True)
@@ -362,6 +378,42 @@ def _targets(source: GgufModel, out: Path) -> list[Path]:
     return [out] if count == 1 else list(part_paths(out, count))
 
 
+def _check_places(
+    targets: Sequence[Path], source: GgufModel, options: OverwriteOptions, works: Sequence[Path] = ()
+) -> None:
+    """Refuse to replace a file that must stay; `check_file` for every part.
+
+    A later part holds no record. It is ctxext's if it belongs to a first part that is, or if it has the content that
+    is written anyway, as a killed run leaves it.
+
+    Args:
+        targets: The files to write.
+        source: The source.
+        options: What may be replaced.
+        works: The new files once they are written; before, only sizes and descriptions of tensors are compared.
+
+    Raises:
+        CtxextError: a file must stay.
+    """
+    with_parts = replace(options, overwrite_anything=options.replaces)
+    is_ours = _is_ours(targets[0])
+    for number, (place, part) in enumerate(zip(targets, source.files, strict=True)):
+        may_go = bool(number) and place.is_file() and options.replaces
+        if may_go and is_ours:
+            may_go = is_part(place, number, len(targets))
+        elif may_go:
+            may_go = filecmp.cmp(place, works[number], shallow=False) if works else _is_like(place, part)
+        check_file(place, source.parts, with_parts if may_go else options)
+
+
+def _is_like(place: Path, part: Part) -> bool:
+    """Return whether a file is as large as a part and has the same tensors in the same places."""
+    try:
+        return place.stat().st_size == part.path.stat().st_size and read_header(place).tensors == part.header.tensors
+    except (CtxextError, OSError):
+        return False
+
+
 def check_file(place: Path, sources: tuple[Path, ...], options: OverwriteOptions) -> None:
     """Refuse to replace a file that must stay.
 
@@ -379,6 +431,10 @@ def check_file(place: Path, sources: tuple[Path, ...], options: OverwriteOptions
             raise CtxextError(
                 f'OUT "{place}" was not made by ctxext.', hint="Choose another name; --overwrite-anything replaces it."
             )
+    _check_folder(place)
+
+
+def _check_folder(place: Path) -> None:
     nearest = next(folder for folder in place.resolve().parents if folder.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise CtxextError(f'"{nearest}" cannot be written to.', hint="Choose another place for OUT.")
@@ -391,25 +447,54 @@ def _is_ours(place: Path) -> bool:
         return False
 
 
+def _give_names(works: Sequence[Path], targets: Sequence[Path]) -> None:
+    """Rename finished files; one alone replaces an old one in a single step.
+
+    The first part of several goes first and comes last, so that nothing loads a mixture of old and new parts. What a
+    kill leaves aside, `recover` puts back.
+    """
+    if len(works) == 1:
+        works[0].replace(targets[0])
+        return
+    asides = [beside(place, "old") for place in targets]
+    try:
+        for place, aside in zip(targets, asides, strict=True):
+            if place.exists() or place.is_symlink():
+                place.rename(aside)
+        for work, place in reversed(list(zip(works, targets, strict=True))):
+            work.rename(place)
+    except BaseException:
+        for place, work, aside in reversed(list(zip(targets, works, asides, strict=True))):
+            if not work.exists():
+                place.unlink(missing_ok=True)
+            if aside.exists() or aside.is_symlink():
+                aside.replace(place)
+        raise
+    for aside in asides:
+        aside.unlink(missing_ok=True)
+
+
 def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None:
     """Write every part of the result beside its place."""
-    header, parts = plan.header, plan.source.parts
-    sizes, packed = [part.stat().st_size for part in parts], header.packed()
+    files, packed = plan.source.files, plan.header.packed()
+    sizes = [part.path.stat().st_size for part in files]
     check_room(works[0].parent, sum(sizes) + len(packed))
     done = 0
-    for part, work, size in zip(parts, works, sizes, strict=True):
-        is_first = work is works[0]
-        with part.open("rb") as source, work.open("xb", buffering=0) as target:
-            start = plan.source.header.data_start if is_first else 0
+    for part, work, size in zip(files, works, sizes, strict=True):
+        is_first = part is files[0]
+        header = plan.header if is_first else part.header
+        with part.path.open("rb") as source, work.open("xb", buffering=0) as target:
+            start = part.header.data_start if is_first else 0
             if is_first:
                 target.write(packed)
             for piece in copy_range(source, target, start, size - start):
                 done += piece
                 if progress is not None:
                     progress("Copying tensors", done, sum(sizes))
-            for tensor in header.tensors if is_first and plan.factors is not None else ():
+            data_start = len(packed) if is_first else header.data_start
+            for tensor in header.tensors if plan.factors is not None else ():
                 if tensor.name in plan.source.architecture.lists:
-                    target.seek(len(packed) + tensor.offset)
+                    target.seek(data_start + tensor.offset)
                     target.write(_packed_factors(header, tensor, plan.factors or ()))
             os.fsync(target.fileno())
 
@@ -420,8 +505,8 @@ def _packed_factors(header: Header, tensor: Tensor, factors: tuple[float, ...]) 
     return packed + bytes(-len(packed) % header.alignment if header.tensors[-1] is tensor else 0)
 
 
-def check_rotation(path: Path, architecture: Architecture, model: ModelConfig) -> float:
-    """Hold what llama.cpp makes of a written file against what the methods say.
+def check_rotation(files: Sequence[Part], architecture: Architecture, model: ModelConfig) -> float:
+    """Hold what llama.cpp makes of written files against what the methods say.
 
     Returns:
         The largest relative difference of a frequency or of the factor on cos and sin.
@@ -429,7 +514,7 @@ def check_rotation(path: Path, architecture: Architecture, model: ModelConfig) -
     Raises:
         CtxextError: they differ.
     """
-    frequencies, attention = rotation_in_llama_cpp(path, read_header(path), architecture)
+    frequencies, attention = rotation_in_llama_cpp(files, architecture)
     wanted = [*inverse_frequencies(model.rotary), attention_scaling(model.rotary)]
     pairs = zip([*frequencies, attention], wanted, strict=True)
     difference = max(abs(number - other) / abs(other) for number, other in pairs)

@@ -116,7 +116,7 @@ def _difference(file: Path, model: ModelConfig) -> float | None:
         opened = open_gguf(file)
     except CtxextError:
         return None
-    return check_rotation(file, opened.architecture, model)
+    return check_rotation(opened.files, opened.architecture, model)
 
 
 def _converter(llama_cpp: str | Path | None) -> Path:

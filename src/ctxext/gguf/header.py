@@ -26,7 +26,7 @@ _USUAL_ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9
 _SCALARS: Mapping[int, str] = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """How a value is packed, by the number of its type."""
-UINT32, FLOAT32, STRING = 4, 6, _STRING
+UINT32, INT32, FLOAT32, STRING = 4, 5, 6, _STRING
 F32 = 0
 """The type of a tensor of float32."""
 _SIZES: Mapping[int, tuple[str, int, int]] = {
@@ -77,17 +77,37 @@ class Value:
         try:
             return self.raw[8:].decode()
         except UnicodeDecodeError as error:
-            raise CtxextError("A string of the GGUF header is not UTF-8.", hint="Fetch the file again.") from error
+            shown = self.raw[8:72].decode("utf-8", "replace")
+            raise CtxextError(
+                f'The GGUF header has "{shown}", which is not UTF-8.', hint="Fetch the file again."
+            ) from error
+
+
+def shortened(value: Any) -> str:
+    """Return a value of the header on one short line, for errors."""
+    line = " ".join(str(value)[:400].split())
+    return line if len(line) <= 40 else f"{line[:40]}…"
 
 
 def value_of(content: float | str) -> Value:
-    """A value to write: a string, a whole number as uint32, another number as float32."""
+    """Return a value to write: a string, a whole number as uint32, another number as float32.
+
+    llama.cpp reads lengths as uint32 and bases and factors as float32, and refuses any other type.
+
+    Raises:
+        CtxextError: a number is too large for its type.
+    """
     if isinstance(content, str):
         text = content.encode()
         return Value(STRING, struct.pack("<Q", len(text)) + text)
-    if isinstance(content, int):
-        return Value(UINT32, struct.pack("<I", content))
-    return Value(FLOAT32, struct.pack("<f", content))
+    try:
+        if isinstance(content, int):
+            return Value(UINT32, struct.pack("<I", content))
+        return Value(FLOAT32, struct.pack("<f", content))
+    except (struct.error, OverflowError) as error:
+        raise CtxextError(
+            f"{content:g} is larger than a GGUF file can hold.", hint="Choose a smaller factor or length."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -286,7 +306,7 @@ class _Reader:
 def _alignment(values: Mapping[str, Value], path: Path) -> int:
     value = values.get(ALIGNMENT_KEY)
     alignment = _USUAL_ALIGNMENT if value is None else value.content
-    if not isinstance(alignment, int) or not 0 < alignment <= _PIECE or alignment & (alignment - 1):
+    if type(alignment) is not int or not 0 < alignment <= _PIECE or alignment & (alignment - 1):
         raise CtxextError(f'"{path}" is damaged: its alignment is {alignment}.', hint="Fetch the file again.")
     return alignment
 

@@ -4,15 +4,17 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ctxext.checkpoint.known_models import MAXIMUM, known_by_facts
+from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.gguf import SUFFIX, part_paths
-from ctxext.gguf.header import F32, Header, Tensor, read_header
+from ctxext.gguf.header import F32, Header, Tensor, read_header, shortened
 from ctxext.reading.length import format_length
 from ctxext.reading.strict import parse_json
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config
@@ -23,10 +25,16 @@ RECIPE_KEY = "ctxext.recipe"
 FACTORS = "rope_freqs.weight"
 """The tensor by which llama.cpp divides the angle of each pair in most architectures that ask for one, and the name of
 the divisors in the record of a conversion."""
+_ORIGINAL = "original_max_position_embeddings"
 _LONG_AND_SHORT = ("rope_factors_long.weight", "rope_factors_short.weight")
 """Lists of which llama.cpp takes one for a whole run, by the length that it is started with."""
 _MOST_PARTS = 99_999
-_MOST_DIMENSIONS = 1 << 16
+_MOST_DIMENSIONS, _MOST_LAYERS, _MOST, _MOST_NUMBER = 1 << 16, 512, (1 << 32) - 1, 1e30
+"""llama.cpp refuses more layers, and takes lengths and sizes as 32 bits."""
+ARCHITECTURE_KEY = "general.architecture"
+COUNT_KEY, NUMBER_KEY, TENSORS_KEY = "split.count", "split.no", "split.tensors.count"
+_SCALING_KEYS = ("type", "factor", "original_context_length", "attn_factor", "finetuned")
+"""The keys of a schedule that were tried; llama.cpp reads others in some architectures."""
 BETAS = (32.0, 1.0)
 """YaRN's beta_fast and beta_slow in llama.cpp, which most architectures do not read from the file."""
 
@@ -39,12 +47,14 @@ class Architecture:
         name: The name in general.architecture.
         models: The models that have it, for people.
         lists: The tensors of divisors that it reads, with the same content; with them it carries any static schedule.
+        model_types: The model types of transformers whose checkpoints become this architecture.
         has_sliding_base: Whether its sliding-window layers rotate by another base, which no schedule changes.
     """
 
     name: str
     models: str
     lists: tuple[str, ...]
+    model_types: tuple[str, ...]
     has_sliding_base: bool
 
 
@@ -53,9 +63,28 @@ def architectures() -> Mapping[str, Architecture]:
     """The known architectures by name."""
     text = resources.files("ctxext.gguf").joinpath("architectures.json").read_text(encoding="utf-8")
     return {
-        name: Architecture(name, entry["models"], tuple(entry["lists"]), entry.get("sliding_base", False))
+        name: Architecture(
+            name,
+            entry["models"],
+            tuple(entry["lists"]),
+            tuple(entry["model_types"]),
+            entry.get("sliding_base", False),
+        )
         for name, entry in json.loads(text).items()
     }
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a model.
+
+    Attributes:
+        path: The file.
+        header: Its header; of later files of a split model without values, which nothing reads.
+    """
+
+    path: Path
+    header: Header
 
 
 @dataclass(frozen=True)
@@ -63,20 +92,28 @@ class GgufModel:
     """A GGUF file, without its weights.
 
     Attributes:
-        path: The file, the first of several where it is split.
-        header: Its header.
+        files: All files of a split model in order; the file alone if it is not split.
         architecture: What llama.cpp reads there.
         model: The model with the encoding that the file has now.
         plain: The same as it was before ctxext converted it; `model` where ctxext did not.
         recipe: What ctxext noted: version, recipe and the values that it replaced; empty where it did not convert it.
     """
 
-    path: Path
-    header: Header
+    files: tuple[Part, ...]
     architecture: Architecture
     model: ModelConfig
     plain: ModelConfig
     recipe: Mapping[str, Any]
+
+    @property
+    def path(self) -> Path:
+        """The first file."""
+        return self.files[0].path
+
+    @property
+    def header(self) -> Header:
+        """The header of the first file, which has all keys."""
+        return self.files[0].header
 
     def key(self, name: str) -> str:
         """The full name of one of its architecture's keys."""
@@ -84,9 +121,18 @@ class GgufModel:
 
     @property
     def parts(self) -> tuple[Path, ...]:
-        """All files of a split model in order; the file alone where it is whole."""
-        count = _count(self.header)
-        return (self.path,) if count == 1 else part_paths(self.path, count)
+        """The paths of all files."""
+        return tuple(part.path for part in self.files)
+
+    @property
+    def num_tensors(self) -> int:
+        """Number of tensors in all files."""
+        return sum(len(part.header.tensors) for part in self.files)
+
+    @property
+    def lacks_original(self) -> bool:
+        """Whether it has a schedule, and the file does not give the length that this starts from."""
+        return self.plain.encoding.is_scaled and self.plain.rotary.length_origin == MAXIMUM
 
     @property
     def unscaled(self) -> ModelConfig:
@@ -108,61 +154,128 @@ def open_gguf(path: str | Path, original_length: int | None = None) -> GgufModel
     if not place.is_file():
         raise CtxextError(f'There is no file "{path}".', hint="Name a .gguf file.")
     header = read_header(place)
-    name = header.get("general.architecture")
+    name = header.get(ARCHITECTURE_KEY)
     if not isinstance(name, str):
         raise CtxextError(f'"{path}" names no architecture.', hint="Name a file with a whole model.")
     if name not in architectures():
         raise CtxextError(
-            f'"{path}" has the architecture "{name}", of which was not tried what llama.cpp reads.',
+            f'"{path}" has the architecture "{shortened(name)}", of which was not tried what llama.cpp reads.',
             hint=f"Known: {', '.join(architectures())}. Or convert the checkpoint that it was made from.",
         )
-    architecture = architectures()[name]
-    _check_parts(place, header)
+    architecture, files = architectures()[name], _parts(place, header)
     noted = _noted(place, header)
-    now = _config(place, header, architecture, header.get, factors_of(place, header, architecture))
+    now = before = _config(files, architecture, header.get, factors_of(files, architecture))
     if noted:
-        old = {**{key: value.content for key, value in header.values.items()}, **noted["replaced"]}
+        replaced = noted["replaced"]
 
         def get(key: str, default: Any = None) -> Any:
-            return default if old.get(key) is None else old[key]
+            content = replaced[key] if key in replaced else header.get(key)
+            return default if content is None else content
 
-        before = _config(place, header, architecture, get, old.get(FACTORS))
-        plain = model_config(before, original_length or noted.get("trained_length"))
-    else:
-        plain = model_config(now, original_length)
+        before = _config(files, architecture, get, replaced.get(FACTORS))
+    plain = _model_config(before, architecture, original_length or noted.get("trained_length"))
     model = model_config(now, plain.encoding.trained_length) if noted else plain
-    return GgufModel(place, header, architecture, model, plain, noted)
+    return GgufModel(files, architecture, model, plain, noted)
 
 
-def _count(header: Header) -> int:
-    """The number of files of the model.
+def _model_config(config: dict[str, Any], architecture: Architecture, length: int | None) -> ModelConfig:
+    """Read a configuration of `_config`.
+
+    Args:
+        config: The configuration.
+        architecture: What llama.cpp reads.
+        length: The original length that the user or the record of a conversion gives, in tokens.
+    """
+    schedule = config.get("rope_scaling") or {"rope_type": "default"}
+    if length or _ORIGINAL in schedule:
+        return model_config(config, length)
+    length, origin = config["max_position_embeddings"], MAXIMUM
+    if known := known_by_facts(architecture.model_types, {**config, **schedule}):
+        length, origin = known.original_length, f"known of {known.names[0]}: {known.source}"
+    model = model_config(config, length)
+    return replace(model, encoding=replace(model.rotary, length_origin=origin))
+
+
+def _whole_number(path: Path, header: Header, key: str, default: int) -> int:
+    """Return a number of parts or of tensors.
 
     Raises:
-        CtxextError: it is none.
+        CtxextError: the key has something else, or a negative number.
     """
-    count = header.get("split.count") or 1
-    if not isinstance(count, int) or not 0 < count <= _MOST_PARTS:
-        raise CtxextError(f"The GGUF header says {count} for split.count.", hint="Fetch the file again.")
+    number = header.get(key, default)
+    if type(number) is not int or number < 0:
+        shown = "a list" if number is None else shortened(number)
+        raise CtxextError(f'"{path}" has {shown} for {key}.', hint="Fetch the file again.")
+    return number
+
+
+def split_count(path: Path, header: Header) -> int:
+    """Return the number of files of the model; 1 if it is not split.
+
+    Raises:
+        CtxextError: the header has an impossible one.
+    """
+    count = _whole_number(path, header, COUNT_KEY, 1) or 1
+    if count > _MOST_PARTS:
+        raise CtxextError(f'"{path}" has {count} for {COUNT_KEY}.', hint="Fetch the file again.")
     return count
 
 
-def _check_parts(path: Path, header: Header) -> None:
-    """Refuse a part of a split model that is not the first, or that stands without the others.
+def is_part(path: Path, number: int, count: int) -> bool:
+    """Return whether a file is a certain part of a split model of so many parts."""
+    try:
+        header = read_header(path)
+        return (split_count(path, header), _whole_number(path, header, NUMBER_KEY, 0)) == (count, number)
+    except (CtxextError, OSError):
+        return False
+
+
+def _parts(path: Path, header: Header) -> tuple[Part, ...]:
+    """Return the files of a model, whose first is given; each is read and belongs to the others.
 
     Raises:
-        CtxextError: it is.
+        CtxextError: the file is not the first, or another one is missing, damaged, or belongs to another model.
     """
-    if (count := _count(header)) == 1:
-        return
-    number, (first, *others) = header.get("split.no") or 0, part_paths(path, count)
-    if number or path.name != first.name:
-        which = number + 1 if isinstance(number, int) else number
+    count = split_count(path, header)
+    if number := _whole_number(path, header, NUMBER_KEY, 0):
         raise CtxextError(
-            f'"{path}" is part {which} of {count} of a model.', hint=f"Name the first, …-00001-of-{count:05d}{SUFFIX}."
+            f'"{path}" is part {number + 1} of {count} of a model.',
+            hint=f"Name the first, …-00001-of-{count:05d}{SUFFIX}.",
         )
-    for other in others:
+    if count == 1:
+        return (Part(path, header),)
+    paths = part_paths(path, count)
+    if path.name != paths[0].name:
+        raise CtxextError(
+            f'"{path}" is part 1 of {count} of a model, and its name does not say so.',
+            hint=f"Name it {paths[0].name}.",
+        )
+    files, names = [Part(path, header)], {tensor.name for tensor in header.tensors}
+    folder = Checkpoint(str(path.parent), path.parent, {})
+    for number, other in enumerate(paths[1:], start=1):
         if not other.is_file():
             raise CtxextError(f'"{other}" is missing beside the first part.', hint="Fetch all parts of the model.")
+        folder.check_file(Path(other.name))
+        part = read_header(other)
+        numbers = split_count(other, part), _whole_number(other, part, NUMBER_KEY, 0)
+        architecture = part.get(ARCHITECTURE_KEY) or header.get(ARCHITECTURE_KEY)
+        twice = next((tensor.name for tensor in part.tensors if tensor.name in names), None)
+        if numbers != (count, number) or twice or architecture != header.get(ARCHITECTURE_KEY):
+            why = f'its tensor "{twice}" is in another part too' if twice else f"it is a {architecture}"
+            if numbers != (count, number):
+                why = f"its header names it part {numbers[1] + 1} of {numbers[0]}"
+            raise CtxextError(
+                f'"{other}" does not belong to "{path.name}": {why}.', hint="Fetch all parts of the model again."
+            )
+        names.update(tensor.name for tensor in part.tensors)
+        files.append(Part(other, replace(part, values={})))
+    wanted = _whole_number(path, header, TENSORS_KEY, 0)
+    if wanted != len(names):
+        raise CtxextError(
+            f'"{path}" names {wanted} tensors, and its {count} parts have {len(names)}.',
+            hint="Fetch all parts of the model again.",
+        )
+    return tuple(files)
 
 
 def _noted(path: Path, header: Header) -> dict[str, Any]:
@@ -185,61 +298,97 @@ def _noted(path: Path, header: Header) -> dict[str, Any]:
 
 
 def _config(
-    path: Path, header: Header, architecture: Architecture, get: Any, factors: Sequence[float] | None
+    files: Sequence[Part], architecture: Architecture, get: Any, factors: Sequence[float] | None
 ) -> dict[str, Any]:
-    """The configuration of a Llama that rotates as the file says: all that a recipe asks of a model."""
+    """Return the configuration of a Llama that rotates as the file says: all that a recipe asks of a model.
 
-    def number(name: str, default: float | None = None) -> Any:
-        value = get(f"{architecture.name}.{name}", default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise CtxextError(f'"{path}" says nothing usable for {architecture.name}.{name}: {value}.')
-        return value
+    Args:
+        files: All files of the model.
+        architecture: What llama.cpp reads there.
+        get: Returns the content of a key, or a default.
+        factors: The content of the lists of divisors.
+    """
+    path, header = files[0].path, files[0].header
 
-    def factor(name: str) -> Any:  # llama.cpp takes 0 for "not set".
-        return number(name, 1.0) if get(f"{architecture.name}.{name}") else 1.0
+    def unusable(name: str, value: Any) -> CtxextError:
+        shown = shortened(value)
+        return CtxextError(
+            f'"{path}" says nothing usable for {architecture.name}.{name}: {shown}.', hint="Fetch the file again."
+        )
+
+    def read(name: str, default: Any = None) -> Any:
+        key = f"{architecture.name}.{name}"
+        if key in header.values and header.values[key].content is None:
+            raise unusable(name, "a list")
+        return get(key, default)
+
+    def number(name: str, default: float | None = None) -> float:
+        value = read(name, default)
+        if type(value) not in (int, float) or not 0 < value < _MOST_NUMBER:
+            raise unusable(name, value)
+        return float(value)
+
+    def whole(name: str, default: int | None = None, most: int = _MOST) -> int:
+        value = read(name, default)
+        if type(value) is not int or not 0 < value <= most:
+            raise unusable(name, value)
+        return int(value)
+
+    def factor(name: str) -> float:  # llama.cpp takes 0 for "not set".
+        value = read(name)
+        return 1.0 if value is None or (value == 0 and value is not False) else number(name)
 
     for name in _LONG_AND_SHORT:
-        if name not in architecture.lists and tensor_named(header, name) is not None:
+        if name not in architecture.lists and any(tensor_named(part.header, name) for part in files):
             raise _two_lists(path)
     if f"{architecture.name}.rope.dimension_sections" in header.values:
         raise CtxextError(f'"{path}" rotates by sections of positions, as models of images do.')
     if f"{architecture.name}.rope.freq_base_swa" in header.values and not architecture.has_sliding_base:
         raise CtxextError(f'"{path}" gives its sliding-window layers a base of their own, which was not tried.')
+    prefix = f"{architecture.name}.rope.scaling."
+    for key in header.values:
+        if key.startswith(prefix) and key.removeprefix(prefix) not in _SCALING_KEYS:
+            raise CtxextError(f'"{path}" has a schedule with {key}, which was not tried.')
     heads = header.get(f"{architecture.name}.attention.head_count")
-    if not isinstance(heads, int) or heads <= 0:  # Also where each layer has its own.
+    if type(heads) is not int or not 0 < heads <= _MOST:  # Also where each layer has its own.
         raise CtxextError(
             f'"{path}" does not say one number of attention heads.', hint="Layers that differ are not known."
         )
-    key_length = number("attention.key_length", number("embedding_length") / heads)
+    size, length = whole("embedding_length"), whole("context_length")
     config: dict[str, Any] = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        "hidden_size": int(number("embedding_length")),
+        "hidden_size": size,
         "num_attention_heads": heads,
-        "num_key_value_heads": int(number("attention.head_count_kv", heads)),
-        "num_hidden_layers": int(number("block_count")),
-        "head_dim": int(number("rope.dimension_count", key_length)),
-        "max_position_embeddings": int(number("context_length")),
-        "rope_theta": float(number("rope.freq_base", 10000.0)),
+        "num_key_value_heads": whole("attention.head_count_kv", heads),
+        "num_hidden_layers": whole("block_count", most=_MOST_LAYERS),
+        "head_dim": whole("rope.dimension_count", whole("attention.key_length", size // heads)),
+        "max_position_embeddings": length,
+        "rope_theta": number("rope.freq_base", 10000.0),
     }
-    if config["head_dim"] > _MOST_DIMENSIONS or (factors and len(factors) != config["head_dim"] // 2):
+    dim = config["head_dim"]
+    if dim % 2 or dim > _MOST_DIMENSIONS or (factors and len(factors) != dim // 2):
         raise CtxextError(
-            f'"{path}" has {config["head_dim"]} dimensions that rotate and {len(factors or ())} divisors.',
+            f'"{path}" has {dim} dimensions that rotate and {len(factors or ())} divisors.',
             hint="Fetch the file again.",
         )
-    kind = get(f"{architecture.name}.rope.scaling.type") or "linear"
-    old_name = (
-        get(f"{architecture.name}.rope.scaling.factor") is None
-    )  # llama.cpp reads it only where the new is absent.
-    stretch = factor("rope.scale_linear" if old_name else "rope.scaling.factor")
-    attention, length = factor("rope.scaling.attn_factor"), config["max_position_embeddings"]
-    original = int(number("rope.scaling.original_context_length", length))
-    scaling = _scaling(path, kind, (stretch, attention), (original, length), factors or ())
+    if config["rope_theta"] <= 1:
+        raise unusable("rope.freq_base", config["rope_theta"])
+    kind = read("rope.scaling.type", "linear")
+    if not isinstance(kind, str):
+        raise unusable("rope.scaling.type", kind)
+    # llama.cpp reads the old name only if the new one is absent.
+    stretch = factor("rope.scale_linear" if read("rope.scaling.factor") is None else "rope.scaling.factor")
+    original = None
+    if read("rope.scaling.original_context_length") is not None:
+        original = whole("rope.scaling.original_context_length")
+    numbers = stretch, factor("rope.scaling.attn_factor")
+    scaling = _scaling(path, kind, numbers, (original, length), factors or ())
     return {**config, "rope_scaling": scaling} if scaling else config
 
 
 def _scaling(
-    path: Path, kind: str, numbers: tuple[float, float], lengths: tuple[int, int], divisors: Sequence[float]
+    path: Path, kind: str, numbers: tuple[float, float], lengths: tuple[int | None, int], divisors: Sequence[float]
 ) -> dict[str, Any]:
     """The schedule as transformers writes it; empty for a plain one.
 
@@ -247,36 +396,40 @@ def _scaling(
         path: The file, for errors.
         kind: llama.cpp's type of it.
         numbers: Its factor, and the factor on cos and sin.
-        lengths: The original context length and the present one, in tokens.
+        lengths: The original context length if the file gives one, and the present one, in tokens.
         divisors: The numbers of `rope_freqs.weight`.
     """
     (factor, attention), (original, length) = numbers, lengths
+    start = {} if original is None else {_ORIGINAL: original}
     if any(entry != 1 for entry in divisors):
         if kind == "yarn" or factor != 1:
-            raise CtxextError(f'"{path}" has two schedules at once: {FACTORS} and {kind} ×{factor:g}.')
+            raise CtxextError(
+                f'"{path}" has two schedules at once: {FACTORS} and {kind} ×{factor:g}.',
+                hint="Convert the file that it was made from.",
+            )
         return {
             "rope_type": "longrope",
             "long_factor": list(divisors),
             "short_factor": list(divisors),
-            "factor": max(length / original, 1.0),
+            "factor": max(length / (original or length), 1.0),
             "attention_factor": attention,
-            "original_max_position_embeddings": original,
+            **start,
         }
     if kind == "yarn":
         own = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
         return {
             "rope_type": "yarn",
             "factor": factor,
-            "original_max_position_embeddings": original,
+            _ORIGINAL: original or length,  # llama.cpp takes the context length if the file gives none.
             "attention_factor": attention * own,
         }
     if kind not in ("linear", "none"):
         raise CtxextError(
-            f'"{path}" has the schedule "{kind}", which is not read here.', hint="Known: none, linear, yarn."
+            f'"{path}" has the schedule "{shortened(kind)}", which is not read here.', hint="Known: none, linear, yarn."
         )
     if attention != 1:
         raise CtxextError(f'"{path}" has a plain schedule with the attention factor {attention:g}.')
-    return {"rope_type": "linear", "factor": factor} if kind == "linear" and factor != 1 else {}
+    return {"rope_type": "linear", "factor": factor, **start} if kind == "linear" and factor != 1 else {}
 
 
 def tensor_named(header: Header, name: str) -> Tensor | None:
@@ -284,19 +437,20 @@ def tensor_named(header: Header, name: str) -> Tensor | None:
     return next((tensor for tensor in header.tensors if tensor.name == name), None)
 
 
-def factors_of(path: Path, header: Header, architecture: Architecture) -> Sequence[float]:
-    """The divisors in the lists that the architecture reads; none where the file has no such tensor.
+def factors_of(files: Sequence[Part], architecture: Architecture) -> Sequence[float]:
+    """Return the divisors in the lists that the architecture reads, in whichever file; none if there is no such tensor.
 
     Raises:
         CtxextError: one is not a list of positive float32, or they differ.
     """
     contents = [
-        _numbers_of(path, header, tensor)
+        _numbers_of(part, tensor)
         for name in architecture.lists
-        if (tensor := tensor_named(header, name)) is not None
+        for part in files
+        if (tensor := tensor_named(part.header, name)) is not None
     ]
     if contents and (len(contents) < len(architecture.lists) or contents.count(contents[0]) < len(contents)):
-        raise _two_lists(path)
+        raise _two_lists(files[0].path)
     return contents[0] if contents else ()
 
 
@@ -306,28 +460,33 @@ def _two_lists(path: Path) -> CtxextError:
     )
 
 
-def _numbers_of(path: Path, header: Header, tensor: Tensor) -> Sequence[float]:
-    if tensor.kind != F32 or len(tensor.shape) != 1:
-        raise CtxextError(f'"{tensor.name}" in "{path}" is not a list of float32.')
-    with path.open("rb") as file:
-        file.seek(header.data_start + tensor.offset)
+def _numbers_of(part: Part, tensor: Tensor) -> Sequence[float]:
+    if tensor.kind != F32 or len(tensor.shape) != 1 or tensor.shape[0] > _MOST_DIMENSIONS:
+        raise CtxextError(
+            f'"{tensor.name}" in "{part.path}" is not a list of float32 for the pairs of a head.',
+            hint="Fetch the file again.",
+        )
+    with part.path.open("rb") as file:
+        file.seek(part.header.data_start + tensor.offset)
         numbers = struct.unpack(f"<{tensor.shape[0]}f", file.read(tensor.size))
     if not all(math.isfinite(number) and number > 0 for number in numbers):
-        raise CtxextError(f'"{tensor.name}" in "{path}" holds numbers that are not positive.')
+        raise CtxextError(
+            f'"{tensor.name}" in "{part.path}" holds numbers that are not positive.', hint="Fetch the file again."
+        )
     return numbers
 
 
-def rotation_in_llama_cpp(path: Path, header: Header, architecture: Architecture) -> tuple[list[float], float]:
-    """The inverse frequencies and the factor on cos and sin that llama.cpp makes of a file (`ggml_rope_yarn`).
+def rotation_in_llama_cpp(files: Sequence[Part], architecture: Architecture) -> tuple[list[float], float]:
+    """Return the inverse frequencies and the factor on cos and sin that llama.cpp makes of a model (`ggml_rope_yarn`).
 
-    Read from the file alone, so that it checks whatever wrote it.
+    Read from the files alone, so that it checks whatever wrote them.
 
     Returns:
         One frequency per pair, in radians per token, and the factor.
     """
 
     def value(name: str, default: Any) -> Any:
-        return header.get(f"{architecture.name}.{name}", default)
+        return files[0].header.get(f"{architecture.name}.{name}", default)
 
     dim = value("rope.dimension_count", None) or value(
         "attention.key_length", value("embedding_length", 0) // value("attention.head_count", 1)
@@ -336,7 +495,7 @@ def rotation_in_llama_cpp(path: Path, header: Header, architecture: Architecture
     factor = value("rope.scaling.factor", value("rope.scale_linear", 0.0)) or 1.0
     kind = value("rope.scaling.type", "linear")
     scale = 1.0 if kind == "none" else 1.0 / factor
-    divisors = factors_of(path, header, architecture) or [1.0] * (dim // 2)
+    divisors = factors_of(files, architecture) or [1.0] * (dim // 2)
     angles = [base ** (-2 * pair / dim) / divisors[pair] for pair in range(dim // 2)]
     attention = value("rope.scaling.attn_factor", 1.0)
     if kind != "yarn":
@@ -356,7 +515,7 @@ def describe(model: GgufModel) -> str:
     """The model in a few words: "llama, 135.0M parameters, Q4_1"."""
     sizes: dict[str, int] = {}
     count = 0
-    for tensor in model.header.tensors:
+    for tensor in (tensor for part in model.files for tensor in part.header.tensors):
         sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + tensor.size
         count += math.prod(tensor.shape)
     most = max(sizes, key=lambda name: sizes[name]) if sizes else "no tensors"

@@ -7,12 +7,11 @@ from pathlib import Path
 from ctxext.errors import CtxextError
 from ctxext.gguf.convert import check_rotation
 from ctxext.gguf.header import Header, Tensor, read_header
-from ctxext.gguf.model import FACTORS, RECIPE_KEY, GgufModel, open_gguf
+from ctxext.gguf.model import FACTORS, RECIPE_KEY, TENSORS_KEY, GgufModel, open_gguf
 from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.system.files import Progress
 
 _PIECE = 1 << 22
-_TENSORS_KEY = "split.tensors.count"
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def _rotation(model: GgufModel) -> GgufCheck:
     start = model.unscaled
     edited = recipe.resolved(start).edit(start)
     try:
-        difference = check_rotation(model.path, model.architecture, edited)
+        difference = check_rotation(model.files, model.architecture, edited)
     except CtxextError as error:
         return GgufCheck("rotation", False, str(error))
     says, reads = model.header.get(model.key("context_length")), edited.rotary.claimed_length
@@ -72,8 +71,11 @@ def _keys(model: GgufModel, source: GgufModel) -> GgufCheck:
     """All keys but those that the conversion notes are the source's, and those that it notes were."""
     replaced = model.recipe["replaced"]
     new, old = model.header.values, source.header.values
-    may = {*replaced, RECIPE_KEY, _TENSORS_KEY}
+    may = {*replaced, RECIPE_KEY, TENSORS_KEY}
     changed = [key for key in {**new, **old} if key not in may and new.get(key) != old.get(key)]
+    for path, other in zip(model.parts[1:], source.parts[1:], strict=False):
+        values, there = read_header(path).values, read_header(other).values
+        changed += [key for key in {**values, **there} if values.get(key) != there.get(key)]
     # Of two conversions in a row the record keeps what was there before the first.
     lost = [] if source.recipe else [k for k, v in replaced.items() if k != FACTORS and source.header.get(k) != v]
     if changed or lost:
