@@ -173,6 +173,19 @@ def test_every_method_is_carried_or_has_a_reason(gguf):
     assert {name for name, why in reasons.items() if not why} >= {"pi", "ntk", "abf", "yarn", "ntk-by-parts", "mrrope"}
 
 
+def test_small_numbers_are_refused_and_not_divided_by(gguf):
+    """A base of one pair, and the logarithm of one token."""
+    one_pair = open_gguf(gguf(values=keys_of(rope__dimension_count=2)))
+    assert "one rotating pair" in converting.carried_methods(one_pair)["ntk"]
+    for name in ("context_length", "rope__scaling__original_context_length"):
+        with pytest.raises(CtxextError, match="nothing usable"):
+            open_gguf(
+                gguf(values={**keys_of(rope__scaling__type="yarn", rope__scaling__factor=4.0), **keys_of(**{name: 1})})
+            )
+    with pytest.raises(CtxextError, match="not a length that a model was trained on"):
+        open_gguf(gguf(), original_length=1)
+
+
 def test_a_schedule_is_not_put_on_another(gguf, tmp_path):
     first = convert_gguf(gguf(), tmp_path / "a.gguf", Recipe([MrRope(factor=4)])).out
     with pytest.raises(CtxextError, match="already extended: mrrope"):

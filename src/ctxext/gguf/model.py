@@ -31,6 +31,8 @@ _LONG_AND_SHORT = ("rope_factors_long.weight", "rope_factors_short.weight")
 _MOST_PARTS = 99_999
 _MOST_DIMENSIONS, _MOST_LAYERS, _MOST, _MOST_NUMBER = 1 << 16, 512, (1 << 32) - 1, 1e30
 """llama.cpp refuses more layers, and takes lengths and sizes as 32 bits."""
+_LEAST = 2
+"""Tokens of the shortest context: formulas divide by the logarithm of its length."""
 ARCHITECTURE_KEY = "general.architecture"
 COUNT_KEY, NUMBER_KEY, TENSORS_KEY = "split.count", "split.no", "split.tensors.count"
 _SCALING_KEYS = ("type", "factor", "original_context_length", "attn_factor", "finetuned")
@@ -186,6 +188,8 @@ def _model_config(config: dict[str, Any], architecture: Architecture, length: in
         architecture: What llama.cpp reads.
         length: The original length that the user or the record of a conversion gives, in tokens.
     """
+    if length is not None and length < _LEAST:
+        raise CtxextError(f"{length} is not a length that a model was trained on.", hint="Give --original-length.")
     schedule = config.get("rope_scaling") or {"rope_type": "default"}
     if length or _ORIGINAL in schedule:
         return model_config(config, length)
@@ -291,7 +295,7 @@ def _noted(path: Path, header: Header) -> dict[str, Any]:
     replaced, length = (noted.get("replaced"), noted.get("trained_length")) if isinstance(noted, dict) else (None, 0)
     factors = replaced.get(FACTORS) or [] if isinstance(replaced, dict) else None
     is_whole = isinstance(factors, list) and all(isinstance(factor, float) and factor > 0 for factor in factors)
-    if not isinstance(noted, dict) or not is_whole or not isinstance(length, int) or length <= 0:
+    if not isinstance(noted, dict) or not is_whole or type(length) is not int or not _LEAST <= length <= _MOST:
         raise CtxextError(f'The record of the conversion in "{path}" is damaged.', hint="Convert its source again.")
     recipe_from_dict(noted.get("recipe"), RECIPE_KEY)
     return noted
@@ -328,9 +332,9 @@ def _config(
             raise unusable(name, value)
         return float(value)
 
-    def whole(name: str, default: int | None = None, most: int = _MOST) -> int:
+    def whole(name: str, default: int | None = None, *, least: int = 1, most: int = _MOST) -> int:
         value = read(name, default)
-        if type(value) is not int or not 0 < value <= most:
+        if type(value) is not int or not least <= value <= most:
             raise unusable(name, value)
         return int(value)
 
@@ -354,7 +358,7 @@ def _config(
         raise CtxextError(
             f'"{path}" does not say one number of attention heads.', hint="Layers that differ are not known."
         )
-    size, length = whole("embedding_length"), whole("context_length")
+    size, length = whole("embedding_length"), whole("context_length", least=_LEAST)
     config: dict[str, Any] = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -381,7 +385,7 @@ def _config(
     stretch = factor("rope.scale_linear" if read("rope.scaling.factor") is None else "rope.scaling.factor")
     original = None
     if read("rope.scaling.original_context_length") is not None:
-        original = whole("rope.scaling.original_context_length")
+        original = whole("rope.scaling.original_context_length", least=_LEAST)
     numbers = stretch, factor("rope.scaling.attn_factor")
     scaling = _scaling(path, kind, numbers, (original, length), factors or ())
     return {**config, "rope_scaling": scaling} if scaling else config
