@@ -202,6 +202,15 @@ def test_known_models(config, layers, length, numbers):
     assert cache_numbers(config, family, length) == numbers
 
 
+def test_the_last_layers_borrow_and_not_the_first():
+    """Gemma 3n: layers of both kinds at each end, so that it matters which end borrows."""
+    types = ["full_attention", *["sliding_attention"] * 3, "full_attention", *["sliding_attention"] * 3]
+    config = {**GEMMA_3N, "num_hidden_layers": 8, "layer_types": types}
+    for shared, full, sliding in ((0, 2, 6), (3, 2, 3), (4, 1, 3), (7, 1, 0)):
+        numbers = cache_numbers({**config, "num_kv_shared_layers": shared}, family_of(config), 4096)
+        assert numbers == 2 * 2 * 256 * (full * 4096 + sliding * 512), shared
+
+
 def test_the_sizes_that_a_reader_expects():
     for config, length, size in ((DEEPSEEK_V3, 131072, 8.6 * 2**30), (DEEPSEEK_V2_LITE, 8192, 243 * 2**20)):
         assert 2 * cache_numbers(config, family_of(config), length) == pytest.approx(size, rel=5e-3)

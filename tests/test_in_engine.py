@@ -10,7 +10,18 @@ import torch
 import stub_vllm
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
-from ctxext.converters.engines import attn_factor, serving_of
+from ctxext.converters.engines import (
+    BY_SOURCE,
+    ENGINES,
+    EXACT,
+    PARTLY,
+    UNKNOWN,
+    UNTRIED,
+    WRONG,
+    Serving,
+    attn_factor,
+    serving_of,
+)
 from ctxext.converters.unconverted import overrides, unconverted_lines
 from ctxext.recipes import DynamicNtk, Llama3, LongRope, MsPoE, Ntk, NtkByParts, PositionInterpolation, Recipe, Yarn
 from ctxext.recipes.encodings.rotary import model_config
@@ -183,6 +194,33 @@ def test_no_line_for_what_an_engine_does_not_serve():
     assert "SGLang" not in lines(NtkByParts(factor=4))[0]
     assert set(lines(Llama3(factor=4))[0]) == {"vLLM", "SGLang"}
     assert set(lines(LongRope(factor=4, long_factor=(2.0,) * 16))[0]) == {"vLLM", "SGLang"}
+
+
+@pytest.mark.parametrize(
+    ("status", "remark", "engines"),
+    [
+        (EXACT, "", {"vLLM", "SGLang", "llama.cpp"}),
+        (PARTLY, "", {"vLLM", "SGLang", "llama.cpp"}),
+        (UNKNOWN, BY_SOURCE, {"vLLM", "SGLang", "llama.cpp"}),
+        (UNKNOWN, f"{UNTRIED} olmo2", {"vLLM"}),
+        (UNKNOWN, "yarn was not tried", set()),
+        (WRONG, "", set()),
+    ],
+)
+def test_lines_are_offered_for_what_was_tried_or_read(status, remark, engines):
+    _, model = lines(Yarn(factor=4))
+    rows = [Serving(engine, status, remark=remark) for engine in ENGINES]
+    assert set(unconverted_lines("SOURCE", model, rows)) == engines
+    for engine in ("vLLM", "SGLang", "llama.cpp"):  # Each by its own row.
+        others = [Serving(name, WRONG) if name != engine else Serving(name, status, remark=remark) for name in ENGINES]
+        assert set(unconverted_lines("SOURCE", model, others)) == engines & {engine}
+
+
+def test_an_untried_family_is_offered_to_vllm_alone():
+    config = {"model_type": "olmo2", "max_position_embeddings": 512, "hidden_size": 64, "num_attention_heads": 4}
+    plain = model_config({**config, "num_hidden_layers": 2, "rope_theta": 10000.0})
+    model = Recipe([Yarn(factor=4)]).resolved(plain).edit(plain)
+    assert set(unconverted_lines("SOURCE", model, serving_of(model))) == {"vLLM"}
 
 
 def test_where_they_are_told(run, yarn):

@@ -111,10 +111,12 @@ def test_no_edit_of_the_result_reaches_the_source(number, llama, tmp_path):
 
 
 def test_hard_links_are_asked_for_lose_their_write_bit_and_are_told(llama, tmp_path):
+    (llama / "model.safetensors").chmod(0o666)  # Anybody could write to the result by its other name.
     done = convert(str(llama), tmp_path / "out", YARN, link="hard")
     assert shared_with(llama, tmp_path / "out") == ["model.safetensors"]
     assert done.written.how == "hard-linked"
-    assert not (llama / "model.safetensors").stat().st_mode & 0o222
+    assert (llama / "model.safetensors").stat().st_mode & 0o777 == 0o444
+    assert (tmp_path / "out" / "model.safetensors").stat().st_mode & 0o777 == 0o444
     assert "write bit" in done.written.notes[0]
     assert "hard links" in (tmp_path / "out" / "README.md").read_text()
     assert read_json(tmp_path / "out" / "ctxext.json")["links"] == {"model.safetensors": "hard-linked"}

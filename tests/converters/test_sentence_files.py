@@ -7,12 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.checkpoint.families import family_of
+from ctxext.checkpoint.opening import claimed_lengths, open_checkpoint
 from ctxext.checkpoint.sentence_files import read_pipeline
 from ctxext.converters import convert
 from ctxext.converters.convert import plan_conversion
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
+from ctxext.evaluate.checkpoint_info import info_of
 from ctxext.recipes import Recipe
 from ctxext.recipes.methods.fills import KEEPS_ROWS
 from ctxext.recipes.methods.table import Table
@@ -82,6 +84,30 @@ def test_inspect_shows_the_pipeline_and_what_cuts(tmp_path, run):
     assert "Transformer → Pooling (cls, mean); reads 6 tokens" in shown
     assert "sentence_bert_config.json says 6" in shown
     assert "of which 6 were trained" in " ".join(run("inspect", source, "--original-length", 6).output.split())
+
+
+@pytest.mark.parametrize("lengths", [(6, 9), (9, 6)])
+def test_of_two_stated_lengths_the_smaller_one_cuts(tmp_path, run, lengths):
+    """In one file, in two, and against what config.json claims (12)."""
+    folder = make_encoder(tmp_path / "m")
+    first, second = lengths
+    for files in (
+        {"sentence_bert_config.json": {"max_seq_length": first, "document_length": second}},
+        {
+            "sentence_bert_config.json": {"max_seq_length": first},
+            "config_sentence_transformers.json": {"document_length": second},
+        },
+    ):
+        for name, content in files.items():
+            (folder / name).write_text(json.dumps(content))
+        assert "; reads 6 tokens" in " ".join(run("inspect", folder).stdout.split())
+        checkpoint = open_checkpoint(str(folder))
+        assert info_of("m", checkpoint).cut_at == 6
+        claimed = claimed_lengths(checkpoint, family_of(checkpoint.config))
+        assert claimed == {name: min(content.values()) for name, content in files.items()} | {
+            name: length for name, length in claimed.items() if name not in files
+        }
+    assert claimed["config.json"] == 12
 
 
 @pytest.mark.parametrize("content", [{}, [], [{"type": 1}], [{"type": "a.Pooling", "path": "../other"}], "x"])

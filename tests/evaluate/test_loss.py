@@ -15,7 +15,8 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import LoadedModel, make_ready
 from ctxext.evaluate.report.page import render_page
-from ctxext.evaluate.scoring import key_tokens
+from ctxext.evaluate.scoring import exact_match, key_tokens
+from ctxext.evaluate.scoring import masked_losses as masked
 from ctxext.evaluate.scoring import token_losses as loss
 from ctxext.evaluate.tasks.long_perplexity import LongPerplexityWork
 from ctxext.evaluate.tasks.perplexity import PerplexityWork, bucket_width
@@ -44,6 +45,33 @@ def check(model, monkeypatch, length=48):
     torch.testing.assert_close(loss.token_losses(loaded, ids), plain, atol=2e-4, rtol=1e-4)
     torch.testing.assert_close(loss.token_losses(loaded, ids, last=5), plain[:, -5:], atol=2e-4, rtol=1e-4)
     return calls
+
+
+def narrow_logits(*shape):
+    """Logits as a model in bfloat16 gives them; a softmax of 16 bits is off by a hundredth."""
+    return (4 * torch.randn(*shape, generator=torch.Generator().manual_seed(0))).to(torch.bfloat16)
+
+
+def test_losses_of_narrow_logits_are_computed_in_float32(monkeypatch):
+    logits, targets = narrow_logits(1, 40, 500), torch.arange(40)[None]
+    wanted = torch.nn.functional.cross_entropy(logits[0].double(), targets[0], reduction="none")
+    torch.testing.assert_close(loss._losses(logits, targets)[0], wanted, atol=1e-5, rtol=1e-5)
+    # Answers.
+    ids = [*range(40)]
+    question = [[SimpleNamespace(ids=ids, num_answer=30)]]
+    monkeypatch.setattr(exact_match, "_run_all", lambda *given: iter([(0, logits[:, :31])]))
+    loaded = SimpleNamespace(name="m", device="cpu")
+    ((_, (answer,), _),) = exact_match.answer_losses(loaded, question)
+    wanted = torch.nn.functional.cross_entropy(logits[0, :30].double(), torch.tensor(ids[-30:]))
+    assert answer == pytest.approx(float(wanted), abs=1e-6)
+    # Masked tokens.
+    tokenizer = SimpleNamespace(mask_token_id=1, all_special_ids=[0, 1])
+    model = SimpleNamespace(encoder=SimpleNamespace(tokenizer=tokenizer), name="m", device="cpu", model=None)
+    monkeypatch.setattr(masked, "rows_that_fit", lambda *given: 8)
+    monkeypatch.setattr(masked, "logits_at", lambda loaded, seen, chosen: logits[0, chosen.nonzero()[:, 1]])
+    losses, is_guessed = masked.masked_losses(model, ids)
+    wanted = torch.nn.functional.cross_entropy(logits[0].double(), targets[0], reduction="none")
+    torch.testing.assert_close(losses[is_guessed], wanted[is_guessed], atol=1e-5, rtol=1e-5)
 
 
 def counted(call, calls):

@@ -15,6 +15,7 @@ import pytest
 from ctxext.errors import CtxextError
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
+from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.run import Meter, break_even
 from ctxext.evaluate.tasks.base import keys_of
 
@@ -295,3 +296,17 @@ def test_what_is_done_already_counts_without_time():
 def test_sizes_that_are_not_known():
     assert break_even({}) == break_even({"hidden_size": 64})
     assert break_even({"text_config": plan().info.checkpoint.config}) == pytest.approx(6144, rel=0.1)
+
+
+def test_every_record_is_on_the_disk_before_the_next_one_is_measured(tmp_path, monkeypatch):
+    """What a power cut leaves is what was measured: the whole line is in the file when it is synced."""
+    synced, real = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_size) or real(number))
+    log, sizes = ResultsLog(tmp_path / "out"), []
+    log.begin({"models": []}, resume=False, overwrite=False)
+    sizes.append((tmp_path / "out" / "cells.jsonl").stat().st_size)
+    for number in range(3):
+        log.append({"model": "m", "number": number})
+        sizes.append((tmp_path / "out" / "cells.jsonl").stat().st_size)
+    assert synced == sizes
+    assert len(set(sizes)) == 4

@@ -84,6 +84,22 @@ def test_loss_and_gradients_equal_the_plain_forward(name, piece, frozen_head):
             assert torch.allclose(one.grad, two.grad, atol=1e-5), name
 
 
+@pytest.mark.parametrize("is_trained", [True, False])
+@pytest.mark.parametrize("frozen_head", [True, False])
+def test_the_loss_of_narrow_logits_is_computed_in_float32(frozen_head, is_trained):
+    model = make("llama").to(torch.bfloat16)
+    model.get_output_embeddings().requires_grad_(not frozen_head)
+    ids = torch.randint(3, 50, (2, 23), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1].double()
+    use_chunked_loss(model, 1000)
+    with torch.set_grad_enabled(is_trained):
+        found = model(input_ids=ids, labels=ids).loss
+    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
+
+
 def test_a_head_of_which_only_the_bias_is_trained_learns():
     model = make("phi")
     model.requires_grad_(False)

@@ -1,5 +1,6 @@
 """Which documents are trained on: all parts of the data are seen, by their weights, and the counts are right."""
 
+import csv
 import gzip
 import json
 import random
@@ -263,6 +264,15 @@ def test_every_kind_of_file_gives_the_same_records(tmp_path, name):
 def test_places_name_the_line(tmp_path):
     (tmp_path / "a.csv").write_text('text\n"one\ntwo"\nthree\n')
     assert [place.split(" of ")[0] for place, _ in read_records(str(tmp_path / "a.csv"))] == ["Line 3", "Line 4"]
+    # Python's own limit of a field is 128 KB, less than a long document.
+    long, limit = "word " * 60_000, csv.field_size_limit(1 << 17)
+    try:
+        for suffix, delimiter in (("csv", ","), ("tsv", "\t")):
+            csv.field_size_limit(1 << 17)
+            (tmp_path / f"long.{suffix}").write_text(f'text{delimiter}more\n"{long}"{delimiter}x\n')
+            assert [record["text"] for _, record in read_records(str(tmp_path / f"long.{suffix}"))] == [long]
+    finally:
+        csv.field_size_limit(limit)
     (tmp_path / "b.json").write_text("[{}, 3]")
     assert [place.split(" of ")[0] for place, _ in read_records(str(tmp_path / "b.json"))] == ["Record 1", "Record 2"]
     (tmp_path / "c.jsonl").write_text("{}\n{broken\n")

@@ -898,6 +898,22 @@ def test_kills_at_random_moments(gguf, tmp_path):
     }
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_every_file_is_on_the_disk_before_any_has_its_name(gguf, split, tmp_path, monkeypatch, parts):
+    events = []
+    for owner, name in ((os, "fsync"), (Path, "rename"), (Path, "replace")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, r=real, n=name: events.append((n, given)) or r(*given))
+    source = gguf() if parts == 1 else split()
+    events.clear()
+    convert_gguf(source, tmp_path / "out.gguf", Recipe([Yarn(factor=4)]))
+    names = [name for name, _ in events]
+    assert names == ["fsync"] * parts + (["replace"] if parts == 1 else ["rename"] * 3)
+    assert [given[1].name for _, given in events[parts:]][-1] == (
+        "out.gguf" if parts == 1 else "out-00001-of-00003.gguf"
+    )
+
+
 def test_a_failed_run_leaves_nothing(gguf, tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")

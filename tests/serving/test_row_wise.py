@@ -146,6 +146,34 @@ def test_keys_that_are_kept_turned_are_those_that_the_engine_wrote_last(name, mo
         kept.clear()
 
 
+@pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("window")])
+def test_keys_that_were_turned_by_other_frequencies_are_turned_again(name):
+    """The same blocks of the same request, which the engine does not write again, as where the base changes."""
+    length, free = 150, [*range(BLOCKS)]
+    random.Random(0).shuffle(free)
+    table = torch.zeros(1, BLOCKS, dtype=torch.int32)
+    count = -(-length // TOKENS)
+    table[0, :count] = torch.tensor([free.pop() for _ in range(count)])
+    engine, cache = on = engine_of(name, Strided, keeps_keys=True)
+    (own,), _, _ = served(name, [length], 1, on=on)
+    about = {"query_start_loc": torch.tensor([0, 1]), "seq_lens": torch.tensor([length]), "block_table": table}
+    query = own[0][0, :, -1:].transpose(0, 1).contiguous()
+
+    def last_row(engine, frequencies):
+        engine.ctxext_rows.rotary.inv_freq = frequencies
+        output = torch.empty_like(query)
+        engine.forward(None, query, None, None, cache, SimpleNamespace(**about), output)
+        return output
+
+    plain, other = torch.tensor(BASE), torch.tensor(BASE) * torch.linspace(1, 0.5, PAIRS)
+    before = last_row(engine, plain)
+    fresh = [last_row(engine_of(name, Strided)[0], frequencies) for frequencies in (plain, other)]
+    assert (fresh[0] - fresh[1]).abs().amax() > 1e-3
+    for frequencies, wanted in ((plain, fresh[0]), (other, fresh[1]), (plain, fresh[0])):
+        assert (last_row(engine, frequencies) - wanted).abs().amax() < 2e-5
+    assert (before - fresh[0]).abs().amax() < 2e-5
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_blocks_with_strides_are_read_as_by_their_places(axis):
     """Wherever the cache counts its blocks."""
