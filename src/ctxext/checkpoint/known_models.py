@@ -102,22 +102,6 @@ def known_model(
     )
 
 
-def known_by_facts(model_types: Collection[str], facts: Mapping[str, Any]) -> KnownModel | None:
-    """Return the published model that has some facts, for files that hold fewer than a config.json does (GGUF).
-
-    Args:
-        model_types: The model types that it may have.
-        facts: The known keys with their values, the schedule's among them; a key that is not here is not compared.
-    """
-    for known in known_models():
-        compared = {key: wanted for key, wanted in known.facts.items() if key in facts}
-        if not {*model_types}.isdisjoint(known.model_types) and all(
-            facts[key] in _listed(wanted) for key, wanted in compared.items()
-        ):
-            return known
-    return None
-
-
 def original_length_of(
     config: Mapping[str, Any],
     family: Family,

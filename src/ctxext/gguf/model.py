@@ -10,7 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.known_models import MAXIMUM, known_by_facts
+from ctxext.checkpoint.families import family_of
+from ctxext.checkpoint.known_models import MAXIMUM, known_model
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.gguf import SUFFIX, part_paths
@@ -31,6 +32,8 @@ _LONG_AND_SHORT = ("rope_factors_long.weight", "rope_factors_short.weight")
 _MOST_PARTS = 99_999
 _MOST_DIMENSIONS, _MOST_LAYERS, _MOST, _MOST_NUMBER = 1 << 16, 512, (1 << 32) - 1, 1e30
 """llama.cpp refuses more layers, and takes lengths and sizes as 32 bits."""
+_UNSTATED = ("sliding_window",)
+"""Facts of published models that GGUF files have no key for: llama.cpp's Llama has no window."""
 _LEAST = 2
 """Tokens of the shortest context: formulas divide by the logarithm of its length."""
 ARCHITECTURE_KEY = "general.architecture"
@@ -194,8 +197,9 @@ def _model_config(config: dict[str, Any], architecture: Architecture, length: in
     if length or _ORIGINAL in schedule:
         return model_config(config, length)
     length, origin = config["max_position_embeddings"], MAXIMUM
-    if known := known_by_facts(architecture.model_types, {**config, **schedule}):
-        length, origin = known.original_length, f"known of {known.names[0]}: {known.source}"
+    types = architecture.model_types
+    if known := known_model(config, family_of(config), schedule, model_types=types, unstated=_UNSTATED):
+        length, origin = known.original_length, known.origin
     model = model_config(config, length)
     return replace(model, encoding=replace(model.rotary, length_origin=origin))
 
