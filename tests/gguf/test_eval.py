@@ -132,3 +132,50 @@ def test_the_template_in_the_file(demo):
     with pytest.raises(CtxextError, match=r"refuses .*exceeds the available context"):
         engine.write([[2] * 300], [1])
     engine.close()
+
+
+@pytest.mark.parametrize(("length", "is_enough"), [(511, True), (512, True), (513, False)])
+def test_a_file_with_less_room_than_was_asked_for_is_refused(demo, length, is_enough):
+    """Its context length is 512."""
+    if is_enough:
+        assert LlamaCpp(demo, length=length, dtype="fp32", threads=1).attention == (
+            "F32 keys and values, without flash attention"
+        )
+        return
+    with pytest.raises(CtxextError, match="512 tokens and not 513"):
+        LlamaCpp(demo, length=length, dtype="fp32", threads=1)
+
+
+@pytest.mark.parametrize(
+    ("stop", "tokens", "room", "wanted"),
+    [
+        ("eos", [5, 6, 2], 9, [5, 6]),
+        ("limit", [5, 6, 2], 3, [5, 6, 2]),
+        ("limit", [5, 6, 2, 8], 3, [5, 6, 2]),
+        ("word", [5], 9, [5]),
+        ("eos", [2], 9, []),
+    ],
+)
+def test_an_end_token_is_no_part_of_an_answer(demo, monkeypatch, stop, tokens, room, wanted):
+    engine, asked = LlamaCpp(demo, length=64, dtype="auto", threads=1), []
+
+    def ask(method, path, content):
+        asked.append(content)
+        return {"tokens": tokens, "stop_type": stop}
+
+    monkeypatch.setattr(engine, "_ask", ask)
+    assert engine.write([[1, 2]], [room]) == [wanted]
+    assert (asked[0]["n_predict"], asked[0]["prompt"], asked[0]["top_k"]) == (room, [1, 2], 1)
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("-inf"), None])
+def test_scores_that_are_no_numbers_are_refused(demo, monkeypatch, score):
+    engine = LlamaCpp(demo, length=64, dtype="auto", threads=1)
+    answer = {
+        "tokens": [5, 6],
+        "stop_type": "limit",
+        "completion_probabilities": [{"logprob": 0.0}, {"logprob": score}],
+    }
+    monkeypatch.setattr(engine, "_ask", lambda *given: answer)
+    with pytest.raises(CtxextError, match="not finite"):
+        engine.write([[1]], [2])

@@ -12,6 +12,7 @@ import sys
 import time
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -700,6 +701,36 @@ def test_verify_sees_a_weight_a_key_and_a_frequency(gguf, tmp_path):
         verify_gguf(source)
 
 
+@pytest.mark.parametrize(("kind", "shape"), [(0, (16,)), (24, (8, 8)), (24, (64, 1))])
+def test_verify_sees_the_type_and_the_shape_of_a_tensor(gguf, tmp_path, kind, shape):
+    """The same bytes in the same place, read as something else."""
+    source = gguf()
+    out = convert_gguf(source, tmp_path / "out.gguf", Recipe([Yarn(factor=4)])).out
+    header, raw = read_header(out), out.read_bytes()
+    changed = [
+        dataclasses.replace(tensor, kind=kind, shape=shape) if tensor.name == "blk.0.attn_q.weight" else tensor
+        for tensor in header.tensors
+    ]
+    new = dataclasses.replace(header, tensors=tuple(changed)).packed()
+    out.write_bytes(new + raw[header.data_start :])
+    checks = {check.name: check for check in verify_gguf(out, source)}
+    assert not checks["tensors"].is_passed
+    assert "blk.0.attn_q.weight" in checks["tensors"].detail
+
+
+@pytest.mark.parametrize("missing", ["source", "result"])
+def test_verify_sees_a_tensor_that_only_one_file_has(gguf, tmp_path, missing):
+    source = gguf()
+    out = convert_gguf(source, tmp_path / "out.gguf", Recipe([Yarn(factor=4)])).out
+    place = out if missing == "result" else source
+    header, raw = read_header(place), place.read_bytes()
+    new = dataclasses.replace(header, tensors=header.tensors[:-1]).packed()
+    place.write_bytes(new + raw[header.data_start :])
+    checks = {check.name: check for check in verify_gguf(out, source)}
+    assert not checks["tensors"].is_passed
+    assert "output.weight" in checks["tensors"].detail
+
+
 @pytest.mark.parametrize("alignment", [32, 64, 8192])
 def test_tensors_move_by_whole_blocks(tmp_path, gguf, alignment):
     """So that file systems with clones share them; converted twice, too."""
@@ -925,6 +956,16 @@ def test_a_failed_run_leaves_nothing(gguf, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir() if ".gguf" in path.name] == ["m.gguf"]
 
 
+def test_a_full_disk_is_seen_before_anything_is_written(gguf, tmp_path, monkeypatch):
+    source, size = gguf(), 10**6
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=size))
+    convert_gguf(source, tmp_path / "out.gguf", Recipe([Yarn(factor=4)]))
+    size = source.stat().st_size
+    monkeypatch.setattr(converting, "copy_range", lambda *given: pytest.fail("It was written to."))
+    with pytest.raises(CtxextError, match="no space left"):
+        convert_gguf(source, tmp_path / "b.gguf", Recipe([Yarn(factor=4)]))
+
+
 def test_a_wrong_result_is_not_kept(gguf, tmp_path, monkeypatch):
     wrong = converting.Schedule({"context_length": 2048, "rope.scaling.type": "linear", "rope.scaling.factor": 4.001})
     monkeypatch.setattr(converting, "schedule_of", lambda rotary, architecture: wrong)
@@ -981,8 +1022,9 @@ def test_what_is_for_checkpoints_only(gguf, tmp_path, run, monkeypatch):
 
 
 CONVERTER = """
-import json, sys
+import json, os, sys
 from pathlib import Path
+assert os.environ["HF_HUB_OFFLINE"] == "1", "the network"
 sys.path.insert(0, {tests!r})
 from gguf_files import TENSORS, gguf_bytes, keys_of
 folder, out = Path(sys.argv[1]), Path(sys.argv[sys.argv.index("--outfile") + 1])
@@ -999,8 +1041,9 @@ out.write_bytes(gguf_bytes(values, TENSORS))
 
 
 @pytest.fixture
-def sources(tmp_path):
+def sources(tmp_path, monkeypatch):
     """A folder with a converter in the place of llama.cpp's: it writes what config.json says, without weights."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     folder = tmp_path / "llama.cpp"
     folder.mkdir()
     here = Path(__file__).parent
@@ -1025,6 +1068,17 @@ def test_a_plain_checkpoint_is_exported_as_it_is(llama, sources, tmp_path, run):
     result = run("export", "gguf", llama, tmp_path / "out.gguf", "--llama-cpp", sources, "--json")
     assert json.loads(result.stdout)["difference"] < 1e-6
     assert not open_gguf(tmp_path / "out.gguf").recipe
+
+
+def test_what_appears_while_the_converter_runs_is_not_replaced(llama, sources, tmp_path):
+    out, script = tmp_path / "out.gguf", sources / "convert_hf_to_gguf.py"
+    script.write_text(script.read_text() + f"Path({str(out)!r}).write_text('mine')\n")
+    convert(str(llama), tmp_path / "hf", Recipe([Yarn(factor=4)]), check=False)
+    for source in (llama, tmp_path / "hf"):
+        with pytest.raises(CtxextError, match="exists"):
+            export_gguf(str(source), out, llama_cpp=sources)
+        assert out.read_text() == "mine"
+        out.unlink()
 
 
 def test_exports_that_are_refused(llama, sources, tmp_path, run, monkeypatch):
