@@ -1,5 +1,6 @@
 """The model card: one for every method, read as the Hub reads it and rendered as a reader sees it."""
 
+import dataclasses
 import json
 import re
 import shlex
@@ -12,7 +13,7 @@ from markdown_it import MarkdownIt
 import tiny_encodings
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters import convert, make_plan
-from ctxext.converters.card import CardFacts, Measured, front_matter
+from ctxext.converters.card import CardFacts, Measured, front_matter, render
 from ctxext.converters.commands import convert_command, wrapped
 from ctxext.converters.engines import UNKNOWN, serving_of
 from ctxext.errors import CtxextError
@@ -149,6 +150,36 @@ def test_the_commands_of_each_engine_that_is_exact(llama_source, tmp_path):
     served = pack(tmp_path / "code", "me/x", check=False).card.split("## Serve it")[1].split("##")[0]
     assert "$ vllm serve me/x --trust-remote-code\n```" in served
     assert "gguf" not in served
+
+
+def test_the_command_of_llama_cpp_has_the_arguments_that_make_it_right(llama_source, tmp_path):
+    convert(str(llama_source), tmp_path / "out", recipe_of("ntk-by-parts"), check=False)
+    card = pack(tmp_path / "out", "me/x", check=False).card
+    block = card.split("## Serve it")[1].split("```console\n")[1].split("```")[0].replace("\\\n", " ")
+    line = next(line for line in block.splitlines() if "llama-server" in line)
+    assert shlex.split(line.removeprefix("$ "))[:5] == ["llama-server", "-m", "x.gguf", "-c", "512"]
+    assert shlex.split(line)[-2] == "--override-kv"
+    assert shlex.split(line)[-1].startswith("llama.rope.scaling.attn_factor=float:0.87")
+
+
+def test_weights_that_were_trained_are_not_served_from_the_source(llama_source):
+    """The source with overrides has other weights."""
+    plan = make_plan(open_checkpoint(str(llama_source)), Recipe([Yarn(factor=4)]))
+    facts = CardFacts(
+        source="me/llama",
+        revision="abc",
+        recipe=plan.recipe,
+        encoding=plan.model.encoding,
+        config=plan.model.config,
+        serving=plan.serving,
+        inherited={},
+        cautions=(),
+        unconverted={"vLLM": "vllm serve me/llama"},
+    )
+    assert "The source itself can be served" in render(facts)
+    trained = render(dataclasses.replace(facts, training={"steps": 3}))
+    assert "The source itself can be served" not in trained
+    assert "vllm serve me/llama" not in trained
 
 
 def test_a_broken_card_of_the_source_does_no_harm(llama):

@@ -123,6 +123,16 @@ def test_hard_links_are_asked_for_lose_their_write_bit_and_are_told(llama, tmp_p
     shutil.rmtree(tmp_path / "out")
 
 
+def test_files_of_other_users_are_copied_and_keep_their_mode(llama, tmp_path, monkeypatch):
+    """Their owner could write to the result, and a link would take their write bit."""
+    mode, user = (llama / "model.safetensors").stat().st_mode, os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    done = convert(str(llama), tmp_path / "out", YARN, link="hard")
+    assert done.written.how != "hard-linked"
+    assert shared_with(llama, tmp_path / "out") == []
+    assert (llama / "model.safetensors").stat().st_mode == mode
+
+
 def test_symbolic_links_are_asked_for_and_told(llama, tmp_path):
     done = convert(str(llama), tmp_path / "out", YARN, link="symlink")
     assert (tmp_path / "out" / "model.safetensors").readlink() == llama / "model.safetensors"

@@ -116,3 +116,24 @@ def test_what_vllm_reads_above_the_schedule():
         assert written["rope_parameters"].items() >= {"llama_4_scaling_beta": 0.1}.items()
         assert written["rope_parameters"]["original_max_position_embeddings"] == 64
     assert "llama_4_scaling" not in Yarn(factor=4).resolved(MODEL.rotary).edit(MODEL).config
+
+
+def test_methods_with_code_that_were_tried_alone_are_not_known_together():
+    steps = [step_of("mspoe", head_order="fixed"), step_of("self-extend")]
+    assert [row(model_of(step, recipe=False), "vLLM").status for step in steps] == [EXACT, EXACT]
+    both = row(model_of(*steps, recipe=False), "vLLM")
+    assert (both.status, both.remark) == (UNKNOWN, "mspoe and self-extend together were not tried")
+
+
+def test_what_was_only_read_in_sglangs_source_is_not_exact():
+    served = row(model_of(Yarn(factor=4)), "SGLang")
+    assert (served.status, served.remark) == (UNKNOWN, engines.BY_SOURCE)
+    assert row(model_of(Yarn(factor=4)), "vLLM").status == EXACT
+
+
+def test_an_attention_factor_of_1_alone_is_not_by_parts():
+    """Without a note of ctxext; ntk-by-parts writes an mscale of 0 beside it."""
+    yarn = model_of(Yarn(factor=4, attention_factor=1.0), recipe=False)
+    assert schedules_of(yarn)[-1].startswith("yarn with attention_factor")
+    parts = model_of(step_of("ntk-by-parts"), recipe=False)
+    assert schedules_of(parts) == ("ntk-by-parts",)

@@ -27,6 +27,14 @@ def test_a_tokenizer_that_says_its_window_twice(llama, tmp_path):
     assert read_json(tmp_path / "out" / "tokenizer_config.json") == {**content, "model_max_length": 512}
 
 
+@pytest.mark.parametrize("length", [10**30, 10**12, 0, None])
+def test_a_tokenizer_without_a_limit_gets_none(length, llama, tmp_path):
+    """transformers writes 10**30 for "no limit"."""
+    (llama / "tokenizer_config.json").write_text(json.dumps({"model_max_length": length}))
+    convert(str(llama), tmp_path / "out", YARN)
+    assert read_json(tmp_path / "out" / "tokenizer_config.json") == {"model_max_length": length}
+
+
 @pytest.mark.parametrize(("length", "then"), [(128, 512), (20, 20)])
 def test_an_older_tokenizer_s_key_follows_the_window(length, then, llama, tmp_path):
     (llama / "tokenizer_config.json").write_text(json.dumps({"max_len": length, "max_length": 128}))

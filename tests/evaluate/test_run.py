@@ -310,3 +310,26 @@ def test_every_record_is_on_the_disk_before_the_next_one_is_measured(tmp_path, m
         sizes.append((tmp_path / "out" / "cells.jsonl").stat().st_size)
     assert synced == sizes
     assert len(set(sizes)) == 4
+
+
+@pytest.mark.parametrize("part", ["settings", "loading", "versions"])
+def test_a_log_is_continued_only_by_the_same_run(tmp_path, part):
+    header = {"settings": {"seed": 0}, "loading": {"dtype": "fp32"}, "versions": {"torch": "1"}, "models": []}
+    ResultsLog(tmp_path).begin(header, resume=False, overwrite=False)
+    ResultsLog(tmp_path).begin(header, resume=True, overwrite=False)
+    (key,) = header[part]
+    with pytest.raises(CtxextError, match=f"differs: {key} "):
+        ResultsLog(tmp_path).begin({**header, part: {key: "2"}}, resume=True, overwrite=False)
+
+
+def test_a_torn_line_is_dropped_and_the_line_before_it_stays(tmp_path):
+    log = ResultsLog(tmp_path)
+    log.begin({"settings": {}, "loading": {}, "versions": {}, "models": []}, resume=False, overwrite=False)
+    cell = {"model": "m", "task": "needle", "length": 8, "depth": 0.5, "samples": [0], "seconds": 1.0, "correct": [1.0]}
+    cells = [cell, {**cell, "depth": 1.0}]
+    log.append(cells[0])
+    with (tmp_path / "cells.jsonl").open("a") as file:
+        file.write('{"model": "m", "ta')
+    log.append(cells[1])
+    assert log.records() == cells
+    assert log.num_skipped == 0

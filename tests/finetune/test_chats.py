@@ -8,6 +8,7 @@ import json
 import re
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -337,3 +338,15 @@ def test_bad_records_say_what_is_wrong(record, message, hint):
         RecordReader().read(record, "Line 1")
     assert message in refused.value.message
     assert hint in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("following", "stop"), [("<s>[INST]", "</s>"), ("<|end|>[INST]", "<|end|>"), ("[INST]", "</s>")]
+)
+def test_the_token_that_begins_a_turn_is_no_end_token(following, stop):
+    """What stands behind an answer once somebody replies ends it, unless it is the one that begins a text."""
+    reader = ChatReader.__new__(ChatReader)
+    reader.tokenizer = SimpleNamespace(bos_token="<s>", eos_token="</s>")
+    reader._special, reader._wants_parts = {"<s>", "</s>", "<|end|>"}, False
+    reader._render = lambda messages, more: "[INST]x[/INST]y" + (following + "x" if len(messages) > 2 else "")
+    assert reader._last_stop("y", [answer("y")], {}) == stop

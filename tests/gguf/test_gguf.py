@@ -1097,3 +1097,18 @@ def test_exports_that_are_refused(llama, sources, tmp_path, run, monkeypatch):
         export_gguf(str(llama), tmp_path / "out.gguf", llama_cpp=sources)
     assert not (tmp_path / "out.gguf").exists()
     assert run("export", "onnx", llama, tmp_path / "out.gguf").exit_code == 1
+
+
+def test_a_source_that_becomes_shorter_is_told_and_not_waited_for(tmp_path, monkeypatch):
+    source, calls, real = tmp_path / "source", [], os.copy_file_range
+    source.write_bytes(bytes(100))
+
+    def copied(*given):
+        calls.append(given)
+        assert len(calls) < 9, "The copy does not end."
+        return real(*given)
+
+    monkeypatch.setattr(os, "copy_file_range", copied)
+    with source.open("rb") as reading, (tmp_path / "copy").open("xb", buffering=0) as writing:  # noqa: SIM117
+        with pytest.raises(CtxextError, match="became shorter"):
+            list(copy_range(reading, writing, 0, 200))

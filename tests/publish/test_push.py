@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from fnmatch import fnmatch
 from importlib.metadata import version
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from huggingface_hub import errors
 from safetensors.torch import save_file
 
 from ctxext.errors import CtxextError
-from ctxext.publish.push import PushOptions, hub_errors_in_one_line, prepare
+from ctxext.publish.push import _AGAIN, PushOptions, _patiently, _upload, hub_errors_in_one_line, prepare
 from ctxext.publish.upload_plan import seal
 from small_llama import read_json
 
@@ -349,3 +350,38 @@ def test_an_adapter_that_was_never_merged_is_known_by_itself(tmp_path):
     with_adapter(folder, "me/base", "model.layers.0.self_attn.q_proj.weight")
     with pytest.raises(CtxextError, match="no part of an adapter"):
         prepare(folder, "me/lora", PushOptions())
+
+
+def test_names_with_brackets_are_names_and_no_patterns(tmp_path):
+    """The Hub's client takes patterns: "a[1].txt" as one would be "a1.txt"."""
+    (tmp_path / "a[1].txt").write_text("x")
+    (tmp_path / "b*.json").write_text("y")
+    uploaded = []
+
+    class Api:
+        def model_info(self, *given, **named):
+            return SimpleNamespace(sha="0")
+
+        def upload_folder(self, *, folder_path, allow_patterns, **named):
+            paths = [path.name for path in sorted(folder_path.iterdir())]
+            uploaded.extend(name for name in paths if any(fnmatch(name, pattern) for pattern in allow_patterns))
+            return SimpleNamespace(pr_revision=None, pr_url=None, commit_url="u", oid="1")
+
+        def list_repo_files(self, *given, **named):
+            return uploaded
+
+    done = _upload(Api(), tmp_path, "me/x", PushOptions())
+    assert uploaded == sorted(done.sizes) == ["a[1].txt", "b*.json"]
+
+
+def test_it_waits_longer_before_each_try(monkeypatch):
+    waits, tries, told = [], [], []
+    monkeypatch.setattr("time.sleep", waits.append)
+
+    def fails():
+        tries.append(None)
+        raise CtxextError("The Hub cannot be reached.", hint=_AGAIN)
+
+    with pytest.raises(CtxextError, match="cannot be reached"):
+        _patiently(fails, told.append)
+    assert (waits, len(tries), len(told)) == ([2.0, 4.0], 3, 2)

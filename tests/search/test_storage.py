@@ -133,3 +133,13 @@ def test_a_recipe_that_is_being_tried_counts_among_the_trials(tmp_path):
     study.ask()
     assert not study.is_due(1)
     assert study.is_due(2)
+
+
+def test_a_study_that_several_write_is_waited_for(tmp_path, monkeypatch):
+    """SQLite's own limit is 5 seconds, and a slow disk holds the lock longer."""
+    import optuna
+
+    opened = []
+    monkeypatch.setattr(optuna.storages, "RDBStorage", lambda url, **named: opened.append((url, named)))
+    StudyPlace(path=tmp_path / "best.db").open()
+    assert opened == [(f"sqlite:///{tmp_path / 'best.db'}", {"engine_kwargs": {"connect_args": {"timeout": 60}}})]

@@ -300,3 +300,13 @@ def test_an_engine_that_warms_up_is_left_alone():
     output = torch.zeros(3, HEADS, SIZE)
     assert engine.forward(None, None, None, None, None, None, output) is output
     assert torch.equal(output, torch.full_like(output, 7.0))
+
+
+def test_a_cache_with_other_strides_is_read_by_its_places():
+    """An engine may bring a view of another layout than the one that was measured."""
+    engine, cache = Strided(), torch.randn(BLOCKS, GROUPS, TOKENS, 2 * SIZE)
+    layout, numbers = Layout(engine, None, cache), [5, 3, 60]
+    other = cache.transpose(0, 1).contiguous().transpose(0, 1)
+    assert other.stride() != cache.stride()
+    for part in (0, 1):
+        assert torch.equal(layout.blocks(other, part, numbers), layout.blocks(cache, part, numbers))
