@@ -73,9 +73,9 @@ def test_kernels_of_the_hub_are_not_there_while_something_loads_and_are_again_af
     monkeypatch.setattr(hub_kernels, "get_kernel", lambda *_: "hub", raising=False)
     places = [(kernels, "theirs"), (hub_kernels, "hub")]
     try:
-        with loading.no_hub_kernels():
+        with loading.sealed():
             for place, _ in places:
-                with pytest.raises(ImportError, match='"them/kernel" of the Hub is not loaded'):
+                with pytest.raises(ImportError, match='"them/kernel" is not fetched'):
                     place.get_kernel("them/kernel", revision="x")
             if fails:
                 raise KeyError

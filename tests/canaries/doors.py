@@ -107,6 +107,79 @@ def classes_on_the_hub(folder: Path) -> None:
     )
 
 
+def _multimodal(folder: Path, **vision) -> None:
+    """Make the model the text part of a multimodal one, whose vision part is this configuration."""
+    text = json.loads((folder / "config.json").read_text())
+    text.pop("architectures", None)
+    config = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "torch_dtype": "float32"}
+    inner = {**text, "model_type": "llama"}
+    (folder / "config.json").write_text(json.dumps({**config, "text_config": inner, "vision_config": vision}))
+
+
+_SMALL = {"hidden_size": 32, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "num_hidden_layers": 1}
+_DETR = {"model_type": "detr", "use_timm_backbone": False, "num_attention_heads": 2, **_SMALL}
+_DPT = {**_DETR, "model_type": "dpt", "is_hybrid": False}
+
+
+def backbone_on_the_hub(folder: Path) -> None:
+    _multimodal(folder, **_DPT, backbone="them/backbone", use_pretrained_backbone=True)
+
+
+def backbone_of_detr(folder: Path) -> None:
+    _multimodal(folder, **_DETR, backbone="them/backbone", use_pretrained_backbone=True)
+
+
+def backbone_s_config_on_the_hub(folder: Path) -> None:
+    _multimodal(folder, **_DETR, backbone="them/backbone", use_pretrained_backbone=False)
+
+
+def backbone_of_timm(folder: Path) -> None:
+    _multimodal(folder, model_type="detr", backbone="hf-hub:them/backbone", use_pretrained_backbone=True)
+
+
+def backbone_by_default(folder: Path) -> None:
+    _multimodal(folder, model_type="conditional_detr")
+
+
+def _backbone_beside(folder: Path, name: str, **more) -> None:
+    """A backbone in a folder beside, whose own configuration names code; transformers asks whether to run it."""
+    place = folder.parent / f"{folder.name}-backbone"
+    place.mkdir(exist_ok=True)
+    edit(
+        place / "config.json",
+        model_type="theirs",
+        auto_map={"AutoConfig": "theirs.Config", "AutoBackbone": "theirs.Model"},
+    )
+    (place / "theirs.py").write_text(canary(name))
+    _multimodal(folder, **_DETR, backbone=str(place), **more)
+
+
+def backbone_with_code(folder: Path) -> None:
+    _backbone_beside(folder, "backbone_with_code", use_pretrained_backbone=True)
+
+
+def backbone_s_config_with_code(folder: Path) -> None:
+    _backbone_beside(folder, "backbone_s_config_with_code", use_pretrained_backbone=False)
+
+
+def backbone_that_trusts_itself(folder: Path) -> None:
+    _backbone_beside(
+        folder, "backbone_that_trusts_itself", use_pretrained_backbone=True, backbone_kwargs={"trust_remote_code": True}
+    )
+
+
+def inner_classes(folder: Path) -> None:
+    """Code that a configuration inside names, for a class that transformers has and for one that it lacks."""
+    classes = {"AutoConfig": "theirs.Config", "AutoModel": "theirs.Model"}
+    _multimodal(folder, model_type="clip_vision_model", hidden_size=32, intermediate_size=32, auto_map=classes)
+    (folder / "theirs.py").write_text(canary("inner_classes"))
+
+
+def inner_classes_on_the_hub(folder: Path) -> None:
+    classes = {"AutoConfig": "them/model--theirs.Config", "AutoModel": "them/model--theirs.Model"}
+    _multimodal(folder, model_type="theirs", hidden_size=32, auto_map=classes)
+
+
 class _Runs:
     def __reduce__(self):
         return exec, ("import os; open(os.environ['CTXEXT_CANARIES'], 'a').write('pickle\\n')",)
@@ -124,6 +197,20 @@ def pickle_alone(folder: Path) -> None:
 
 
 Door = Callable[[Path], None]
+
+INNER: tuple[Door, ...] = (
+    backbone_on_the_hub,
+    backbone_of_detr,
+    backbone_s_config_on_the_hub,
+    backbone_of_timm,
+    backbone_by_default,
+    backbone_with_code,
+    backbone_s_config_with_code,
+    backbone_that_trusts_itself,
+    inner_classes,
+    inner_classes_on_the_hub,
+)
+"""Doors in a configuration inside config.json."""
 
 TOGETHER: tuple[Door, ...] = (
     custom_generate,
@@ -147,4 +234,5 @@ DOORS: tuple[Door, ...] = (
     tokenizer_on_the_hub,
     classes_on_the_hub,
     pickle_alone,
+    *INNER,
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import doors
 import pytest
 import transformers
-from doors import DOORS, TOGETHER, WITH_CODE
+from doors import DOORS, INNER, TOGETHER, WITH_CODE
 
 from tiny_base import write_jsonl
 
@@ -31,9 +31,8 @@ TRAINING = ("--length", 64, "--steps", 1, "--batch-size", 1, "--rank", 2, "--sho
         (doors.tokenizer_on_the_hub, "network: "),
     ],
 )
-def test_loaded_as_it_came_a_folder_runs_or_fetches_it(door, sings, strangers, record, monkeypatch):
+def test_loaded_as_it_came_a_folder_runs_or_fetches_it(door, sings, strangers, record):
     folder = strangers(door)
-    monkeypatch.setattr("time.sleep", lambda _: None)  # The Hub's client waits before it tries again.
     is_tokenizer = door in (doors.tokenizer, doors.tokenizer_on_the_hub)
     auto = transformers.AutoTokenizer if is_tokenizer else transformers.AutoModelForCausalLM
     with contextlib.suppress(OSError, ValueError, ImportError):
@@ -90,6 +89,17 @@ def test_what_is_trained_merged_and_searched_stays_silent(strangers, silent, tmp
     silent("merge", out, tmp_path / "tuned" / "adapter", tmp_path / "merged", "-q")
     words = ("--trials", 2, "--samples", 1, "--checked", 2, "--lengths", 640, "--target-length", 640)
     silent("search", source, tmp_path / "best.yaml", *words, "--methods", "ntk", "-q")
+
+
+@pytest.mark.parametrize("door", INNER, ids=lambda door: door.__name__)
+def test_a_configuration_inside_another_stays_silent(door, strangers, silent, tmp_path, monkeypatch):
+    """Issue: `convert` and `verify` contacted the Hub for a backbone, or asked whether to run its code."""
+    monkeypatch.setattr("ctxext.verify.carried.measured_rotations", lambda *_: None)  # The class itself is built.
+    source, out = strangers(door), tmp_path / "out"
+    silent("inspect", source, may_fail=True)
+    silent("convert", source, out, *convert_words("yarn"), may_fail=True)
+    silent("verify", out if out.exists() else source, may_fail=True)
+    silent("eval", source, "--task", "passkey", *SMALL, "--out", tmp_path / "report", may_fail=True)
 
 
 @pytest.mark.parametrize("door", [*WITH_CODE, doors.classes_on_the_hub, doors.tokenizer_on_the_hub])

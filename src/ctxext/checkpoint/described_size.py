@@ -10,7 +10,7 @@ from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.system.loading import quiet_transformers, without_hub
+from ctxext.system.loading import quiet_transformers, sealed, without_hub
 
 _NUMBERS, _PER_BYTE = 100_000_000, 16
 """The margin is wide, as nothing that loads may be refused: weights of one bit are 8 a byte, tied ones count once here
@@ -51,7 +51,7 @@ def check_described(checkpoint: Checkpoint, auto: str) -> None:
 
     limits = max(_NUMBERS, _PER_BYTE * held), _TENSORS + held // _BYTES_PER_TENSOR
     try:
-        with quiet_transformers(), _counted(*limits), torch.device("meta"):
+        with sealed(), quiet_transformers(), _counted(*limits), torch.device("meta"):
             config = transformers.AutoConfig.for_model(**_plain(without_hub(checkpoint.config)))
             getattr(transformers, auto).from_config(config)
     except _TooMuch:

@@ -25,7 +25,14 @@ from ctxext.recipes.code.staging import write_stage
 from ctxext.recipes.methods.mspoe import MsPoE, ranks_from_scores
 from ctxext.recipes.recipe import Recipe
 from ctxext.system.files import Progress
-from ctxext.system.loading import choose_device, choose_dtype, explain_loading_errors, guard_vocabulary, settle_dtype
+from ctxext.system.loading import (
+    choose_device,
+    choose_dtype,
+    explain_loading_errors,
+    guard_vocabulary,
+    sealed,
+    settle_dtype,
+)
 
 _NUM_SEQUENCES = 16
 _MAX_LENGTH = 4096
@@ -135,7 +142,7 @@ def _load(folder: Path, calibration: Calibration) -> tuple[Any, Any]:
         raise CtxextError(
             "The source brings Python code of its own, which calibration would run.", hint="Use --head-order fixed."
         )
-    with explain_loading_errors("The model does not load for calibration", "Try --head-order fixed."):
+    with sealed(), explain_loading_errors("The model does not load for calibration", "Try --head-order fixed."):
         tokenizer = open_tokenizer(folder)
         model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=dtype)
     guard_vocabulary(model, tokenizer)

@@ -1,7 +1,6 @@
 """Loading a checkpoint to evaluate it: device, dtype, attention, and remote code."""
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +18,13 @@ from ctxext.gguf.engine import tokenizer_of
 from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code
 from ctxext.recipes.code.staging import rename, staged
 from ctxext.system.loading import (
+    BUILT_IN,
     DTYPES,
     choose_device,
     choose_dtype,
     explain_loading_errors,
     guard_vocabulary,
-    no_hub_kernels,
+    hub_backbones,
     settle_dtype,
 )
 from ctxext.verify.engine import ENGINE_NAMES
@@ -151,11 +151,11 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
     check_described(info.checkpoint, auto_class(info.checkpoint.config))
     tokenizer = load_tokenizer(info, loading)
     extra = {"attn_implementation": loading.attention} if loading.attention else {}
-    kernels = nullcontext() if loading.attention else no_hub_kernels()  # Only a kernel that the user names is loaded.
+    # Only a kernel that the user names is fetched, and nothing that such a configuration names.
+    fetches_kernel = (loading.attention or "eager") not in BUILT_IN and not hub_backbones(info.checkpoint.config)
     with (
-        staged(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage,
+        staged(info.checkpoint, foreign=runs_foreign_code(info, loading), kernels=fetches_kernel) as stage,
         explain_loading_errors(f'"{info.name}" cannot be loaded'),
-        kernels,
     ):
         model, report = getattr(transformers, auto_class(info.checkpoint.config)).from_pretrained(
             stage.folder,

@@ -18,7 +18,7 @@ from ctxext.evaluate.scoring.prefix_cache import is_static
 from ctxext.recipes.code.staging import own_classes
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import Recipe
-from ctxext.system.loading import quiet_transformers, without_hub
+from ctxext.system.loading import quiet_transformers, sealed, without_hub
 
 _CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """The errors of modeling code that does not fit the installed transformers; verifying a conversion shows them too."""
@@ -90,7 +90,7 @@ class Workbench:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         stock = self.stock.model
-        with quiet_transformers(), init_empty_weights(include_buffers=False), _no_init_weights():
+        with sealed(), quiet_transformers(), init_empty_weights(include_buffers=False), _no_init_weights():
             config = AutoConfig.from_pretrained(self.folder, trust_remote_code=has_code)
             if has_code:
                 build, options = AutoModelForCausalLM.from_config, {"trust_remote_code": True}

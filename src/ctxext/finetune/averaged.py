@@ -15,7 +15,7 @@ from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.finetune.tensors import Changes
 from ctxext.recipes.encodings.rotary import model_config, provenance
-from ctxext.system.loading import quiet_transformers
+from ctxext.system.loading import quiet_transformers, sealed, without_hub
 
 _OF_ITS_WRITER = frozenset(
     {"ctxext", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache"}
@@ -77,9 +77,9 @@ def _settings(config: dict[str, Any]) -> dict[str, Any]:
     from transformers import AutoConfig
 
     # The class writes into what it is given.
-    others = {key: copy.deepcopy(value) for key, value in config.items() if key != "model_type"}
+    others = {key: copy.deepcopy(value) for key, value in without_hub(config).items() if key != "model_type"}
     try:
-        with quiet_transformers():
+        with quiet_transformers(), sealed():
             known = AutoConfig.for_model(str(config["model_type"]), **others).to_dict()
     except ValueError:  # A family that transformers does not know, with code of its own.
         known = others

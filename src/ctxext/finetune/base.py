@@ -17,7 +17,7 @@ from ctxext.recipes.code.staging import rename, staged
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
 from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.recipes.registry import method_named
-from ctxext.system.loading import choose_dtype, explain_loading_errors, guard_vocabulary, no_hub_kernels
+from ctxext.system.loading import choose_dtype, explain_loading_errors, guard_vocabulary
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
     if options.quantize == "4bit":
         extra["quantization_config"] = _four_bits(dtype)
     check_described(base.checkpoint, auto_class(base.checkpoint.config))
-    with staged(base.checkpoint) as stage, explain_loading_errors(f'"{name}" cannot be loaded'), no_hub_kernels():
+    with staged(base.checkpoint) as stage, explain_loading_errors(f'"{name}" cannot be loaded'):
         tokenizer = open_tokenizer(stage.folder)
         model, report = getattr(transformers, auto_class(base.checkpoint.config)).from_pretrained(
             stage.folder,

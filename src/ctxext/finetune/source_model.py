@@ -14,7 +14,7 @@ from ctxext.finetune.options import TrainingOptions
 from ctxext.recipes.encodings.rotary import provenance
 from ctxext.recipes.recipe import plain_config
 from ctxext.system.files import as_json
-from ctxext.system.loading import quiet_transformers, without_hub
+from ctxext.system.loading import quiet_transformers, sealed, without_hub
 
 WEIGHT = 5.0
 """How much a nat of divergence weighs beside a nat of loss."""
@@ -108,10 +108,11 @@ def _built(base: Base, model: Any, options: TrainingOptions) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         plain = without_hub(plain_config(base.model).config)
         (Path(folder) / "config.json").write_text(as_json(plain), encoding="utf-8")
-        config = AutoConfig.from_pretrained(folder)
+        with sealed():
+            config = AutoConfig.from_pretrained(folder)
     if options.quantize != "none":
         return load_base(base, options, None, config=config)[0]
-    with quiet_transformers(), init_empty_weights(include_buffers=False):
+    with sealed(), quiet_transformers(), init_empty_weights(include_buffers=False):
         source = AutoModelForCausalLM.from_config(config, dtype=model.dtype)
     weights = model.state_dict()
     source.load_state_dict(

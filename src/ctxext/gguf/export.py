@@ -140,7 +140,12 @@ def _run(converter: Path, folder: Path, file: Path, outtype: str) -> None:
     """
     words = [sys.executable, str(converter), str(folder), "--outfile", str(file), "--outtype", outtype]
     result = subprocess.run(
-        words, capture_output=True, text=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+        words,
+        capture_output=True,
+        input="",
+        text=True,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     if result.returncode or not file.is_file():
         lines = [line for line in result.stderr.splitlines() if line.strip()]

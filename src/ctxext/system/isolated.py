@@ -12,7 +12,12 @@ SETTINGS = {"HF_HUB_OFFLINE": "1", "USE_HUB_KERNELS": "NO", "TRANSFORMERS_VERBOS
 """What such a process has in its environment besides the caller's: no network, no kernels from the Hub, no warnings."""
 
 _BEGINNING = """
-import runpy, sys, types
+import runpy, socket, sys, types
+
+def look_up(host, *_, **__):
+    raise OSError(f"{{host}} must not be needed here")
+
+socket.getaddrinfo = look_up
 
 class NoCtxext:
     def find_spec(self, name, path=None, target=None):
@@ -37,6 +42,7 @@ def run_isolated(script: Path, *words: str) -> "subprocess.CompletedProcess[str]
         return subprocess.run(
             [sys.executable, "-c", _BEGINNING.format(script=str(script), folder=str(script.parent)), *words],
             capture_output=True,
+            input="",  # transformers would ask on the terminal whether to run the code of others.
             text=True,
             cwd=place,
             env={**os.environ, **SETTINGS, "HF_MODULES_CACHE": place},

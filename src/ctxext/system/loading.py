@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """The words of the command line, and torch's names for them."""
 
-_BUILT_IN = frozenset({"eager", "sdpa"})
+BUILT_IN = frozenset({"eager", "sdpa"})
 """Kinds of attention and of experts that need nothing but torch; other names are kernels, some of them on the Hub."""
 
 _IMPLEMENTATIONS = frozenset(
@@ -30,6 +30,9 @@ _OF_THE_HUB = frozenset(
     | {"use_kernel", "use_kernels", "_use_kernels", "kernel_config", "allow_all_kernels", "gguf_file", "adapter_kwargs"}
 )
 """Keys of a configuration that transformers may follow to code or files elsewhere."""
+
+_BACKBONE, _PRETRAINED_BACKBONE = "backbone", "use_pretrained_backbone"
+"""Keys by which a vision model names a model of the Hub or of timm, and whether its weights are fetched."""
 
 _CPU_FLAGS = Path("/proc/cpuinfo")
 _BF16_FLAGS = ("amx_bf16", "avx512_bf16")
@@ -110,12 +113,17 @@ def without_hub(config: Mapping[str, Any]) -> dict[str, Any]:
         config: The content of config.json.
     """
 
-    def cleaned(value: Any) -> Any:
+    def cleaned(value: Any, *, is_inner: bool = True) -> Any:
         if isinstance(value, Mapping):
-            return {key: cleaned(inner) for key, inner in value.items() if _is_kept(key, inner)}
+            kept = {key: cleaned(inner) for key, inner in value.items() if _is_kept(key, inner)}
+            if is_inner:  # No code of ctxext is named there.
+                kept.pop("auto_map", None)
+            if isinstance(kept.get(_BACKBONE), str) or _PRETRAINED_BACKBONE in kept:
+                kept[_PRETRAINED_BACKBONE] = False  # The checkpoint holds those weights; True is some classes' default.
+            return kept
         return [cleaned(inner) for inner in value] if isinstance(value, list) else value
 
-    return cleaned(config)  # type: ignore[no-any-return]
+    return cleaned(config, is_inner=False)  # type: ignore[no-any-return]
 
 
 def hub_kernels(config: Any) -> tuple[str, ...]:
@@ -128,33 +136,64 @@ def hub_kernels(config: Any) -> tuple[str, ...]:
     return tuple(sorted({*map(str, named), *(name for value in config.values() for name in hub_kernels(value))}))
 
 
+def hub_backbones(config: Any) -> tuple[str, ...]:
+    """Return the backbones that a configuration names instead of describing them, sorted."""
+    if isinstance(config, list):
+        return tuple(sorted({name for entry in config for name in hub_backbones(entry)}))
+    if not isinstance(config, Mapping):
+        return ()
+    named = {config[_BACKBONE]} if isinstance(config.get(_BACKBONE), str) else set[str]()
+    return tuple(sorted(named.union(*map(hub_backbones, config.values()))))
+
+
 def _is_kept(key: str, value: Any) -> bool:
     if key in _IMPLEMENTATIONS:
-        return isinstance(value, str) and value in _BUILT_IN
+        return isinstance(value, str) and value in BUILT_IN
     return key not in _OF_THE_HUB
 
 
 @contextmanager
-def no_hub_kernels() -> Iterator[None]:
-    """Load without kernels from the Hub, which some quantizers ask for; transformers takes it as if there were none."""
-    if importlib.util.find_spec("kernels") is None:
-        yield
-        return
-    kernels: Any = importlib.import_module("kernels")
-    from transformers.integrations import hub_kernels
+def sealed(*, kernels: bool = False) -> Iterator[None]:
+    """Load from local files alone: nothing is fetched, no question is asked, and no code or kernel of others runs.
 
-    def refused(name: str, *_: Any, **__: Any) -> Any:
-        raise ImportError(f'The kernel "{name}" of the Hub is not loaded.')
+    A configuration can name a backbone or code elsewhere, at any depth. transformers would fetch it, or ask on the
+    terminal whether to run it; here it raises.
 
-    places = [(kernels, "get_kernel"), (hub_kernels, "get_kernel"), (hub_kernels, "get_kernel_hub")]
-    originals = [(place, name, getattr(place, name)) for place, name in places if hasattr(place, name)]
+    Args:
+        kernels: The user named a kernel of the Hub, which may be fetched.
+    """
+    import huggingface_hub
+    import torch
+    from transformers import dynamic_module_utils
+    from transformers.utils import hub
+
+    def refused(name: Any, *_: Any, **__: Any) -> Any:
+        raise ImportError(f'"{getattr(name, "full_url", name)}" is not fetched.')
+
+    changes: list[tuple[Any, str, Any]] = [
+        (dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0),  # With 0 nobody is asked: code raises.
+        (torch.hub, "urlopen", refused),
+    ]
+    if not kernels:
+        changes += [(huggingface_hub.constants, "HF_HUB_OFFLINE", True), (hub, "_is_offline_mode", True)]
+        if importlib.util.find_spec("kernels") is not None:
+            from transformers.integrations import hub_kernels
+
+            places = (importlib.import_module("kernels"), "get_kernel"), (hub_kernels, "get_kernel")
+            changes += [(place, name, refused) for place, name in (*places, (hub_kernels, "get_kernel_hub"))]
+    originals = [(place, name, getattr(place, name)) for place, name, _ in changes if hasattr(place, name)]
+    # Its client of version 0 decides for each session whether it is offline.
+    reset = getattr(huggingface_hub.utils, "reset_sessions", lambda: None)
     try:
-        for place, name, _ in originals:
-            setattr(place, name, refused)
+        for place, name, value in changes:
+            if hasattr(place, name):
+                setattr(place, name, value)
+        reset()
         yield
     finally:
         for place, name, original in originals:
             setattr(place, name, original)
+        reset()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling
 from ctxext.recipes.recipe import Recipe
-from ctxext.system.loading import without_hub
+from ctxext.system.loading import hub_backbones, sealed, without_hub
 from ctxext.verify.measured import TOLERANCE as MEASURED_TOLERANCE
 from ctxext.verify.measured import measured_rotations
 from ctxext.verify.reference import expected_frequencies
@@ -196,7 +196,7 @@ def stock_model(config: Mapping[str, Any]) -> Any:
     version = transformers.__version__
     stock = {key: value for key, value in without_hub(config).items() if key != "auto_map"}
     try:
-        with tempfile.TemporaryDirectory() as folder, _quiet():
+        with tempfile.TemporaryDirectory() as folder, _quiet(), sealed():
             (Path(folder) / "config.json").write_text(json.dumps(stock), encoding="utf-8")
             model_config = AutoConfig.from_pretrained(folder)
             kind = getattr(transformers, named_family(config).loader)._model_mapping[type(model_config)]
@@ -206,7 +206,10 @@ def stock_model(config: Mapping[str, Any]) -> Any:
     except Exception as error:  # Whatever transformers raises is the finding.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise CtxextError(
-            f'transformers {version} does not build "{config.get("model_type")}" from this configuration: {reason}'
+            f'transformers {version} does not build "{config.get("model_type")}" from this configuration: {reason}',
+            hint=f'config.json names the backbone "{", ".join(named)}", which is not fetched: describe it there.'
+            if (named := hub_backbones(config))
+            else "",
         ) from error
 
 

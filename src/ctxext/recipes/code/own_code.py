@@ -56,6 +56,7 @@ _OF_MODELS = ("config.json", "tokenizer_config.json")
 _OF_PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_PLACE = re.compile(r"(\w+)\.\w+")
 
 
 def own_code(checkpoint: Checkpoint) -> dict[str, str]:
@@ -138,12 +139,18 @@ def runs_only_own_code(checkpoint: Checkpoint) -> bool:
     """
     places = list(_places(checkpoint, _OF_MODELS))
     ours = (STUB_FILE.removesuffix(".py"), CONFIGURATION)
-    if not places or any(not isinstance(place, str) or place.partition(".")[0] not in ours for place in places):
+    if not places or any(module_of(place) not in ours for place in places):
         return False
     try:
         return any(_is_there(checkpoint, code) for code in code_of_versions(checkpoint.config))
     except CtxextError:
         return False
+
+
+def module_of(place: Any) -> str:
+    """Return the module of an entry `module.Class` of `auto_map`; empty for other entries, as `repo--module.Class`."""
+    match = _PLACE.fullmatch(place) if isinstance(place, str) else None
+    return match[1] if match else ""
 
 
 def release_of(checkpoint: Checkpoint) -> str | None:

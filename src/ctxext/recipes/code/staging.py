@@ -18,9 +18,9 @@ from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.recipes.code.own_code import own_code_content
+from ctxext.recipes.code.own_code import module_of, own_code_content
 from ctxext.system.files import as_json
-from ctxext.system.loading import without_hub
+from ctxext.system.loading import sealed, without_hub
 
 _LOADED = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
 _INDEX = re.compile(r"(model\.safetensors|pytorch_model\.bin)\.index\.json$")
@@ -53,12 +53,13 @@ class Staged:
 
 
 @contextmanager
-def staged(checkpoint: Checkpoint, *, foreign: bool = False) -> Iterator[Staged]:
-    """Stage a checkpoint in a temporary folder.
+def staged(checkpoint: Checkpoint, *, foreign: bool = False, kernels: bool = False) -> Iterator[Staged]:
+    """Stage a checkpoint in a temporary folder; in the context nothing is fetched and no other code runs.
 
     Args:
         checkpoint: The checkpoint to load.
         foreign: The user allowed all of its code: it is loaded from its own folder, as it is.
+        kernels: The user named a kernel of the Hub, which may be fetched.
 
     Raises:
         CtxextError: a file is a link to elsewhere, or cannot be used.
@@ -72,7 +73,8 @@ def staged(checkpoint: Checkpoint, *, foreign: bool = False) -> Iterator[Staged]
         folder = Path(place) / (checkpoint.folder.resolve().name or "checkpoint")
         try:
             write_stage(folder, checkpoint, checkpoint.config, code)
-            yield Staged(folder, trust=bool(code))
+            with sealed(kernels=kernels):
+                yield Staged(folder, trust=bool(code))
         except CtxextError as error:  # Name the checkpoint, not the temporary folder.
             message = error.message.replace(str(folder), str(checkpoint.folder))
             raise CtxextError(message, hint=error.hint) from error
@@ -121,7 +123,7 @@ def own_classes(config: dict[str, Any], code: Mapping[str, bytes | str]) -> dict
     auto_map = config.get("auto_map")
     if not code or not isinstance(auto_map, dict):
         return config
-    ours = {auto: place for auto, place in auto_map.items() if f"{str(place).partition('.')[0]}.py" in code}
+    ours = {auto: place for auto, place in auto_map.items() if f"{module_of(place)}.py" in code}
     return {**config, "auto_map": ours}
 
 
