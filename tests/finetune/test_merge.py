@@ -161,14 +161,12 @@ def test_progress_ends_with_all_of_the_bytes(base, tuned, tmp_path):
 
 def test_the_adapter_comes_along_without_pipes_and_links(base, tuned, tmp_path):
     shutil.copytree(tuned / "adapter", tmp_path / "adapter")
-    (tmp_path / "adapter" / "deep" / "er").mkdir(parents=True)
-    (tmp_path / "adapter" / "deep" / "er" / "note.txt").write_text("mine")
-    (tmp_path / "adapter" / "deep" / "also.txt").write_text("mine")
-    os.mkfifo(tmp_path / "adapter" / "pipe")
-    (tmp_path / "adapter" / "link").symlink_to("/etc/hostname")
+    (tmp_path / "adapter" / "merges.txt").write_text("mine")
+    os.mkfifo(tmp_path / "adapter" / "vocab.txt")
+    (tmp_path / "adapter" / "tokenizer.json").symlink_to("/etc/hostname")
     merge(str(base), tmp_path / "adapter", tmp_path / "out")
-    assert (tmp_path / "out" / "adapter" / "deep" / "er" / "note.txt").read_text() == "mine"
-    assert not {"pipe", "link"} & {path.name for path in (tmp_path / "out" / "adapter").iterdir()}
+    assert (tmp_path / "out" / "adapter" / "merges.txt").read_text() == "mine"
+    assert not {"vocab.txt", "tokenizer.json"} & {path.name for path in (tmp_path / "out" / "adapter").iterdir()}
 
 
 def test_a_stopped_merge_leaves_nothing(base, tuned, tmp_path):

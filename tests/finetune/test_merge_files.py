@@ -1,6 +1,7 @@
 """Which files a merge reads, writes, leaves out and refuses to lose, on a checkpoint of a few numbers made by hand."""
 
 import json
+import pickle
 import sys
 from types import SimpleNamespace
 
@@ -89,10 +90,11 @@ def test_every_file_comes_along_but_weights_in_other_forms_and_an_older_adapter(
     save_file({"other": torch.ones(1)}, model / "onnx" / "more.safetensors")
     adapter = make_adapter(tmp_path / "adapter")
     (adapter / "runs" / "deep").mkdir(parents=True)
-    (adapter / "runs" / "deep" / "note.txt").write_text("")
+    for name in ("runs/deep/note.txt", ".env", "modeling.py", "training_args.bin", "tokenizer.json"):
+        (adapter / name).write_text("")
     seen, out = [], tmp_path / "out"
     done = merge(str(model), adapter, out, progress=lambda *state: seen.append(state))
-    of_the_adapter = ["adapter_config.json", "adapter_model.safetensors", "runs/deep/note.txt"]
+    of_the_adapter = ["adapter_config.json", "adapter_model.safetensors", "tokenizer.json"]
     written = ["README.md", "config.json", "ctxext.json", "model.safetensors", *kept]
     assert names(out) == sorted([*written, *(f"adapter/{name}" for name in of_the_adapter)])
     assert {name: (out / name).read_text() for name in kept} == kept
@@ -263,3 +265,56 @@ def test_whole_tensors_that_are_not_finite_in_the_stored_type(dtype, value, tmp_
     with pytest.raises(CtxextError, match="not finite"):
         merge(str(base), changed, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+TRAINED = torch.full((6, 4), 3.0)
+
+
+@pytest.mark.parametrize("name", ["trainable_params.bin", "non_lora_trainables.bin"])
+@pytest.mark.parametrize("prefix", ["", "base_model.model."])
+def test_weights_that_were_trained_beside_an_adapter_are_merged(name, prefix, model, adapter, tmp_path):
+    """Issue: LongLoRA's embeddings and norms were lost, and the merge was reported as complete."""
+    torch.save({f"{prefix}{EMBEDDING}": TRAINED, f"{prefix}{HEAD}": TRAINED}, adapter / name)
+    assert merge(str(model), adapter, tmp_path / "out").num_changed == 2
+    merged = load_file(tmp_path / "out" / "model.safetensors")
+    assert merged[EMBEDDING].equal(TRAINED)
+    assert merged[QUERY].equal(torch.ones(4, 4))
+    assert (tmp_path / "out" / "adapter" / name).is_file()
+
+
+def _link(path):
+    torch.save({EMBEDDING: TRAINED}, path.parent.parent / "elsewhere.bin")
+    path.symlink_to(path.parent.parent / "elsewhere.bin")
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: torch.save({"unknown.weight": TRAINED}, path), 'changes "unknown.weight"'),
+        (lambda path: torch.save({EMBEDDING: torch.ones(7, 4)}, path), "does not fit"),
+        (lambda path: torch.save([TRAINED], path), "holds something else"),
+        (lambda path: path.write_bytes(b"no pickle"), "cannot be read"),
+        (lambda path: path.write_bytes(pickle.dumps({EMBEDDING: print})), "cannot be read"),
+        (_link, "it is a link"),
+    ],
+)
+def test_weights_beside_an_adapter_that_cannot_be_merged_are_refused_by_name(write, message, model, adapter, tmp_path):
+    write(adapter / "trainable_params.bin")
+    with pytest.raises(CtxextError, match=message):
+        merge(str(model), adapter, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_would_load_the_base_again_stays_behind(tmp_path, adapter):
+    config = {**LLAMA, "configuration_files": ["config.4.0.0.json"]}
+    others = ("params.json", "adapter_config.json", "config.4.0.0.json", "openvino_model.xml", "trainer_state.json")
+    model = make(tmp_path / "model", config, **dict.fromkeys(others, "{}"))
+    merge(str(model), adapter, tmp_path / "out")
+    assert not {*others} & {*names(tmp_path / "out")}
+    assert "configuration_files" not in json.loads((tmp_path / "out" / "config.json").read_text())
+
+
+def test_convert_names_merge_for_an_adapter(adapter, tmp_path):
+    with pytest.raises(CtxextError) as caught:
+        open_checkpoint(adapter)
+    assert f"ctxext merge BASE {adapter} OUT" in caught.value.hint

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -65,8 +66,12 @@ class Checkpoint:
         """Every file, relative to the folder, sorted; version control and caches left out."""
         paths = []
         for root, folders, names in os.walk(self.folder):
-            folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
+            folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS and not name.startswith(".")]
             paths += [(Path(root) / name).relative_to(self.folder) for name in names]
+            # A linked folder stays one entry, which `check_file` refuses: its files would be missing silently.
+            paths += [
+                (Path(root) / name).relative_to(self.folder) for name in folders if (Path(root) / name).is_symlink()
+            ]
         return sorted(path for path in paths if not path.name.startswith(".") or path.name == ".gitattributes")
 
     @cached_property
@@ -83,9 +88,12 @@ class Checkpoint:
         """A JSON file's content, None where there is no such file.
 
         Raises:
-            CtxextError: the file is not a JSON object.
+            CtxextError: the file is not a JSON object, or a link to elsewhere.
         """
-        return read_json_object(self.folder / name) if (self.folder / name).is_file() else None
+        if not (self.folder / name).is_file():
+            return None
+        self.check_file(Path(name))
+        return read_json_object(self.folder / name)
 
     def known_digest(self, path: Path) -> str | None:
         """A file's SHA-256 where it costs nothing: the Hub's client names large files of its cache by it.
@@ -126,6 +134,11 @@ class Checkpoint:
         target = place.resolve()
         if not place.exists():
             raise CtxextError(f'"{path}" of "{self.name}" is a link that leads nowhere.', hint="Remove it.")
+        if place.is_symlink() and place.is_dir():
+            raise CtxextError(
+                f'"{path}" of "{self.name}" is a link to a folder, "{target}".',
+                hint="Put the folder itself in its place.",
+            )
         if not place.is_file():
             raise CtxextError(f'"{path}" of "{self.name}" is not a regular file.', hint="Remove it.")
         if self.folder.resolve() in target.parents or self._is_own_blob(target):
@@ -275,9 +288,12 @@ def open_checkpoint(
         raise CtxextError(f'"{source}" cannot be read.', hint="Check the folder's permissions.")
     if not (folder / "config.json").is_file():
         hint = "Name the folder that holds the checkpoint's files."
+        if (folder / "adapter_config.json").is_file():
+            hint = f"It is an adapter. Merge it into its base first: ctxext merge BASE {shlex.quote(source)} OUT"
         if (folder / "0_Transformer" / "config.json").is_file():
             hint = 'Move the files of "0_Transformer" up, and make "path" in modules.json "" for it.'
         raise CtxextError(f'"{source}" has no config.json.', hint=hint)
+    Checkpoint(source, folder, {}).check_file(Path("config.json"))
     try:
         config = read_json_object(folder / "config.json")
     except CtxextError:

@@ -87,7 +87,7 @@ def read_pipeline(folder: Path) -> SentencePipeline | None:
     for entry in entries:
         named = entry if isinstance(entry, dict) else {}
         kind, path = named.get("type"), named.get("path", "")
-        if not isinstance(kind, str) or not isinstance(path, str) or _is_outside(path):
+        if not isinstance(kind, str) or not isinstance(path, str) or _is_outside(folder, path):
             raise CtxextError(
                 f'"{folder / _MODULES}" is not a list of modules with a type and a path in the folder.',
                 hint="Download the checkpoint again.",
@@ -97,8 +97,12 @@ def read_pipeline(folder: Path) -> SentencePipeline | None:
     return SentencePipeline(tuple(modules), _pooling(folder, pooling) if pooling else ())
 
 
-def _is_outside(path: str) -> bool:
-    return PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts
+def _is_outside(folder: Path, path: str) -> bool:
+    """Return whether a module's folder lies elsewhere, by its path or by a link."""
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        return True
+    home = folder.resolve()
+    return home not in (target := (folder / path).resolve(), *target.parents)
 
 
 def _pooling(folder: Path, module: SentenceModule) -> tuple[str, ...]:

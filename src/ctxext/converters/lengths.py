@@ -106,7 +106,11 @@ def length_files(folder: Path, before: Encoding, after: Encoding) -> dict[str, s
             _set(folder, texts, name, key, after.claimed_length)
         is_sentence_encoder = bool(stated) or read_pipeline(folder) is not None
     old = None if is_sentence_encoder else before.claimed_length
-    texts.update(_truncation(folder, old, after.claimed_length))
+    # Versions of transformers may read another file in its place.
+    versioned = (tokenizer or {}).get("fast_tokenizer_files")
+    names = [name for name in versioned if isinstance(name, str)] if isinstance(versioned, list) else []
+    for name in dict.fromkeys(("tokenizer.json", *(name for name in names if Path(name).name == name))):
+        texts.update(_truncation(folder / name, old, after.claimed_length))
     return texts
 
 
@@ -114,9 +118,8 @@ def _read(folder: Path, name: str) -> dict[str, Any] | None:
     return read_json_object(folder / name) if (folder / name).is_file() else None
 
 
-def _truncation(folder: Path, old: int | None, new: int) -> dict[str, str]:
-    """tokenizer.json, if it cuts texts, at the old length if given. What it pads to stays: that changes no token."""
-    path = folder / "tokenizer.json"
+def _truncation(path: Path, old: int | None, new: int) -> dict[str, str]:
+    """Return tokenizer.json if it cuts texts, at the old length if given. Padding stays: that changes no token."""
     if not path.is_file():
         return {}
     text = with_number(read_text(path), str(path), ("truncation", "max_length"), new, old=old)

@@ -13,6 +13,7 @@ from ctxext.checkpoint.families import Family, idle_window, read, text_config
 from ctxext.checkpoint.geometry import default_length
 from ctxext.checkpoint.new_tensor import NewTensor
 from ctxext.checkpoint.opening import Checkpoint
+from ctxext.checkpoint.other_files import VERSIONED, left_out, other_formats
 from ctxext.checkpoint.sentence_files import LENGTHS
 from ctxext.converters.card import CardFacts, card_metadata, declared_base, render
 from ctxext.converters.engines import Serving, serving_of
@@ -125,24 +126,32 @@ def make_plan(
         _check_names(source, recipe.code_files(model.config))
     edited = recipe.edit(model)
     rewritten = recipe.new_tensors(source, model)
-    left_out = _stale(source) if recipe.rewrites_weights else ()
+    stale = _stale(source) if recipe.rewrites_weights else ()
     # What ctxext put there may be taken back; what the model came with may not be lost in silence.
     came_with = undone if provenance(source.config).get("recipe") else before
     if not allow_shorter:
         _check_reach(source, came_with.encoding, edited.encoding)
+    others_win = left_out((*_weights(source), *source.files), source.config)
+    edited = dataclasses.replace(
+        edited, config={key: value for key, value in edited.config.items() if key != VERSIONED}
+    )
     config = {**edited.config, "ctxext": _provenance(source, recipe, model.encoding, edited.encoding)}
     texts = {"config.json": as_json(config), **length_files(source.folder, before.encoding, edited.encoding)}
     texts.update(recipe.code_files(model.config))
     texts.update(index_files(source.folder, rewritten))
-    gone = {*texts, *_REPLACED, *(CODE_FILES if before.code else ()), *left_out, *_of_training(source)}
+    gone = {*texts, *_REPLACED, *(CODE_FILES if before.code else ()), *stale, *_of_training(source)}
+    gone.update(name for names in others_win.values() for name in names)
     others = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
     kept_files = [path for path in others if not runs_by_itself(path)]
     serving = serving_of(dataclasses.replace(edited, config=config))
     cautions = cautions_of(source, recipe, edited)
     if is_replaced:
         cautions = (_loss(source, before.encoding, edited.encoding, kept), *cautions)
-    if left_out:
-        cautions += (f"left out, as they hold the old table: {', '.join(left_out)}.",)
+    if stale:
+        cautions += (f"left out, as they hold the old table: {', '.join(stale)}.",)
+    cautions += tuple(
+        f"left out, as {reason}: {', '.join(dict.fromkeys(names))}." for reason, names in others_win.items()
+    )
     if unasked := [path.as_posix() for path in others if runs_by_itself(path)]:
         cautions += (f"left out, as loading the result would run them: {', '.join(unasked)}.",)
     card = CardFacts(
@@ -338,8 +347,7 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
         cautions.append(f"{family.model_type}: {family.note}.")
     if recipe.needs_code:
         cautions.append("the result needs trust_remote_code=True; loading it without fails on purpose.")
-    stale = [path.as_posix() for path in source.weight_files if path.suffix in (".gguf", ".onnx")]
-    if stale:
+    if stale := other_formats(source.files):
         cautions.append(f"{', '.join(stale)} were kept but still hold the source's own position settings.")
     python = [path for path in source.files if path.suffix == ".py" and path.name not in CODE_FILES]
     if not all(runs_by_itself(path) for path in python):

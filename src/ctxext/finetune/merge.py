@@ -13,6 +13,7 @@ import yaml
 from ctxext.checkpoint.auto_class import MASKED, auto_class
 from ctxext.checkpoint.families import family_of, text_config
 from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint, read_safetensors_header
+from ctxext.checkpoint.other_files import VERSIONED, left_out, other_formats
 from ctxext.converters.card import CardFacts, card_metadata, declared_base, render
 from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file, wrapped
 from ctxext.converters.engines import serving_of
@@ -21,10 +22,11 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.averaged import CheckpointChanges, PartOf
 from ctxext.finetune.joined import JoinedChanges
 from ctxext.finetune.rewrite import rewrite, stored_shapes
-from ctxext.finetune.tensors import Changes, stored_name
+from ctxext.finetune.tensors import TRAINED_BESIDE, Changes, stored_name
 from ctxext.options import accepts_options
 from ctxext.reading.schemas import read_json_object
 from ctxext.recipes.code.own_code import runs_by_itself
+from ctxext.recipes.code.staging import is_of_tokenizer
 from ctxext.recipes.encodings.rotary import model_config, provenance
 from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.system.files import MANIFEST, Progress, as_json, copy_whole
@@ -81,6 +83,11 @@ def adapter_card(base: Checkpoint) -> str:
 
 
 ADAPTER = "adapter"
+_OF_AN_ADAPTER = (
+    *("adapter_config.json", "adapter_model.safetensors", *TRAINED_BESIDE),
+    *("README.md", "tokenizer_config.json", "generation_config.json"),
+)
+"""The files of an adapter that are kept in the result, besides those of a tokenizer."""
 _LEFT_OUT = ("README.md", MANIFEST, "config.json")
 
 
@@ -153,12 +160,12 @@ def merge(
 
 
 def _copy_adapter(adapter: Path, folder: Path) -> None:
-    """Its files; a stranger's folder may hold pipes and links to elsewhere, which are left."""
-    for path in sorted(adapter.rglob("*")):
+    """Copy the files that peft and the tokenizer load; a folder may hold secrets, code, pipes and links besides."""
+    folder.mkdir()
+    for name in (*_OF_AN_ADAPTER, *(path.name for path in adapter.iterdir() if is_of_tokenizer(path.name))):
+        path = adapter / name
         if path.is_file() and not path.is_symlink():
-            target = folder / path.relative_to(adapter)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            copy_whole(path, target)
+            copy_whole(path, folder / name)
 
 
 def tied_embeddings(checkpoint: Checkpoint) -> dict[str, str]:
@@ -226,8 +233,11 @@ def write_merged(
     weights = {
         path.name: rewrite(checkpoint.folder / path, work / path.name, changes, advance) for path in sorted(headers)
     }
+    # What describes the base to other programs holds its old weights, or leads to them.
+    gone = {name for names in left_out(checkpoint.files, checkpoint.config).values() for name in names}
+    gone.update(_LEFT_OUT, other_formats(checkpoint.files))
     for path in checkpoint.files:
-        stays = path.as_posix() in _LEFT_OUT or path.suffix in WEIGHT_SUFFIXES or path.parts[0] == ADAPTER
+        stays = path.as_posix() in gone or path.suffix in WEIGHT_SUFFIXES or path.parts[0] == ADAPTER
         if not (stays or records_training(checkpoint.folder, path.as_posix()) or runs_by_itself(path)):
             (work / path).parent.mkdir(parents=True, exist_ok=True)
             copy_whole(checkpoint.folder / path, work / path)
@@ -235,6 +245,7 @@ def write_merged(
         (work / name).write_text(text, encoding="utf-8")
     noted = {**provenance(checkpoint.config), "finetune": {"version": __version__, **notes}}
     config = {**(_untied(checkpoint) if changes.untied else checkpoint.config), "ctxext": noted}
+    config.pop(VERSIONED, None)
     (work / "config.json").write_text(as_json(config), encoding="utf-8")
     _write_index(work, changes)
     (work / "README.md").write_text(render_card(checkpoint, notes), encoding="utf-8")

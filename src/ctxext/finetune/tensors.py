@@ -18,6 +18,7 @@ import re
 from ctxext.reading.schema import Schema
 from ctxext.reading.schemas import Number, Word, checked, read_json_object
 from ctxext.system.extras import require
+from ctxext.system.files import open_regular
 
 _CANNOT = {
     "target_parameters": "it changes parameters of fused experts",
@@ -113,6 +114,38 @@ _LORA = (
 )
 
 
+TRAINED_BESIDE = ("trainable_params.bin", "non_lora_trainables.bin")
+"""Weights that LongLoRA and LLaVA train whole and save beside an adapter."""
+
+
+def _trained_beside(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of such a file by name; none without one.
+
+    Raises:
+        CtxextError: it is not a regular file of tensors by name.
+    """
+    if not path.is_symlink() and not path.exists():
+        return {}
+    import torch
+
+    try:
+        if path.is_symlink():
+            raise ValueError("it is a link")
+        with open_regular(path) as file:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        if not isinstance(content, dict) or not all(torch.is_tensor(tensor) for tensor in content.values()):
+            raise ValueError("it holds something else")
+    except Exception as error:  # Pickles fail in every way there is.
+        if isinstance(error, CtxextError):
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CtxextError(
+            f'"{path}" holds weights that were trained with the adapter, and cannot be read: {reason}',
+            hint="Save it as a dictionary of tensors by name, or remove it to merge the adapter without them.",
+        ) from error
+    return {str(name): tensor for name, tensor in content.items()}
+
+
 class Changes(Protocol):
     """New values of some tensors."""
 
@@ -153,6 +186,9 @@ class AdapterChanges:
                     owners.setdefault(owner, {})[part] = file.get_tensor(key)
         except SafetensorError as error:
             raise CtxextError(f'"{path}" cannot be read: {str(error).splitlines()[0]}.') from error
+        for name in TRAINED_BESIDE:
+            for key, tensor in _trained_beside(folder / name).items():
+                owners.setdefault(key.removeprefix(_PREFIX), {})["whole"] = tensor
         # Beside the matrices of an embedding peft saves the embedding itself, unchanged.
         owners = {owner: parts for owner, parts in owners.items() if set(parts) != {"base_layer.weight"}}
         self.parts = _known(folder, owners, stored, tied, is_transposed=self.config.is_transposed)

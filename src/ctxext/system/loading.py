@@ -27,7 +27,16 @@ _IMPLEMENTATIONS = frozenset(
 )
 _OF_THE_HUB = frozenset(
     {"_name_or_path", "name_or_path", "_commit_hash", "custom_pipelines", "custom_generate", "trust_remote_code"}
-    | {"use_kernel", "use_kernels", "_use_kernels", "kernel_config", "allow_all_kernels", "gguf_file", "adapter_kwargs"}
+    | {
+        "configuration_files",
+        "use_kernel",
+        "use_kernels",
+        "_use_kernels",
+        "kernel_config",
+        "allow_all_kernels",
+        "gguf_file",
+        "adapter_kwargs",
+    }
 )
 """Keys of a configuration that transformers may follow to code or files elsewhere."""
 

@@ -133,6 +133,11 @@ def _tokenizer_config(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in content.items() if key not in dropped}
 
 
+def is_of_tokenizer(name: str) -> bool:
+    """Return whether a file, by its path in the folder, holds data of a tokenizer."""
+    return bool(_TOKENIZER.match(name))
+
+
 def _linked_files(checkpoint: Checkpoint, config: Mapping[str, Any]) -> list[Path]:
     """Weights and data of the tokenizer, relative to the folder; pickled weights only if there are no others."""
     names = {path.as_posix(): path for path in checkpoint.files}
@@ -146,4 +151,4 @@ def _linked_files(checkpoint: Checkpoint, config: Mapping[str, Any]) -> list[Pat
         weights = {name for name in weights if ".bin" not in name}
     if missing := sorted(weights - {*names}):
         raise CtxextError(f'"{checkpoint.name}" has no file "{missing[0]}", which its configuration or index names.')
-    return [path for name, path in names.items() if name in weights or _TOKENIZER.match(name)]
+    return [path for name, path in names.items() if name in weights or is_of_tokenizer(name)]
