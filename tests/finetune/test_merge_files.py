@@ -318,3 +318,10 @@ def test_convert_names_merge_for_an_adapter(adapter, tmp_path):
     with pytest.raises(CtxextError) as caught:
         open_checkpoint(adapter)
     assert f"ctxext merge BASE {adapter} OUT" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["mm_projector.bin", "embeddings.safetensors", "trainable.pt"])
+def test_weights_beside_an_adapter_that_nobody_knows_are_refused(name, model, adapter, tmp_path):
+    (adapter / name).write_bytes(b"")
+    with pytest.raises(CtxextError, match=f'holds "{name}"'):
+        merge(str(model), adapter, tmp_path / "out")

@@ -40,9 +40,14 @@ def left_out(files: Iterable[Path], config: Mapping[str, Any]) -> dict[str, list
         "some versions of transformers would read them instead of config.json": [
             name for name in names if name in listed - {"config.json"}
         ],
-        "they are the state of the source's training": [name for name in names if _OF_THE_TRAINER.match(name)],
+        "they are the state of the source's training": [name for name in names if is_of_trainer(name)],
     }
     return {reason: found for reason, found in reasons.items() if found}
+
+
+def is_of_trainer(name: str) -> bool:
+    """Return whether a file, by its path in the folder, holds the state of a training."""
+    return bool(_OF_THE_TRAINER.match(name))
 
 
 def other_formats(files: Iterable[Path]) -> list[str]:

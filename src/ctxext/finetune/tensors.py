@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 
-from ctxext.checkpoint.opening import read_safetensors_header
+from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, read_safetensors_header
+from ctxext.checkpoint.other_files import is_of_trainer
 from ctxext.errors import CtxextError
 
 if TYPE_CHECKING:
@@ -118,6 +119,21 @@ TRAINED_BESIDE = ("trainable_params.bin", "non_lora_trainables.bin")
 """Weights that LongLoRA and LLaVA train whole and save beside an adapter."""
 
 
+def _check_beside(folder: Path) -> None:
+    """Refuse weights beside an adapter that would be left out silently.
+
+    Raises:
+        CtxextError: a weight file is neither the adapter's nor known.
+    """
+    known = ("adapter_model.", *TRAINED_BESIDE)
+    for path in sorted(folder.iterdir()):
+        if path.suffix in WEIGHT_SUFFIXES and not path.name.startswith(known) and not is_of_trainer(path.name):
+            raise CtxextError(
+                f'"{folder}" holds "{path.name}", and a merge does not know what these weights change.',
+                hint="Move the file elsewhere to merge the adapter without it.",
+            )
+
+
 def _trained_beside(path: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of such a file by name; none without one.
 
@@ -186,6 +202,7 @@ class AdapterChanges:
                     owners.setdefault(owner, {})[part] = file.get_tensor(key)
         except SafetensorError as error:
             raise CtxextError(f'"{path}" cannot be read: {str(error).splitlines()[0]}.') from error
+        _check_beside(folder)
         for name in TRAINED_BESIDE:
             for key, tensor in _trained_beside(folder / name).items():
                 owners.setdefault(key.removeprefix(_PREFIX), {})["whole"] = tensor
