@@ -118,6 +118,15 @@ URLS = (
     f"--storage=postgresql://host/db?sslpassword={PASSWORD}",
     f"connection failed: host=h password={PASSWORD} user=me",
     f"https://host/x?api_key={PASSWORD}",
+    f"postgresql://host:{PASSWORD}",
+    f"postgresql://host:{PASSWORD}/db",
+    f"postgresql://me:me@host:{PASSWORD}/db",
+    f"postgresql:/me:{PASSWORD}@host/db",
+    f"postgresql:me:{PASSWORD}@host/db",
+    f"//me:{PASSWORD}@host/db",
+    f"me:{PASSWORD}@host/db",
+    f"hf://me:{PASSWORD}@host/x.jsonl",
+    f"s3://me:{PASSWORD}@host/x.jsonl",
 )
 
 
@@ -127,7 +136,21 @@ def test_passwords_of_urls_are_taken_out(text):
     assert "host" in redacted(text)
 
 
-@pytest.mark.parametrize("text", ["https://host:8000/path", "eos_token=<s>", "num_tokens=7", "a://b", "x@y", "C:\\x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://host:8000/path",
+        "file:///C:/x",
+        "at 12:30 by me@host",
+        "http://[::1]:80/x@y",
+        "a://b:80, c",
+        "eos_token=<s>",
+        "num_tokens=7",
+        "a://b",
+        "x@y",
+        "C:\\x",
+    ],
+)
 def test_what_is_no_secret_stays(text):
     assert redacted(text) == text
 

@@ -1,9 +1,12 @@
 """What texts, records and pieces of prompts become, against a plain count of it."""
 
 import contextlib
+import gzip
+import lzma
 import os
 import random
 import re
+import zipfile
 from itertools import accumulate, islice
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from ctxext.data import encoding, prose, records, texts
 from ctxext.data.encoding import Encoder, split_question
 from ctxext.data.prompt import _hide
 from ctxext.data.records import read_records
-from ctxext.data.texts import read_corpus
+from ctxext.data.texts import read_corpus, read_texts
 from ctxext.data.tokenizer import _panics_silenced, failures_in_one_line
 from ctxext.errors import CtxextError
 from hand_made import make_tokenizer
@@ -201,3 +204,83 @@ def test_errors_are_heard_again_after_a_panic_was_silenced():
             if error:
                 raise error
         assert os.path.samestat(os.fstat(2), before)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("", "names no text"),
+        (" ", "names no text"),
+        (",", "names no text"),
+        ("one.txt,", "has an empty name"),
+        (",one.txt", "has an empty name"),
+        (":", 'There is no file ":"'),
+        (":x", 'There is no file ":x"'),
+        ("a b", 'There is no file "a b"'),
+        ("https://me:hunter2@host/x.jsonl", "is a URL"),
+        ("hf://me:hunter2@datasets/x", "is a URL"),
+        ("s3:/key:hunter2@bucket/x", "is a URL"),
+        ("https://host/x.jsonl?token=hunter2", "is a URL"),
+        ("me:hunter2@host", "There is no file"),
+        ("one.txt,https://me:hunter2@host/x.jsonl", "is a URL"),
+    ],
+)
+def test_data_that_name_nothing_are_refused_without_their_secrets(data, message, run, tmp_path, monkeypatch):
+    """Issue: an empty name was the current folder, ":" an internal error, and a password was in report.json."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.txt").write_text("Text. " * 2000)
+    commands = (
+        ("eval", "demo", "--data", data, "--out", "report"),
+        ("eval", "demo", "--data", data, "--task", "passkey", "--out", "report"),
+        ("compare", "demo", "--target-length", "2k", "--data", data),
+        ("search", "demo", "best.yaml", "--target-length", "2k", "--data", data),
+        ("finetune", "demo", "out", "--data", data, "--dry-run"),
+        ("finetune", "demo", "out", "--data", "one.txt", "--eval-data", data, "--dry-run"),
+    )
+    for command in commands:
+        if command[0] != "eval" and "," in data:
+            continue
+        result = run(*command)
+        assert isinstance(result.exception, CtxextError), (command, result.exception, result.output)
+        assert message in result.exception.message, command
+        assert "hunter2" not in result.output + str(result.exception) + result.exception.hint
+    assert [path.name for path in tmp_path.iterdir()] == ["one.txt"]
+
+
+RECORDS = '{"text": "one"}\n{"text": "two"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("x.jsonl.zip", 'packed as ".zip"'),
+        ("x.zip", 'packed as ".zip"'),
+        ("x.json.lz4", 'packed as ".lz4"'),
+        ("x.jsonl.lzma", 'packed as ".lzma"'),
+        ("x.csv.tar", 'packed as ".tar"'),
+        ("x.tar.gz", 'packed as ".tar"'),
+        ("x.tgz", 'packed as ".tgz"'),
+        ("x.jsonl.bak", 'not in ".jsonl"'),
+        ("x.jsonl.1", 'not in ".jsonl"'),
+        ("x.parquet.part", 'not in ".parquet"'),
+        ("records", "holds JSON lines"),
+        ("records.data", "holds JSON lines"),
+    ],
+)
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_records_are_never_read_as_one_text(name, message, is_folder, tmp_path):
+    """Issue: `x.jsonl.zip` was trained on as one text of raw JSON."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = folder / name
+    if name.endswith(".zip"):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.jsonl", RECORDS)
+    elif name.endswith(".lzma"):
+        path.write_bytes(lzma.compress(RECORDS.encode(), lzma.FORMAT_ALONE))
+    elif name.endswith("gz"):
+        path.write_bytes(gzip.compress(RECORDS.encode()))
+    else:
+        path.write_text(RECORDS)
+    with pytest.raises(CtxextError, match=re.escape(message)):
+        list(read_texts(str(folder if is_folder else path)))

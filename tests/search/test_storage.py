@@ -59,7 +59,7 @@ def test_a_password_that_was_shown_is_taken_out_of_what_the_driver_says(monkeypa
         ("absent/study.log", "There is no folder"),
         (
             "postgresql://me:secretsecret@host:PORT/db",
-            'best in postgresql://..." cannot be used: ValueError',
+            '--storage "postgresql:/..." is not the URL of a database',
         ),
     ],
 )
@@ -143,3 +143,24 @@ def test_a_study_that_several_write_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(optuna.storages, "RDBStorage", lambda url, **named: opened.append((url, named)))
     StudyPlace(path=tmp_path / "best.db").open()
     assert opened == [(f"sqlite:///{tmp_path / 'best.db'}", {"engine_kwargs": {"connect_args": {"timeout": 60}}})]
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        "postgresql://u:hunter2",
+        "postgresql://u:hunter2/db",
+        "postgresql://u:p@host:hunter2/db",
+        "postgresql:/u:hunter2@host/db",
+        "postgresql:u:hunter2@host/db",
+        "mysql+pymysql:/u:hunter2@host/db",
+        "postgresql+psycopg2://u:a/hunter2@[host/db",
+    ],
+)
+def test_a_storage_that_is_no_url_shows_no_secret(storage, run, source, tmp_path, monkeypatch):
+    """A password without a host, or in the place of the port, was shown."""
+    monkeypatch.chdir(tmp_path)
+    result = run("search", source, "best.yaml", *WORDS, "--storage", storage)
+    assert isinstance(result.exception, CtxextError), result.exception
+    assert "hunter2" not in result.output + result.exception.message + result.exception.hint
+    assert not list(tmp_path.iterdir())

@@ -398,7 +398,11 @@ def finetune(
     training = built(TrainingOptions, options)
     questions = _questions(evaluate, model, training, revision=revision, token=token) if evaluate else None
     chosen = TrainingData(tuple(data or ()), record_format, text_field, split, skip_bad_rows, long_share)
-    held_out = dataclasses.replace(chosen, words=(eval_data,), split=None, long_share=None) if eval_data else None
+    held_out = (
+        dataclasses.replace(chosen, words=(eval_data,), split=None, long_share=None) if eval_data is not None else None
+    )
+    if held_out is not None:
+        held_out.reader(training)  # Refuses what cannot be read, in a dry run too.
     if to:
         given = {"revision": revision, "token": token, "original_length": training.original_length}
         beside = {"--eval-data": eval_data, "--eval": evaluate}

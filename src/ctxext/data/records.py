@@ -1,8 +1,10 @@
 """Reading records of files, folders and data sets, each with its place for error messages."""
 
+import contextlib
 import csv
 import io
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any, TextIO
 from ctxext.errors import CtxextError
 from ctxext.reading.strict import check_characters
 from ctxext.system.extras import require
+from ctxext.system.tokens import redacted
 
 Record = Mapping[str, Any]
 FIELD = "text"
@@ -23,7 +26,25 @@ _MOST_TEXT = 1 << 32
 """The most characters of a text, or of an array of records, which are read at once."""
 _MOST_LINE = 1 << 26
 """The most characters of a line: for each, its record takes up to 24 bytes of memory, and its tokens up to 40."""
-_ID_PARTS = 2
+_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.+ -]+)?")
+"""The id of a data set with its configuration."""
+_ARCHIVES = (
+    ".zip",
+    ".tar",
+    ".tgz",
+    ".tbz2",
+    ".txz",
+    ".7z",
+    ".rar",
+    ".lz4",
+    ".lzma",
+    ".br",
+    ".snappy",
+    ".lz",
+    ".z",
+    ".zstd",
+)
+"""Archives and compressions that are not read; some would be unpacked and read as one text."""
 
 
 def read_records(
@@ -39,6 +60,7 @@ def read_records(
     Raises:
         CtxextError: It cannot be read, or has no such split; a broken line is named by its number.
     """
+    check_place(data)
     path = Path(data)
     if path.is_file():
         yield from _read_file(path)
@@ -85,7 +107,6 @@ def open_data_set(data: str, splits: Sequence[str]) -> Any:
         CtxextError: It cannot be reached or has no such split, or the name is that of a missing file, or the
             datasets library is not installed.
     """
-    check_place(data)
     require("datasets", f'"{data}" is not a file; reading it as a data set of the Hub')
     import datasets
     from datasets.exceptions import DatasetsError
@@ -102,18 +123,49 @@ def open_data_set(data: str, splits: Sequence[str]) -> Any:
 
 
 def check_place(data: str) -> None:
-    """Refuse the path of a missing file: requests to the Hub for it would take a minute of retries.
+    """Refuse what is neither a file, a folder nor the id of a data set, before the Hub is asked for it.
 
     Raises:
-        CtxextError: The file is missing, or is a pipe, a device or a socket.
+        CtxextError: The place is empty or a URL, the file is missing, of a kind that is not read, a pipe or a device.
     """
+    if not data.strip():  # An empty path is the folder that the command runs in.
+        raise CtxextError("--data names no text.", hint="Name a text, JSON lines or parquet file, or leave it out.")
     path = Path(data)
+    if path.is_file():
+        _check_kind(path)
+    if not path.exists() and re.match(r"[A-Za-z][\w+.-]*:/", data):
+        raise CtxextError(
+            f'"{redacted(data)}" is a URL, and --data reads files, folders and data sets of the Hub.',
+            hint="Download it and name the file.",
+        )
     if path.exists() and not path.is_file() and not path.is_dir():
         raise CtxextError(f'"{data}" is neither a file nor a folder.', hint="Put a copy of its content in its place.")
     name = data.partition(":")[0]
-    is_name = kind_of(Path(name)) in (*_READERS, ".txt", ".md") or name.startswith((".", "/", "~"))
-    if not Path(data).exists() and (is_name or name.count("/") >= _ID_PARTS):
-        raise CtxextError(f'There is no file "{data}".', hint="Check its path; data sets are named NAME or USER/NAME.")
+    is_name = kind_of(Path(name)) in (*_READERS, *_TEXTS) or name.startswith((".", "/", "~"))
+    if not path.exists() and (is_name or not _ID.fullmatch(data)):
+        raise CtxextError(
+            f'There is no file "{redacted(data)}".', hint="Check its path; data sets are named NAME or USER/NAME."
+        )
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse a file that would be read as one text although its name says otherwise.
+
+    Raises:
+        CtxextError: It is an archive, or holds records under another name.
+    """
+    kind = kind_of(path)
+    if kind in _ARCHIVES:
+        raise CtxextError(f'"{path}" is packed as "{kind}", which is not read.', hint=f"Unpack it, or use {_READ}.")
+    records = next((suffix for suffix in map(str.lower, path.suffixes) if suffix in _READERS), None)
+    if records and kind not in (*_READERS, *_TEXTS):
+        raise CtxextError(
+            f'"{path}" may hold records, but its name ends in "{kind}", not in "{records}".', hint="Rename the file."
+        )
+
+
+_READ = ", ".join(_COMPRESSED)
+_TEXTS = (".txt", ".md")
 
 
 def is_plain_text(data: str) -> bool:
@@ -141,6 +193,7 @@ def kind_of(path: Path) -> str:
 
 
 def _read_file(path: Path) -> Iterator[tuple[str, Record]]:
+    _check_kind(path)
     reader = _READERS.get(kind_of(path), _read_text)
     try:
         yield from reader(path)
@@ -165,7 +218,12 @@ def _open(path: Path) -> TextIO:
 
 def _read_text(path: Path) -> Iterator[tuple[str, Record]]:
     with _open(path) as file:
-        yield f'"{path}"', {FIELD: io.IncrementalNewlineDecoder(None, translate=True).decode(_rest(file, path))}
+        text = io.IncrementalNewlineDecoder(None, translate=True).decode(_rest(file, path))
+    if kind_of(path) not in _TEXTS and text.startswith("{"):
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(json.loads(text.partition("\n")[0]), dict):
+                raise CtxextError(f'"{path}" holds JSON lines, but its name does not.', hint="Name it NAME.jsonl.")
+    yield f'"{path}"', {FIELD: text}
 
 
 def _rest(file: TextIO, path: Path) -> str:

@@ -11,6 +11,7 @@ from ctxext.data import prose
 from ctxext.data.encoding import Encoder, no_tokens
 from ctxext.data.records import FIELD, is_plain_text, read_records
 from ctxext.errors import CtxextError
+from ctxext.system.tokens import redacted
 
 _CHARACTERS_PER_TOKEN = 16
 _MAX_READ = 100_000
@@ -24,12 +25,15 @@ def kinds_of_text(data: str | None) -> dict[str, str | None]:
     name.
 
     Raises:
-        CtxextError: There is none, or two have the same name.
+        CtxextError: One is empty or cannot be read, or two have the same name.
     """
-    places = [place.strip() for place in (data or "").split(",") if place.strip()]
-    if data is not None and not places:  # An empty path is the folder that the command runs in.
-        raise CtxextError("--data names no text.", hint="Name a text, JSON lines or parquet file, or leave it out.")
-    if data is None or len(places) < 2 or Path(data).exists():
+    if data is None:
+        return {"": None}
+    places = [place.strip() for place in data.split(",")]
+    if not all(places) and not (data.strip() and Path(data).exists()):
+        what = f'"{redacted(data)}" has an empty name' if any(places) else "--data names no text"
+        raise CtxextError(f"{what}.", hint="Name a text, JSON lines or parquet file, or leave it out.")
+    if len(places) < 2 or Path(data).exists():
         return {"": data}
     kinds: dict[str, str | None] = {}
     for place in places:

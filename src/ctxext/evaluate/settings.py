@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.data.prose import read_haystack
+from ctxext.data.records import check_place
 from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
@@ -101,7 +102,9 @@ class Settings:
                 'The task "longppl" needs a model that finds the tokens to ask.',
                 hint="Name one that is good at the longest length: --evaluator MODEL.",
             )
-        kinds_of_text(self.data)
+        for place in kinds_of_text(self.data).values():
+            if place is not None:
+                check_place(place)
         for name, flag in (("tasks", "--task"), ("depths", "--depths")):
             if not getattr(self, name):
                 raise CtxextError(f"There are no {name}.", hint=f"Name at least one with {flag}.")

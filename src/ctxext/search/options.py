@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ctxext.data.records import check_place
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import even_depths
 from ctxext.options import check_numbers, option, with_documented_options
@@ -65,6 +66,8 @@ class SearchOptions:
     def __post_init__(self) -> None:
         read_lengths(self)
         check_numbers(self)
+        if self.data is not None:
+            check_place(self.data)
         least = {"target_length": 1, "trials": 1, "samples": 1, "num_depths": 1, "checked": 2}
         for name, smallest in least.items():
             value = getattr(self, name)

@@ -1,6 +1,7 @@
 """The storage of a study: a SQLite file, or a database or journal that machines share, through optuna's storages."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 _FILE_NAME = "ctxext"
+_SCHEME = re.compile(r"((?:[A-Za-z][\w+.-]+:/|(?:postgresql|mysql|mariadb|mssql|oracle|sqlite)[\w+]*:))")
 
 
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError)
@@ -32,6 +34,10 @@ class StudyPlace:
     name: str = _FILE_NAME
     path: Path | None = None
     storage: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.storage is not None:
+            check_storage(self.storage)
 
     def __str__(self) -> str:
         return str(self.path) if self.path else f"{self.name} in {shown_storage(self.storage or '')}"
@@ -132,7 +138,30 @@ def shown_storage(storage: str) -> str:
 
     try:
         url = make_url(storage)
-    except (ArgumentError, ValueError):  # A port that is no number.
+    except (ArgumentError, ValueError):  # A port that is no number, which may be a password.
         return storage.split("://", 1)[0] + "://..."
     remember(url.password)
     return redacted(url.render_as_string(hide_password=True))
+
+
+def check_storage(storage: str) -> None:
+    """Refuse what is neither the URL of a database nor the path of a journal; the message shows no part of it.
+
+    Raises:
+        CtxextError: it is like a URL, and is none.
+    """
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    scheme = _SCHEME.match(storage)
+    if scheme is None:
+        return
+    try:
+        if "://" in storage and make_url(storage):
+            return
+    except (ArgumentError, ValueError):
+        pass
+    raise CtxextError(
+        f'--storage "{scheme[1]}..." is not the URL of a database.',
+        hint="Write it as postgresql+psycopg2://USER:PASSWORD@HOST:PORT/NAME.",
+    ) from None

@@ -9,8 +9,13 @@ from ctxext.errors import CtxextError
 LOG_IN = "hf auth login, or --token with one that may write"
 _LOOKS_LIKE_ONE = re.compile(r"((?<![A-Za-z0-9]_)hf_|hf_(?=[A-Za-z0-9]{20})|api_org_|Bearer\s+)[^\s'\"\\)]+")
 """Names hold "hf" as a word of theirs: convert_hf_to_gguf.py. A token has 34 letters and digits behind it."""
-_OF_A_URL = re.compile(r"([A-Za-z][\w+.\-]*://[^\s/:@'\"]*):([^\s'\"]+)@")
-"""The password before the host: up to the last @, as a password may hold / and @ itself."""
+_OF_A_URL = re.compile(r"((?:[A-Za-z][\w+.\-]*:/{0,3}|(?<![^\s'\"(])/{0,2})[^\s/:@'\"\[]*):([^\s'\"]+)@")
+"""The password before the host: up to the last @, as a password may hold / and @ itself; slashes may be missing."""
+
+_PORT = r"(?!\d{1,5}(?![^\s/?#'\",;)\]}]))[^\s/?#'\"]+"
+_WITHOUT_HOST = re.compile(rf"([A-Za-z][\w+.\-]+:/+[^\s/:@'\"\[]+):(?!…){_PORT}")
+_BEHIND_HOST = re.compile(rf"(:…@[\w.\-]*):{_PORT}")
+"""What is no port in the place of one: a password whose host is missing, or that was put behind the host."""
 
 _NAMED = re.compile(
     r"(?i)(?<![\w-])((?:--)?[\w-]*(?:password|passwd|passphrase|pwd|secret|api[_-]?key|access[_-]?key)|"
@@ -64,8 +69,11 @@ def redacted(text: str) -> str:
     """A text without anything that is, or looks like, a token or the password of a URL."""
     for secret in sorted(_given, key=len, reverse=True):
         text = text.replace(secret, "…")
-    if "://" in text:
-        text = _OF_A_URL.sub(r"\1:…@", text)
+    if ":" in text:
+        if "@" in text:
+            text = _BEHIND_HOST.sub(r"\1:…", _OF_A_URL.sub(r"\1:…@", text))
+        if ":/" in text:
+            text = _WITHOUT_HOST.sub(r"\1:…", text)
     if "=" in text:
         text = _NAMED.sub(r"\1=…", text)
     return _LOOKS_LIKE_ONE.sub(r"\1…", text)
