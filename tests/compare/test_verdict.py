@@ -36,21 +36,24 @@ def documents(model, beyond, inside=1.0):
     return lines + [document(model, "short", n, beyond, inside + extra) for n, extra in enumerate(noise)]
 
 
-def judged(records, names=("yarn", "dca"), refused=(), samples=TEXTS, reach=TARGET):
+def judged(records, names=("yarn", "dca"), refused=(), samples=TEXTS, reach=TARGET, lengths=(TARGET,), serving=None):
     """The comparison that records make."""
     settings = Settings(tasks=("needle", "perplexity", "short"), samples=samples, depths=(0.0, 1.0))
     common = {"recipe": {"steps": []}, "trained_length": TRAINED, "kind": "causal", "context_length": TARGET}
     models = [{"name": name, "summary": name, "source": "stock", **common} for name in ("stock", *names)]
     models[0] |= {"source": None, "recipe": None}
     header = {"settings": settings.to_dict(), "loading": {}, "models": models, "versions": {}}
-    candidates = [Candidate(name, ("--method", name), plan=SimpleNamespace(serving=[EXACT])) for name in names]
+    served = serving or {}
+    candidates = [
+        Candidate(name, ("--method", name), plan=SimpleNamespace(serving=served.get(name, [EXACT]))) for name in names
+    ]
     candidates += [Candidate(name, ("--method", name), refusal="it has no rope.") for name in refused]
     task = SimpleNamespace(name="needle", has_depths=True)
     plans = [
         SimpleNamespace(
             info=SimpleNamespace(name=name, checkpoint=SimpleNamespace(config={})),
             tasks=(task,),
-            lengths=(reach,) if name == "stock" else (TARGET,),
+            lengths=tuple(length for length in {*lengths, reach} if length <= reach) if name == "stock" else lengths,
             settings=settings,
             documents=(),
             num_samples=2 * samples,
@@ -71,9 +74,95 @@ def test_the_one_that_finds_surely_more_is_taken():
     assert 0 < yarn["against"]["low"] < yarn["against"]["difference"] == 0.5 < yarn["against"]["high"]
     assert yarn["time"] == 1.5
     assert (pi["refused"], pi["convert"]) == ("it has no rope.", ["--method", "pi"])
-    assert "Take dca: it finds 100 % (83–100) of what was asked, where stock finds 0 % (0–17)" in content["verdict"]
+    taken = "Take dca: it finds 100 % (83–100) of what was asked beyond 512 tokens, where stock finds 0 % (0–17)"
+    assert taken in content["verdict"]
     assert "runs in vLLM" in content["verdict"]
     assert "yarn" not in content["verdict"], "it is surely behind"
+
+
+def test_lengths_at_which_nothing_fails_do_not_hide_a_difference():
+    """As on the demo: at 512 and 1024 tokens nothing fails, at 2048 ntk finds half."""
+    fillers = ("m3", "m4", "m5", "m6", "m7")
+    names, lengths = ("ntk", "self-extend", *fillers), (TRAINED, 2 * TRAINED, TARGET)
+    shares = {"stock": (1.0, 0.5, 0.0), "ntk": (1.0, 1.0, 0.5), "self-extend": (1.0, 1.0, 1.0)}
+    shares |= dict.fromkeys(fillers, (1.0, 0.5, 0.0))
+    records = [
+        line
+        for name, of_model in shares.items()
+        for length, share in zip(lengths, of_model, strict=True)
+        for line in cells(name, share, length)
+    ]
+    losses = documents("stock", 5.0) + documents("ntk", 2.0) + documents("self-extend", 2.0, inside=1.01)
+    content = judged(records + losses, names, lengths=lengths)
+    assert content["taken"] == "self-extend"
+    assert "ntk" not in content["verdict"], "it is surely behind, though cheaper inside"
+    assert "finds 100 % (92–100) of what was asked beyond 512 tokens, where stock finds 25 %" in content["verdict"]
+
+
+def test_what_is_found_within_the_original_length_decides_nothing_where_more_was_planned():
+    lengths = (TRAINED, TARGET)
+    content = judged(
+        cells("stock", 0.0, TRAINED) + cells("yarn", 1.0, TRAINED) + cells("stock", 0.5) + cells("yarn", 0.5),
+        ("yarn",),
+        lengths=lengths,
+    )
+    assert content["taken"] is None
+    unreached = judged(cells("stock", 0.0, TRAINED) + cells("yarn", 1.0, TRAINED), ("yarn",), lengths=lengths)
+    assert unreached["taken"] is None
+    assert unreached["verdict"].startswith("Nothing was measured of any method beyond 512 tokens.")
+    only_inside = judged(
+        cells("stock", 0.0, TRAINED) + cells("yarn", 1.0, TRAINED), ("yarn",), lengths=(TRAINED,), reach=TRAINED
+    )
+    assert only_inside["taken"] == "yarn", "nothing else was asked"
+
+
+def test_the_one_that_finds_the_most_beyond_is_taken_whatever_it_finds_within():
+    lengths = (TRAINED, TARGET)
+    records = [cells(name, share, TRAINED) for name, share in (("stock", 1.0), ("yarn", 0.0), ("dca", 1.0))]
+    records += [cells(name, share) for name, share in (("stock", 0.0), ("yarn", 1.0), ("dca", 0.5))]
+    assert judged([line for of in records for line in of], lengths=lengths)["taken"] == "yarn"
+
+
+def test_a_lower_loss_does_not_make_the_one_that_finds_less_as_good():
+    """Neither finds surely more than stock; one finds surely less than the other."""
+    found = cells("stock", 0.5) + cells("yarn", 0.7) + cells("dca", 0.3)
+    losses = documents("stock", 5.0) + documents("yarn", 2.0, inside=1.02) + documents("dca", 2.0)
+    content = judged(found + losses)
+    assert content["taken"] == "yarn"
+    assert "dca" not in content["verdict"]
+
+
+def test_equal_is_decided_at_the_corrected_confidence():
+    """At 95 % a difference in 5 texts of 12 is significant; with seven methods it is not."""
+    names = ("yarn", "dca", "m3", "m4", "m5", "m6", "m7")
+    records = cells("stock", 0.0) + cells("yarn", 1.0) + cells("dca", 7 / 12)
+    losses = documents("stock", 5.0) + documents("yarn", 2.0, inside=1.05) + documents("dca", 2.0)
+    few = judged(records + losses)
+    many = judged(records + losses + [line for name in names[2:] for line in cells(name, 0.0)], names)
+    assert few["taken"] == "yarn"
+    assert many["taken"] == "dca", "the cheaper one, which is not surely worse any more"
+
+
+def test_equal_in_the_loss_is_decided_at_the_corrected_confidence():
+    extra = (0.002, 0.004, 0.006, 0.008)
+    names = ("yarn", "dca", "m3", "m4", "m5", "m6", "m7")
+    records = documents("stock", 5.0) + documents("yarn", 2.0, inside=1.05)
+    records += [document("dca", "perplexity", n, 2.0 + 0.01 * n + more, 1.0) for n, more in enumerate(extra)]
+    records += [document("dca", "short", n, 2.0, 1.0 + 0.01 * n) for n in range(4)]
+    few = judged(records)
+    many = judged(records + [line for name in names[2:] for line in documents(name, 5.0)], names)
+    assert (few["taken"], many["taken"]) == ("yarn", "dca")
+
+
+def test_of_equal_methods_the_one_that_runs_in_more_engines_is_taken():
+    other = SimpleNamespace(to_dict=lambda: {"engine": "MLX", "status": "exact", "arguments": "", "remark": ""})
+    untried = SimpleNamespace(to_dict=lambda: {"engine": "SGLang", "status": "untried", "arguments": "", "remark": ""})
+    records = cells("stock", 0.0) + cells("yarn", 1.0) + cells("dca", 1.0)
+    losses = documents("stock", 5.0) + documents("yarn", 2.0) + documents("dca", 2.0)
+    for more, fewer in (("yarn", "dca"), ("dca", "yarn")):
+        serving = {more: [EXACT, other], fewer: [EXACT, untried, untried]}
+        assert judged(records, serving=serving)["taken"] == more
+        assert judged(losses, serving=serving)["taken"] == more
 
 
 def test_of_two_that_find_as_much_the_cheaper_is_taken():

@@ -50,17 +50,26 @@ class Measured:
         losses: The mean loss per token beyond the original context length, by kind of text and document.
         seconds: How long each record took.
         peak: The most memory that was in use, in bytes; None if that cannot be known here.
+        beyond: The planned prompt lengths beyond the original context length.
     """
 
     answers: Mapping[_Text, Mapping[tuple[float | None, int], float]]
     losses: Mapping[tuple[str, int], float]
     seconds: Mapping[tuple[Any, ...], float]
     peak: int | None
+    beyond: frozenset[int] = frozenset()
 
     def finds_more(self, other: "Measured", confidence: float = 0.95) -> Difference | None:
-        """The difference in the share found, paired by question; questions about one text are not independent."""
+        """Return the difference in the share found, paired by question; questions about one text are not independent.
+
+        Only lengths beyond the original one count if both models were to be asked there, and none at which both answer
+        every question: those say nothing of which is better, and dilute the others.
+        """
+        beyond, shared = self.beyond & other.beyond, self.answers.keys() & other.answers.keys()
+        shared = {text for text in shared if not beyond or text[1] in beyond}
+        wrong = {text[1] for text in shared for one in (self, other) if min(one.answers[text].values()) < 1}
         texts = []
-        for text in sorted(self.answers.keys() & other.answers.keys()):
+        for text in sorted(text for text in shared if not wrong or text[1] in wrong):
             mine, theirs = self.answers[text], other.answers[text]
             if differences := [mine[question] - theirs[question] for question in mine.keys() & theirs.keys()]:
                 texts.append(differences)
@@ -117,8 +126,14 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def measured(records: Sequence[Record], trained_length: int | None) -> Measured:
-    """What the records of one model say."""
+def measured(records: Sequence[Record], trained_length: int | None, lengths: Sequence[int] = ()) -> Measured:
+    """Return what the records of one model say.
+
+    Args:
+        records: The records.
+        trained_length: The original context length, if known.
+        lengths: The planned prompt lengths.
+    """
     answers: dict[_Text, dict[tuple[float | None, int], float]] = {}
     losses, seconds, peaks = dict[tuple[str, int], float](), dict[tuple[Any, ...], float](), []
     for record in records:
@@ -138,7 +153,8 @@ def measured(records: Sequence[Record], trained_length: int | None) -> Measured:
         ]
         if count := sum(pair[1] for pair in beyond):
             losses[record.get("text", ""), samples[0]] = math.fsum(pair[0] for pair in beyond) / count
-    return Measured(answers, losses, seconds, max(peaks, default=None))
+    far = frozenset(length for length in lengths if trained_length and length > trained_length)
+    return Measured(answers, losses, seconds, max(peaks, default=None), far)
 
 
 def comparison(
@@ -154,7 +170,11 @@ def comparison(
     """
     by_name = {model["name"]: model for model in report["models"]}
     trained = by_name[STOCK]["trained_length"]
-    figures = {name: measured([r for r in records if r.get("model") == name], trained) for name in by_name}
+    lengths = {entry.info.name: entry.lengths for entry in plans}
+    figures = {
+        name: measured([record for record in records if record.get("model") == name], trained, lengths.get(name, ()))
+        for name in by_name
+    }
     stock = figures[STOCK]
     confidence = together(len(figures) - 1)
     asked = {candidate.name: figures[candidate.name] for candidate in candidates if candidate.name in figures}
@@ -167,7 +187,9 @@ def comparison(
             row |= _row(by_name[candidate.name], figures[candidate.name], stock, against[candidate.name])
             row["serving"] = [served.to_dict() for served in candidate.plan.serving]
         rows.append(row)
-    taken, nearest, sentence = _choice({row["name"]: row for row in rows}, against, asked, trained, confidence)
+    shares = {name: _share(model["cells"], trained if stock.beyond else None) for name, model in by_name.items()}
+    by_row = {row["name"]: row for row in rows}
+    taken, nearest, sentence = _choice(by_row, shares, against, asked, stock, trained, confidence)
     missing = [*_beyond_stock(plans), *_not_reached(plans, figures)]
     if any("none" in sentence for sentence in missing) and (minutes := _minutes_of_a_round(plans, records)):
         missing.append(
@@ -213,8 +235,10 @@ def _row(
 
 def _choice(
     rows: Mapping[str, Mapping[str, Any]],
+    shares: Mapping[str, str],
     against: Mapping[str, Against],
     asked: Mapping[str, Measured],
+    stock: Measured,
     trained_length: int | None,
     confidence: float,
 ) -> tuple[str | None, str | None, str]:
@@ -232,11 +256,12 @@ def _choice(
         return min(names, key=price)
 
     if sure := [name for name, gain in found.items() if gain.low > 0]:
-        best = max(sure, key=lambda name: found[name].mean)
+        best = _best_of({name: asked[name] for name in sure})
         apart = {name: asked[best].finds_more(asked[name], confidence) for name in sure}
         alike = [name for name, gain in apart.items() if name == best or gain is None or gain.low <= 0]
         taken = cheapest(alike)
-        more = f"finds {_share(rows[taken])} of what was asked, where stock finds {_share(rows[STOCK])}"
+        where = f" beyond {trained_length} tokens" if stock.beyond else ""
+        more = f"finds {shares[taken]} of what was asked{where}, where stock finds {shares[STOCK]}"
         return taken, taken, _sentence(taken, more, alike, rows, trained_length)
     # Where documents differ by the same, an interval may lie below 0 by less than anyone would show.
     lower = [
@@ -247,11 +272,16 @@ def _choice(
     if lower:
         best = min(lower, key=lambda name: losses[name].mean)
         behind = {name: asked[name].loses_more(asked[best], confidence) for name in lower}
-        alike = [name for name, loss in behind.items() if name == best or loss is None or loss.low <= 0]
+        fewer = {name: asked[best].finds_more(asked[name], confidence) for name in lower}
+        alike = [
+            name
+            for name in lower
+            if name == best or not any(worse and worse.low > 0 for worse in (behind[name], fewer[name]))
+        ]
         taken, drop = cheapest(alike), losses[cheapest(alike)]
         more = f"reads on beyond {trained_length} tokens with {_signed(drop)} nats per token against stock"
         if found:
-            more += f" ({_share(rows[taken])} found, stock {_share(rows[STOCK])}: not apart)"
+            more += f" ({shares[taken]} found, stock {shares[STOCK]}: not apart)"
         return taken, taken, _sentence(taken, more, alike, rows, trained_length)
     if found:
         nearest = max(found, key=lambda name: found[name].mean)
@@ -265,7 +295,8 @@ def _choice(
             f"nearest comes {nearest}, with {_signed(losses[nearest])} nats per token beyond {trained_length} tokens"
         )
     else:
-        return None, None, "Nothing was measured of any method."
+        measured_inside = any(mine.answers for mine in asked.values())
+        return None, None, f"Nothing was measured of any method{measured_inside * f' beyond {trained_length} tokens'}."
     return None, nearest, f"Nothing is better than stock beyond doubt: {sentence}."
 
 
@@ -298,9 +329,18 @@ def _engines(row: Mapping[str, Any]) -> list[str]:
     return [served["engine"] for served in row.get("serving") or () if served["status"] in (EXACT, PARTLY)]
 
 
-def _share(row: Mapping[str, Any]) -> str:
-    found = row["found"]
-    return f"{percent(found['share'])} % ({percent(found['low'])}–{percent(found['high'])})"
+def _best_of(asked: Mapping[str, Measured]) -> str:
+    """Return the model that finds the most of what all were asked at the lengths that decide."""
+    texts = set.intersection(*({*mine.answers} for mine in asked.values()))
+    beyond = frozenset.intersection(*(mine.beyond for mine in asked.values()))
+    texts = {text for text in texts if not beyond or text[1] in beyond}
+    return max(asked, key=lambda name: math.fsum(sum(asked[name].answers[text].values()) for text in texts))
+
+
+def _share(cells: Sequence[dict[str, Any]], trained_length: int | None) -> str:
+    """Return the share found, of the questions beyond a length if there is one, in words."""
+    share, low, high = pooled([cell for cell in cells if not trained_length or cell["length"] > trained_length])
+    return f"{percent(share)} % ({percent(low)}–{percent(high)})"
 
 
 def _signed(difference: Difference, decimals: int = 3) -> str:
