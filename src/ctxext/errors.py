@@ -13,3 +13,7 @@ class CtxextError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+class NothingMeasuredError(CtxextError):
+    """A search or a comparison that measured nothing, mostly as the time was too short."""

@@ -180,6 +180,7 @@ def test_compare(arrived):
     options = {**WHAT_IS_ASKED, "target_length": 65536, "methods": ("yarn", "dca", "mine.yaml")}
     assert named.pop("options") == CompareOptions(**options)
     assert callable(named.pop("progress"))
+    assert callable(named.pop("tell"))
     loading = Loading("cpu", "bf16", "eager", False, True, "v1", TOKEN)
     assert named == {"loading": loading, "out": Path("there"), "resume": True, "overwrite": True}
     _, named = arrived(("compare", "one", "--target-length", "1k", "--minutes", "7"), "ctxext.compare.run.compare")

@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from rich.progress import Progress
 
-from ctxext.cli.output import Output, print_error
+from ctxext.cli.output import Output, print_error, time_left_column
 from ctxext.errors import CtxextError
 from small_llama import read_json
 
@@ -49,6 +50,30 @@ def test_configurations_cannot_talk_to_the_terminal(run, llama, tmp_path):
     for words in (["inspect", llama], ["convert", llama, tmp_path / "[/o]", "-m", "pi", "--factor", 2, "--dry-run"]):
         result = run(*words)
         assert "\x1b" not in result.stdout + result.stderr
+
+
+def test_every_stage_shows_a_line_where_it_begins(capsys):
+    with Output().progress("converting") as advance:
+        for label, done in (("one", 0), ("one", 1), ("one", 3), ("two", 0), ("two", 0), ("three", 0)):
+            advance(label, done, 3)
+    assert capsys.readouterr().err.splitlines() == [
+        "converting one 0 %",
+        "converting one 30 %",
+        "converting one 100 %",
+        "converting two 0 %",
+        "converting three 0 %",
+    ]
+
+
+@pytest.mark.parametrize("label", ["stock needle 512 (42 s left)", "step 3 / 9 · 1 min 05 s left"])
+def test_a_progress_bar_shows_one_time(label):
+    """Its own estimate is left out if the label specifies one."""
+    with Progress(time_left_column()) as bar:
+        bar.add_task("evaluating", total=4)
+        column, task = bar.columns[0], bar.tasks[0]
+        assert column.render(task).plain == "-:--:--"
+        task.description = f"evaluating {label}"
+        assert column.render(task).plain == ""
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -13,14 +13,17 @@ import tiny_encodings
 from aligned import aligned
 from ctxext import NtkAlibi, Range, Recipe, Table, Yarn, compare, convert, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.compare import estimate
 from ctxext.compare import run as compare_run
 from ctxext.compare.candidates import STOCK
 from ctxext.compare.options import CompareOptions
-from ctxext.errors import CtxextError
+from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate import Settings
+from ctxext.evaluate import model as evaluate_model
 from ctxext.evaluate import run as evaluate_run
 from ctxext.evaluate.model import LoadedModel, Loading
 from ctxext.evaluate.run import Pace
+from ctxext.evaluate.tasks.base import Key
 from ctxext.evaluate.workbench import Workbench
 from ctxext.recipes.recipe import recipe_from_dict
 
@@ -131,6 +134,68 @@ def test_when_the_time_is_up_all_were_asked_the_same_and_the_rest_is_said(tiny, 
     assert any("passkey: of 4 questions a depth the time reached" in sentence for sentence in reached)
     first = [given[0].name for given in rounds[:3]]
     assert sorted(first) == sorted([STOCK, "yarn", "self-extend"]), "each is asked before any is asked more"
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """A clock that only reading moves: by some seconds for each token that the unmodified model reads."""
+    now, pace = [0.0], [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0])
+    for module in (compare_run, estimate, evaluate_run):
+        monkeypatch.setattr(module, "time", clock)
+    load = evaluate_model.load_model
+
+    def load_slow(*given):
+        def count(_model, _arguments, options):
+            now[0] += pace[0] * options["input_ids"].numel()
+
+        loaded = load(*given)
+        loaded.model.register_forward_pre_hook(count, with_kwargs=True)
+        return loaded
+
+    monkeypatch.setattr(evaluate_model, "load_model", load_slow)
+    return now, pace
+
+
+def test_what_does_not_fit_is_refused_before_it_is_asked(tiny, slow, monkeypatch, run, checkpoint, tmp_path):
+    now, pace = slow
+    pace[0] = 0.5
+    monkeypatch.setattr(evaluate_run, "_run", None)
+    with pytest.raises(NothingMeasuredError, match=r"and one text for each of 3 models takes about 1\d min"):
+        tiny(minutes=2)
+    assert now[0] < 60, "some tokens are enough to know"
+    words = ["--target-length", "1k", "--methods", "yarn", "--task", "passkey", "--minutes", "2", "--lengths", "640"]
+    result = run("compare", checkpoint, *words, "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_fits_is_estimated_first(tiny, slow, monkeypatch):
+    told, (now, pace) = [], slow
+    monkeypatch.setattr(evaluate_run, "_run", lambda *given: None)
+    pace[0] = 0.02
+    tiny(minutes=30, tell=told.append)
+    assert told[0].startswith("All of it takes about ")
+    assert ";" not in told[0]
+    now[0], pace[0] = 0.0, 0.05
+    tiny(minutes=6, tell=told.append)
+    fits = ", ".join(f"25 % at {length} tokens" for length in (320, 512, 640))
+    assert told[1] == f"All of it takes about 22 min; in the time left, about {fits}.", "one sample of four"
+
+
+def test_a_comparison_that_measured_nothing_ends_with_1(run, checkpoint, tmp_path, monkeypatch):
+    words = ["--target-length", "1k", "--methods", "yarn", "--task", "passkey", "--lengths", "320", "--samples", "1"]
+    assert run("compare", checkpoint, *words, "--out", tmp_path / "out").exit_code == 0
+    monkeypatch.setattr(evaluate_run, "_run", lambda *given: None)
+    result = run("compare", checkpoint, *words, "--out", tmp_path / "none")
+    assert "Nothing was measured" in result.stdout
+    assert result.exit_code == 1
+
+
+def test_the_texts_that_questions_read():
+    keys = {Key("needle", 512, depth, sample) for depth in (0.0, 0.5, 1.0) for sample in (0, 1)}
+    assert evaluate_run._texts_read(keys, SimpleNamespace(can_share=True)) == [512, 512]
+    assert evaluate_run._texts_read(keys, SimpleNamespace(can_share=False)) == [512] * 6
 
 
 def test_how_long_prompts_will_take():

@@ -254,7 +254,7 @@ def test_what_a_run_costs_and_how_long_it_takes():
         (9000, "2.5 h left, half"),
     ],
 )
-def test_time_left_in_words(seconds, shown):
+def test_time_leftin_words(seconds, shown):
     labels, clock = [], [0.0]
     meter = Meter(
         [plan_of("a", (100,), ("kv",), 2, (0.5,))], lambda *given: labels.append(given[0]), 2, clock=lambda: clock[0]

@@ -112,6 +112,14 @@ def test_a_checkpoint_that_ctxext_did_not_make(llama_source):
     assert results["files"][0] == "not checked"
 
 
+def test_a_checkpoint_that_ctxext_did_not_make_is_not_loaded(llama_source, monkeypatch):
+    """Loading takes minutes for a large model, and there is nothing to compare it with."""
+    monkeypatch.setattr("ctxext.verify.subject.load_in_clean_process", None)
+    results = results_of(llama_source)
+    assert results["record"][0] == "failed"
+    assert results["loading"] == ("not checked", "ctxext did not write this checkpoint")
+
+
 @pytest.mark.parametrize(
     ("check", "change"),
     [

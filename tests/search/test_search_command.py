@@ -22,7 +22,7 @@ from ctxext.cli.search_view import watching
 from ctxext.errors import CtxextError
 from ctxext.search.loop import Standing
 from ctxext.search.measurement import Measurement
-from ctxext.search.options import NothingMeasuredError
+from ctxext.errors import NothingMeasuredError
 from ctxext.search.pareto import best_of, points_of
 from ctxext.search.study import Trial
 

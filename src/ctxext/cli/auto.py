@@ -8,10 +8,10 @@ import typer
 
 from ctxext.cli.output import Output
 from ctxext.cli.search_view import watching
-from ctxext.errors import CtxextError
+from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.reading.length import format_length, parse_length
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
-from ctxext.search.options import NothingMeasuredError, SearchOptions
+from ctxext.search.options import SearchOptions
 from ctxext.search.run import figures, search
 from ctxext.system.extras import is_installed
 
@@ -127,6 +127,7 @@ def _best_published(
             original_length=original_length,
             loading=loading,
             progress=progress,
+            tell=out.note,
         )
     content = report["comparison"]
     best = content["taken"] or content["nearest"]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -89,10 +90,19 @@ def compare(
     out = out or free_folder(resume=resume)
     with resumable(out, output), output.progress("comparing") as progress:
         report = run(
-            source, options=wanted, loading=loading, out=out, resume=resume, overwrite=overwrite, progress=progress
+            source,
+            options=wanted,
+            loading=loading,
+            out=out,
+            resume=resume,
+            overwrite=overwrite,
+            progress=progress,
+            tell=output.note,
         )
     if report:
         print_comparison(report, source, out, output, revision)
+        if not report["comparison"]["is_measured"]:
+            raise typer.Exit(1)
 
 
 def print_comparison(report: "Report", source: str, out: Path, output: Output, revision: str | None = None) -> None:

@@ -1,6 +1,7 @@
 """The one place that prints: results on stdout, everything else on stderr, in human, JSON and quiet form."""
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import RenderableType
+from rich.text import Text
 
 from ctxext.cli.terminal import SafeConsole, in_one_line
 from ctxext.errors import CtxextError
@@ -16,6 +18,8 @@ from ctxext.system.tokens import redacted
 
 _DAY = 86_400.0
 """Seconds of progress from which the time left is estimated: a single step may take minutes."""
+_TIME_LEFT = re.compile(r"\d (s|min|h) left\b")
+"""A label that specifies the time left itself."""
 
 
 class Output:
@@ -69,12 +73,12 @@ class Output:
         if self.quiet:
             yield lambda label, done, total: None
         elif self.stderr.is_terminal:
-            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar
 
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
             with Bar(
-                *columns, TimeRemainingColumn(), console=self.stderr, transient=True, speed_estimate_period=_DAY
+                *columns, time_left_column(), console=self.stderr, transient=True, speed_estimate_period=_DAY
             ) as bar:
                 task = bar.add_task(title, total=None)
 
@@ -86,16 +90,30 @@ class Output:
             yield self._plain_progress(title)
 
     def _plain_progress(self, title: str) -> Progress:
-        shown = -1
+        """Print a line where a stage begins, and at every tenth of it."""
+        shown, stage = -1, ""
 
         def advance(label: str, done: int, total: int) -> None:
-            nonlocal shown
+            nonlocal shown, stage
             tenth = 10 * done // max(total, 1)
+            if done == 0 and label != stage:
+                shown, stage = -1, label
             if tenth > shown:
                 shown = tenth
                 self.stderr.print(f"{title} {label}".strip() + f" {10 * tenth} %")
 
         return advance
+
+
+def time_left_column() -> Any:
+    """Return the column of a bar's time left, empty if the label specifies it: two estimates contradict each other."""
+    from rich.progress import TimeRemainingColumn
+
+    class TimeLeft(TimeRemainingColumn):
+        def render(self, task: Any) -> Text:
+            return Text() if _TIME_LEFT.search(task.description) else super().render(task)
+
+    return TimeLeft()
 
 
 def wants_json() -> bool:

@@ -80,7 +80,7 @@ def verify(
         verify_file(folder, against, output)
         return
     arguments = _arguments(engine, engine_args)
-    with output.progress("reading") as progress:
+    with output.progress("") as progress:
         findings = run(
             folder,
             against=against,

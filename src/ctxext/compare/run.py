@@ -4,12 +4,13 @@ import dataclasses
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctxext.compare.bench import BENCH, bench
 from ctxext.compare.candidates import STOCK, AppliedInfo, Candidate, candidates_of
+from ctxext.compare.estimate import estimate, first_pace
 from ctxext.compare.options import CompareOptions
 from ctxext.compare.page import PAGE, markdown
 from ctxext.compare.verdict import comparison
@@ -17,11 +18,12 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.evaluate.plan import ModelPlan, plans_of
 from ctxext.evaluate.report.report import Report
-from ctxext.evaluate.run import Place, Run
+from ctxext.evaluate.run import Meter, Pace, Place, Run
 from ctxext.evaluate.tasks.harness import check_harness
 from ctxext.evaluate.tasks.perplexity import Perplexity
 from ctxext.evaluate.tasks.registry import DEFAULTS
 from ctxext.options import accepts_options
+from ctxext.recipes.recipe import Recipe
 from ctxext.system.extras import is_installed
 from ctxext.system.files import Progress
 from ctxext.system.output_directory import write_whole
@@ -46,6 +48,7 @@ def compare(
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Report:
     """Apply published methods to a model in memory, one copy of the weights for all, and ask each the same.
 
@@ -57,13 +60,15 @@ def compare(
         resume: Continue with the results in `out`.
         overwrite: Replace the results in `out`.
         progress: Called with a label, the work done and the work in all.
+        tell: Called with an estimate of what fits into the time.
 
     Returns:
         The report of `evaluate` on all models, and under `comparison` a row for each: what it finds, and against the
         model as it is the loss beyond and inside the original context length, time and memory, and which to take.
 
     Raises:
-        CtxextError: The source, a method or a setting is refused, or no method applies.
+        CtxextError: The source, a method or a setting is refused, no method applies, or one text does not fit into
+            the time for each model.
     """
     started = time.monotonic()
     from ctxext.evaluate.model import Loading, load_model
@@ -82,24 +87,35 @@ def compare(
     check_harness(settings.harness, settings.lengths)
     # A table ends at the context length of the model as it is; with the recipes it is as long as they reach.
     endless = dataclasses.replace(info, context_length=max(settings.lengths), has_table=False)
+    drawn = len(settings.tasks) if out and is_installed("matplotlib") else 0
+
+    def end_with(models: int) -> float:
+        """Return when asking ends, with time for the pictures of so many models."""
+        if options.minutes is None:
+            return math.inf
+        return started + _MINUTE * options.minutes - _PICTURE * (1 + models * drawn)
+
     # The source of a converted checkpoint follows; here all is against the checkpoint as it is.
     asked, *_ = plans_of([endless], settings, loading)
     if progress is not None:
         progress("loading the model", 0, 1)
-    stock = load_model(info, loading)
+    stock, read_first = load_model(info, loading), None
+    if options.minutes is not None:
+        if progress is not None:
+            progress("estimating the time", 0, 1)
+        recipes = [candidate.recipe for candidate in candidates if candidate.plan is not None and candidate.recipe]
+        read_first = _fits(asked, recipes, stock, end_with(1 + len(recipes)), tell)
     with tempfile.TemporaryDirectory() as folder:
-        applied, candidates = _applied(info, stock, candidates, Path(folder) / Path(folder).name)
+        applied, candidates = _applied(info, stock, candidates, Path(folder) / Path(folder).name, progress)
         plans = [_reached(dataclasses.replace(asked, info=dataclasses.replace(info, name=STOCK)), info)]
         plans += [dataclasses.replace(asked, info=named) for named, _ in applied]
         models = {STOCK: dataclasses.replace(stock, name=STOCK), **{named.name: model for named, model in applied}}
-        minutes, drawn = options.minutes, len(plans) * len(settings.tasks) if out and is_installed("matplotlib") else 0
-        end = math.inf if minutes is None else started + _MINUTE * minutes - _PICTURE * (1 + drawn)
 
         def complete(report: Report, records: "Sequence[Record]") -> None:
             report["comparison"] = {
                 "source": info.name,
                 "target_length": options.target_length,
-                "minutes": minutes,
+                "minutes": options.minutes,
                 **comparison(report, records, candidates, plans),
             }
 
@@ -110,9 +126,10 @@ def compare(
             load=lambda entry: models[entry.info.name],
             place=Place(out, resume=resume, overwrite=overwrite),
             progress=progress,
-            end=end,
+            end=end_with(len(plans)),
             watches_memory=True,
             complete=complete,
+            first_pace=read_first,
         )
         report = run.report()
         if out is not None and report:
@@ -121,8 +138,36 @@ def compare(
         return report
 
 
+def _fits(
+    plan: ModelPlan,
+    recipes: Sequence[Recipe],
+    stock: "LoadedModel",
+    end: float,
+    tell: Callable[[str], None] | None,
+) -> tuple[int, float]:
+    """Estimate what is asked before the time is up, from some tokens that the model reads first; return those."""
+    lengths = [*plan.lengths, *(key.length for work in plan.documents for key in work.keys)]
+    tokens, seconds = first_pace(stock, min(lengths))
+    pace = Pace(Meter([plan], None, 1).cost)
+    pace.note(plan.info.name, [tokens], seconds)
+    sentence = estimate(
+        plan,
+        recipes,
+        can_share=stock.can_share,
+        seconds=lambda length: pace.seconds(plan.info.name, [length], unseen=1.0),
+        left=end - time.monotonic(),
+    )
+    if tell is not None:
+        tell(sentence)
+    return tokens, seconds
+
+
 def _applied(
-    info: CheckpointInfo, stock: "LoadedModel", candidates: Sequence[Candidate], folder: Path
+    info: CheckpointInfo,
+    stock: "LoadedModel",
+    candidates: Sequence[Candidate],
+    folder: Path,
+    progress: Progress | None,
 ) -> "tuple[list[tuple[AppliedInfo, LoadedModel]], list[Candidate]]":
     """The candidates that apply, each sharing the weights of the loaded model; and all, with why the others do not."""
     from ctxext.evaluate.model import make_ready
@@ -133,8 +178,10 @@ def _applied(
         judged.append(candidate)
         if candidate.recipe is None or candidate.plan is None:
             continue
+        if progress is not None:
+            progress(f"applying {candidate.name}", 0, 1)
         try:
-            recipe = bench.prepared(candidate.recipe)
+            recipe = bench.prepared(candidate.recipe, progress)
             model = bench.apply(recipe).model
         except CtxextError as error:
             judged[-1] = dataclasses.replace(candidate, plan=None, recipe=None, refusal=error.message)

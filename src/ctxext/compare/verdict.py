@@ -201,6 +201,7 @@ def comparison(
         "confidence": confidence,
         "taken": taken,
         "nearest": nearest,
+        "is_measured": any(mine.seconds for mine in asked.values()),
         "not_reached": missing,
         "verdict": " ".join([sentence, *missing]),
     }

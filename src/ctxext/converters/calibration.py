@@ -39,6 +39,8 @@ _MAX_LENGTH = 4096
 _MIN_LENGTH = 16
 _CHARACTERS_PER_TOKEN = 64
 """More than any text has on average: what is behind them is not tokenized."""
+_USUAL_CHARACTERS = 4
+"""Characters of a token of English, for an estimate."""
 
 
 def calibrated(source: Checkpoint, recipe: Recipe, options: ConvertOptions, progress: Progress | None = None) -> Recipe:
@@ -147,6 +149,14 @@ def _load(folder: Path, calibration: Calibration) -> tuple[Any, Any]:
         model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=dtype)
     guard_vocabulary(model, tokenizer)
     return settle_dtype(model, calibration.dtype, device).to(device).eval(), tokenizer
+
+
+def calibrated_lengths(recipe: Recipe, trained_length: int) -> list[int]:
+    """Return about how many tokens each chunk of the calibration text has; nothing if no step waits for it."""
+    if per_prompt_form(recipe) is None:
+        return []
+    length = len(read_text(None)) // _USUAL_CHARACTERS // _NUM_SEQUENCES
+    return [min(trained_length, _MAX_LENGTH, length)] * _NUM_SEQUENCES
 
 
 def head_scores(

@@ -157,6 +157,8 @@ def convert(
     with output_directory(place, [checkpoint.folder], options) as work:
         ways = _write(plan, work, options, progress)
         if options.check and plan.recipe.needs_code:
+            if progress is not None:
+                progress("checking the converted model in a clean process", 0, 1)
             verification = _check_logits(plan, work)
     size = sum(plan.source.size_of(path) for path in plan.weights)
     return Conversion(Path(out), plan, Written(place, ways, size), verification)

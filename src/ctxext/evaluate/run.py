@@ -26,7 +26,7 @@ from ctxext.system.memory import forget_peak, peak_memory
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
-    from ctxext.evaluate.tasks.base import Record, Work
+    from ctxext.evaluate.tasks.base import Key, Record, Work
 
 _UNIT = 64
 _MINUTE = 60
@@ -90,7 +90,7 @@ class Meter:
         is_long = left >= _LONG and math.isinf(self.end)
         advice = f", half of it with --samples {max(1, self.samples // 2)}" if is_long else ""
         left = max(0.0, min(left, self.end - now))
-        self._report(f"{label} ({_in_words(left)} left{advice})", cost)
+        self._report(f"{label} ({in_words(left)} left{advice})", cost)
 
     def _plan_cost(self, plan: ModelPlan) -> int:
         prompts = len(plan.tasks) * len(plan.settings.depths) * plan.settings.samples
@@ -121,12 +121,12 @@ class Pace:
         if lengths:
             self._rates[model, max(lengths)] = seconds / sum(self.cost(model, length) for length in lengths)
 
-    def seconds(self, model: str, lengths: Sequence[int]) -> float:
+    def seconds(self, model: str, lengths: Sequence[int], unseen: float = _UNSEEN) -> float:
         """How long prompts will take: 0 before any ran, and rather too long for a length that is new to the model."""
         longest = max(lengths, default=0)
         own = [rate for (name, _), rate in self._rates.items() if name == model]
         at_length = [rate for (_, length), rate in self._rates.items() if length == longest]
-        rate = self._rates.get((model, longest)) or _UNSEEN * max(own or at_length or self._rates.values(), default=0.0)
+        rate = self._rates.get((model, longest)) or unseen * max(own or at_length or self._rates.values(), default=0.0)
         return rate * sum(self.cost(model, length) for length in lengths)
 
 
@@ -142,7 +142,8 @@ def break_even(config: dict[str, Any]) -> float:
     return float(hidden * (2 * (heads + key_heads) * head_dim + 3 * wide) / (heads * head_dim))
 
 
-def _in_words(seconds: float) -> str:
+def in_words(seconds: float) -> str:
+    """Return a time in seconds, minutes or hours."""
     if seconds < 2 * _MINUTE:
         return f"{seconds:.0f} s"
     minutes = round(seconds / _MINUTE)
@@ -231,6 +232,7 @@ class Run:
             were asked the same, however far the time reaches.
         watches_memory: Whether the most memory that each model takes is recorded.
         complete: Adds to the report what is worked out from the single records.
+        first_pace: A number of tokens, and how many seconds the first model took to read them; before it is measured.
     """
 
     plans: Sequence[ModelPlan]
@@ -242,6 +244,7 @@ class Run:
     end: float = math.inf
     watches_memory: bool = False
     complete: "Callable[[Report, Sequence[Record]], None] | None" = None
+    first_pace: tuple[int, float] | None = None
 
     def report(self) -> Report:
         """Ask what is not answered in the folder yet, and write the report; empty in all processes but the first.
@@ -321,6 +324,9 @@ class Run:
             log.append({"model": name, "facts": loaded.facts()})
         meter.begin()
         pace, peaks, first, size = Pace(meter.cost), dict[str, int](), 0, 1
+        if self.first_pace is not None:
+            tokens, seconds = self.first_pace
+            pace.note(self.plans[0].info.name, [tokens], seconds)
         while first < self.settings.samples:
             samples = range(first, min(first + size, self.settings.samples))
             first, size = samples.stop, 2 * size
@@ -330,7 +336,7 @@ class Run:
                     length = max(key.length for key in work.keys)
                     works.setdefault((length, work.label), []).append((entry.info.name, work))
             for _, group in sorted(works.items(), key=lambda item: item[0]):
-                costs = [[key.length for key in set(work.keys) - done[name]] for name, work in group]
+                costs = [_texts_read(set(work.keys) - done[name], models[name]) for name, work in group]
                 names = [name for name, _ in group]
                 if time.monotonic() + sum(map(pace.seconds, names, costs)) > self.end:
                     return
@@ -341,6 +347,12 @@ class Run:
                     with self._peak_recorded(models[name], log, peaks):
                         _run(models[name], work, done[name], log, meter)
                     pace.note(name, lengths, time.monotonic() - began)
+
+
+def _texts_read(keys: "set[Key]", loaded: "LoadedModel") -> list[int]:
+    """Return the lengths of the texts that are read for some samples: one for all depths if they share a cache."""
+    depths = {key._replace(depth=None) for key in keys} if loaded.can_share else keys
+    return [key.length for key in depths]
 
 
 def _only_run_in(out: Path | None) -> AbstractContextManager[None]:

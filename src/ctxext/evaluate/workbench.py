@@ -18,6 +18,7 @@ from ctxext.evaluate.scoring.prefix_cache import is_static
 from ctxext.recipes.code.staging import own_classes
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import Recipe
+from ctxext.system.files import Progress
 from ctxext.system.loading import quiet_transformers, sealed, without_hub
 
 _CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
@@ -45,8 +46,12 @@ class Workbench:
         self.plain = model_config(source.config, source.original_length)
         folder.mkdir()
 
-    def prepared(self, recipe: Recipe) -> Recipe:
+    def prepared(self, recipe: Recipe, progress: Progress | None = None) -> Recipe:
         """The recipe with everything filled in that depends on the model, a calibrated head order measured.
+
+        Args:
+            recipe: The recipe.
+            progress: Called while a head order is calibrated.
 
         Raises:
             CtxextError: a step does not apply.
@@ -57,7 +62,7 @@ class Workbench:
             return recipe
         encoder = self.stock.encoder
         model = self.apply(listening).model
-        scores = head_scores(model, encoder.tokenizer, read_text(None), self.plain.rotary.trained_length)
+        scores = head_scores(model, encoder.tokenizer, read_text(None), self.plain.rotary.trained_length, progress)
         return with_order(recipe, scores)
 
     def apply(self, recipe: Recipe) -> LoadedModel:

@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ctxext.errors import NothingMeasuredError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.workbench import Workbench
 from ctxext.search.eval_set import EvalSet
 from ctxext.search.measurement import Measurement, measure
-from ctxext.search.options import NothingMeasuredError, SearchOptions
+from ctxext.search.options import SearchOptions
 from ctxext.search.pareto import Point
 from ctxext.search.study import Trial
 

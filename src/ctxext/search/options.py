@@ -16,10 +16,6 @@ DEFAULT_MINUTES = 20.0
 _ASKED = "What is asked"
 
 
-class NothingMeasuredError(CtxextError):
-    """A search that measured no recipe, mostly as the time was too short."""
-
-
 @with_documented_options
 @dataclass(frozen=True)
 class SearchOptions:

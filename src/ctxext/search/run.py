@@ -13,14 +13,14 @@ import yaml
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.plan import already_extended
-from ctxext.errors import CtxextError
+from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.reading.length import format_length
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import Recipe
-from ctxext.search.options import NothingMeasuredError, SearchOptions
+from ctxext.search.options import SearchOptions
 from ctxext.search.space import space_of
 from ctxext.search.storage import StudyPlace, study_beside
 from ctxext.system.extras import is_installed, require

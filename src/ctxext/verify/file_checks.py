@@ -79,7 +79,7 @@ def check_weights(subject: Subject) -> Finding:
     changed = []
     for number, (path, digest) in enumerate(known.items()):
         if subject.progress is not None:
-            subject.progress(path, number, len(known))
+            subject.progress(f"reading {path}", number, len(known))
         if (subject.checkpoint.folder / path).is_file() and not _same(subject, path, digest):
             changed.append(path)
     if changed:

@@ -91,6 +91,7 @@ def check_logits(subject: Subject) -> Finding | None:
     moves_keys = any(step.kind == "attention" for step in subject.recipe.steps)
     if moves_keys and release_of(subject.checkpoint) in _ROUNDING_RELEASES:
         tolerance = max(TOLERANCE, _ROUNDING * subject.expected.encoding.context_length)
+    subject.tell_stage("comparing the logits with what the method specifies")
     report = compare_logits(
         subject.checkpoint.folder,
         subject.checkpoint,

@@ -16,7 +16,7 @@ from ctxext.verify.file_checks import (
     check_weights,
 )
 from ctxext.verify.loading_checks import check_buckets, check_frequencies, check_loading, check_logits, check_tables
-from ctxext.verify.subject import FAILED, Finding, Subject
+from ctxext.verify.subject import FAILED, SKIPPED, Finding, Subject
 from ctxext.verify.tensors import check_against
 
 Check = Callable[[Subject], Finding | None]
@@ -64,8 +64,11 @@ def verify(
     if trust_remote_code:
         check_pinned(checkpoint, revision)
     source = None if against is None else open_checkpoint(against, token=token)
+    subject = Subject(checkpoint, source, trust_remote_code, progress=progress)
+    if load and not subject.has_recipe and not subject.manifest:
+        return [*run_checks(READING, subject), Finding("loading", SKIPPED, "ctxext did not write this checkpoint")]
     checks = (*READING, *(LOADING if load else ()), check_against)
-    return run_checks(checks, Subject(checkpoint, source, trust_remote_code, progress=progress))
+    return run_checks(checks, subject)
 
 
 def run_checks(checks: Sequence[Check], subject: Subject) -> list[Finding]:

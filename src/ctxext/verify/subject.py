@@ -69,6 +69,11 @@ class Subject:
         """The content of ctxext.json; empty where there is none."""
         return self.checkpoint.read_json(MANIFEST) or {}
 
+    def tell_stage(self, stage: str) -> None:
+        """Report what begins and may take minutes."""
+        if self.progress is not None:
+            self.progress(stage, 0, 1)
+
     def recorded(self, key: str) -> dict[str, str | None]:
         """The digests under one key of ctxext.json.
 
@@ -144,6 +149,7 @@ class Subject:
     @cached_property
     def loaded(self) -> LoadReport:
         """The model as loaded in a process that cannot import ctxext."""
+        self.tell_stage("loading the model in a clean process")
         with staged(self.checkpoint, foreign=self.runs_foreign_code) as stage:
             return load_in_clean_process(stage.folder, trust=stage.trust, auto=auto_class(self.checkpoint.config))
 

@@ -64,7 +64,7 @@ def _tensors(files: list[Path], progress: Progress | None) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for number, path in enumerate(files):
         if progress is not None:
-            progress(path.name, number, len(files))
+            progress(f"reading {path.name}", number, len(files))
         read = _safetensors if path.suffix == ".safetensors" else _pickled
         for name, tensor in read(path):
             if name in tensors:
