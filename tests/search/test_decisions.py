@@ -176,7 +176,7 @@ def test_what_the_last_checks_take():
 def test_who_is_checked_in_the_end(monkeypatch):
     points = [
         *(point(0, 0.5, 0.0, published="ntk"), point(1, 0.4, 0.9, published="pi"), point(2, 0.3, 0.0)),
-        Point(trial(3, measured(share=1.0)), 0.9, 0.0, 0.0),
+        Point(trial(3, measured(share=1.0)), 0.9, 0.9, 0.9),
     ]
     asked = []
 
@@ -459,10 +459,11 @@ def test_figures_best_first_with_what_they_are():
         "Measured on 4 prompts of each length that the search never saw:",
         "  stock: loss of an answer 0.9000, needles 25.0 % at 64, 25.0 % at 128",
         "  ntk ×3 (published, breaks the bound): loss of an answer 0.2000, needles 50.0 % at 64, 50.0 % at 128; "
-        "original context length +50.00 %",
-        "  ntk ×4: loss of an answer 0.3000, needles 50.0 % at 64, 50.0 % at 128; original context length +0.00 %",
+        "original context length +50.00 ± 0.00 %",
+        "  ntk ×4: loss of an answer 0.3000, needles 50.0 % at 64, 50.0 % at 128; "
+        "original context length +0.00 ± 0.00 %",
         "  ntk ×2 (found): loss of an answer 0.4000, needles 100.0 % at 64, 100.0 % at 128; "
-        "original context length +0.00 %",
+        "original context length +0.00 ± 0.00 %",
     ]
 
 

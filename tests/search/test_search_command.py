@@ -19,10 +19,9 @@ from rich.console import Console
 from ctxext.cli import auto
 from ctxext.cli.output import Output
 from ctxext.cli.search_view import watching
-from ctxext.errors import CtxextError
+from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.search.loop import Standing
 from ctxext.search.measurement import Measurement
-from ctxext.errors import NothingMeasuredError
 from ctxext.search.pareto import best_of, points_of
 from ctxext.search.study import Trial
 

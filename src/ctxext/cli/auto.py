@@ -104,6 +104,13 @@ def searched_recipe(
             published = result.check.published
             if published is not None and published.trial.recipe is not None:
                 out.note(_NOT_BETTER.format(published.trial.name))
+                rise, half = result.check.answers[published.trial.number].rise(result.check.stock)
+                if rise + half > options.keep_short:
+                    cost = f"{100 * rise:+z.2f} ± {100 * half:.2f} %"
+                    out.warning(
+                        f"{published.trial.name} changes the loss at the original context length by {cost}, and no "
+                        f"published method surely keeps the bound of {100 * options.keep_short:g} %."
+                    )
                 return published.trial.recipe
     left = None if minutes is None else max(_LEAST, minutes - (time.monotonic() - started) / 60)
     return _best_published(source, options.target_length, left, loading, out, original_length)

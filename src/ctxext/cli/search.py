@@ -229,7 +229,7 @@ def _more(check: "Check") -> str:
     why = (
         f"but changes {cost}, beyond the bound of {100 * check.keep_short:g} %."
         if rise + spread > check.keep_short
-        else f"but did worse on the prompts that chose; it changes {cost}."
+        else f"but the loss of its answers is higher; it changes {cost}."
     )
     ours = f" where the one taken answers {check.winner_answers.share:.1%}" if check.winner_answers else ""
     return (

@@ -66,7 +66,7 @@ class Meter:
 
     def cost(self, model: str, length: int) -> int:
         """The cost of a prompt of a length for a model, at least 1."""
-        return 1 + round(length * (1 + length / self._break_even[model]) / _UNIT)
+        return cost_of(length, self._break_even[model])
 
     def begin(self) -> None:
         """Start the clock, once the model is loaded."""
@@ -140,6 +140,11 @@ def break_even(config: dict[str, Any]) -> float:
     key_heads = config.get("num_key_value_heads") or heads
     wide = config.get("intermediate_size") or 4 * hidden
     return float(hidden * (2 * (heads + key_heads) * head_dim + 3 * wide) / (heads * head_dim))
+
+
+def cost_of(length: int, break_even_length: float) -> int:
+    """Return the cost of a prompt of a length, at least 1."""
+    return 1 + round(length * (1 + length / break_even_length) / _UNIT)
 
 
 def in_words(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Measure the best recipes again on many new prompts, then the winner on prompts that nothing else used."""
+"""Measure the best recipes again on many new prompts, then choose among the best of them on unseen prompts."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +23,8 @@ class Check:
     """The last check: answers to prompts that were used for nothing else.
 
     Attributes:
-        winner: The best recipe; None if none keeps the bound at the original context length.
-        published: The best of the published ones, whatever it loses at the original context length.
+        winner: The best recipe on these prompts; None if none surely keeps the bound at the original context length.
+        published: The best published one: of those that keep the bound if any does.
         stock: The plain model's answers.
         points: Every recipe that was measured, by its trial's number.
         answers: Their measurements.
@@ -55,12 +55,13 @@ class Check:
 
     @property
     def is_better(self) -> bool:
-        """Whether the winner answers more prompts, and its loss is lower by more than chance explains.
+        """Whether the winner keeps the bound, answers more prompts, and has a significantly lower loss.
 
         Nothing less is a reason to change a model.
         """
         return (
             self.winner_answers is not None
+            and keeps_bound(self.winner_answers, self.stock, self.keep_short)
             and self.gain[0] > self.gain[1]
             and self.winner_answers.share > self.stock.share
         )
@@ -71,6 +72,11 @@ class Check:
         least = self.winner_answers.share if self.winner_answers else self.stock.share
         best = max(self.points.values(), key=lambda point: self.answers[point.trial.number].share, default=None)
         return best if best and self.answers[best.trial.number].share > least else None
+
+
+def keeps_bound(answers: Measurement, stock: Measurement, keep_short: float) -> bool:
+    """Return whether the loss at the original context length rises by no more, by its interval's upper end."""
+    return sum(answers.rise(stock)) <= keep_short
 
 
 def finalists_of(points: Sequence[Point], keep_short: float) -> list[Point]:
@@ -110,7 +116,7 @@ def run_off(bench: Workbench, eval_set: EvalSet, points: Sequence[Point], keep_s
         rise, half = measurements[key].rise(stock)
         if rise - half > keep_short:
             return True
-        kept = [one for other, one in measurements.items() if other != _STOCK and sum(one.rise(stock)) <= keep_short]
+        kept = [one for other, one in measurements.items() if other != _STOCK and keeps_bound(one, stock, keep_short)]
         gain, spread = measurements[key].gain(min(kept, key=lambda one: one.loss)) if kept else (0.0, 0.0)
         return gain + spread < 0
 
@@ -118,7 +124,9 @@ def run_off(bench: Workbench, eval_set: EvalSet, points: Sequence[Point], keep_s
     measurements = _asked(bench, eval_set, [point.trial for point in finalists.values()], end, has_lost)
     stock = measurements[_STOCK]
     kept = [
-        number for number in finalists if number in measurements and sum(measurements[number].rise(stock)) <= keep_short
+        number
+        for number in finalists
+        if number in measurements and keeps_bound(measurements[number], stock, keep_short)
     ]
     return [finalists[number] for number in sorted(kept, key=lambda number: (measurements[number].loss, number))]
 
@@ -131,10 +139,10 @@ def check(
     keep_short: float,
     end: float,
 ) -> Check:
-    """Measure the plain model and the recipes of interest on prompts that nothing else used.
+    """Measure the plain model and the recipes of interest on unseen prompts, and choose the best that keeps the bound.
 
-    These are the winner and all others that keep the bound, the best published recipe, and the one that answered the
-    most prompts, whatever they lose.
+    These are all that kept the bound so far, the best published recipe, and the one that answered the most prompts,
+    whatever they lose. A recipe that kept the bound by luck so far does not keep it on unseen documents.
 
     Args:
         bench: The model.
@@ -148,7 +156,17 @@ def check(
     most = max(points, key=lambda point: (_share(point.trial), -point.loss), default=None)
     wanted = {point.trial.number: point for point in (*kept, published, most) if point is not None}
     measurements = _asked(bench, eval_set, [point.trial for point in wanted.values()], end)
-    return Check(kept[0] if kept else None, published, measurements.pop(_STOCK), wanted, measurements, keep_short)
+    stock = measurements.pop(_STOCK)
+
+    def rank(number: int) -> tuple[bool, float, int]:
+        mine = measurements[number]
+        keeps = wanted[number].rise <= keep_short and keeps_bound(mine, stock, keep_short)
+        return not keeps, mine.loss, number
+
+    ranked = sorted(measurements, key=rank)
+    winner = next((wanted[number] for number in ranked if not rank(number)[0]), None)
+    best_published = next((wanted[number] for number in ranked if wanted[number].trial.published), None)
+    return Check(winner, best_published, stock, wanted, measurements, keep_short)
 
 
 def _share(trial: Trial) -> float:

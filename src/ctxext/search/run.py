@@ -1,6 +1,7 @@
 """A whole search: load, measure the plain model, try recipes, check the best on prompts that nothing else used."""
 
 import dataclasses
+import math
 import os
 import tempfile
 import time
@@ -14,13 +15,13 @@ import yaml
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.plan import already_extended
 from ctxext.errors import CtxextError, NothingMeasuredError
-from ctxext.evaluate.checkpoint_info import open_infos
+from ctxext.evaluate.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.reading.length import format_length
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import Recipe
-from ctxext.search.options import SearchOptions
+from ctxext.search.options import DEFAULT_MINUTES, SearchOptions
 from ctxext.search.space import space_of
 from ctxext.search.storage import StudyPlace, study_beside
 from ctxext.system.extras import is_installed, require
@@ -30,6 +31,7 @@ from ctxext.version import __version__
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
+    from ctxext.search.eval_set import EvalSet
     from ctxext.search.final_evaluation import Check
     from ctxext.search.loop import Standing, Watch
     from ctxext.search.measurement import Measurement
@@ -135,6 +137,8 @@ def search(
         bench = Workbench(stock, checkpoint, Path(folder) / Path(folder).name)
         if not resume:
             place.clear()
+        watch(Standing("estimating the time", end=end))
+        _check_time(info, stock, trial_set, options, end)
         watch(Standing("asking the plain model", end=end))
         began = time.monotonic()
         asked = measure(stock, trial_set, _in_time(end, options))
@@ -153,6 +157,35 @@ def search(
         watch(dataclasses.replace(standing, stage="checking on unseen prompts"))
         checked = check(bench, unseen, points, kept, options.keep_short, end - WRITING)
     return _written(standing, checked, out, checkpoint, options)
+
+
+def _check_time(
+    info: CheckpointInfo, stock: "LoadedModel", trial_set: "EvalSet", options: SearchOptions, end: float
+) -> None:
+    """Estimate how long a recipe takes from some tokens that the model reads first.
+
+    Raises:
+        NothingMeasuredError: The plain model and one recipe do not fit into the time.
+    """
+    if math.isinf(end):
+        return
+    from ctxext.compare.estimate import first_pace
+    from ctxext.evaluate.run import Pace, break_even, cost_of, in_words
+
+    documents, length = trial_set.documents.shape
+    texts = trial_set.num_questions * (1 if stock.can_share else trial_set.num_depths)
+    at = break_even(info.checkpoint.config)
+    pace = Pace(lambda _, length: cost_of(length, at))
+    tokens, seconds = first_pace(stock, length)
+    pace.note(info.name, [tokens], seconds)
+    read = [*[length] * documents, *(length for length in trial_set.lengths for _ in range(texts))]
+    each, left = pace.seconds(info.name, read, unseen=1.0), end - time.monotonic()
+    if 2 * each > left:
+        raise NothingMeasuredError(
+            f"{options.minutes or DEFAULT_MINUTES:g} minutes were too short: the plain model and one recipe take about "
+            f"{in_words(2 * each)}, and {in_words(max(0.0, left))} are left after loading.",
+            hint="Give more --minutes, or ask less: --samples 4, shorter --lengths.",
+        )
 
 
 def _in_time(end: float, options: SearchOptions) -> "Callable[[Measurement], bool]":
@@ -201,12 +234,14 @@ def figures(checked: "Check") -> list[str]:
     count = checked.stock.num_prompts
     lines = [f"Measured on {count} prompts of each length that the search never saw:", _line("stock", checked.stock)]
     for number, answers in sorted(checked.answers.items(), key=lambda entry: entry[1].loss):
-        point, rise = checked.points[number], answers.rise(checked.stock)[0]
+        point, (rise, half) = checked.points[number], answers.rise(checked.stock)
         words = ["found"] if point is checked.winner else []
         words += ["published"] if point.trial.published else []
-        words += ["breaks the bound"] if rise > checked.keep_short else []
+        words += ["may break the bound" if rise <= checked.keep_short else "breaks the bound"] * (
+            rise + half > checked.keep_short
+        )
         name = point.trial.name + (f" ({', '.join(words)})" if words else "")
-        lines.append(_line(name, answers) + f"; original context length {100 * rise:+z.2f} %")
+        lines.append(_line(name, answers) + f"; original context length {100 * rise:+z.2f} ± {100 * half:.2f} %")
     return lines
 
 
