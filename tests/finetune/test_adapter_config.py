@@ -57,6 +57,35 @@ def test_what_is_more_than_a_sum_of_matrices(changes, message, tmp_path):
     assert "merge_and_unload" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("(a+)+b", "(?:.*)*b", "(a|a)*b", r"(\w+\s?)*$", ".*" * 20 + "b", "a?" * 30 + "a" * 30, "(a|a)" * 30 + "b"),
+        *("(?x)(a+) +b", r"(a)\1" * 2, "(?P<n>a+)(?P=n)b", "(a{1,9}){9}b", "[*]*" * 9 + "b"),
+    ],
+)
+def test_a_pattern_that_takes_forever_is_refused(pattern, tmp_path):
+    with pytest.raises(CtxextError, match="which may take forever to match"):
+        read(tmp_path, alpha_pattern={pattern: 8})
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(
+            "q_proj",
+            "model.layers.0.self_attn.q_proj",
+            r"layers\.[0-9]+\.mlp\..*",
+            "(q|k|v)_proj",
+            ".*self_attn.q_proj",
+        ),
+        *("^layers.1$", r"layers\.\d+\.(q|k)_proj", r"a\*\*\*\*\*", "[*+?][*+?]"),
+    ],
+)
+def test_patterns_of_adapters_are_matched(pattern, tmp_path):
+    read(tmp_path, alpha_pattern={pattern: 8}).scale("model." + "a" * 100, 4)
+
+
 def test_what_is_read_beside(tmp_path):
     plain = read(tmp_path, bias="none", lora_bias=False, layer_replication=None)
     assert (plain.is_tied, plain.is_transposed) == (False, False)

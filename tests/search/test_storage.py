@@ -164,3 +164,30 @@ def test_a_storage_that_is_no_url_shows_no_secret(storage, run, source, tmp_path
     assert isinstance(result.exception, CtxextError), result.exception
     assert "hunter2" not in result.output + result.exception.message + result.exception.hint
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"op_code": 99, "worker_id": "x"},
+        {"op_code": -1, "worker_id": "x"},
+        {"op_code": 0, "worker_id": "x"},
+        {"op_code": None},
+        [],
+        7,
+    ],
+)
+def test_a_line_of_a_journal_that_optuna_does_not_know_is_told_in_one_line(line, tmp_path):
+    journal = tmp_path / "study.log"
+    journal.write_text(json.dumps(line) + "\n")
+    with pytest.raises(CtxextError, match="cannot be used"):
+        StudyPlace(name="mine", storage=str(journal)).check(resume=True, overwrite=False)
+
+
+def test_a_pipe_is_no_place_for_a_study(tmp_path):
+    """Reading it would wait for whoever writes there."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for place in (StudyPlace(storage=str(tmp_path / "pipe")), StudyPlace(path=tmp_path / "link")):
+        with pytest.raises(CtxextError, match="is not a regular file"):
+            place.check(resume=True, overwrite=False)

@@ -14,6 +14,7 @@ from ctxext.errors import CtxextError
 
 if TYPE_CHECKING:
     import torch
+import math
 import re
 
 from ctxext.reading.schema import Schema
@@ -34,6 +35,8 @@ _CANNOT = {
 """Keys that make an adapter more than a sum of matrices, each with why it stays apart."""
 _KEPT_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
 """Ways to begin that leave the base as it is; PiSSA, OLoRA and others take their matrices out of it."""
+_MOST_CHOICES = 3
+"""Repetitions and alternatives in a pattern for names of modules: one or two are usual, and each costs a power."""
 BEFORE_QUANTIZING = "Is it quantized? Take the checkpoint before that; finetune --no-merge keeps the adapter apart."
 _BY_PEFT = "Train it without that, or merge it with peft's merge_and_unload()."
 
@@ -84,8 +87,13 @@ def _check_pattern(pattern: str) -> None:
     """Refuse what peft could not match module names with.
 
     Raises:
-        CtxextError: the pattern is not a regular expression.
+        CtxextError: the pattern is not a regular expression, or one that may take forever to match.
     """
+    if _choices_in(pattern) > _MOST_CHOICES:
+        raise CtxextError(
+            f'"adapter_config.json": "alpha_pattern" has "{pattern}", which may take forever to match.',
+            hint="Write the end of a module's name, as q_proj.",
+        )
     try:
         re.compile(rf"(.*\.)?({pattern})$")  # As peft's get_pattern_key puts it.
     except (re.error, OverflowError, RecursionError) as error:
@@ -93,6 +101,21 @@ def _check_pattern(pattern: str) -> None:
             f'"adapter_config.json": "alpha_pattern" has "{pattern}", which is not a regular expression: {error}.',
             hint="Write the end of a module's name, as q_proj.",
         ) from error
+
+
+def _choices_in(pattern: str) -> float:
+    """Return an upper bound of the choices in a regular expression; infinity for repeated groups and flags.
+
+    Matching takes at most about as many steps as the name is long to the power of this number.
+    """
+    if re.search(r"\\[0-9]|\(\?P=|\(\?[a-zA-Z]*[:)]", pattern.replace("(?:", "(")):
+        return math.inf
+    plain = re.sub(r"\\.", "x", pattern, flags=re.DOTALL)
+    plain = re.sub(r"\[\^?\]?[^\]]*\]", "x", plain)
+    plain = plain.replace("(?", "(")
+    if re.search(r"\)[*+?{]", plain):
+        return math.inf
+    return len(re.findall(r"[*+?{]", plain)) + ("|" in plain) * max(1, plain.count("("))
 
 
 def _refusal(config: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ _FILE_NAME = "ctxext"
 _SCHEME = re.compile(r"((?:[A-Za-z][\w+.-]+:/|(?:postgresql|mysql|mariadb|mssql|oracle|sqlite)[\w+]*:))")
 
 
-_DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError)
+_DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError, RuntimeError)
 """The errors raised by a file that no search wrote, or that is damaged."""
 
 
@@ -109,6 +109,9 @@ class StudyPlace:
         folder = _folder_of(self)
         if folder is not None and not folder.is_dir():
             raise CtxextError(f'There is no folder "{folder}" for the study.', hint="Make it, or choose another place.")
+        file = self.path or (Path(self.storage) if self.storage and "://" not in self.storage else None)
+        if file is not None and file.exists() and not file.is_file():
+            raise CtxextError(f'"{file}" is not a regular file.', hint="Choose another place for the study.")
         is_there = self.is_there
         if is_there and not (resume or overwrite):
             raise CtxextError(
