@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .decoding_process import cache_argument, cache_of, decoding_difference
+
 LOADED = "loaded"
 """The line that a script prints once the converted model has answered: a failure after it is the script's."""
 
@@ -193,6 +195,38 @@ def compare_buckets(task: dict[str, Any]) -> dict[str, Any]:
     return {"stacks": len(lookups), "distances": len(distances), "wrong": sorted(wrong, key=abs)}
 
 
+TOLERANCE = 1e-4
+"""Largest difference of decoded logits from those of one call, relative to the largest."""
+
+
+def compare_decoding(model: Any, steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Compare decoding from a cache with one call: the differences by name, or the `error` that a call raised.
+
+    Args:
+        model: A loaded checkpoint.
+        steps: The settings of its methods.
+    """
+    orders = any(step["method"] == "mspoe" and not {"ranks", "heads"} & step.keys() for step in steps)
+    try:
+        return decoding_difference(model, orders=orders)
+    except Exception as error:  # Whatever the model or its cache raises is the finding.
+        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+
+
+def explain_decoding(decoding: dict[str, Any], stock: Any) -> str:
+    """Return why decoding is wrong; empty if it is right, or no better in the stock model."""
+    wrong = {name: off for name, off in decoding.items() if name == "error" or not off <= TOLERANCE}
+    if not wrong:
+        return ""
+    unchanged = compare_decoding(stock, [])
+    if "error" in wrong:
+        return "" if "error" in unchanged else str(wrong["error"])
+    for name, off in wrong.items():
+        if not off <= 4 * unchanged.get(name, 0.0) and "error" not in unchanged:
+            return f"left-padded rows {name} differ from one call by {off:.1e}"
+    return ""
+
+
 BUILDERS = ("build_alibi_tensor", "build_mpt_alibi_tensor")
 
 
@@ -202,7 +236,7 @@ def token_by_token(stock: Any, input_ids: Any, settings: dict[str, Any], referen
 
     modeling: Any = sys.modules[type(stock).__module__]
     name = next(name for name in BUILDERS if hasattr(modeling, name))
-    original, heads, logits, cache = getattr(modeling, name), stock.config.num_attention_heads, [], None
+    original, heads, logits, cache = getattr(modeling, name), stock.config.num_attention_heads, [], {}
     # Falcon rounds slopes, positions and their products; what is left of them for a row is not rounded.
     dtype = torch.bfloat16 if stock.config.model_type == "falcon" else torch.float32
     plain = torch.tensor(reference.slopes({**settings, "factor": 1}, heads, 0))
@@ -213,15 +247,15 @@ def token_by_token(stock: Any, input_ids: Any, settings: dict[str, Any], referen
             setattr(modeling, name, lambda *args, bias=bias, **kwargs: bias[:, None])
             mask = torch.ones(1, row + 1, dtype=torch.long)
             with torch.no_grad():
-                out = stock(input_ids[:, row : row + 1], attention_mask=mask, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
+                out = stock(input_ids[:, row : row + 1], attention_mask=mask, use_cache=True, **cache)
+            cache = {cache_argument(stock): cache_of(out)}
             logits.append(out.logits)
     finally:
         setattr(modeling, name, original)
     return torch.cat(logits, 1)
 
 
-def compare_slopes(task: dict[str, Any]) -> dict[str, float]:
+def compare_slopes(task: dict[str, Any]) -> dict[str, Any]:
     """Load a checkpoint with ALiBi and compare its logits with the reference.
 
     The task has `folder`; `stock`, the config.json of the same model without code; `steps`, its only method with
@@ -247,6 +281,7 @@ def compare_slopes(task: dict[str, Any]) -> dict[str, float]:
     input_ids = torch.randint(0, config.vocab_size, (1, task["count"]))
     with torch.no_grad():
         logits = loaded(input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False).logits
+    decoding = compare_decoding(loaded, [settings])
     del loaded
     print(LOADED, flush=True)  # noqa: T201
     with tempfile.TemporaryDirectory() as place:
@@ -259,6 +294,7 @@ def compare_slopes(task: dict[str, Any]) -> dict[str, float]:
         "difference": (logits - expected).abs().max().item(),
         "scale": expected.abs().max().item(),
         "change": (unchanged - expected).abs().max().item(),
+        "decoding": explain_decoding(decoding, stock),
     }
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .checks_process import LOADED, answer, reference_at, stock_folder
+from .checks_process import LOADED, answer, compare_decoding, explain_decoding, reference_at, stock_folder
 
 LEARNED = ".distance.weight"
 APPLY = ("apply_rotary_pos_emb", "apply_rotary_emb")
@@ -165,11 +165,17 @@ def answers(model: Any, run: Any, instead: list[Any] | None = None) -> tuple[Any
 
 
 def largest_difference(answered: list[Any], asked: list[Any]) -> float:
-    """The largest difference of an attention's output from the expected one, relative to the largest number in that."""
+    """Return the largest difference of an attention's output from the expected one, relative to its largest number.
+
+    Raises:
+        ValueError: there is nothing to compare.
+    """
     import torch
 
     differences = [(a - b).abs().max() / b.abs().max().clamp(min=1e-30) for a, b in zip(answered, asked, strict=True)]
-    return torch.stack(differences).max().item() if differences else 0.0  # Python's max would lose NaN.
+    if not differences:
+        raise ValueError(f"no attention was observed: no module calls {' or '.join(APPLY)} in its forward")
+    return torch.stack(differences).max().item()  # Python's max would lose NaN.
 
 
 @dataclass
@@ -452,6 +458,13 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
     logits, answered = answers(loaded, functools.partial(ask, loaded))
     moves = any(hasattr(reference_at(step["reference"]), "relation") for step in task["steps"])
     sampled = sampled_outputs(loaded, functools.partial(ask, loaded)) if moves else []
+    if task["decoding"] != [step["settings"] for step in task["steps"]]:
+        del loaded
+        config = AutoConfig.from_pretrained(out, trust_remote_code=True)
+        config.get_text_config().ctxext_code["steps"] = task["decoding"]
+        loaded, info = AutoModelForCausalLM.from_pretrained(out, config=config, **options)
+        learned_numbers(loaded.eval(), info)
+    decoding = compare_decoding(loaded, task["decoding"])
     del loaded
     print(LOADED, flush=True)  # noqa: T201
     with tempfile.TemporaryDirectory() as place:
@@ -474,6 +487,7 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
         "scale": expected_logits.abs().max().item(),
         "change": (unchanged - expected_logits).abs().max().item(),
         "attention": attention,
+        "decoding": explain_decoding(decoding, stock),
     }
 
 

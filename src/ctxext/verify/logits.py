@@ -1,6 +1,8 @@
 """Compare a checkpoint with code, loaded where ctxext cannot be imported, with the references of its methods."""
 
+import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,14 @@ from ctxext.checkpoint.auto_class import CAUSAL
 from ctxext.checkpoint.described_size import check_described
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
+from ctxext.recipes.base import Method
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
+from ctxext.recipes.methods.relation import Relation, given
 from ctxext.recipes.recipe import Recipe
 from ctxext.system.loading import without_hub
 from ctxext.verify.clean_load import ScriptFailedError, answer_of
+from ctxext.verify.decoding_process import LENGTH
 from ctxext.verify.reference import reference_faults, reference_file, reference_of
 
 TOLERANCE = 1e-4
@@ -81,6 +86,7 @@ def compare_logits(
         script, rotary = "clean_process", model.encoding
         task |= {"full_types": list(model.family.full_types), "theta": rotary.theta}
         task["positions"] = _positions(recipe, rotary, model.code["steps"])
+        task["decoding"] = [_shortened(step, model.code["steps"]) for step in recipe.steps if step.needs_code()]
     else:
         script, length = "checks_process", max(model.encoding.context_length, _NUM_TOKENS)
         task["stock"] = without_hub(stock.with_context_length(length).config)
@@ -114,7 +120,28 @@ def compare_logits(
                 f"The converted model's {what} by {relative:.1e} from what the method says.",
                 hint="Please report this with the output of ctxext env; --no-verify writes it all the same.",
             )
+    if report["decoding"]:
+        raise CtxextError(
+            f"The converted model is wrong where it decodes from a cache: {report['decoding']}.",
+            hint="--no-verify writes it all the same.",
+        )
     return Verification(difference=max(differences.values()), change=report["change"])
+
+
+def _shortened(step: Method, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings of a step for a very short original context length, so that short texts exceed it.
+
+    Settings that do not follow from this length stay as they are.
+    """
+    settings = dict(next(entry for entry in steps if entry["method"] == step.name))
+    if "original_length" not in settings:
+        return settings
+    if isinstance(step, Relation):
+        unset = {name: None for name in step.defaults(settings["original_length"]) if hasattr(step, name)}
+        lengths = dataclasses.replace(step, **unset).defaults(LENGTH)
+        settings |= {name: value for name, value in lengths.items() if name in settings}
+        settings["target_length"] = max(2 * LENGTH, round(given(step.factor) * LENGTH))
+    return {**settings, "original_length": LENGTH}
 
 
 def _positions(recipe: Recipe, rotary: Rotary, steps: list[dict[str, Any]]) -> list[int]:

@@ -1,12 +1,14 @@
 """What the rotary embedding of a stock class rotates by, without importing transformers, for measured classes.
 
 Asking the class costs the import of torch and of transformers: four seconds of processor time and 300 MB. Many classes
-rotate by the stock formulas of their schedule and by nothing else. For those `measured.json` says so, by the digest of
-the files that decide: `tools/measure_rotary_classes.py` held each class against the formulas, with numbers drawn from
-all of `RANGES`. What is not as it was measured is not answered here: another version, an edited file, a key or a number
-outside of the ranges, two dialects that disagree. The class itself is asked then.
+rotate by the stock formulas of their schedule and by nothing else. `measured.json` lists those by the digest of the
+code that decides: `tools/measure_rotary_classes.py` compared each class with the formulas, with numbers drawn from all
+of `RANGES`. The version is not in the digest, as releases rarely change this code. What differs from the measured state
+is not answered here: edited code, a key or a number outside of the ranges, two dialects that disagree. The class itself
+is run then.
 """
 
+import ast
 import functools
 import hashlib
 import importlib.util
@@ -27,8 +29,8 @@ RECORD = Path(__file__).with_name("measured.json")
 TOLERANCE = 1e-5
 """How far a measured class may be from the formulas; what a recipe may be from them is the rest of the tolerance."""
 
-_SHARED = ("__init__.py", "configuration_utils.py", "modeling_rope_utils.py")
-"""What decides beside the files of a family; the first states the version."""
+_SHARED = ("configuration_utils.py", "modeling_rope_utils.py")
+"""What decides beside the files of a family."""
 
 LENGTHS = (64, 1 << 20)
 """Original context lengths that were measured, in tokens."""
@@ -74,6 +76,7 @@ DIMENSIONS = (8, 512)
 _TOP = frozenset({"rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", _ORIGINAL})
 _SUSPECT = re.compile(r"rope|rotar|theta|partial|position|per_layer|freq|_config$")
 _HARMLESS = frozenset({"quantization_config", "partial_rotary_factor"})
+_MENTIONS = re.compile(r"[Rr]otary|(?<!p)rope|inv_freq|theta")
 
 
 def is_plain(family: Family) -> bool:
@@ -89,22 +92,48 @@ def is_plain(family: Family) -> bool:
 
 
 def digest_of(model_type: str) -> str | None:
-    """The digest of the files of the installed transformers that decide how a family rotates; None without them."""
+    """Return the digest of the code of the installed transformers that decides how a family rotates.
+
+    Of the family's modeling file only the code of rotary embeddings decides (`_rotary_code`).
+
+    Returns:
+        None without transformers or the family's files, or if its rotary embedding is not in them.
+    """
     try:
         spec = importlib.util.find_spec("transformers")
     except ValueError:  # A module without one was put in its place.
         return None
     if spec is None or not spec.origin or not re.fullmatch(r"[a-z0-9_]+", model_type):
         return None
-    package, digest = Path(spec.origin).parent, hashlib.sha256()
-    folder = f"models/{model_type}"
-    own = (f"{folder}/configuration_{model_type}.py", f"{folder}/modeling_{model_type}.py")
+    package, folder = Path(spec.origin).parent, f"models/{model_type}"
     try:
-        for name in (*_SHARED, *own):
-            digest.update(hashlib.sha256((package / name).read_bytes()).digest())
-    except OSError:
+        code = [ast.unparse(_parsed(package / name)) for name in (*_SHARED, f"{folder}/configuration_{model_type}.py")]
+        code += _rotary_code(_parsed(package / folder / f"modeling_{model_type}.py"))
+    except (OSError, SyntaxError, ValueError):
         return None
-    return digest.hexdigest()
+    return hashlib.sha256("\0".join(code).encode()).hexdigest()
+
+
+def _parsed(path: Path) -> ast.Module:
+    """Parse a file; docstrings and comments decide nothing."""
+    tree = ast.parse(path.read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
+            node.body[0] = ast.Pass()
+    return tree
+
+
+def _rotary_code(tree: ast.Module) -> list[str]:
+    """Return the rotary embeddings of a modeling file, and every statement elsewhere that mentions one.
+
+    Raises:
+        ValueError: a rotary embedding is not in this file, or inherits from another class than torch's.
+    """
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and "otary" in node.name]
+    if not classes or any([*map(ast.unparse, node.bases)] != ["nn.Module"] for node in classes):
+        raise ValueError("no rotary embedding whose code is all here")
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and not hasattr(node, "body")]
+    return [*map(ast.unparse, classes), *filter(_MENTIONS.search, map(ast.unparse, statements))]
 
 
 def is_imported(model_type: str) -> bool:
@@ -114,7 +143,7 @@ def is_imported(model_type: str) -> bool:
 
 @functools.cache
 def measured() -> Mapping[str, Mapping[str, Any]]:
-    """The content of measured.json: by digest the `family`, the version of `transformers` and the `rope_types`."""
+    """The content of measured.json: by digest the `family`, the newest measured `transformers`, and `rope_types`."""
     return json.loads(RECORD.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
