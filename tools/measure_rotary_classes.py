@@ -5,7 +5,8 @@ Run it with each supported version of transformers:
     PYTHONPATH=src:tests python tools/measure_rotary_classes.py [--write] [FAMILY ...]
 
 A rope type is noted where the class rotates as `ctxext.verify.measured` says, for numbers drawn from all of its ranges.
-With `--write` the entries of this version are replaced in measured.json; converting trusts those of its version alone.
+With `--write` the entries of this version are replaced in measured.json. An entry holds for every version with the same
+code, so run it with the newest version of each line last.
 """
 
 import json
