@@ -42,8 +42,8 @@ LLAMA = {
 }
 INSTALLED = {
     entry["family"]: entry
-    for entry in measured.measured().values()
-    if entry["transformers"] == transformers.__version__
+    for digest, entry in measured.measured().items()
+    if digest == measured.digest_of(entry["family"])
 }
 PACKAGE = Path(transformers.__file__).parent
 of_a_measured_version = pytest.mark.skipif(not INSTALLED, reason=f"transformers {transformers.__version__}: unmeasured")
@@ -99,9 +99,11 @@ def test_every_class_rotates_as_recorded(model_type):
 
 
 @of_a_measured_version
-def test_another_version_or_an_edited_file_is_not_answered_for(unimported, monkeypatch, tmp_path):
+def test_edited_code_is_not_answered_for_but_another_version_is(unimported, monkeypatch, tmp_path):
+    """A release that changes other code, as 5.24 renamed the cache, keeps its answers."""
     stock = converted(Yarn(factor=4))[-1]
     assert measured.measured_rotations(stock.config, stock.family, [64])
+    (tmp_path / "__init__.py").write_text('__version__ = "99.0"\n')
     files = [*measured._SHARED, "models/llama/configuration_llama.py", "models/llama/modeling_llama.py"]
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -109,9 +111,25 @@ def test_another_version_or_an_edited_file_is_not_answered_for(unimported, monke
     spec = importlib.util.spec_from_file_location("transformers", tmp_path / "__init__.py")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
     assert measured.measured_rotations(stock.config, stock.family, [64])
+    modeling = (tmp_path / files[-1]).read_text()
+    for old, new in {"k_proj": "key_proj", "class LlamaMLP": "# Renamed.\nclass LlamaFeedForward"}.items():
+        assert old in modeling
+        (tmp_path / files[-1]).write_text(modeling.replace(old, new))
+        assert measured.measured_rotations(stock.config, stock.family, [64]), new
+    for old, new in {
+        "emb.cos()": "emb.sin()",
+        "LlamaRotaryEmbedding(config=config)": "LlamaRotaryEmbedding(config=other)",
+        "class LlamaRotaryEmbedding(nn.Module)": "class LlamaRotaryEmbedding(Base)",
+        "class LlamaMLP": "class OtherRotary(nn.Module):\n    pass\n\nclass LlamaMLP",
+        "self.layers = ": "self.rotary_emb.inv_freq = 0\n        self.layers = ",
+    }.items():
+        assert old in modeling
+        (tmp_path / files[-1]).write_text(modeling.replace(old, new))
+        assert measured.measured_rotations(stock.config, stock.family, [64]) is None, new
+    (tmp_path / files[-1]).write_text(modeling)
     for name in files:
         with (tmp_path / name).open("a") as file:
-            file.write("\n")
+            file.write("\ntheta = 1\n")
         assert measured.measured_rotations(stock.config, stock.family, [64]) is None, name
         shutil.copy(PACKAGE / name, tmp_path / name)
     (tmp_path / files[-1]).unlink()
