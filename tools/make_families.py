@@ -480,9 +480,12 @@ def source_of(kind: type) -> str:
 
 
 def modeling_source(kind: type) -> str:
-    """The source of the modeling file beside a configuration."""
-    path = Path(inspect.getfile(kind))
-    return "".join(file.read_text(encoding="utf-8") for file in path.parent.glob("modeling_*.py"))
+    """Return the source of the modeling file beside a configuration, or of the class of another family (EXAONE)."""
+    folder = Path(inspect.getfile(kind)).parent
+    files = sorted(folder.glob("modeling_*.py"))
+    if not files and (name := mapping("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES").get(kind.model_type)):
+        files = [Path(inspect.getfile(getattr(transformers, name)))]
+    return "".join(file.read_text(encoding="utf-8") for file in files)
 
 
 def others() -> dict[str, str]:
