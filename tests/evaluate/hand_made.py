@@ -7,7 +7,6 @@ from itertools import islice
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ctxext.data import prose
 from ctxext.evaluate.tasks import kv, needle, passkey
@@ -87,11 +86,11 @@ class Oracle(LlamaForCausalLM):
         self.tokenizer, self.sees, self.seen = tokenizer, sees, None
         return self
 
-    def forward(self, input_ids=None, past_key_values=None, logits_to_keep=0, **options):
-        before = past_key_values.get_seq_length() if past_key_values is not None else 0
-        output = super().forward(
-            input_ids=input_ids, past_key_values=past_key_values, logits_to_keep=logits_to_keep, **options
-        )
+    @functools.wraps(LlamaForCausalLM.forward)
+    def forward(self, input_ids=None, logits_to_keep=0, **options):
+        caches = [value for value in options.values() if hasattr(value, "get_seq_length")]
+        before = caches[0].get_seq_length() if caches else 0
+        output = super().forward(input_ids=input_ids, logits_to_keep=logits_to_keep, **options)
         kept = torch.empty((len(input_ids), 0), dtype=torch.long) if before == 0 else self.seen[:, :before]
         self.seen = torch.cat([kept, input_ids], dim=1)
         num_logits = output.logits.shape[1]
@@ -99,7 +98,8 @@ class Oracle(LlamaForCausalLM):
         for row, ids in enumerate(self.seen.tolist()):
             for at in range(num_logits):
                 logits[row, at, self.next_token(ids[: len(ids) - num_logits + at + 1])] = 1.0
-        return CausalLMOutputWithPast(logits=logits, past_key_values=output.past_key_values)
+        output["logits"] = logits
+        return output
 
     def next_token(self, ids: list[int]) -> int:
         text = self.tokenizer.decode(ids)

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.gguf.header import read_header
+from ctxext.verify.decoding_process import cache_argument, cache_of
 
 ggml_type = enum.Enum("ggml_type", ["GGML_TYPE_F32", "GGML_TYPE_F16", "GGML_TYPE_BF16"])
 llama_flash_attn_type = enum.Enum("llama_flash_attn_type", ["LLAMA_FLASH_ATTN_TYPE_DISABLED"])
@@ -85,7 +86,7 @@ class Server:
             output = model(torch.tensor([ids]), logits_to_keep=1)
             while len(new) < content["n_predict"] and tokenizer.eos_token_id not in new:
                 new.append(int(output.logits[0, -1].argmax()))
-                output = model(torch.tensor([new[-1:]]), past_key_values=output.past_key_values)
+                output = model(torch.tensor([new[-1:]]), **{cache_argument(model): cache_of(output)})
         ended = "eos" if new[-1] == tokenizer.eos_token_id else "limit"
         scores = {"completion_probabilities": [{"logprob": logprob()}] * len(new)} if new[0] in whole() else {}
         return {"tokens": new, "stop_type": ended, **scores}

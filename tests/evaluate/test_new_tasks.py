@@ -1,11 +1,12 @@
 """Models made by hand that answer all, nothing, or what the first half of the text tells, at every generated task."""
 
+import functools
 import random
 import re
 
 import pytest
 import torch
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers import LlamaForCausalLM
 
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import encode_parts
@@ -51,18 +52,19 @@ class Reader:
         text = " I say " + " and also ".join(said) + "."
         return self.tokenizer(text, add_special_tokens=False)["input_ids"][: prompt.num_answer]
 
-    def forward(self, input_ids=None, past_key_values=None, logits_to_keep=0, **options):
-        before = past_key_values.get_seq_length() if past_key_values is not None else 0
-        output = self.real(
-            input_ids=input_ids, past_key_values=past_key_values, logits_to_keep=logits_to_keep, **options
-        )
+    @functools.wraps(LlamaForCausalLM.forward)
+    def forward(self, input_ids=None, logits_to_keep=0, **options):
+        caches = [value for value in options.values() if hasattr(value, "get_seq_length")]
+        before = caches[0].get_seq_length() if caches else 0
+        output = self.real(input_ids=input_ids, logits_to_keep=logits_to_keep, **options)
         self.seen = input_ids if before == 0 else torch.cat([self.seen[:, :before], input_ids], dim=1)
         kept = output.logits.shape[1]
         logits = torch.zeros_like(output.logits)
         for row, ids in enumerate(self.seen.tolist()):
             for at in range(kept):
                 logits[row, at, self.next_token(ids[: len(ids) - kept + at + 1])] = 1.0
-        return CausalLMOutputWithPast(logits=logits, past_key_values=output.past_key_values)
+        output["logits"] = logits
+        return output
 
     def next_token(self, ids):
         for length in {len(begin) for begin in self.known}:

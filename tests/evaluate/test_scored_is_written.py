@@ -14,6 +14,7 @@ from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import make_questions
 from ctxext.recipes import METHODS, MsPoE, Recipe, Yarn
+from ctxext.verify.decoding_process import cache_argument, cache_of
 
 ORDERS = ("prompt", "calibrated", "fixed")
 SCHEDULES = ("linear", "ntk", "by-parts")
@@ -59,7 +60,8 @@ def questions_with_known_answers(loaded, length):
             for _ in range(prompt.num_answer):
                 said.append(int(output.logits[0, -1].argmax()))
                 token = torch.tensor([said[-1:]])
-                output = loaded.model(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
+                cache = {cache_argument(loaded.model): cache_of(output)}
+                output = loaded.model(input_ids=token, use_cache=True, **cache)
             said[-1] = (said[-1] + (row == 1)) % 640
             prompt.ids[-prompt.num_answer :] = said
         rights.append(row != 1)

@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -13,6 +15,7 @@ from ctxext.evaluate.tasks.kv import KeyValue
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.passkey import PassKey
 from ctxext.evaluate.tasks.retrieval import make_questions
+from ctxext.verify.decoding_process import cache_argument
 from hand_made import one_that_sees_length, tiny_llama
 
 DEPTHS = even_depths(5)
@@ -155,14 +158,16 @@ def test_a_model_whose_cache_gives_other_logits_is_not_shared(tokenizer):
 class Plain(LlamaForCausalLM):
     """A forward that keeps every logit, as some families' does."""
 
-    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, use_cache=None, return_dict=None):
+    def forward(self, input_ids=None, attention_mask=None, cache=None, past_key_values=None, use_cache=None):
         self.kept = None
-        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, use_cache=use_cache)
+        given = {cache_argument(LlamaForCausalLM): past_key_values if cache is None else cache}
+        return super().forward(input_ids, attention_mask, use_cache=use_cache, **given)
 
 
 class Kept(LlamaForCausalLM):
     """Notes how many logits it was asked for."""
 
+    @functools.wraps(LlamaForCausalLM.forward)
     def forward(self, *given, logits_to_keep=0, **options):
         self.kept = logits_to_keep
         return super().forward(*given, logits_to_keep=logits_to_keep, **options)

@@ -22,6 +22,7 @@ from ctxext.search.measurement import Measurement, bounded, measure, measurement
 from ctxext.search.options import SearchOptions
 from ctxext.search.pareto import Point, best_of, is_hopeless, pareto_front, points_of
 from ctxext.search.study import Trial
+from ctxext.verify.decoding_process import cache_argument, cache_of
 from hand_made import make_tokenizer, tiny_llama
 
 OPTIONS = SearchOptions(target_length=640, samples=3, num_depths=3, checked=4)
@@ -213,9 +214,9 @@ def test_recipes_in_prompt_order_are_scored_as_they_write(tmp_path):
             ids, size = torch.tensor([prompt.ids]), prompt.num_answer
             with torch.no_grad():
                 first = loaded.model(input_ids=ids[:, :-size], use_cache=True)
-                scores, cache = [first.logits[0, -1]], first.past_key_values
+                scores, cache = [first.logits[0, -1]], {cache_argument(loaded.model): cache_of(first)}
                 for place in range(size, 1, -1):
-                    step = loaded.model(input_ids=ids[:, -place : -place + 1], past_key_values=cache, use_cache=True)
+                    step = loaded.model(input_ids=ids[:, -place : -place + 1], use_cache=True, **cache)
                     scores.append(step.logits[0, -1])
                 together = loaded.model(input_ids=ids, use_cache=False).logits[0, -size - 1 : -1]
             losses = torch.nn.functional.cross_entropy(torch.stack(scores), ids[0, -size:])

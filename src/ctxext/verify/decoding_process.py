@@ -54,7 +54,7 @@ def draw_texts(vocabulary: int) -> list[Any]:
 
 
 def decode(model: Any, texts: list[Any], *, gives_positions: bool) -> list[Any]:
-    """Return the logits of each text (l, v): the prompts in one left-padded batch, then token by token from the cache."""
+    """Return the logits of each text (l, v): the prompts in one left-padded batch, then one token a call."""
     import torch
 
     width, name = max(text.shape[1] for text in texts), cache_argument(model)

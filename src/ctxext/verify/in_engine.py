@@ -10,6 +10,7 @@ from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.system.loading import choose_device, explain_loading_errors
+from ctxext.verify.decoding_process import cache_argument, cache_of
 from ctxext.verify.engine import Engine
 
 TOLERANCE = 1e-3
@@ -120,10 +121,11 @@ def _read(model: Any, ids: Any) -> list[float]:
     length, vocabulary = ids.shape[1], model.get_output_embeddings().weight.shape[0]
     size = length if length * vocabulary <= _MOST_LOGITS else _PIECE
     log_probabilities: list[float] = []
-    cache = None
+    cache: dict[str, Any] = {}
     for start in range(0, length, size):
-        output = model(ids[:, start : start + size], past_key_values=cache, use_cache=size < length)
-        cache = output.past_key_values
+        output = model(ids[:, start : start + size], use_cache=size < length, **cache)
+        if size < length:
+            cache = {cache_argument(model): cache_of(output)}
         targets = ids[0, start + 1 : start + size + 1]
         scores = output.logits[0, : len(targets)].float().log_softmax(-1)
         log_probabilities += scores.gather(1, targets[:, None])[:, 0].tolist()

@@ -12,6 +12,7 @@ import torch
 
 from ctxext.evaluate.scoring.prefix_cache import follows_length
 from ctxext.system.loading import quiet_transformers
+from ctxext.verify.decoding_process import cache_of
 
 _SHORTEST = [[0]]
 """A prompt of one arbitrary token."""
@@ -47,7 +48,7 @@ def _answer_logits(model: Any, ids: torch.Tensor, size: int, *, token_by_token: 
 
     forget_longer_prompts(model)
     first = model(input_ids=ids[:, :-size], use_cache=True, **_keep_one(model))
-    cache, logits = first.past_key_values, [first.logits[:, -1:]]
+    cache, logits = cache_of(first), [first.logits[:, -1:]]
     if size > 1:
         pieces = torch.split(ids[:, -size:-1], 1 if token_by_token else size, dim=1)
         logits += [run(model, piece, piece.shape[1], cache) for piece in pieces]

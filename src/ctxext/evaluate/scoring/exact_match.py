@@ -19,6 +19,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.as_written import forget_longer_prompts, run_as_written
 from ctxext.evaluate.scoring.prefix_cache import is_static, is_static_for, new_cache
+from ctxext.verify.decoding_process import cache_argument
 
 
 @dataclass(frozen=True)
@@ -245,14 +246,15 @@ def run(model: Any, ids: torch.Tensor, num_kept: int, cache: Any = None) -> torc
         cache: The cache of the tokens before; it grows by these tokens.
     """
     can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
-    options = {"logits_to_keep": num_kept} if can_keep else {}
+    options: dict[str, Any] = {"logits_to_keep": num_kept} if can_keep else {}
     if cache is None:
         return _last(model(input_ids=ids, use_cache=False, **options), num_kept)
+    options[cache_argument(model)] = cache
     start, length = 0, ids.shape[1]
     size = length if cache.get_seq_length() == 0 else max(num_kept, _PIECE.get(ids.device.type, _LARGE_PIECE))
     # Pieces are counted from the end, so that the last one holds every kept token.
     for end in range(length, 0, -size)[::-1]:
-        output = model(input_ids=ids[:, start:end], past_key_values=cache, use_cache=True, **options)
+        output = model(input_ids=ids[:, start:end], use_cache=True, **options)
         start = end
     return _last(output, num_kept)
 

@@ -7,6 +7,7 @@ import torch
 
 from ctxext.recipes.code.layout import depends_on_prompt
 from ctxext.recipes.encodings.legacy import upgraded
+from ctxext.verify.decoding_process import cache_argument, cache_of
 
 _LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
 _PROBE_LENGTH, _PROBE_KEPT, _PROBE_EXTRA = 24, 12, 4
@@ -98,13 +99,14 @@ def sharing_works(model: Any) -> bool:
         if cache is None:
             return False
         whole = model(input_ids=ids, use_cache=False).logits[:, _PROBE_KEPT:].float()
-        first = model(input_ids=ids[:, : _PROBE_KEPT + _PROBE_EXTRA], past_key_values=cache, use_cache=True)
-        if first.past_key_values is not cache:
+        name = cache_argument(model)
+        first = model(input_ids=ids[:, : _PROBE_KEPT + _PROBE_EXTRA], **{name: cache}, use_cache=True)
+        if cache_of(first) is not cache:
             return False
         cache.crop(-_PROBE_EXTRA)
         if cache.get_seq_length() != _PROBE_KEPT:
             return False
-        rest = model(input_ids=ids[:, _PROBE_KEPT:], past_key_values=cache, use_cache=True).logits.float()
-    except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError):
+        rest = model(input_ids=ids[:, _PROBE_KEPT:], **{name: cache}, use_cache=True).logits.float()
+    except (LookupError, TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError):
         return False
     return bool((whole - rest).abs().max() <= _TOLERANCE * whole.std())
