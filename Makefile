@@ -4,6 +4,7 @@
 # make engines  the tests that need vLLM and llama.cpp, which it installs into an environment of their own
 # make pythons  demo and quick tests under each Python that is promised, timed; uv brings the Pythons
 # make lowest  the quick tests of convert, eval, finetune and search with the lowest versions that are allowed
+# make newest  the quick tests with the newest release of every package but torch; make newer runs it only if tools/newest.py finds one
 # make bench-gpu  every method with code on an accelerator beside the stock model; BENCH_GPU="--device cpu --shape tiny" tries it without one
 # make docs-site  the pages of docs/ as a site, in site/
 # make story  every command of the README and of docs/ in an environment where nothing but ctxext was installed
@@ -17,7 +18,7 @@ SPREAD := -n $(WORKERS) --dist worksteal
 # Each test process computes on one thread, so that the workers do not fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: demo test check bench-gpu fuzz slow engines story test-transformers-4 environment-transformers-4 lint docs pythons lowest docs-site clean
+.PHONY: demo test check newest newer bench-gpu fuzz slow engines story test-transformers-4 environment-transformers-4 lint docs pythons lowest docs-site clean
 
 demo: $(VENV)/installed
 	$(BIN)/ctxext demo
@@ -70,6 +71,15 @@ test-transformers-4:
 environment-transformers-4:
 	$(MAKE) .venv-transformers-4/installed VENV=.venv-transformers-4 CONSTRAINTS=constraints-transformers-4.txt
 
+newest:
+	rm -rf .venv-newest && $(PYTHON) -m venv .venv-newest
+	grep '^torch==' $(CONSTRAINTS) > .venv-newest/torch.txt
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-newest/torch.txt -e ".[dev]"
+	$(TEST_ENV) .venv-newest/bin/python -m pytest -q $(SPREAD) -m "not slow and not engine and not thorough"
+
+newer: $(VENV)/installed
+	$(BIN)/python tools/newest.py; case $$? in 0) $(MAKE) newest ;; 1) ;; *) exit 2 ;; esac
+
 docs: $(VENV)/installed
 	$(BIN)/python tools/make_docs.py
 
@@ -119,4 +129,4 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf .venv .venv-transformers-4 .venv-story .venv-engines .venv-uv .venv-python* .venv-lowest .venv-docs site demo-out .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-transformers-4 .venv-newest .venv-story .venv-engines .venv-uv .venv-python* .venv-lowest .venv-docs site demo-out .pytest_cache .mypy_cache .ruff_cache

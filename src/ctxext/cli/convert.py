@@ -38,6 +38,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import KINDS
 from ctxext.gguf import is_gguf
 from ctxext.system.output_directory import check_out
+from ctxext.system.tested import untested_notice
 
 _PARAMETERS = [*parameters_of(ConvertOptions), *method_parameters(), *parameters_of(Calibration)]
 
@@ -115,7 +116,7 @@ def convert(
     if dry_run:
         plan = plan_conversion(source, out, steps, options=wanted, revision=revision, token=token, tell=output.note)
         output.result(plan_data(plan, None), *_plan_lines(plan))
-        for caution in plan.cautions:
+        for caution in (*plan.cautions, *_untested(plan)):
             output.warning(caution)
         return
     with output.progress("") as progress:
@@ -144,13 +145,19 @@ def _tell(output: Output, done: Conversion, source: str, seconds: float) -> None
         f"  serves in  {serving_line(plan.serving)}",
     ]
     output.result(data, *lines)
-    for caution in (*plan.cautions, *written.notes):
+    for caution in (*plan.cautions, *written.notes, *_untested(plan)):
         output.warning(caution)
     if auto_class(plan.model.config) in KINDS:
         models = (out,) if plan.recipe.rewrites_weights else (source, out)  # The source's own table ends.
         output.next_step("ctxext", "eval", *models, why="Not measured yet")
     else:
         output.next_step("ctxext", "verify", out, "--against", source)
+
+
+def _untested(plan: Plan) -> list[str]:
+    """Return a warning if the result carries code and the installed transformers is newer than the tested ones."""
+    notice = untested_notice() if plan.recipe.needs_code else ""
+    return [f"{notice}; ctxext verify checks the result's code under other versions."] if notice else []
 
 
 def _verification_lines(done: Conversion) -> list[Text]:

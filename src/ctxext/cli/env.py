@@ -9,6 +9,7 @@ from rich.table import Table
 from ctxext.cli.options import JsonOption
 from ctxext.cli.output import Output
 from ctxext.cli.terminal import bold
+from ctxext.system.tested import TESTED, untested_notice
 from ctxext.version import __version__
 
 _PACKAGES = (
@@ -31,6 +32,7 @@ def env(as_json: JsonOption = False) -> None:
         "python": platform.python_version(),
         "platform": platform.platform(),
         **{name: _version(name) for name in _PACKAGES},
+        "tested transformers": ", ".join(TESTED),
         "processor": f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads",
         "accelerators": ", ".join(_accelerators()) or "none",
         "hub cache": HF_HUB_CACHE,
@@ -38,7 +40,10 @@ def env(as_json: JsonOption = False) -> None:
     table = Table.grid(padding=(0, 2))
     for key, value in facts.items():
         table.add_row(bold(key), str(value))
-    Output(as_json=as_json).result(facts, table)
+    output = Output(as_json=as_json)
+    output.result(facts, table)
+    if notice := untested_notice():
+        output.warning(f"{notice}.")
 
 
 def _version(package: str) -> str:

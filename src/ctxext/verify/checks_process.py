@@ -236,7 +236,8 @@ def token_by_token(stock: Any, input_ids: Any, settings: dict[str, Any], referen
 
     modeling: Any = sys.modules[type(stock).__module__]
     name = next(name for name in BUILDERS if hasattr(modeling, name))
-    original, heads, logits, cache = getattr(modeling, name), stock.config.num_attention_heads, [], {}
+    original, heads, logits = getattr(modeling, name), stock.config.num_attention_heads, []
+    cache: dict[str, Any] = {}
     # Falcon rounds slopes, positions and their products; what is left of them for a row is not rounded.
     dtype = torch.bfloat16 if stock.config.model_type == "falcon" else torch.float32
     plain = torch.tensor(reference.slopes({**settings, "factor": 1}, heads, 0))

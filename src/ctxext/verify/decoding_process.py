@@ -61,7 +61,8 @@ def decode(model: Any, texts: list[Any], *, gives_positions: bool) -> list[Any]:
     ids = torch.cat([torch.nn.functional.pad(text, (width - text.shape[1], 0)) for text in texts])
     mask = torch.cat([torch.nn.functional.pad(torch.ones_like(text), (width - text.shape[1], 0)) for text in texts])
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    start, end, parts, cache = 0, width - DECODED, [], {}
+    start, end, parts = 0, width - DECODED, []
+    cache: dict[str, Any] = {}
     while start < width:
         given = {"position_ids": positions[:, start:end]} if gives_positions else {}
         output = model(ids[:, start:end], attention_mask=mask[:, :end], use_cache=True, **cache, **given)

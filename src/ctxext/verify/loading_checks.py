@@ -10,6 +10,7 @@ from ctxext.recipes.code.own_code import release_of
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.biases import Buckets
 from ctxext.recipes.encodings.learned import LearnedTable
+from ctxext.system.tested import untested_notice
 from ctxext.verify.carried import expected_rotation, largest_difference
 from ctxext.verify.clean_load import ScriptFailedError, answer_of
 from ctxext.verify.logits import TOLERANCE, compare_logits
@@ -24,6 +25,12 @@ _ROUNDING = 2.0**-21
 and the scale of the scores each add to that."""
 _NOT_RUN = "it carries code that is not this version's own; --trust-remote-code runs it"
 _OTHER_TOWERS = ("vision", "visual", "audio")
+
+
+def check_version(subject: Subject) -> Finding | None:
+    """Report an installed transformers that is newer than the newest tested version."""
+    notice = untested_notice()
+    return Finding("transformers", SKIPPED, notice) if notice else None
 
 
 def check_loading(subject: Subject) -> Finding:

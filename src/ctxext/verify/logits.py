@@ -16,9 +16,10 @@ from ctxext.errors import CtxextError
 from ctxext.recipes.base import Method
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
-from ctxext.recipes.methods.relation import Relation, given
+from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.recipe import Recipe
 from ctxext.system.loading import without_hub
+from ctxext.system.tested import TESTED
 from ctxext.verify.clean_load import ScriptFailedError, answer_of
 from ctxext.verify.decoding_process import LENGTH
 from ctxext.verify.reference import reference_faults, reference_file, reference_of
@@ -123,7 +124,7 @@ def compare_logits(
     if report["decoding"]:
         raise CtxextError(
             f"The converted model is wrong where it decodes from a cache: {report['decoding']}.",
-            hint="--no-verify writes it all the same.",
+            hint=f"ctxext was tested with transformers {' and '.join(TESTED)}. --no-verify writes it all the same.",
         )
     return Verification(difference=max(differences.values()), change=report["change"])
 
@@ -137,10 +138,11 @@ def _shortened(step: Method, steps: Sequence[Mapping[str, Any]]) -> dict[str, An
     if "original_length" not in settings:
         return settings
     if isinstance(step, Relation):
-        unset = {name: None for name in step.defaults(settings["original_length"]) if hasattr(step, name)}
+        length = settings["original_length"]
+        unset: dict[str, Any] = {name: None for name in step.defaults(length) if hasattr(step, name)}
         lengths = dataclasses.replace(step, **unset).defaults(LENGTH)
         settings |= {name: value for name, value in lengths.items() if name in settings}
-        settings["target_length"] = max(2 * LENGTH, round(given(step.factor) * LENGTH))
+        settings["target_length"] = max(2 * LENGTH, round(settings["target_length"] / length * LENGTH))
     return {**settings, "original_length": LENGTH}
 
 

@@ -15,7 +15,14 @@ from ctxext.verify.file_checks import (
     check_record,
     check_weights,
 )
-from ctxext.verify.loading_checks import check_buckets, check_frequencies, check_loading, check_logits, check_tables
+from ctxext.verify.loading_checks import (
+    check_buckets,
+    check_frequencies,
+    check_loading,
+    check_logits,
+    check_tables,
+    check_version,
+)
 from ctxext.verify.subject import FAILED, SKIPPED, Finding, Subject
 from ctxext.verify.tensors import check_against
 
@@ -32,7 +39,14 @@ READING: tuple[Check, ...] = (
 )
 """The checks that read files only, in the order in which they are shown."""
 
-LOADING: tuple[Check, ...] = (check_loading, check_frequencies, check_tables, check_buckets, check_logits)
+LOADING: tuple[Check, ...] = (
+    check_version,
+    check_loading,
+    check_frequencies,
+    check_tables,
+    check_buckets,
+    check_logits,
+)
 """The checks that load the model."""
 
 

@@ -1,0 +1,32 @@
+"""The versions of transformers that ctxext was tested with, and whether the installed one is newer."""
+
+import importlib.metadata
+
+TESTED = ("5.24.0", "4.57.6")
+"""The newest tested release of each major version of transformers, the newest first."""
+
+
+def installed_transformers() -> str:
+    """Return the installed version of transformers; empty without one."""
+    try:
+        return importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def is_newer(version: str) -> bool:
+    """Return whether a version of transformers is newer than the newest tested one."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(version) > Version(TESTED[0])
+    except InvalidVersion:
+        return False
+
+
+def untested_notice() -> str:
+    """Return one sentence if the installed transformers is newer than the newest tested one; otherwise empty."""
+    version = installed_transformers()
+    if not is_newer(version):
+        return ""
+    return f"transformers {version} is newer than {TESTED[0]}, the newest version that ctxext was tested with"
