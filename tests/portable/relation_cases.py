@@ -84,6 +84,9 @@ class Call:
     def needs_sequences(self, what):
         """Engines that lay sequences end to end are refused by the seam."""
 
+    def needs_causality(self, what, asked=None):
+        """Bidirectional attention is refused by the seam."""
+
     def turn(self, tensor, to, since, slowed=None):
         self.turns += tensor.shape[2]
         return rotated(tensor, angles_of(Turn(to, since, slowed), self.inverse()), self.interleaved)

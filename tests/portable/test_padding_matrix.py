@@ -39,6 +39,10 @@ STEPS = {
     "window": {"factor": 4},
     "adaptive": {"factor": 4},
     "distance-aware": {},
+    "mspoe middle": {
+        **{"schedule": "linear", "head_order": "fixed", "ratio_max": 3.0, "first_layer": 0},
+        **{"rescale": "middle", "rescale_start": 5, "rescale_end": 30},
+    },
 }
 RELATIONS = [name for name in STEPS if issubclass(method_named(name.split()[0]), Relation)]
 ROTARY = ("llama", "qwen3", "gemma2", "gpt_neox")

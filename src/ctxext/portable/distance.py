@@ -53,6 +53,7 @@ class DistanceAware(Method):
         if not (torch.compiler.is_compiling() or learns or bool(numbers[0].any())):
             return inner(query, key, value, mask, **kwargs)
         call.needs_sequences(self.name)
+        call.needs_causality(self.name, kwargs.get("is_causal"))
         length, total = query.shape[2], key.shape[2]
         base = first_base(call, length, total, mask)
         places = places_of(call, key, length, mask, base)

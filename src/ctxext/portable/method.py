@@ -26,14 +26,55 @@ Frame = namedtuple("Frame", ["inverse", "columns", "scaling", "dtype"])
 # a `Given`. Device maps move all of it.
 Tables = namedtuple("Tables", ["cos", "sets", "positions", "frame", "memory"])
 # Arguments of the model's forward: the mask of tokens (b, n) or None; how many tokens its cache held before, a number
-# or a tensor; and the positions of the rows (b, l) by that mask if none were passed and it hides tokens.
+# or a tensor; and the positions of the rows (b, l) by that mask if none were passed and it hides tokens. Of a mask of
+# pairs, (b, h, l, n), there are only the positions, which may be UNCLEAR.
 Given = namedtuple("Given", ["mask", "seen", "rows"])
+
+
+UNCLEAR = "unclear"  # Instead of positions.
+
+
+def text_positions(mask, seen, length):
+    """Positions of rows (b, l) within their texts by a mask of pairs (b, h, l, n), or UNCLEAR where it does not say.
+
+    A row counts from the first key that it sees, if all keys that it sees count from the same. What sees nothing, or
+    everything and is seen by no such row, is padding.
+    """
+    if torch.compiler.is_compiling():
+        return UNCLEAR
+    seen = int(seen)
+    if mask.shape[2] not in (1, length) or mask.shape[3] < seen + length:
+        return UNCLEAR
+    shown = mask if mask.dtype == torch.bool else mask > -1e4
+    if not bool((shown == shown[:, :1]).all()):
+        return UNCLEAR
+    shown = shown[:, 0].expand(-1, length, -1)
+    columns = torch.arange(shown.shape[2], device=mask.device)
+    own, first = columns[seen : seen + length], shown.long().argmax(-1)
+    is_row = (shown & (columns <= own[:, None])).any(-1) & ~(shown & (columns > own[:, None])).any(-1)
+    among = shown[:, :, seen : seen + length] & is_row[..., None]  # What rows see of this call.
+    strays = among & ((first[:, :, None] != first[:, None]) | ~is_row[:, None])
+    is_odd = ~is_row & shown.any(-1) & ~(shown.all(-1) & is_row.any(-1, keepdim=True))
+    sees_itself = shown[:, torch.arange(length, device=mask.device), own]
+    if bool(strays.any() | is_odd.any() | (is_row & ~sees_itself).any()):
+        return UNCLEAR
+    return torch.where(is_row, own - first, 0)
+
+
+def refuse_mask(what):
+    """Refuse a mask of pairs that does not say where texts begin.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(f"{what}: a 4D mask without position_ids does not say where each text begins; pass position_ids.")
 
 
 class Method:
     """The hooks of a method. By default each calls `inner`."""
 
     name = ""  # As in the entries of `steps`.
+    counts_in_texts = False  # Whether it must rotate by positions within each text, which padding does not move.
 
     def __init__(self, settings):
         self.settings = settings
@@ -152,7 +193,7 @@ class Call:
         self.layer, self.part, self.attention = layer_of(part, inputs), part, attention
         self.rotary = getattr(attention, part.rotary) if part.rotary else None
         self.methods, self.original = part.methods, part.original
-        self.layer_memory = {}
+        self.layer_memory, self.has_unclear_mask = {}, False
         if tables is not None:
             self.see_tables(tables)
         self.cache = cache_in(inputs)
@@ -166,7 +207,9 @@ class Call:
         self.tables, self.rotated, self.memory = tables, tables.positions, tables.memory
         given = tables.memory.get("given")
         self.seen = None if given is None else given.seen
-        self.positions = self.rotated if given is None or given.rows is None else given.rows
+        rows = None if given is None else given.rows
+        self.has_unclear_mask = rows is UNCLEAR
+        self.positions = self.rotated if rows is None or self.has_unclear_mask else rows
 
     def to(self, *args, **kwargs):
         """Itself: families that rotate by one complex tensor move it to a device."""
@@ -186,6 +229,18 @@ class Call:
         if self.backend == "vllm" or "paged" in self.backend or self.is_paged:
             name = "paged" if self.is_paged else self.backend
             raise ValueError(f'{what} needs whole sequences; "{name}" attention lays them end to end.')
+
+    def needs_causality(self, what, asked=None):
+        """Refuse bidirectional attention, and masks that do not say where texts begin, where `what` would be wrong.
+
+        Raises:
+            ValueError: rows see what comes after them, or their positions are not known.
+        """
+        config = getattr(self.attention, "config", None)
+        if False in (asked, getattr(self.attention, "is_causal", True), getattr(config, "is_causal", True)):
+            raise ValueError(f"{what} is for causal attention; here is_causal is False.")
+        if self.has_unclear_mask:
+            refuse_mask(what)
 
     @property
     def rotates_heads_alike(self):

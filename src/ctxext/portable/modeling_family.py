@@ -17,6 +17,7 @@ import transformers
 
 from .method import (
     CURRENT,
+    UNCLEAR,
     Call,
     Frame,
     Given,
@@ -27,6 +28,8 @@ from .method import (
     Turn,
     chained,
     layer_of,
+    refuse_mask,
+    text_positions,
 )
 from .private_copy import (
     MODERN,
@@ -76,8 +79,25 @@ def frame_of(rotary, layer_type, like):
     return Frame(inverse, kept[layer_type, like.device], scaling, like.dtype)
 
 
+def within_texts(rotary, args, kwargs):
+    """The `Given` of a rotary embedding and its arguments, with positions within texts where a method needs them."""
+    known = getattr(CURRENT, "given", None)
+    method = next((method for method in getattr(rotary, "ctxext_methods", ()) if method.counts_in_texts), None)
+    if method is None or known is None or known.rows is None:
+        return known, args, kwargs
+    if known.rows is UNCLEAR:
+        refuse_mask(method.name)
+    positions = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
+    rows = known.rows.to(positions.device).expand(*positions.shape[:-2], *[-1] * 2)
+    known = known._replace(rows=None)
+    if "position_ids" in kwargs:
+        return known, args, {**kwargs, "position_ids": rows}
+    return known, (args[0], rows, *args[2:]), kwargs
+
+
 def rotary_forward(original, rotary, *args, **kwargs):
     """Return the family's (cos, sin), with `Tables` instead of cos."""
+    known, args, kwargs = within_texts(rotary, args, kwargs)
     original_tables = original(rotary, *args, **kwargs)
     cos, sin = parts_of(original_tables)
     given = dict(zip(("x", "position_ids"), args, strict=False)) | kwargs
@@ -102,7 +122,7 @@ def rotary_forward(original, rotary, *args, **kwargs):
     for query, key in sets:  # If they share their positions, the keys' tables are None.
         by_set.append((table(Turn(query, None)), None if key is query else table(Turn(key, None))))
     is_complex, call = torch.is_tensor(original_tables), getattr(CURRENT, "call", None)
-    memory = {"given": getattr(CURRENT, "given", None)}
+    memory = {"given": known}
     tables = Tables(original_tables if is_complex else cos, by_set, rows, frame, memory)
     if call is None or call.rotary is not rotary:
         return tables, None if is_complex else sin
@@ -121,6 +141,12 @@ def counted(mask, seen, length):
     return (torch.arange(length, device=mask.device) + seen - first).clamp(min=0)
 
 
+def full_mask(mask):
+    """The mask of pairs (b, h, l, n) of layers with full attention that a caller made, or None."""
+    mask = mask.get("full_attention") if isinstance(mask, dict) else mask
+    return mask if torch.is_tensor(mask) and mask.ndim == 4 else None
+
+
 def model_forward(names, original, model, *args, **kwargs):
     """Call the family's model, and pass its layers arguments that only it receives: the mask of tokens and the cache.
 
@@ -136,7 +162,14 @@ def model_forward(names, original, model, *args, **kwargs):
         mask = None if outer is None else outer.mask
     seen = 0 if cache is None else cache.get_seq_length()
     seen = seen.clone() if torch.is_tensor(seen) else seen  # A static cache counts in place.
-    rows = counted(mask, seen, length) if mask is not None and given.get("position_ids") is None else None
+    rows, pairs = None, full_mask(given.get("attention_mask"))
+    if given.get("position_ids") is None:
+        if mask is not None:
+            rows = counted(mask, seen, length)
+        elif outer is not None:  # The outer model made the mask, or has read it.
+            rows = outer.rows
+        elif pairs is not None:
+            rows = text_positions(pairs, seen, length)
     CURRENT.given = Given(mask, seen, rows)
     try:
         return original(model, *args, **kwargs)

@@ -79,6 +79,7 @@ class Relation(Method):
         """The attention (b, l, h, d) of query (b, h, l, d), key and value (b, g, n, d), and weights or None."""
         if not call.is_left_to_engine:
             call.needs_sequences(self.name)
+            call.needs_causality(self.name, kwargs.get("is_causal"))
         plan = self.plan(call, self.maps.get(call.layer, self.map), query, key, value, mask, kwargs)
         if plan.form == "one":
             query, key, value, mask = self.one(call, plan, query, key, value, mask)

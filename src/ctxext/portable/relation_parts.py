@@ -9,7 +9,7 @@ from collections import namedtuple
 import torch
 from transformers.cache_utils import Cache
 
-from .method import state_of
+from .method import refuse_mask, state_of
 
 
 def first_base(call, length, total, mask):
@@ -81,6 +81,13 @@ def find_places(call, key, length, mask, base):
         kept = rows.new_zeros(len(key), 0, 2)
     if kept is None or (not torch.is_tensor(seen) and kept.shape[1] < seen):
         return guessed_places(call, rows, total, length, mask, base)
+    given = call.tables.memory.get("given")
+    if seen and not traced and given is not None and given.mask is None and call.positions is not call.rotated:
+        first = seen + torch.arange(length, device=kept.device) - rows[..., 0]  # By the mask, where each text begins.
+        first = torch.where((first < seen) & (rows[..., 0] > 0), first, 0).expand(len(key), -1)
+        begins = kept[..., 0].gather(1, first) == 0
+        if not bool((begins | (first == 0)).all()):
+            refuse_mask("relation maps")
     if call.positions is call.rotated and kept.shape[1] and not torch.is_tensor(seen) and seen:
         # Positions that are given count as those by which the tokens before are rotated.
         last = kept[:, seen - 1, None]
@@ -141,6 +148,8 @@ def plain_base(places, mask, total, base):
     is_shown = mask is not None and mask.ndim == 4
     if is_shown:  # A static cache has room for more keys than there are.
         base = int(mask[0, 0, 0, :total].sum()) - 1
+        if base + length > total:
+            return None
     count = torch.arange(base + length, device=m.device)
     if not bool((keys[:, : base + length] == count).all() and (rotated_keys[:, : base + length] == count).all()):
         return None
