@@ -2,9 +2,9 @@
 
 Paper: "Found in the Middle", https://arxiv.org/abs/2403.04797. A step holds `ratios` (one per KV head, ascending),
 `layers` (those that take part), `ranks` (for each of these the number of each head's ratio; absent: each prompt
-chooses), `schedule`, `rescale` and `variant`; or, instead of ratios and ranks, `heads`: the `ratios`, `ramps` and
-`temperatures` of every KV head of each of these layers. Shapes: b batch, g KV heads, n queries per KV head, l length, d
-rotary, r ratios, c columns of cos and sin.
+chooses), `schedule`, `rescale`, `variant`, and `pairs` if fewer rotate than have a frequency; or, instead of ratios and
+ranks, `heads`: the `ratios`, `ramps` and `temperatures` of every KV head of each of these layers. Shapes: b batch, g KV
+heads, n queries per KV head, l length, d rotary, r ratios, c columns of cos and sin.
 """
 
 import functools
@@ -25,6 +25,10 @@ class MsPoE(Method):
     name = "mspoe"
     kept = None  # The columns and inverse frequencies of the last call, and what `frequencies` returned.
     length = 0  # Of the last call without a cache, to detect a text that grows.
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.counts_in_texts = settings["rescale"] != "uniform"
 
     def tables(self, inner, frame, turn):
         """The inner tables, for layers that take no part, and cos and sin of every ratio (r, b, l, 2 c)."""
@@ -126,7 +130,8 @@ class MsPoE(Method):
         ]
         frequencies = curve_frequencies(self.settings, frame.inverse, *curves[:2])
         angles = angles_of(turn, frequencies[:, frame.columns][:, None, None], self.moved)
-        factor = frame.scaling * curves[2][:, None, None]
+        # A turn goes on from a rotation that had the temperatures.
+        factor = frame.scaling * curves[2][:, None, None] if turn.since is None else frame.scaling
         return [(f(angles) * factor).to(frame.dtype).transpose(0, 1) for f in (torch.cos, torch.sin)]
 
     def ranks(self, call, tensors, axis):
@@ -249,7 +254,9 @@ def head_frequencies(settings, inverse):
     if settings["rescale"] != "uniform":
         return inverse.expand(len(ratios), -1)
     if settings["schedule"] == "ntk":  # The base times ratio ** (d / (d - 2)), written per frequency.
-        return inverse / ratios ** torch.linspace(0, 1, size, device=inverse.device)
+        count = settings.get("pairs", size)  # Fewer rotate in families that fill up with frequencies of 0.
+        exponents = torch.linspace(0, 1, count, device=inverse.device)
+        return inverse / ratios ** torch.nn.functional.pad(exponents, (0, size - count), value=1.0)
     if settings["schedule"] == "by-parts":  # YaRN's ramp, from frequencies that stay to those that slow down.
         rotations = (settings["trained_length"] / (2 * math.pi * settings[beta]) for beta in ("beta_fast", "beta_slow"))
         first, last = (size * math.log(count) / math.log(settings["theta"]) for count in rotations)

@@ -59,21 +59,21 @@ def _dynamic(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], len
 def _yarn(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
     """Section 3.2, bounds rounded outwards and clamped at 0 and d - 1 as transformers does (docs/traps.md, trap 6).
 
-    With `truncate` false (gpt-oss) they are not rounded.
+    With `truncate` false (gpt-oss) they are not rounded. The d of the ramp is that of the exponents.
     """
-    dim, trained = rotary.dim, rotary.schedule_length
+    span, trained = rotary.span, rotary.schedule_length
     factor = numbers.get("factor") or rotary.context_length / trained
 
     def dimension_rotating(rotations: float) -> float:
-        return dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(rotary.theta))
+        return span * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(rotary.theta))
 
     first = dimension_rotating(numbers.get("beta_fast") or 32)
     last = dimension_rotating(numbers.get("beta_slow") or 1)
     if numbers.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
-    low, high = max(first, 0), min(last, dim - 1)
-    span = (high - low) or 0.001
-    kept = [1 - min(max((i - low) / span, 0.0), 1.0) for i in range(dim // 2)]
+    low, high = max(first, 0), min(last, span - 1)
+    width = (high - low) or 0.001
+    kept = [1 - min(max((i - low) / width, 0.0), 1.0) for i in range(rotary.dim // 2)]
     return [theta * keep + theta / factor * (1 - keep) for theta, keep in zip(plain, kept, strict=True)]
 
 

@@ -167,6 +167,8 @@ class MsPoE(CodeMethod):
             "rescale": self.rescale if self.rescale == "uniform" else [self.rescale_start, self.rescale_end],
             "variant": self.variant,
         }
+        if model.rotary.dim != model.rotary.span:
+            settings["pairs"] = model.rotary.dim // 2
         if self.schedule == "by-parts":
             settings |= {"trained_length": model.rotary.trained_length, "theta": model.rotary.theta}
             settings |= {"beta_fast": self.ramp_fast, "beta_slow": self.ramp_slow}

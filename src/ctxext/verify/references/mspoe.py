@@ -50,7 +50,7 @@ def rotation(settings, chosen, head, positions, frequencies, theta):
         slowed = []
         for frequency in frequencies:
             turns = frequency * settings["trained_length"] / (2 * math.pi)
-            gone = min(max(math.log(keeps / turns) / math.log(keeps / gives), 0.0), 1.0)
+            gone = min(max(math.log(keeps / turns) / math.log(keeps / gives), 0.0), 1.0) if turns else 1.0
             slowed.append(frequency / ratio * gone + frequency * (1 - gone))
         return positions, slowed
     ratio, pairs = chosen[head], len(frequencies)
@@ -58,8 +58,9 @@ def rotation(settings, chosen, head, positions, frequencies, theta):
         start, end = settings["rescale"]
         inside = positions.clamp(start, end) - start
         return positions - inside + inside / ratio, frequencies
-    if settings["schedule"] == "ntk":
-        return positions, [f / ratio ** (i / (pairs - 1)) for i, f in enumerate(frequencies)]
+    if settings["schedule"] == "ntk":  # The slowest pair that rotates gets the whole ratio.
+        last = sum(f != 0 for f in frequencies) - 1
+        return positions, [f / ratio ** min(i / last, 1.0) for i, f in enumerate(frequencies)]
     if settings["schedule"] == "by-parts":
         bounds = [
             pairs * math.log(settings["trained_length"] / (2 * math.pi * rotations)) / math.log(theta)

@@ -5,7 +5,7 @@ import math
 
 def schedule(numbers, model, at):
     """NTK-by-parts with cos and sin times 0.1 · ln(s) + 1, or times the number that was given."""
-    d, base, length, s = model["dim"], model["theta"], model["length"], numbers["factor"]
+    d, base, length, s = model["span"], model["theta"], model["length"], numbers["factor"]
 
     def index(rotations):
         return d / 2 * math.log(length / (2 * math.pi * rotations)) / math.log(base)
@@ -15,7 +15,7 @@ def schedule(numbers, model, at):
         start, end = math.floor(start), math.ceil(end)
     start, end = max(0, start), min(d - 1, end)
     frequencies = []
-    for i in range(d // 2):
+    for i in range(model["dim"] // 2):
         theta = base ** (-2 * i / d)
         gone = 0.0 if i <= start else 1.0 if i >= end else (i - start) / (end - start)
         frequencies.append((1 - gone) * theta + gone * theta / s)
