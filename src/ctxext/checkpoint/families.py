@@ -322,6 +322,23 @@ def _switched(config: Mapping[str, Any], family: Family) -> Family:
     return family
 
 
+def bidirectional_key(config: Mapping[str, Any], family: Family) -> str:
+    """The key and value of config.json that let text see what comes after it; empty if nothing does.
+
+    With "vision" images alone see both ways, and PaliGemma's class fills in true for null.
+    """
+    key, is_read = "use_bidirectional_attention", family.model_type.startswith(("gemma", "paligemma"))
+    for text in (text_config(config, family), config):
+        if text.get("is_causal") is False:
+            return '"is_causal": false'
+        value = text.get(key)
+        if value is None and family.model_type == "paligemma":
+            value = True
+        if is_read and value and value != "vision":
+            return f'"{key}": {json.dumps(value)}'
+    return ""
+
+
 def _null_schedule(text: Mapping[str, Any], family: Family) -> str:
     """Return the first layer type whose schedule is null; empty without one."""
     schedule = text.get("rope_parameters")

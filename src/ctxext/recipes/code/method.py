@@ -6,7 +6,7 @@ from importlib import resources
 from importlib.abc import Traversable
 from typing import Any, ClassVar
 
-from ctxext.checkpoint.families import Family, rotated_layers
+from ctxext.checkpoint.families import Family, bidirectional_key, rotated_layers
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Method
 from ctxext.recipes.code import layout as code_layout
@@ -62,6 +62,8 @@ class CodeMethod(Method):
         """Why the family cannot carry the code; empty if it can."""
         if cls.kind == "attention" and family.shared_rotary_key:
             return _LATENT
+        if cls.kind == "attention" and (key := bidirectional_key(config, family)):
+            return f"{key} in config.json makes its attention bidirectional, and the method is for causal attention"
         reason = super().refusal(config, family) or code_layout.refusal(family)
         reason = reason or ("" if rotated_layers(config, family) else _ALL_SLIDING)
         return reason or (_UNREACHED_ATTENTION.get(family.model_type, "") if cls.kind == "attention" else "")
