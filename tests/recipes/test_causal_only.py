@@ -1,4 +1,4 @@
-"""Decoders that their config.json makes bidirectional: methods that change attention refuse them with the true reason."""
+"""Decoders that config.json makes bidirectional: methods that change attention refuse them with the true reason."""
 
 import pytest
 
