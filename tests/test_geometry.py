@@ -49,7 +49,7 @@ EVEN = "dimensions of a head rotate, expected an even number of at least 4."
         ({"model_type": "mpt", "n_layers": None}, '"n_layers" is null, expected a number.'),
         (
             {"model_type": "falcon", "num_kv_heads": 0.5, "new_decoder_architecture": True},
-            '"num_key_value_heads" is "0.5", expected a valid integer.',
+            '"num_kv_heads" is "0.5", expected a valid integer.',
         ),
     ],
 )

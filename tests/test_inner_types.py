@@ -59,7 +59,7 @@ def theta_of(built):
 
 
 @pytest.mark.parametrize(
-    "inner", [WITHOUT, None, "brandnew_lm", "llama", "qwen2", "qwen3", "mamba", "bert", 7, ""], ids=str
+    "inner", [WITHOUT, None, "brandnew_lm", "kimi_k2", "llama", "qwen2", "qwen3", "mamba", "bert", 7, ""], ids=str
 )
 @pytest.mark.parametrize("whole", [name for name in COMPOSED if name not in NOT_BUILT])
 def test_right_or_refused_by_name(whole, inner, tmp_path):

@@ -175,8 +175,9 @@ def test_published_models_are_offered_what_can_be_planned(config, tmp_path):
         if method.encoding != inspection.positions:
             assert reason
         elif problem := problem_of(method.example_step(encoding), source):
-            # A schedule of its own has to be replaced first.
-            assert encoding.is_scaled or (reason and reason in problem), (method.name, problem)
+            # A schedule of its own has to be replaced first, and transformers 4.57 does not know every family.
+            is_unknown = MAJOR < 5 and problem.startswith("The installed transformers has no")
+            assert encoding.is_scaled or is_unknown or (reason and reason in problem), (method.name, problem)
         else:
             assert not reason, method.name
 

@@ -138,7 +138,7 @@ PLAIN = {"rope_type": "default", "rope_theta": 1e4}
         ),
         # A class that is scaled by default needs its plain schedule said.
         (
-            {"model_type": "apertus", **SIZES, "rope_theta": 1e4, "head_dim": 16},
+            {"model_type": "apertus", **SIZES, "rope_theta": 1e4, "head_dim": 16, "rope_scaling": {"type": "default"}},
             {"rope_parameters": PLAIN, "rope_scaling": {"rope_type": "default"}},
         ),
         # Nested by layer type: transformers 4 reads no base above, unless the family has two.

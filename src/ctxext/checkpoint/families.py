@@ -258,6 +258,7 @@ def _with_text(family: Family, nested: Mapping[str, Any]) -> Family:
         CtxextError: the class cannot build the model type that `text_config` names, or its rules are unknown.
     """
     place, named = f'"{family.text_config}" of "{family.model_type}"', nested.get("model_type", family.text_type)
+    named = _READ_AS.get((family.model_type, str(named)), named)
     if not family.any_text:
         if named not in (None, family.model_type, family.text_type, f"{family.model_type}_text", *_OLDER_NAMES):
             raise CtxextError(
@@ -288,6 +289,9 @@ def _with_text(family: Family, nested: Mapping[str, Any]) -> Family:
         rope_types_4x=inner.rope_types_4x if family.rope_types_4x is None else family.rope_types_4x,
     )
 
+
+_READ_AS = {("kimi_k25", "kimi_k2"): "deepseek_v3"}
+"""Inner model types for which the class of the whole model builds another one."""
 
 _OLDER_NAMES = ("Glm4vMoe_text",)
 """Names of a class's own language model that other versions of transformers wrote."""
