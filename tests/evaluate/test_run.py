@@ -11,13 +11,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.run import Meter, break_even
 from ctxext.evaluate.tasks.base import keys_of
+from ctxext.recipes import Recipe, Yarn
 
 SETTINGS = {
     "tasks": ("needle", "passkey", "kv", "perplexity", "short"),
@@ -155,6 +158,7 @@ from pathlib import Path
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.tasks.base import keys_of
+from ctxext.recipes import Recipe, Yarn
 evaluate([sys.argv[1]], Settings(**eval(sys.argv[3])), loading=Loading(device="cpu"), out=Path(sys.argv[2]))
 """
 
@@ -333,3 +337,31 @@ def test_a_torn_line_is_dropped_and_the_line_before_it_stays(tmp_path):
     log.append(cells[1])
     assert log.records() == cells
     assert log.num_skipped == 0
+
+
+@pytest.mark.parametrize("is_named", [False, True], ids=["beside", "named"])
+@pytest.mark.parametrize("is_old", [False, True], ids=["recorded", "0.3.0"])
+def test_the_source_is_known_by_its_content_and_not_by_its_name(is_named, is_old, checkpoint, tmp_path):
+    """Issue: any folder of the source's name was the source, so a cost of +0.004 was reported as -5.77."""
+    settings = Settings(tasks=("short",), lengths=(300,), samples=2)
+    source, other = tmp_path / "one" / "model", tmp_path / "two" / "model"
+    shutil.copytree(checkpoint, source)
+    convert(source, tmp_path / "one" / "longer", Recipe([Yarn(factor=2)]))
+    shutil.copytree(source, other)
+    tensors = load_file(other / "model.safetensors")
+    save_file({name: tensor * 1.5 for name, tensor in tensors.items()}, other / "model.safetensors", {"format": "pt"})
+    shutil.copytree(tmp_path / "one" / "longer", tmp_path / "two" / "longer")
+    if is_old:
+        for place in ("one", "two"):
+            record = tmp_path / place / "longer" / "ctxext.json"
+            content = json.loads(record.read_text())
+            content["source"].pop("fingerprint", None)
+            record.write_text(json.dumps(content))
+
+    def against(place):
+        folders = [tmp_path / place / "longer", *([tmp_path / place / "model"] if is_named else [])]
+        model = next(m for m in evaluate(list(map(str, folders)), settings)["models"] if m["name"] == "longer")
+        return model["short"].get("against")
+
+    assert against("one")["model"] == "model"
+    assert not against("two")

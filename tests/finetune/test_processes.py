@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,50 @@ def run_two(base, out, options, **environment):
     assert len(saves) >= (4 if environment else 0), result.stdout
     assert all(line.split()[2] == line.split()[4] != "0" for line in saves), result.stdout
     assert bool(saves) == bool(environment), result.stdout
+
+
+SLOWLY = """
+import os, sys, time
+sys.path[:0] = [{tests!r}]
+from pathlib import Path
+from ctxext.finetune import TrainingOptions, prepare
+read = prepare._read
+def slowly(*args):
+    time.sleep(4)
+    return read(*args)
+prepare._read = slowly
+from tiny_base import tune
+tune(Path({base!r}), Path({out!r}), {options!r})
+"""
+
+
+@pytest.mark.thorough
+def test_the_second_machine_waits_while_the_first_reads_its_data(base, short_trainings, tmp_path):
+    """Issue: it ended with an assertion, as it waited only for processes of its own machine."""
+    options = dataclasses.replace(PARALLEL, steps=1, save_every=1)
+    script = tmp_path / "slowly.py"
+    script.write_text(SLOWLY.format(tests=str(TESTS), base=str(base), out=str(tmp_path / "out"), options=options))
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    shared |= {"LOCAL_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    machines = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**os.environ, **shared, "RANK": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    try:
+        said = [machine.communicate(timeout=200)[0] for machine in reversed(machines)]
+    finally:
+        for machine in machines:
+            machine.kill()
+    assert [machine.returncode for machine in machines] == [0, 0], said
 
 
 def launched(name):

@@ -202,6 +202,11 @@ class Checkpoint:
         return sum(math.prod(entry["shape"]) for header in self.headers() for entry in header.values()) or None
 
 
+def is_loadable(path: Path) -> bool:
+    """Return whether transformers would load a weight file, by its path in the folder."""
+    return bool(_LOADABLE.match(path.as_posix()))
+
+
 def is_cached(path: Path) -> bool:
     """Whether a file may be one of the Hub's cache, shared by several checkpoints; that is no reason to trust it."""
     return path.parent.name == "blobs"

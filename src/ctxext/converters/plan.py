@@ -11,6 +11,7 @@ from typing import Any
 
 from ctxext.checkpoint.families import Family, idle_window, read, text_config
 from ctxext.checkpoint.geometry import default_length
+from ctxext.checkpoint.identity import fingerprint
 from ctxext.checkpoint.new_tensor import NewTensor
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.checkpoint.other_files import VERSIONED, left_out, other_formats
@@ -312,7 +313,11 @@ def manifest(plan: Plan, files: Mapping[str, str], weights: Mapping[str, str | N
     """
     return {
         "ctxext": __version__,
-        "source": {"name": plan.source.public_name, "revision": plan.source.revision},
+        "source": {
+            "name": plan.source.public_name,
+            "revision": plan.source.revision,
+            **({} if plan.source.revision else {"fingerprint": fingerprint(plan.source)}),
+        },
         "recipe": plan.recipe.to_dict(),
         "versions": {name: _version(name) for name in _RECORDED_PACKAGES},
         "files": dict(sorted(files.items())),

@@ -38,6 +38,7 @@ class CheckpointInfo:
         trained_length: The context length it was trained on, in tokens, if known.
         context_length: The longest context it supports, in tokens, if known.
         has_table: Whether its position embeddings or biases are a table that ends at the context length.
+        source: The name in reports of the checkpoint that it was converted from, if that is evaluated too.
     """
 
     name: str
@@ -45,6 +46,7 @@ class CheckpointInfo:
     trained_length: int | None
     context_length: int | None
     has_table: bool = False
+    source: str | None = None
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -102,7 +104,7 @@ class CheckpointInfo:
             "recipe": self.provenance.get("recipe"),
             "summary": self.recipe_summary,
             "is_finetuned": bool(self.provenance.get("finetune")),
-            "source": self.provenance.get("source"),
+            "source": self.source,
             "trained_length": self.trained_length,
             "context_length": self.context_length,
             "digest": self.digest,

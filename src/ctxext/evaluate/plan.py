@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ctxext.checkpoint.identity import is_source_of
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
-from ctxext.evaluate.checkpoint_info import CheckpointInfo, info_of, open_gguf_infos, open_infos
+from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo, info_of, open_gguf_infos, open_infos
 from ctxext.evaluate.settings import Settings, lengths_of
 from ctxext.evaluate.tasks.base import Reading, RetrievalTask
 from ctxext.evaluate.tasks.long_perplexity import LongPerplexity
@@ -101,6 +102,7 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
     from ctxext.evaluate.served import check_served
     from ctxext.evaluate.tasks.retrieval import check_fits
 
+    infos, sources = _with_sources(infos, opens=Short.name in settings.tasks)
     for info in infos:
         check_kind(info, settings, loading)
     known = [length for info in infos for length in (info.trained_length, info.context_length)]
@@ -122,7 +124,7 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
             check_fits(task, encoder, lengths[info.name], settings)
         documents = _documents(settings.tasks, info, encoder, lengths[info.name], longest, settings)
         plans.append(ModelPlan(info, lengths[info.name], tasks, documents, settings))
-    for source in _sources(infos) if Short.name in settings.tasks else []:
+    for source in sources:
         encoder = Encoder(load_tokenizer(source, loading), chat_template=False)
         documents = _documents([Short.name], source, encoder, (), longest, settings)
         plans.append(ModelPlan(source, (), (), documents, settings))
@@ -250,18 +252,42 @@ def _documents(
     )
 
 
-def _sources(infos: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
-    """The checkpoints that these were converted from, unless they are evaluated anyway or cannot be opened."""
-    sources: dict[str, CheckpointInfo] = {}
-    names = {info.name for info in infos}
+def _with_sources(infos: Sequence[CheckpointInfo], *, opens: bool) -> tuple[list[CheckpointInfo], list[CheckpointInfo]]:
+    """Name the source of each checkpoint, and return those sources that are not among the checkpoints.
+
+    A folder beside a result that has its source's name is its source only if its content is.
+
+    Args:
+        infos: The checkpoints to evaluate.
+        opens: Whether sources that are not among them are looked for.
+    """
+    named: list[CheckpointInfo] = []
+    found: list[CheckpointInfo] = []
     for info in infos:
-        source, revision = info.provenance.get("source"), info.provenance.get("revision")
-        if not source or source in names or source in sources:
+        if isinstance(info, GgufInfo):
+            named.append(info)
             continue
-        beside = info.checkpoint.folder.resolve().parent / Path(source).name
-        place = source if revision or source == "demo" else str(beside)
-        try:
-            sources[source] = info_of(source, open_checkpoint(place, revision=revision))
-        except CtxextError:
-            continue
-    return list(sources.values())
+        others = [other for other in (*infos, *found) if other is not info and not isinstance(other, GgufInfo)]
+        source = next((other for other in others if is_source_of(other.checkpoint, info.checkpoint)), None)
+        if source is None and opens:
+            source = _opened_source(info, {other.name for other in (*infos, *found)})
+            found += [source] if source else []
+        # A source that is not evaluated keeps its name in the report, unless that is the name of another checkpoint.
+        name = info.provenance.get("source")
+        is_taken = any(name == other.name for other in (*infos, *found))
+        named.append(dataclasses.replace(info, source=source.name if source else None if is_taken else name))
+    return named, found
+
+
+def _opened_source(info: CheckpointInfo, names: set[str]) -> CheckpointInfo | None:
+    """Return the checkpoint that another was converted from; None if it is not there or cannot be opened."""
+    name, revision = info.provenance.get("source"), info.provenance.get("revision")
+    if not name:
+        return None
+    beside = info.checkpoint.folder.resolve().parent / Path(name).name
+    place = name if revision or name == "demo" else str(beside)
+    try:
+        source = open_checkpoint(place, revision=revision)
+        return info_of(place if name in names else name, source) if is_source_of(source, info.checkpoint) else None
+    except CtxextError:
+        return None

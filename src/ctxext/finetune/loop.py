@@ -167,8 +167,13 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
         remove_unused_columns=False,
         dataloader_pin_memory=not on_cpu,
         ddp_find_unused_parameters=False,
+        ddp_timeout=_PATIENCE,
         **_parallelism(sharing, num_processes),
     )
+
+
+_PATIENCE = 24 * 3600
+"""Seconds that a process waits for the others: the first reads all the data before they begin."""
 
 
 def _falling(options: TrainingOptions) -> dict[str, Any]:
@@ -292,7 +297,7 @@ def _leave_processes() -> None:
 
 def _take_over(state: Path, arguments: TrainingArguments) -> None:
     """Note this run's micro-batch in the save it goes on from: transformers 4 would take the old one."""
-    with arguments.main_process_first():
+    with arguments.main_process_first(local=False):
         content = read_json_object(state)
         if content.get("train_batch_size") != arguments.train_batch_size:
             new = state.with_name(f"{state.name}.new")

@@ -294,14 +294,18 @@ def prepare(
     counts = count_parameters(trained)
     if merge and is_first():
         check_mergeable(base, trained)
-    with arguments.main_process_first(desc="reading the data"):
+    with arguments.main_process_first(local=False, desc="reading the data"):
         report = read_report(folder)
         if report is None and is_first():
             report = _read(folder, read_documents, options.sequences_wanted(), options, tokenizer)
         if read_held_out is not None and read_report(folder / HELD_OUT) is None and is_first():
             (folder / HELD_OUT).mkdir(exist_ok=True)
             _read(folder / HELD_OUT, read_held_out, {options.sequence_length: _NUM_HELD_OUT}, options, tokenizer)
-    assert report is not None, "the first process writes the sequences"
+    if report is None:
+        raise CtxextError(
+            f'This process does not see the sequences that the first one wrote to "{folder}".',
+            hint="Put OUT on a disk that all machines share.",
+        )
     options = options.for_data(report.num_sequences)
     arguments.max_steps, arguments.warmup_steps = options.steps, warmup_steps(options)
     if tell is not None:
