@@ -1,6 +1,6 @@
 """No command runs or fetches what a stranger's folder names, unless `--trust-remote-code` says so.
 
-The doors are those that transformers 4.57 and 5.23 have (docs/security.md). The first test shows that the canaries
+The doors are those that transformers 4.57 and 5.24 have (docs/security.md). The first test shows that the canaries
 sing: loaded as it came, a folder runs or fetches what stands behind a door. All others find nothing.
 """
 
@@ -13,6 +13,7 @@ import pytest
 import transformers
 from doors import DOORS, INNER, TOGETHER, WITH_CODE
 
+from ctxext.recipes.code.own_code import module_of
 from tiny_base import write_jsonl
 
 IS_4 = transformers.__version__.startswith("4.")
@@ -142,3 +143,18 @@ def test_every_door_with_every_command(door, method, watched_processes, stranger
     silent("eval", source, "--task", "passkey", *SMALL, *report, may_fail=True)
     bounds = ("--trials", 2, "--samples", 1, "--checked", 2, "--lengths", 640, "--target-length", 640)
     silent("search", source, tmp_path / "best.yaml", *bounds, "--methods", "ntk,bifocal", "-q", may_fail=True)
+
+
+@pytest.mark.parametrize(
+    ("place", "module"),
+    [
+        ("modeling_ctxext.CtxextModel", "modeling_ctxext"),
+        ("them/model--modeling_ctxext.CtxextModel", ""),
+        ("modeling_ctxext.x--theirs.Model", ""),
+        ("modeling_ctxext.x/y--theirs.Model", ""),
+        (["modeling_ctxext.CtxextModel"], ""),
+        (None, ""),
+    ],
+)
+def test_an_entry_of_auto_map_is_ours_only_without_a_repository(place, module):
+    assert module_of(place) == module

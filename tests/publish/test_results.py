@@ -225,3 +225,15 @@ def test_what_is_read_and_which_files_go_along(tmp_path):
         (tmp_path / name).write_text("x")
     assert [path.name for path in files_of(tmp_path)] == ["report.json", "report.html", "needle.png", "other.png"]
     assert [path.name for path in files_of(tmp_path, "![needle](report/needle.png)")][2:] == ["needle.png"]
+
+
+@pytest.mark.parametrize(
+    "data", ["https://me:hunter2@host/x.jsonl", "hf://datasets/x?token=hunter2", "s3://a:hunter2@b"]
+)
+def test_a_report_whose_settings_hold_a_password_is_not_published(data, tmp_path):
+    content = report()
+    content["settings"] = {**content["settings"], "data": data}
+    (tmp_path / "report.json").write_text(json.dumps(content))
+    with pytest.raises(CtxextError, match="hold a password or a token") as caught:
+        read_report(tmp_path)
+    assert "hunter2" not in str(caught.value) + caught.value.hint

@@ -4,7 +4,7 @@ import functools
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ctxext.reading import checked
 from ctxext.reading import report as schemas
 from ctxext.reading.schemas import read_json_object
 from ctxext.reading.strict import in_markdown
+from ctxext.system.tokens import redacted
 
 _TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}
 FOLDER = "report"
@@ -186,7 +187,21 @@ def read_report(folder: Path) -> Report:
     if not all(isinstance(report.get(key), kind) for key, kind in (("settings", dict), ("models", list))):
         raise CtxextError(f'"{path}" is not a report of ctxext eval.')
     checked(report, schemas.Report, str(path))
+    if any(redacted(text) != text for text in _strings([report["settings"], report.get("loading")])):
+        raise CtxextError(
+            f'The settings in "{path}" hold a password or a token, which would be published.',
+            hint="Change that password, and evaluate again without it.",
+        )
     return report
+
+
+def _strings(content: Any) -> Iterator[str]:
+    """Yield every text in a JSON value."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, dict | list):
+        for value in content.values() if isinstance(content, dict) else content:
+            yield from _strings(value)
 
 
 def entry_of(report: Report, digests: Sequence[str]) -> dict[str, Any]:
