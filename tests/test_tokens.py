@@ -143,6 +143,7 @@ def test_passwords_of_urls_are_taken_out(text):
         "file:///C:/x",
         "at 12:30 by me@host",
         "http://[::1]:80/x@y",
+        "https://host/x@y",
         "a://b:80, c",
         "eos_token=<s>",
         "num_tokens=7",

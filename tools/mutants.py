@@ -1070,7 +1070,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "recipes/code/staging.py",
-        "ours = {auto: place for auto, place in auto_map.items() if f\"{str(place).partition('.')[0]}.py\" in code}",
+        'ours = {auto: place for auto, place in auto_map.items() if f"{module_of(place)}.py" in code}',
         "ours = dict(auto_map)",
         _STAGING,
     ),

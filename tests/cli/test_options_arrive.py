@@ -37,7 +37,7 @@ GIVEN = {"revision": "v1", "token": TOKEN}
 EVAL = (
     *("eval", "one", "two", "--task", "kv,needle", "-t", "passkey", "--lengths", "2k,1k", "--depths", "0,30"),
     *("--samples", "3", "--seed", "5", "--allow-beyond", "--original-length", "4k", "--needles", "7"),
-    *("--kv-ids", "number", "--haystack", "hay.txt", "--documents", "asked.jsonl", "--data", "text.txt"),
+    *("--kv-ids", "number", "--haystack", "hay.txt", "--documents", "asked.jsonl", "--data", "me/texts"),
     *("--filler", "prose", "--repeat-question", "--evaluator", "it"),
     *("--stride", "9", "--harness", "ruler-6,other", "--generate", "--no-chat-template", "--batch-size", "6"),
     *("--device", "cpu", "--dtype", "bf16", "--attn", "eager", "--trust-remote-code", "--engine", "vllm"),
@@ -49,7 +49,7 @@ COMPARE = ("compare", "one", "--target-length", "64k", "--methods", "yarn,dca", 
 SEARCH = (
     *("search", "some", "best.yaml", "--target-length", "64k", "--trials", "3", "--minutes", "2"),
     *("--methods", "yarn,pi", "--original-length", "4k", "--gradient", "--keep-short", "0.5", "--samples", "4"),
-    *("--lengths", "8k,4k", "--data", "text.txt", "--checked", "9", "--seed", "5", "--no-chat-template"),
+    *("--lengths", "8k,4k", "--data", "me/texts", "--checked", "9", "--seed", "5", "--no-chat-template"),
     *("--study", "mine", "--storage", "journal", "--resume", "--overwrite", "--device", "cpu", "--dtype", "fp32", *HUB),
 )
 PUSH = (
@@ -65,7 +65,7 @@ INSPECT = ("inspect", "some", "--original-length", "4k", *HUB)
 CONVERT = (
     *("convert", "some", "out", "-m", "yarn", "--factor", "4", "--overwrite", "--overwrite-anything"),
     *("--replace-scaling", "--allow-shorter", "--original-length", "4k", "--link", "symlink", "--digest"),
-    *("--no-verify", "--calibration-text", "text.txt", "--device", "cpu", "--dtype", "fp32", *HUB),
+    *("--no-verify", "--calibration-text", "me/texts", "--device", "cpu", "--dtype", "fp32", *HUB),
 )
 AUTO = (
     *("convert", "some", "-m", "auto", "--target-length", "64k", "--original-length", "4k"),
@@ -167,7 +167,7 @@ WHAT_IS_ASKED = {
         "num_needles": 7,
         "kv_ids": "number",
         "haystack": Path("hay.txt"),
-        "data": "text.txt",
+        "data": "me/texts",
     },
     **{"documents": Path("asked.jsonl"), "stride": 9, "generate": True, "batch_size": 6},
     **{"harness": ("ruler-6", "other"), "original_length": 4096},
@@ -226,7 +226,7 @@ def test_search(arrived):
         keep_short=0.5,
         samples=4,
         lengths=(4096, 8192),
-        data="text.txt",
+        data="me/texts",
         seed=5,
         checked=9,
         gradient=True,
@@ -346,7 +346,7 @@ def test_convert(arrived):
         replace_scaling=True,
         allow_shorter=True,
         original_length=4096,
-        calibration=Calibration(text=Path("text.txt"), device="cpu", dtype="fp32"),
+        calibration=Calibration(text=Path("me/texts"), device="cpu", dtype="fp32"),
     )
     assert named == {**GIVEN, "options": options}
     (source, out, recipe), named = arrived((*CONVERT, "--dry-run"), "ctxext.cli.convert.plan_conversion")

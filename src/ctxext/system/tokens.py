@@ -9,7 +9,7 @@ from ctxext.errors import CtxextError
 LOG_IN = "hf auth login, or --token with one that may write"
 _LOOKS_LIKE_ONE = re.compile(r"((?<![A-Za-z0-9]_)hf_|hf_(?=[A-Za-z0-9]{20})|api_org_|Bearer\s+)[^\s'\"\\)]+")
 """Names hold "hf" as a word of theirs: convert_hf_to_gguf.py. A token has 34 letters and digits behind it."""
-_OF_A_URL = re.compile(r"((?:[A-Za-z][\w+.\-]*:/{0,3}|(?<![^\s'\"(])/{0,2})[^\s/:@'\"\[]*):([^\s'\"]+)@")
+_OF_A_URL = re.compile(r"((?:[A-Za-z][\w+.\-]*:/{0,3}|(?<![^\s'\"(])/{0,2})[^\s/:@'\"\[]*):(?!//)([^\s'\"]+)@")
 """The password before the host: up to the last @, as a password may hold / and @ itself; slashes may be missing."""
 
 _PORT = r"(?!\d{1,5}(?![^\s/?#'\",;)\]}]))[^\s/?#'\"]+"
