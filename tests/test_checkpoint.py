@@ -287,6 +287,53 @@ def test_what_is_loaded_and_counted(tmp_path):
     assert made(tmp_path / "none", **{"pytorch_model.bin": b"x"}).num_parameters is None
 
 
+def tensor(dtype, *shape):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [0, 0]}
+
+
+@pytest.mark.parametrize(
+    ("described", "tensors"),
+    [
+        ({}, {"a.weight": tensor("F16", 64, 32)}),
+        (
+            {"quant_method": "gptq", "bits": 4},
+            {
+                "a.qweight": tensor("I32", 8, 32),
+                "a.qzeros": tensor("I32", 1, 4),
+                "a.scales": tensor("F16", 1, 32),
+                "a.g_idx": tensor("I32", 64),
+            },
+        ),
+        ({"quant_method": "awq", "w_bit": 4}, {"a.qweight": tensor("I32", 64, 4), "a.scales": tensor("F16", 1, 32)}),
+        ({"quant_method": "gptq", "bits": 8}, {"a.qweight": tensor("I32", 16, 32)}),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True},
+            {
+                "a.weight": tensor("U8", 1024, 1),
+                "a.weight.absmax": tensor("F32", 32),
+                "a.weight.quant_state.bitsandbytes__nf4": tensor("U8", 99),
+            },
+        ),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}},
+            {
+                "a.weight_packed": tensor("I32", 64, 4),
+                "a.weight_scale": tensor("BF16", 64, 1),
+                "a.weight_shape": tensor("I64", 2),
+            },
+        ),
+        ({"quant_method": "mxfp4"}, {"a_blocks": tensor("U8", 64, 1, 16), "a_scales": tensor("U8", 64, 1)}),
+        ({"quant_method": "fp8"}, {"a.weight": tensor("F8_E4M3", 64, 32), "a.weight_scale_inv": tensor("F32", 1, 1)}),
+    ],
+    ids=lambda value: value.get("quant_method", "") if isinstance(value, dict) else "",
+)
+def test_packed_weights_are_counted_unpacked(described, tensors, tmp_path, monkeypatch):
+    """All are a matrix of 64 x 32, and a vector that stays as it is."""
+    source = Checkpoint("x", tmp_path, {"quantization_config": described} if described else {})
+    monkeypatch.setattr(Checkpoint, "headers", lambda self: iter([{**tensors, "norm.weight": tensor("F16", 7)}]))
+    assert source.num_parameters == 64 * 32 + 7
+
+
 ONE = {"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
 
 

@@ -59,6 +59,21 @@ def test_a_checkpoint_comes_with_its_weights(asked):
     assert not are_progress_bars_disabled()
 
 
+@pytest.mark.parametrize("error", [errors.OfflineModeIsEnabled("x"), OSError("x"), ConnectionError("x")])
+def test_a_full_cache_is_enough_without_the_hub(asked, monkeypatch, error):
+    def offline(*_args, **_options):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", offline)
+    with pytest.raises(CtxextError, match="the Hub cannot be reached"):
+        open_checkpoint("you/model", weights=False)
+    folder = Path(huggingface_hub.snapshot_download("you/model"))
+    (folder / "model.safetensors").write_bytes(b"1234")
+    checkpoint = open_checkpoint("you/model", weights=False)
+    assert checkpoint.remote_sizes == {}
+    assert checkpoint.size_of(Path("model.safetensors")) == 4
+
+
 @pytest.mark.parametrize("revision", [None, "main"])
 def test_or_without_them_and_tells_their_sizes(asked, revision):
     checkpoint = open_checkpoint("you/model", revision=revision, token="t", weights=False)

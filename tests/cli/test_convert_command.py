@@ -11,6 +11,13 @@ from ctxext import cli
 from small_llama import read_json
 
 
+@pytest.mark.parametrize("link", ["hard", "symlink", "reflink"])
+def test_copy_contradicts_other_ways(run, link, tmp_path):
+    words = ("convert", "demo", tmp_path / "out", "--method", "yarn", "--factor", 4, "--copy", "--link")
+    assert run(*words, link).exception.message == f"--copy contradicts --link {link}."
+    assert not (tmp_path / "out").exists()
+
+
 def test_converts_and_says_what_to_do_next(run, llama, tmp_path):
     result = run("convert", llama, tmp_path / "out", "--method", "yarn", "--factor", 4)
     assert result.exit_code == 0

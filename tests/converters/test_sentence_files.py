@@ -110,7 +110,10 @@ def test_of_two_stated_lengths_the_smaller_one_cuts(tmp_path, run, lengths):
     assert claimed["config.json"] == 12
 
 
-@pytest.mark.parametrize("content", [{}, [], [{"type": 1}], [{"type": "a.Pooling", "path": "../other"}], "x"])
+@pytest.mark.parametrize(
+    "content",
+    [{}, [], [{"type": 1}], [{"type": "a.Pooling", "path": "../other"}], "x", [{"type": "a.Pooling", "path": "a\0b"}]],
+)
 def test_modules_that_are_none_are_refused(content, tmp_path):
     (tmp_path / "modules.json").write_text(json.dumps(content))
     with pytest.raises(CtxextError, match=r"modules\.json"):

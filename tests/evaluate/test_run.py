@@ -81,6 +81,12 @@ def test_killed_and_resumed_is_as_uninterrupted(checkpoint, pictures, tmp_path):
         assert (tmp_path / "whole" / name).stat().st_size > 1000
 
 
+@pytest.mark.parametrize("models", [[], ()])
+def test_no_model_is_refused(models):
+    with pytest.raises(CtxextError, match="There is no model to evaluate"):
+        evaluate(models)
+
+
 def test_a_finished_run_is_not_run_again(checkpoint, tmp_path, monkeypatch):
     small = Settings(tasks=("passkey",), lengths=(300,), samples=2)
     first = evaluate([str(checkpoint)], small, out=tmp_path / "out")

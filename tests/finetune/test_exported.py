@@ -112,6 +112,14 @@ def test_records_that_the_trainer_would_misread_are_refused(exported, base, run,
         assert run("finetune", base, "it", "--data", "data.jsonl", "--to", other).exit_code == 0
 
 
+def test_a_folder_called_dot_names_the_file(exported, base, run, tmp_path, monkeypatch):
+    exported("trl")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert run("finetune", base, ".", "--data", "../data.jsonl", "--to", "trl").exit_code == 0
+    assert (tmp_path / "here.trl.yaml").is_file()
+
+
 def test_what_cannot_be_written_is_refused(exported, base, run):
     exported("trl")
     for words, message in (

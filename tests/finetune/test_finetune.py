@@ -126,6 +126,23 @@ def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout, our_p
     assert torch.allclose(torch.tensor(done.losses), torch.tensor(straight), atol=1e-4)
 
 
+@pytest.mark.parametrize("content", [b"", b"not a save", "list"])
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_damaged_save_is_told_in_one_line(base, tmp_path, name, content):
+    out = tmp_path / "out"
+    with pytest.raises(Stopped):
+        tune(base, out, change(save_every=2), progress=stop_after(3))
+    file = training_folder(out) / "checkpoint-2" / name
+    assert file.is_file()
+    if content == "list":
+        torch.save([1, 2], file)
+    else:
+        file.write_bytes(content)
+    with pytest.raises(CtxextError, match=r'checkpoint-2" is damaged, its .* cannot be loaded') as error:
+        tune(base, out, change(save_every=2), resume=True)
+    assert "--overwrite" in error.value.hint
+
+
 @pytest.mark.parametrize(("share", "steps", "rising"), [(0.03, 10, 1), (0.1, 25, 3), (0.1, 20, 2), (0.0, 20, 0)])
 def test_warm_up_is_rounded_up(share, steps, rising):
     """A short run has one too, unless it is asked for none."""

@@ -23,6 +23,7 @@ from ctxext.recipes.encodings.rotary import attention_scaling, model_config
 from ctxext.verify import subject
 from ctxext.verify.clean_load import LoadReport
 from ctxext.verify.file_checks import check_configuration
+from ctxext.verify.loading_checks import check_loading
 from ctxext.verify.run import failures, verify
 from ctxext.verify.subject import Subject
 from ctxext.version import __version__
@@ -263,6 +264,26 @@ def test_a_model_that_lacks_weights_or_does_not_load_is_found(wrong, converted, 
     status, detail = results_of(folder)["loading"]
     assert status == "failed"
     assert (wrong.get("error") or '"model.norm.weight"') in detail
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "status"),
+    [
+        ({"quant_method": "gptq"}, "ImportError: Loading a GPTQ quantized model requires gptqmodel", "not checked"),
+        ({"quant_method": "x"}, "importlib.metadata.PackageNotFoundError: No package metadata for x", "not checked"),
+        ({"quant_method": "gptq"}, "ValueError: the size of qweight is wrong", "failed"),
+        (None, "ImportError: cannot import name 'x' from 'transformers'", "failed"),
+    ],
+)
+def test_a_package_that_is_missing_here_is_no_fault_of_the_checkpoint(config, error, status, converted, monkeypatch):
+    report = LoadReport(f"it does not load: {error}")
+    monkeypatch.setattr(subject, "load_in_clean_process", lambda *_args, **_options: report)
+    one = Subject(open_checkpoint(str(converted("yarn"))))
+    one.checkpoint.config["quantization_config"] = config
+    finding = check_loading(one)
+    assert finding.status == status
+    assert error.partition(": ")[2] in finding.detail
+    assert finding.detail.startswith("cannot be checked here: ") == (status == "not checked")
 
 
 def test_against_compares_tensor_by_tensor(converted, llama_source, tmp_path):

@@ -31,6 +31,13 @@ _SKIPPED_FOLDERS = (".git", ".cache", "__pycache__")
 _MAX_HEADER_BYTES = 100_000_000
 _JSON_SPACES = " \t\r\n"
 
+_INTEGER_BITS = {"I8": 8, "U8": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64}
+_BESIDE_PACKED = re.compile(
+    r"\.(qzeros|scales?|g_idx|weight_(scale(_inv)?|scale_2|zero_point|shape|g_idx|global_scale)|input_(global_)?scale|SCB)$"
+    r"|_scales$|\.weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..+)$|^(.*\.)?position_ids$"
+)
+"""Tensors that quantization keeps beside packed weights."""
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -199,7 +206,34 @@ class Checkpoint:
     @cached_property
     def num_parameters(self) -> int | None:
         """How many parameters there are, counted from the safetensors headers; None where there are none."""
-        return sum(math.prod(entry["shape"]) for header in self.headers() for entry in header.values()) or None
+        bits = _packed_bits(self.config)
+        counts = [_num_in(name, entry, bits) for header in self.headers() for name, entry in header.items()]
+        return sum(counts) or None
+
+
+def _packed_bits(config: dict[str, Any]) -> int:
+    """Return the bits of a weight that quantization packs into integers; 0 for none."""
+    described = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    if not isinstance(described, dict):
+        return 0
+    groups = described.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    weights = first.get("weights") if isinstance(first, dict) else None
+    bits = described.get("bits") or described.get("w_bit") or (weights or {}).get("num_bits")
+    if described.get("load_in_4bit") or described.get("quant_method") == "mxfp4":
+        bits = 4
+    return bits if isinstance(bits, int) and 0 < bits <= 32 else 8
+
+
+def _num_in(name: str, entry: dict[str, Any], bits: int) -> int:
+    """Return the number of parameters in a tensor: those packed into integers unpacked, and none in their scales."""
+    count: int = math.prod(entry["shape"])
+    if not bits:
+        return count
+    if _BESIDE_PACKED.search(name):
+        return 0
+    size = _INTEGER_BITS.get(entry["dtype"])
+    return count if size is None else count * max(size, bits) // bits
 
 
 def is_loadable(path: Path) -> bool:
@@ -331,7 +365,7 @@ def _fetch(
         folder = Path(
             huggingface_hub.snapshot_download(source, revision=revision, token=token, ignore_patterns=ignored)
         )
-        sizes = {} if weights else _remote_sizes(source, revision, token)
+        sizes = {} if weights else _sizes_of(folder, source, revision, token)
     except errors.GatedRepoError as error:
         raise CtxextError(
             f'"{source}" is gated on the Hub.', hint="Accept its terms there, then: hf auth login"
@@ -349,6 +383,21 @@ def _fetch(
             hint="Check the name and the network, or give a local folder.",
         ) from error
     return folder, folder.name, sizes
+
+
+def _sizes_of(folder: Path, source: str, revision: str | None, token: str | None) -> dict[str, int]:
+    """Return the sizes of the weight files on the Hub, or nothing without it if the cache holds weights too."""
+    from huggingface_hub import errors
+
+    transport: type[Exception] = getattr(errors, "HTTPError")  # noqa: B009
+    try:
+        return _remote_sizes(source, revision, token)
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
+        raise
+    except (errors.OfflineModeIsEnabled, transport, OSError):
+        if any(_LOADABLE.match(path.name) for path in folder.iterdir()):
+            return {}
+        raise
 
 
 def _remote_sizes(source: str, revision: str | None, token: str | None) -> dict[str, int]:

@@ -99,7 +99,7 @@ def read_pipeline(folder: Path) -> SentencePipeline | None:
 
 def _is_outside(folder: Path, path: str) -> bool:
     """Return whether a module's folder lies elsewhere, by its path or by a link."""
-    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+    if "\0" in path or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
         return True
     home = folder.resolve()
     return home not in (target := (folder / path).resolve(), *target.parents)

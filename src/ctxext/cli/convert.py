@@ -86,6 +86,8 @@ def convert(
     ctxext convert demo out --method auto --target-length 2k
     """
     output, started = Output(as_json=as_json, quiet=quiet, verbose=verbose), time.perf_counter()
+    if copy and options["link"] not in (None, "auto", "copy"):
+        raise CtxextError(f"--copy contradicts --link {options['link']}.", hint="Leave one of them out.")
     if copy:
         options["link"] = "copy"
     calibration = built(Calibration, options)

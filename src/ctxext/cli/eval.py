@@ -189,7 +189,9 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
     elif is_gguf(path := extended[0][0]):
         output.next_step("llama-server", "-m", path, "-c", extended[0][1]["context_length"], why="Run it")
     else:
-        output.next_step("ctxext", "finetune", path, "OUT", why="A short fine-tune helps most methods")
+        output.next_step(
+            "ctxext", "finetune", path, "OUT", "--data", "TEXTS.jsonl", why="A short fine-tune helps most methods"
+        )
 
 
 def _propose(report: "Report", source: str, output: Output) -> None:

@@ -497,7 +497,10 @@ def _export(
     options = training.settled(window=encoding.context_length, trained_length=encoding.trained_length)
     content, otherwise = export_run(trainer, base, model, str(out), chosen, options)
     otherwise = [*(f"{option} {value} cannot be said there" for option, value in beside.items() if value), *otherwise]
-    file = out.with_name(f"{out.name}.{trainer}.yaml")
+    if not (name := out.resolve().name):
+        raise CtxextError(f'"{out}" has no name to call the file by.', hint="Choose another OUT.")
+    place = out if out.name not in ("", "..") else out.resolve()
+    file = place.with_name(f"{name}.{trainer}.yaml")
     if file.exists() and not overwrite:
         raise CtxextError(f'"{file}" is there already.', hint="Replace it with --overwrite, or choose another OUT.")
     lines = "".join(f"# {line}\n" for line in otherwise)

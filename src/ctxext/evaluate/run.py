@@ -192,6 +192,8 @@ def evaluate(
     from ctxext.evaluate.model import Loading
 
     sources = [str(model) for model in ([models] if isinstance(models, str | Path) else models)]
+    if not sources:
+        raise CtxextError("There is no model to evaluate: the list is empty.", hint="Name a folder, a Hub id or demo.")
     out, loading = None if out is None else Path(out), loading or Loading()
     settings = settings or Settings(tasks=default_tasks(sources, loading))
     if loading.engine != "transformers":

@@ -7,6 +7,8 @@ import functools
 import math
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -109,8 +111,41 @@ class OrderedTrainer(Trainer):  # type: ignore[misc]
         optimizer: torch.optim.Optimizer = super().create_optimizer(*args)
         return optimizer
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
+        with _explained(resume_from_checkpoint, "weights"):
+            super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with _explained(checkpoint, "optimizer and schedule"):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with _explained(checkpoint, "random state"):
+            super()._load_rng_state(checkpoint)
+
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
+
+
+@contextmanager
+def _explained(save: str | None, what: str) -> Iterator[None]:
+    """Report a save that cannot be read in one line.
+
+    Raises:
+        CtxextError: it cannot.
+    """
+    try:
+        yield
+    except (CtxextError, MemoryError, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if save is None:
+            raise
+        # torch's own message recommends to run what the file contains.
+        raise CtxextError(
+            f'"{save}" is damaged, its {what} cannot be loaded ({type(error).__name__}).',
+            hint="Remove that folder to resume from an earlier save, or start again with --overwrite.",
+        ) from error
 
 
 def training_arguments(options: TrainingOptions, folder: Path, num_processes: int) -> TrainingArguments:

@@ -1,5 +1,6 @@
 """The checks that load the model, each in a separate process that cannot import ctxext."""
 
+import re
 from typing import Any
 
 from ctxext.checkpoint.auto_class import auto_class
@@ -38,10 +39,20 @@ def check_loading(subject: Subject) -> Finding:
     if not subject.may_load:
         return Finding("loading", SKIPPED, _NOT_RUN)
     report = subject.loaded
+    if package := _missing_package(subject):
+        return Finding("loading", SKIPPED, package)
     if report.error or report.missing:
         return Finding("loading", FAILED, report.error or f"weights are missing: {listed(list(report.missing))}")
     flag = " with its own code" if subject.own_code else ""
     return Finding("loading", PASSED, f"{report.name}, {report.parameters:,} parameters, without ctxext{flag}")
+
+
+def _missing_package(subject: Subject) -> str:
+    """Return why a quantized checkpoint cannot be loaded on this machine; empty if that is not the reason."""
+    config, error = subject.checkpoint.config, subject.loaded.error
+    if not (config.get("quantization_config") and re.search(r"(Import|ModuleNotFound|PackageNotFound)Error", error)):
+        return ""
+    return f"cannot be checked here: {error.partition('Error: ')[2] or error}"
 
 
 def _unasked(subject: Subject) -> str:
