@@ -18,6 +18,12 @@ def test_copy_contradicts_other_ways(run, link, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("method", "factor", "warned"), [("yarn", 250, True), ("pi", 33, True), ("yarn", 32, False)])
+def test_a_factor_beyond_published_ones_is_warned_of(run, method, factor, warned):
+    result = run("convert", "demo", "--method", method, "--factor", factor, "--dry-run")
+    assert (f"{factor} times the original context length" in " ".join(result.stderr.split())) is warned
+
+
 def test_converts_and_says_what_to_do_next(run, llama, tmp_path):
     result = run("convert", llama, tmp_path / "out", "--method", "yarn", "--factor", 4)
     assert result.exit_code == 0

@@ -16,11 +16,13 @@ from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters import convert, make_plan
 from ctxext.errors import CtxextError
+from ctxext.evaluate.checkpoint_info import open_infos
+from ctxext.evaluate.model import Loading, load_model
 from ctxext.recipes import METHODS, MsPoE, Recipe, Yarn
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import attention_scaling, model_config
-from ctxext.verify import subject
+from ctxext.verify import logits, subject
 from ctxext.verify.clean_load import LoadReport
 from ctxext.verify.file_checks import check_configuration
 from ctxext.verify.loading_checks import check_loading
@@ -284,6 +286,23 @@ def test_a_package_that_is_missing_here_is_no_fault_of_the_checkpoint(config, er
     assert finding.status == status
     assert error.partition(": ")[2] in finding.detail
     assert finding.detail.startswith("cannot be checked here: ") == (status == "not checked")
+
+
+@pytest.mark.parametrize("key", ["load_in_4bit", "load_in_8bit"])
+def test_weights_that_only_an_accelerator_quantizes_are_not_loaded_on_a_cpu(key, converted, monkeypatch):
+    """bitsandbytes fails in the first forward, with an assertion."""
+    folder = converted("yarn")
+    config = read_json(folder / "config.json")
+    config["quantization_config"] = {"quant_method": "bitsandbytes", key: True}
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(subject, "load_in_clean_process", None)
+    one = Subject(open_checkpoint(str(folder)))
+    finding = check_loading(one)
+    assert (finding.status, key in finding.detail) == ("not checked", True)
+    with pytest.raises(CtxextError, match=f'cannot be loaded on a CPU: config.json has "{key}"'):
+        load_model(open_infos([str(folder)])[0], Loading(device="cpu"))
+    compared = logits.compare_logits(folder, one.checkpoint, one.recipe, one.expected, one.plain)
+    assert key in compared.skipped
 
 
 def test_against_compares_tensor_by_tensor(converted, llama_source, tmp_path):

@@ -63,6 +63,37 @@ def check_described(checkpoint: Checkpoint, auto: str) -> None:
         return
 
 
+def needs_accelerator(checkpoint: Checkpoint) -> str:
+    """Return why a checkpoint does not load on a CPU; empty if that is not known.
+
+    bitsandbytes quantizes plain weights only while it moves them to an accelerator.
+    """
+    described = checkpoint.config.get("quantization_config")
+    described = described if isinstance(described, dict) else {}
+    key = next((key for key in ("load_in_4bit", "load_in_8bit") if described.get(key)), None)
+    packed = (".weight.absmax", ".SCB", ".weight_format")
+    if key is None or any(name.endswith(packed) for header in checkpoint.headers() for name in header):
+        return ""
+    return f'config.json has "{key}", which quantizes the weights on an accelerator only'
+
+
+def check_device(checkpoint: Checkpoint, device: str) -> None:
+    """Refuse to load a checkpoint on a CPU that quantizes its weights while loading.
+
+    Args:
+        checkpoint: Its files.
+        device: The type of the device that it is loaded on.
+
+    Raises:
+        CtxextError: it does.
+    """
+    if device == "cpu" and (reason := needs_accelerator(checkpoint)):
+        raise CtxextError(
+            f'"{checkpoint.name}" cannot be loaded on a CPU: {reason}.',
+            hint="Use a GPU, or remove quantization_config from config.json.",
+        )
+
+
 def _plain(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration without its schedule."""
     return {

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from ctxext.checkpoint.auto_class import CAUSAL
-from ctxext.checkpoint.described_size import check_described
+from ctxext.checkpoint.described_size import check_described, check_device
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.converters.plan import Plan, make_plan
@@ -139,6 +139,7 @@ def _load(folder: Path, calibration: Calibration) -> tuple[Any, Any]:
 
     device, dtype = choose_device(calibration.device), choose_dtype(calibration.dtype)
     checkpoint = open_checkpoint(str(folder))
+    check_device(checkpoint, device.type)
     check_described(checkpoint, CAUSAL)
     if not runs_only_own_code(checkpoint):
         raise CtxextError(

@@ -36,6 +36,8 @@ _REPLACED = ("config.json", "README.md", MANIFEST)
 _SAME_WEIGHTS = re.compile(
     r"(model|pytorch_model|tf_model|flax_model|rust_model)\b.*\.(safetensors|bin|bin\.index\.json|h5|msgpack|ot|onnx|gguf)$"
 )
+_FARTHEST = 32
+"""The largest scaling factor of the models published with YaRN."""
 _RECORDED_PACKAGES = ("transformers", "torch", "safetensors", "huggingface_hub")
 
 
@@ -342,6 +344,12 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
     cautions += model.encoding.cautions(source.config, family, is_changed=scales)
     if caution := _window_caution(source.config, model):
         cautions.append(caution)
+    factor = model.encoding.usable_length / model.encoding.trained_length
+    if scales and factor > _FARTHEST:
+        cautions.append(
+            f"the result has {factor:.0f} times the original context length; published yarn models reach {_FARTHEST} "
+            "times. Measure it with ctxext eval."
+        )
     if length := default_length(source.config, model.family):
         cautions.append(
             f"the source's config.json names no context length: {length} tokens are its configuration class's default."

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ctxext.checkpoint.auto_class import auto_class
-from ctxext.checkpoint.described_size import check_described
+from ctxext.checkpoint.described_size import check_described, check_device
 from ctxext.data.encoding import Encoder
 from ctxext.data.tokenizer import open_tokenizer
 from ctxext.errors import CtxextError
@@ -148,6 +148,7 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
 
     device = choose_device(loading.device)
     pooler = open_pooler(info.pipeline, info.checkpoint.folder, info.cut_at)
+    check_device(info.checkpoint, device.type)
     check_described(info.checkpoint, auto_class(info.checkpoint.config))
     tokenizer = load_tokenizer(info, loading)
     extra = {"attn_implementation": loading.attention} if loading.attention else {}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
-from ctxext.checkpoint.described_size import check_described
+from ctxext.checkpoint.described_size import check_described, check_device
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.data.tokenizer import open_tokenizer
 from ctxext.errors import CtxextError
@@ -133,6 +133,8 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
         extra["config"] = config
     if options.quantize == "4bit":
         extra["quantization_config"] = _four_bits(dtype)
+    else:
+        check_device(base.checkpoint, "cpu" if on_cpu else "cuda")
     check_described(base.checkpoint, auto_class(base.checkpoint.config))
     with staged(base.checkpoint) as stage, explain_loading_errors(f'"{name}" cannot be loaded'):
         tokenizer = open_tokenizer(stage.folder)

@@ -1,6 +1,7 @@
 """Load a checkpoint, or compare it with references, in a process that cannot import ctxext."""
 
 import json
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,13 @@ class LoadReport:
     parameters: int = 0
     missing: Sequence[str] = ()
     rotary: Sequence[dict[str, Any]] = ()
+
+
+def lacks_package(config: Mapping[str, Any], error: str) -> str:
+    """Return what a quantized checkpoint needs that is not installed; empty if an error has another reason."""
+    if not (config.get("quantization_config") and re.search(r"(Import|ModuleNotFound|PackageNotFound)Error", error)):
+        return ""
+    return error.partition("Error: ")[2] or error
 
 
 def load_in_clean_process(folder: Path, *, trust: bool, auto: str) -> LoadReport:

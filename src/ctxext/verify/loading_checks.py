@@ -1,9 +1,9 @@
 """The checks that load the model, each in a separate process that cannot import ctxext."""
 
-import re
 from typing import Any
 
 from ctxext.checkpoint.auto_class import auto_class
+from ctxext.checkpoint.described_size import needs_accelerator
 from ctxext.checkpoint.families import serves_sliding
 from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
@@ -13,7 +13,7 @@ from ctxext.recipes.encodings.biases import Buckets
 from ctxext.recipes.encodings.learned import LearnedTable
 from ctxext.system.tested import untested_notice
 from ctxext.verify.carried import expected_rotation, largest_difference
-from ctxext.verify.clean_load import ScriptFailedError, answer_of
+from ctxext.verify.clean_load import ScriptFailedError, answer_of, lacks_package
 from ctxext.verify.logits import TOLERANCE, compare_logits
 from ctxext.verify.reference import reference_file
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed, training_of
@@ -38,27 +38,23 @@ def check_loading(subject: Subject) -> Finding:
     """Whether the model loads without ctxext, with all its weights."""
     if not subject.may_load:
         return Finding("loading", SKIPPED, _NOT_RUN)
+    if reason := needs_accelerator(subject.checkpoint):
+        return Finding("loading", SKIPPED, f"cannot be checked here: {reason}")
     report = subject.loaded
-    if package := _missing_package(subject):
-        return Finding("loading", SKIPPED, package)
+    if package := lacks_package(subject.checkpoint.config, report.error):
+        return Finding("loading", SKIPPED, f"cannot be checked here: {package}")
     if report.error or report.missing:
         return Finding("loading", FAILED, report.error or f"weights are missing: {listed(list(report.missing))}")
     flag = " with its own code" if subject.own_code else ""
     return Finding("loading", PASSED, f"{report.name}, {report.parameters:,} parameters, without ctxext{flag}")
 
 
-def _missing_package(subject: Subject) -> str:
-    """Return why a quantized checkpoint cannot be loaded on this machine; empty if that is not the reason."""
-    config, error = subject.checkpoint.config, subject.loaded.error
-    if not (config.get("quantization_config") and re.search(r"(Import|ModuleNotFound|PackageNotFound)Error", error)):
-        return ""
-    return f"cannot be checked here: {error.partition('Error: ')[2] or error}"
-
-
 def _unasked(subject: Subject) -> str:
     """Why a loaded model cannot be compared; empty where it can."""
     if not subject.may_load:
         return _NOT_RUN
+    if reason := needs_accelerator(subject.checkpoint):
+        return reason
     if not subject.has_recipe:
         return '"config.json" has no recipe'
     return "it does not load" if subject.loaded.error else ""

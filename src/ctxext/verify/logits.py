@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from ctxext.checkpoint.auto_class import CAUSAL
-from ctxext.checkpoint.described_size import check_described
+from ctxext.checkpoint.described_size import check_described, needs_accelerator
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Method
@@ -20,7 +20,7 @@ from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.recipe import Recipe
 from ctxext.system.loading import without_hub
 from ctxext.system.tested import TESTED
-from ctxext.verify.clean_load import ScriptFailedError, answer_of
+from ctxext.verify.clean_load import ScriptFailedError, answer_of, lacks_package
 from ctxext.verify.decoding_process import LENGTH
 from ctxext.verify.reference import reference_faults, reference_file, reference_of
 
@@ -73,6 +73,8 @@ def compare_logits(
         CtxextError: it does not load, or its logits differ from the references.
     """
     check_described(source, CAUSAL)
+    if reason := needs_accelerator(source):
+        return Verification(skipped=f"cannot be checked here: {reason}")
     # Without headers a parameter is taken to have the 16 bits of most checkpoints.
     num_parameters = source.num_parameters or sum(map(source.size_of, source.weight_files)) // 2
     needed = 2 * _BYTES_PER_PARAMETER * num_parameters
@@ -101,6 +103,8 @@ def compare_logits(
                 f"What the method says could not be worked out: {error}",
                 hint="The converted model itself loads and runs. Please report this; --no-verify writes it unchecked.",
             ) from error
+        if package := lacks_package(source.config, str(error)):
+            return Verification(skipped=f"cannot be checked here: {package}")
         raise CtxextError(
             f"The converted model does not load in a clean process: {error}",
             hint="--no-verify writes it all the same.",
