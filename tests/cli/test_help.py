@@ -1,5 +1,6 @@
 """Help: the list of commands is what the commands say, and nothing is cut on a screen of 80 columns."""
 
+import contextlib
 import inspect
 import json
 import re
@@ -147,3 +148,27 @@ def test_a_stopped_evaluation_names_resume(monkeypatch, run, tmp_path, capsys):
             main()
         assert stop.value.code == INTERRUPTED
         assert expected in capsys.readouterr().err
+
+
+def test_a_stopped_search_is_not_told_to_start_again(monkeypatch, run, tmp_path):
+    """With --overwrite beside --resume it would delete the study that it should continue."""
+    out, told = tmp_path / "best.yaml", []
+
+    @contextlib.contextmanager
+    def at_once(tell):
+        told.append(tell)
+        yield
+
+    def stopped(*given, study, **others):
+        study.path.touch()
+        told[0]()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ctxext.cli.search.answered_at_once", at_once)
+    monkeypatch.setattr("ctxext.cli.search.search", stopped)
+    shown = " ".join(run("search", "demo", out, "--target-length", "2k", "--trials", "3", "--overwrite").stderr.split())
+    assert (
+        shlex.join(["ctxext", "search", "demo", str(out), "--target-length", "2048", "--trials", "3", "--resume"])
+        in shown
+    )
+    assert "--overwrite" not in shown

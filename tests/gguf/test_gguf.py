@@ -1112,3 +1112,54 @@ def test_a_source_that_becomes_shorter_is_told_and_not_waited_for(tmp_path, monk
     with source.open("rb") as reading, (tmp_path / "copy").open("xb", buffering=0) as writing:  # noqa: SIM117
         with pytest.raises(CtxextError, match="became shorter"):
             list(copy_range(reading, writing, 0, 200))
+
+
+def test_the_name_of_a_result_is_that_of_the_model_and_not_of_its_first_part(split, tmp_path, monkeypatch):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert convert_gguf(split(), None, Recipe([Yarn(factor=4)])).out.name == "m-yarn-2k-00001-of-00003.gguf"
+    assert sorted(path.name for path in folder.glob("*.gguf")) == [
+        f"m-yarn-2k-{number:05d}-of-00003.gguf" for number in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_verify_sees_a_key_of_a_later_part(split, tmp_path, number):
+    values = [{}, {"general.name": "b"}, {"general.name": "b"}]
+    source = split(values=values)
+    out = convert_gguf(source, tmp_path / "out.gguf", Recipe([Yarn(factor=4)])).out
+    assert all(check.is_passed for check in verify_gguf(out, source))
+    part = tmp_path / f"out-{number:05d}-of-00003.gguf"
+    raw = part.read_bytes()
+    at = raw.index(b"general.name") + len("general.name") + 12
+    part.write_bytes(raw[:at] + b"c" + raw[at + 1 :])
+    assert [check.name for check in verify_gguf(out, source) if not check.is_passed] == ["keys"]
+
+
+@pytest.mark.parametrize(("factor", "is_refused"), [(4.0, False), (3.9, True), (2.0, True), (1.0, True)])
+def test_no_result_is_shorter_in_silence(gguf, factor, is_refused):
+    values = keys_of(rope__scaling__type="yarn", rope__scaling__factor=4.0, rope__scaling__original_context_length=128)
+    path, recipe = gguf(values=values), Recipe([Yarn(factor=factor)])
+    if is_refused:
+        with pytest.raises(CtxextError, match="reads 512 tokens, and this would leave"):
+            plan_gguf(path, recipe, replace_scaling=True)
+    plan = plan_gguf(path, recipe, replace_scaling=True, allow_shorter=is_refused)
+    assert plan.header.get("llama.context_length") == round(128 * factor)
+
+
+def test_a_header_of_gigabytes_is_not_read(tmp_path):
+    path = tmp_path / "m.gguf"
+    key = b"general.name"
+    head = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, 1 << 29)
+    with path.open("wb") as file:
+        file.write(head)
+        file.truncate(1 << 30)  # A sparse file, which takes no room.
+    tracemalloc.start()
+    try:
+        with pytest.raises(CtxextError, match="a header of more than 256 MB"):
+            read_header(path)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1 << 20
