@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import claimed_lengths, open_checkpoint
-from ctxext.checkpoint.sentence_files import read_pipeline
+from ctxext.checkpoint.sentence_files import read_pipeline, stated_lengths
 from ctxext.converters import convert
 from ctxext.converters.convert import plan_conversion
 from ctxext.converters.inspection import inspect_checkpoint
@@ -202,3 +202,9 @@ def test_the_trainer_of_sentence_transformers_trains_the_whole_table(tmp_path, m
 
 def checkpoint_lengths(folder):
     return set(inspect_checkpoint(open_checkpoint(str(folder))).windows.values())
+
+
+@pytest.mark.parametrize("number", [0, -1, True, "6", 6.5, None])
+def test_what_is_no_length_cuts_nothing(tmp_path, number):
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": number, "document_length": 7}))
+    assert stated_lengths(tmp_path) == {("sentence_bert_config.json", "document_length"): 7}

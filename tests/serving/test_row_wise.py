@@ -310,3 +310,15 @@ def test_a_cache_with_other_strides_is_read_by_its_places():
     assert other.stride() != cache.stride()
     for part in (0, 1):
         assert torch.equal(layout.blocks(other, part, numbers), layout.blocks(cache, part, numbers))
+
+
+def test_turned_keys_are_kept_if_those_of_all_layers_have_room(monkeypatch):
+    engine, cache = Strided(), torch.randn(BLOCKS, GROUPS, TOKENS, 2 * SIZE)
+    layout, name = Layout(engine, None, cache), METHODS[0]
+    one = rows_of(name)
+    other = Rows(one.part, one.rotary, one.methods, 0, one.step)
+    assert one.step is other.step
+    assert one.step.layers == 2
+    size = cache.numel() * cache.element_size() // 2  # Keys are half of a cache.
+    monkeypatch.setattr("ctxext.serving.turned_keys._MOST", 2 * size)
+    assert [TurnedKeys.fits(layout, cache, layers) for layers in (1, 2, 3)] == [True, True, False]
