@@ -111,6 +111,8 @@ def test_a_family(name, tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", multimodal_models.NAMES)
 def test_every_family(name, tmp_path):
+    if (name, transformers.__version__) == ("llama4", "5.24.0"):
+        pytest.skip("the unmodified model fails in this version: its output lacks image_outputs")
     check(name, tmp_path, STEPS)
 
 

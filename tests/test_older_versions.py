@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import ctxext.portable
 from ctxext.checkpoint.opening import open_checkpoint
@@ -17,10 +17,12 @@ from ctxext.finetune.base import open_base
 from ctxext.recipes.code.own_code import carries_code, own_code, release_of, releases, runs_only_own_code
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import verify
+from ctxext.verify.decoding_process import cache_argument
 from older_checkpoints import LOGITS, VERSIONS, lay_out
 from tiny_base import QUICK, tune
 
 FIRST, LATER = "v0.1.0", [version for version in VERSIONS if version != "v0.1.0"]
+RENAMED = cache_argument(LlamaForCausalLM) != "past_key_values"
 LAID_OUT = [(version, name) for version in LATER for name in LOGITS[version]]
 
 
@@ -53,12 +55,34 @@ def test_verify_knows_one_of_a_later_version(version, name, kept):
         assert runs_only_own_code(checkpoint)
 
 
+def failed_checks(findings):
+    """Return the failed checks, without the one that earlier code is known to fail under the installed transformers.
+
+    transformers 5.24 renamed the cache argument, which that code finds by its name: it decodes at wrong positions.
+    """
+    failed = {finding.check: finding.detail for finding in findings if finding.status == "failed"}
+    again = "If an earlier ctxext wrote it, convert its source again."
+    if RENAMED and "decodes from a cache" in failed.get("logits", "") and again in failed["logits"]:
+        del failed["logits"]
+    return failed
+
+
+def decodes_wrongly(version, name):
+    """Whether the code finds no cache under the installed transformers and needs one."""
+    names = {"v0.1.0": ("mspoe-prompt", "mspoe-by-parts")}
+    later = ("self-extend", "adaptive", "dca", "yarn-self-extend", "gemma2", "phi3", "bloom")
+    return RENAMED and name in names.get(version, later)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("version", "name"), LAID_OUT)
 def test_one_of_a_later_version_verifies_by_loading(version, name, kept):
     folder = kept(version, name)
     findings = verify(str(folder))
-    assert [finding for finding in findings if finding.status == "failed"] == []
+    assert failed_checks(findings) == {}
+    if decodes_wrongly(version, name):
+        assert "logits" in {finding.check for finding in findings if finding.status == "failed"}
+        return
     if (version, name) == ("v0.2.0", "phi3"):  # The one with a long window: 0.2.0 turned keys by float32 angles.
         assert any("release rounded angles" in finding.detail for finding in findings)
     compared = "logits" if carries_code(open_checkpoint(str(folder))) else "frequencies"
@@ -103,8 +127,9 @@ def test_one_of_0_1_0_loads_and_answers_as_it_did(name, kept):
 def test_verify_knows_one_of_0_1_0(name, kept):
     folder = kept(FIRST, name)
     findings = {finding.check: finding for finding in verify(str(folder))}
-    assert {check: finding.detail for check, finding in findings.items() if finding.status == "failed"} == {}
-    assert findings["code"].status == findings["configuration"].status == findings["logits"].status == "passed"
+    assert failed_checks(findings.values()) == {}
+    assert findings["code"].status == findings["configuration"].status == "passed"
+    assert findings["logits"].status == ("failed" if decodes_wrongly(FIRST, name) else "passed")
     assert runs_only_own_code(open_checkpoint(str(folder)))
 
 

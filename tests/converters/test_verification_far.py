@@ -71,6 +71,7 @@ def check(monkeypatch):
         return subprocess.CompletedProcess(script, 0, json.dumps(compare(tasks[-1])), "")
 
     monkeypatch.setattr(clean_load, "run_isolated", run)
+    monkeypatch.setattr(clean_process, "compare_decoding", lambda *_: {})
     return tasks
 
 
@@ -89,6 +90,7 @@ def pairs_once(monkeypatch):
 
 
 def compare(task):
+    """Compare without decoding: a spoiled map may end the process for a text as short as that check's."""
     return clean_process.compare(copy.deepcopy(task))
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 NAMES = ("cache", "past_key_values")
 """The names of the argument in classes that do not annotate it."""
-PROMPTS = (44, 34, 21)
+PROMPTS = (44, 34, 29)
 """Tokens of each text before decoding begins."""
 DECODED = 4
 """Tokens of each text that are decoded one by one."""
-LENGTH = 24
+LENGTH = 32
 """The original context length for which methods are set in this check, so that short texts exceed it."""
 
 

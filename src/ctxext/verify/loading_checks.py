@@ -17,6 +17,7 @@ from ctxext.verify.clean_load import ScriptFailedError, answer_of, lacks_package
 from ctxext.verify.logits import TOLERANCE, compare_logits
 from ctxext.verify.reference import reference_file
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed, training_of
+from ctxext.version import __version__
 
 _TOLERANCE = 2e-5
 _ROUNDING_RELEASES = ("0.2.0",)
@@ -100,21 +101,25 @@ def check_logits(subject: Subject) -> Finding | None:
         return None
     if reason := _unasked(subject):
         return Finding("logits", SKIPPED, reason)
-    stock = subject.recipe.edit(subject.plain, with_code=False)
+    stock, release = subject.recipe.edit(subject.plain, with_code=False), release_of(subject.checkpoint)
     tolerance = TOLERANCE
     moves_keys = any(step.kind == "attention" for step in subject.recipe.steps)
-    if moves_keys and release_of(subject.checkpoint) in _ROUNDING_RELEASES:
+    if moves_keys and release in _ROUNDING_RELEASES:
         tolerance = max(TOLERANCE, _ROUNDING * subject.expected.encoding.context_length)
     subject.tell_stage("comparing the logits with what the method specifies")
-    report = compare_logits(
-        subject.checkpoint.folder,
-        subject.checkpoint,
-        subject.recipe,
-        subject.expected,
-        stock,
-        foreign=subject.runs_foreign_code,
-        tolerance=tolerance,
-    )
+    try:
+        report = compare_logits(
+            subject.checkpoint.folder,
+            subject.checkpoint,
+            subject.recipe,
+            subject.expected,
+            stock,
+            foreign=subject.runs_foreign_code,
+            tolerance=tolerance,
+        )
+    except CtxextError as error:
+        again = "" if release == __version__ else " If an earlier ctxext wrote it, convert its source again."
+        return Finding("logits", FAILED, error.message + again)
     if report.skipped:
         return Finding("logits", SKIPPED, report.skipped)
     if report.difference > TOLERANCE:
