@@ -3,6 +3,7 @@
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.modeling_outputs import CausalLMOutput
 
 import tiny_encodings
 from ctxext.checkpoint.opening import open_checkpoint
@@ -81,7 +82,7 @@ def test_the_cache_is_found_by_its_method_and_the_argument_by_its_type():
 def test_a_missing_cache_is_named_and_right_models_pass(llama_source):
     model, broken = (AutoModelForCausalLM.from_pretrained(llama_source).eval() for _ in range(2))
     assert max(decoding_process.decoding_difference(model).values()) < 1e-5
-    broken.forward = lambda input_ids, **_: {"logits": torch.zeros(1, input_ids.shape[1], 3)}
+    broken.forward = lambda input_ids, **_: CausalLMOutput(logits=torch.zeros(1, input_ids.shape[1], 3))
     decoding = checks_process.compare_decoding(broken, [])
     assert "LookupError" in decoding["error"]
     assert "no argument for a cache" in checks_process.explain_decoding(decoding, model)
