@@ -20,7 +20,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
 from ctxext.publish.results import read_report
 from ctxext.publish.upload_plan import pack
-from ctxext.recipes import METHODS, AdjustedBase, LongRope, MsPoE, Ntk, Recipe, Yarn, method_named
+from ctxext.recipes import METHODS, AdjustedBase, Llama3, LongRope, MsPoE, Ntk, Recipe, Yarn, method_named
 from ctxext.recipes.encodings.rotary import model_config
 from small_llama import read_json
 
@@ -367,6 +367,9 @@ def test_settings_of_a_report_that_are_empty_are_named(key, value, message, llam
 def test_numbers_at_their_defaults_are_not_in_the_command():
     line = convert_command("me/m", None, Recipe([Yarn(factor=4)]))
     assert line == "ctxext convert me/m OUT --method yarn --factor 4"
+    assert Llama3(factor=4).low_freq_factor == 1.0
+    line = convert_command("me/m", None, Recipe([Llama3(factor=4)]))
+    assert line == "ctxext convert me/m OUT --method llama3 --factor 4"
     line = convert_command("me/m", "abc", Recipe([Yarn(factor=4, beta_fast=16.0)]), "x")
     assert line == "ctxext convert me/m x --method yarn --factor 4 --beta-fast 16 --revision abc"
     line = convert_command("me/m", None, Recipe([AdjustedBase(theta=500_000.5, factor=4.5)]))
