@@ -163,7 +163,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("recipes/methods/llama3.py", "self.high_freq_factor <= self", "self.high_freq_factor < self", _OTHER_FILES),
     ("recipes/base.py", "self.target_length <= encoding", "self.target_length < encoding", _OTHER_FILES),
     ("recipes/param.py", "if wanted is int and value != int(value):", "if False:", _FORMULAS),
-    ("recipes/encodings/frequencies.py", ", dim - 1)", ", dim)", _FORMULAS),
+    ("recipes/encodings/frequencies.py", ", span - 1)", ", span)", _FORMULAS),
     ("portable/mspoe.py", "min(math.ceil(last), 2 * size - 1)", "math.ceil(last)", _HEADS),
     ("portable/method.py", ' + inputs.get("cycle_offset", 0)', "", _HEADS),
     ("portable/mspoe.py", "call.mask, call.scaling)", "None, call.scaling)", _HEADS),
@@ -175,8 +175,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("search/pareto.py", "rise, rise + half", "rise, rise - half", _SEARCH),
     (
         "search/final_evaluation.py",
-        "sum(measurements[number].rise(stock)) <= keep_short",
-        "measurements[number].rise(stock)[0] <= keep_short",
+        "sum(answers.rise(stock)) <= keep_short",
+        "answers.rise(stock)[0] <= keep_short",
         (*_SEARCH, "tests/search/test_end.py"),
     ),
     ("system/tokens.py", 'return _LOOKS_LIKE_ONE.sub(r"\\1…", text)', "return text", _TOKENS),
@@ -954,8 +954,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "verify/loading_checks.py",
-        "stock = subject.recipe.edit(subject.plain, with_code=False)",
-        "stock = subject.plain",
+        "stock, release = subject.recipe.edit(subject.plain, with_code=False), release_of(subject.checkpoint)",
+        "stock, release = subject.plain, release_of(subject.checkpoint)",
         _CHECKS,
     ),
     ("verify/loading_checks.py", "        foreign=subject.runs_foreign_code,\n", "", _CHECKS),
@@ -1199,8 +1199,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "portable/relation.py",
-        'rules.last_rung(max(self.settings.get("target_length", rules.length), total))',
-        'rules.last_rung(self.settings.get("target_length", rules.length))',
+        "rules.last_rung(target if is_exporting() else max(target, total))",
+        "rules.last_rung(target)",
         (
             "tests/portable/test_relation.py"
             "::test_a_traced_plan_has_the_rungs_of_a_cache_that_is_longer_than_the_target",

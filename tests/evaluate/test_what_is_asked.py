@@ -287,16 +287,18 @@ def test_portions_cover_every_sample_once_and_every_process_has_some(processes, 
 
 
 def info(reach=1024, table=False, kind="causal", trained=512, folder=None, noted=None):
-    return SimpleNamespace(
-        name="m",
-        context_length=reach,
-        has_table=table,
-        cut_at=None,
-        kind=kind,
-        trained_length=trained,
-        provenance=noted or {},
-        checkpoint=SimpleNamespace(folder=folder),
-    )
+    fields = {
+        "name": "m",
+        "context_length": reach,
+        "has_table": table,
+        "cut_at": None,
+        "kind": kind,
+        "trained_length": trained,
+        "provenance": noted or {},
+        "checkpoint": SimpleNamespace(folder=folder, config={}),
+        "source": None,
+    }
+    return dataclasses.make_dataclass("Info", fields)(**fields)
 
 
 @pytest.mark.parametrize(
@@ -401,14 +403,16 @@ def test_sources_are_read_from_where_they_are(tmp_path, monkeypatch):
 
     monkeypatch.setattr(plan, "open_checkpoint", opening)
     monkeypatch.setattr(plan, "info_of", lambda name, checkpoint: name)
+    monkeypatch.setattr(plan, "is_source_of", lambda source, result: "other" not in source)
     noted = [
         {"source": "me/hub", "revision": "abc"},
-        *({"source": name} for name in ("some/near", "demo", "some/near", "gone", "m")),
+        *({"source": name} for name in ("some/near", "demo", "gone", "some/other")),
         {},
     ]
-    sources = plan._sources([info(folder=tmp_path / "made", noted=one) for one in noted])
-    assert sources == ["me/hub", "some/near", "demo"]
-    assert opened == [("me/hub", "abc"), (str(tmp_path / "near"), None), ("demo", None), (str(tmp_path / "gone"), None)]
+    sources = [plan._opened_source(info(folder=tmp_path / "made", noted=one), set()) for one in noted]
+    assert sources == ["me/hub", "some/near", "demo", None, None, None]
+    places = [str(tmp_path / name) for name in ("near", "gone", "other")]
+    assert opened == [("me/hub", "abc"), (places[0], None), ("demo", None), (places[1], None), (places[2], None)]
 
 
 @pytest.mark.parametrize(

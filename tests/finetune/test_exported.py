@@ -83,7 +83,9 @@ def test_skipped_positions_are_axolotls_too(exported):
     assert "--positions random cannot be said there" in exported("axolotl", "--positions", "random")[1]
 
 
-def test_nothing_of_the_run_is_dropped_silently(exported):
+def test_nothing_of_the_run_is_dropped_silently(exported, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other.jsonl").write_text('{"text": "Another text."}\n')
     content, otherwise = exported(
         "trl", "--dtype", "fp32", "--eval", "short", "--eval-data", "other.jsonl", form="chat"
     )

@@ -352,7 +352,7 @@ def compared(source, monkeypatch, answer, *, free=2**40, code=0, errors="", outp
 
 def test_memory_for_two_copies_in_float32(llama_source, monkeypatch):
     needed = 2 * 4 * open_checkpoint(str(llama_source)).num_parameters
-    answer = {"difference": 0.0, "scale": 1.0, "change": 2.0, "attention": 0.0}
+    answer = {"difference": 0.0, "scale": 1.0, "change": 2.0, "attention": 0.0, "decoding": ""}
     for free, is_skipped in ((needed / 0.8 * 0.99, True), (needed / 0.8 * 1.01, False), (needed, True)):
         assert bool(compared(llama_source, monkeypatch, answer, free=free).skipped) == is_skipped
 
@@ -374,7 +374,7 @@ def test_memory_for_two_copies_in_float32(llama_source, monkeypatch):
 def test_differences_are_relative_and_the_larger_counts(
     llama_source, monkeypatch, difference, scale, attention, refused
 ):
-    answer = {"difference": difference, "scale": scale, "change": 0.5, "attention": attention}
+    answer = {"difference": difference, "scale": scale, "change": 0.5, "attention": attention, "decoding": ""}
     if refused:
         with pytest.raises(CtxextError, match=refused):
             compared(llama_source, monkeypatch, answer)

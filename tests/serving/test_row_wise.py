@@ -316,7 +316,7 @@ def test_turned_keys_are_kept_if_those_of_all_layers_have_room(monkeypatch):
     engine, cache = Strided(), torch.randn(BLOCKS, GROUPS, TOKENS, 2 * SIZE)
     layout, name = Layout(engine, None, cache), next(iter(METHODS))
     one = rows_of(name)
-    other = Rows(one.part, one.rotary, one.methods, 0, one.step)
+    other = Rows(one.part, one.attention, one.rotary, one.methods, 0, one.step)
     assert one.step is other.step
     assert one.step.layers == 2
     size = cache.numel() * cache.element_size() // 2  # Keys are half of a cache.

@@ -154,8 +154,11 @@ def model_forward(names, original, model, *args, **kwargs):
     """
     given = dict(zip(names, args, strict=False)) | kwargs
     inputs = next((given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None), None)
-    if inputs is None or not model.ctxext_has_methods:
+    if inputs is None or not model.ctxext_names:
         return original(model, *args, **kwargs)
+    if torch.jit.is_tracing():
+        names = " and ".join(model.ctxext_names)
+        raise ValueError(f"torch.jit.trace cannot record {names}, which depends on positions: use torch.export.")
     outer, cache = getattr(CURRENT, "given", None), cache_in(given)
     mask, length = given.get("attention_mask"), inputs.shape[1]
     if not (torch.is_tensor(mask) and mask.ndim == 2):
@@ -194,9 +197,6 @@ def layer_forward(names, original, layer, *args, **kwargs):
         for method in part.attends(number):
             raise ValueError(f"{method.name}: layer {number} was called without its rotary tables.")
         return original(layer, *args, **kwargs)
-    acting = [method.name for method in part.methods if method.acts_on(number)]
-    if acting and torch.jit.is_tracing():
-        raise ValueError(f"torch.jit.trace cannot record {acting[0]}, which depends on positions: use torch.export.")
     rows = tables[0].memory.get("rows") if tables else None
     call = None if rows else Call(part, attention, tables and tables[0], given)
 
@@ -367,7 +367,7 @@ def model_init(module, methods, original, model, config, *args, **kwargs):
             give_part(layer, name, shared, module.ctxext_rotation)
             layers.append(layer)
     has_tables = any(hasattr(child, "ctxext_layouts") for child in model.modules())
-    model.ctxext_has_methods = bool(settings) and has_tables
+    model.ctxext_names = tuple(method.name for method in shared if has_tables)
     if settings:
         check_parts(model, layers, has_tables)
     find_renamed_weights(model)

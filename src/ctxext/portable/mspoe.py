@@ -28,7 +28,7 @@ class MsPoE(Method):
 
     def __init__(self, settings):
         super().__init__(settings)
-        self.counts_in_texts = settings["rescale"] != "uniform"
+        self.counts_in_texts = settings.get("rescale", "uniform") != "uniform"
 
     def tables(self, inner, frame, turn):
         """The inner tables, for layers that take no part, and cos and sin of every ratio (r, b, l, 2 c)."""

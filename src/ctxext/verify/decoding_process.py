@@ -25,12 +25,12 @@ def cache_argument(model: Any) -> str:
         LookupError: the model's forward has none.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # Of an adapter.
-    parameters = inspect.signature(inner.forward).parameters
-    annotated = (name for name, parameter in parameters.items() if "Cache" in str(parameter.annotation))
-    name = next(annotated, None) or next((name for name in NAMES if name in parameters), None)
-    if name is None:
-        raise LookupError(f"{type(inner).__name__}.forward has no argument for a cache")
-    return name
+    for cls in type(inner).__mro__:  # A subclass may pass on whatever it gets.
+        parameters = inspect.signature(vars(cls)["forward"]).parameters if "forward" in vars(cls) else {}
+        annotated = (name for name, parameter in parameters.items() if "Cache" in str(parameter.annotation))
+        if name := next(annotated, None) or next((name for name in NAMES if name in parameters), None):
+            return name
+    raise LookupError(f"{type(inner).__name__}.forward has no argument for a cache")
 
 
 def cache_of(output: Any) -> Any:
