@@ -85,7 +85,7 @@ def test_a_missing_cache_is_named_and_right_models_pass(llama_source):
     broken.forward = lambda input_ids, **_: CausalLMOutput(logits=torch.zeros(1, input_ids.shape[1], 3))
     decoding = checks_process.compare_decoding(broken, [])
     assert "LookupError" in decoding["error"]
-    assert "no argument for a cache" in checks_process.explain_decoding(decoding, model)
+    assert "has no cache" in checks_process.explain_decoding(decoding, model)
     assert checks_process.explain_decoding({"with position_ids": 1e-6}, None) == ""
 
 

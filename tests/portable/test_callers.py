@@ -214,7 +214,7 @@ def renamed(source, what):
 @pytest.mark.parametrize("name", ["self-extend", "mspoe prompt", "distance-aware"])
 def test_renamed_arguments_are_found_or_refused(what, name, models, tmp_path, monkeypatch):  # noqa: F811
     """In a transformers to come: what is decoded from a cache equals one call, or the model is not built."""
-    changed = tmp_path / "modeling_llama.py"
+    reference, changed = models("llama", name), tmp_path / "modeling_llama.py"
     changed.write_text(renamed(Path(modeling_llama.__file__).read_text(), what))
     assert changed.read_text() != Path(modeling_llama.__file__).read_text()
     find_spec = importlib.util.find_spec
@@ -225,7 +225,7 @@ def test_renamed_arguments_are_found_or_refused(what, name, models, tmp_path, mo
         return importlib.util.spec_from_file_location(module, changed)
 
     monkeypatch.setattr(importlib.util, "find_spec", found)
-    reference, folder = models("llama", name), tmp_path / f"renamed_{uuid.uuid4().hex[:8]}"
+    folder = tmp_path / f"renamed_{uuid.uuid4().hex[:8]}"
     shutil.copytree(reference.config._name_or_path, folder)
     try:
         model = load(folder)

@@ -25,12 +25,15 @@ def cache_argument(model: Any) -> str:
         LookupError: the model's forward has none.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # Of an adapter.
-    for cls in type(inner).__mro__:  # A subclass may pass on whatever it gets.
-        parameters = inspect.signature(vars(cls)["forward"]).parameters if "forward" in vars(cls) else {}
+    kind = inner if isinstance(inner, type) else type(inner)
+    for forward in (vars(cls)["forward"] for cls in kind.__mro__ if "forward" in vars(cls)):
+        parameters = inspect.signature(forward).parameters
         annotated = (name for name, parameter in parameters.items() if "Cache" in str(parameter.annotation))
         if name := next(annotated, None) or next((name for name in NAMES if name in parameters), None):
             return name
-    raise LookupError(f"{type(inner).__name__}.forward has no argument for a cache")
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            break  # Otherwise it may pass a cache on to the class that it extends.
+    raise LookupError(f"{kind.__name__}.forward has no argument for a cache")
 
 
 def cache_of(output: Any) -> Any:
