@@ -68,7 +68,7 @@ def failed_checks(findings):
 
 
 def decodes_wrongly(version, name):
-    """Whether the code finds no cache under the installed transformers, or 0.2.0 counted padding on the left as tokens."""
+    """Whether the code finds no cache under the installed transformers; 0.2.0 also counted padding as tokens."""
     if version == "v0.2.0" and name in ("self-extend", "adaptive", "dca", "yarn-self-extend", "gemma2", "phi3"):
         return True
     return RENAMED and name in {"v0.1.0": ("mspoe-prompt", "mspoe-by-parts")}.get(version, ("bloom",))
