@@ -23,19 +23,19 @@ VOCABULARY = 128
 
 # Every model type whose text model rotates queries and keys, in any supported version of transformers.
 ROTARY = """
-    afmoe apertus arcee aria_text axk1 axk2 bailing_hybrid bamba beam bitnet blt codegen cohere cohere2 cohere2_moe
-    cohere_compass_text cwm dbrx deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge dots1 dots3_note
-    dots3_note_text emu3 ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon falcon_h1 flex_olmo flint fuyu gemma gemma2
-    gemma3 gemma3_text gemma3n gemma3n_text gemma4 gemma4_assistant gemma4_text gemma4_unified
-    gemma4_unified_assistant gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa got_ocr2 gpt_neox
-    gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared
-    helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax internlm3 iquestcoder jais2 jetmoe
-    kolibri1 laguna lfm2 lfm2_moe lfm3 llama llama4 llama4_text longcat_flash mellum mimo_v2_flash minicpm3 minimax
-    minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral mllama modernbert-decoder moshi
-    moss_transcribe_diarize nanochat nemotron olmo olmo2 olmo3 olmo_hybrid olmoe persimmon phi phi3 phi4_multimodal
-    phimoe qwen2 qwen2_moe qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen4_exp
-    qwen4_exp_text recurrent_gemma roformer seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma youtu zamba2
-    zaya
+    afmoe apertus apertus1p5_text arcee aria_text axk1 axk2 bailing_hybrid bamba beam bitnet blt codegen cohere
+    cohere2 cohere2_moe cohere_compass_text cwm dbrx deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge
+    dory dots1 dots3_note dots3_note_text emu3 ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe falcon falcon_h1
+    flex_olmo flint fuyu gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4 gemma4_assistant gemma4_text
+    gemma4_unified gemma4_unified_assistant gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa got_ocr2
+    gpt_neox gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe granitemoe_swa granitemoehybrid
+    granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax internlm3 iquestcoder
+    jais2 jetmoe kolibri1 laguna lara_mini lfm2 lfm2_moe lfm3 llama llama4 llama4_text longcat_flash mellum
+    mimo_v2_flash minicpm3 minimax minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral mllama
+    modernbert-decoder moshi moss_transcribe_diarize nanochat nemotron olmo olmo2 olmo3 olmo_hybrid olmoe persimmon
+    phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text
+    qwen3_moe qwen3_next qwen4_exp qwen4_exp_text recurrent_gemma roformer sarvam_mla sarvam_moe seed_oss smollm3
+    solar_open stablelm starcoder2 vaultgemma youtu zamba2 zaya
 """.split()  # noqa: SIM905
 
 # Families that cannot be built tiny, and why.
@@ -158,6 +158,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
     },
+    "dory": {"n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 0},
     "dots3_note_vision_encoder": {"adapter_in_dim": 64, "adapter_out_dim": 32, "pyramid_num_routed": [-1, -1]},
     "dots3_note_audio_encoder": {"whisper_adapter_in_dim": 32, "whisper_adapter_out_dim": 32},
     "dots3_note_text": {
@@ -186,6 +187,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "exaone4": {"layer_types": ["full_attention", "full_attention"], "sliding_window": None},
     "gpt_neox": {"hidden_size": 128},
     "helium": {"hidden_size": 64},
+    "lara_mini": {"layer_types": ["sliding_attention", "full_attention"]},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "llama4_text": {"no_rope_layers": [1, 0]},
@@ -295,6 +297,7 @@ NO_ROTATED_LAYERS = (
     "exaone_moe",
     "flint",
     "kolibri1",
+    "lara_mini",
     "llama4",
     "llama4_text",
 )

@@ -78,7 +78,7 @@ POSITIONS = {
     """,
     "sinusoidal": "ctrl marian musicgen musicgen_melody pegasus speech_to_text_2 xglm",
     "alibi": "bloom mpt",
-    "relative": "cpmant inkling2_text inkling_text mega transfo-xl xlnet",
+    "relative": "cpmant inkling2_loop_text inkling2_text inkling_text mega transfo-xl xlnet",
     "none": "falcon_mamba jamba kimi_linear mamba mamba2 nemotron_h rwkv xlstm zamba",
 }
 
@@ -125,6 +125,13 @@ BY_HAND: dict[str, dict[str, Any]] = {
         "full_types": ["indexed_attention"],
         "local_theta_key": "swa_rope_theta",
     },
+    "dory": {
+        **NEW_NESTED,
+        # Its config.json counts attention and MLP as two layers, and its class halves the numbers of layers.
+        "layers": {"period": ["sliding_attention", "mlp"] * 3 + ["full_attention", "mlp"]},
+        "reason": "it counts attention and MLP as two layers and runs some of them several times, which was not tried",
+    },
+    "exaone": {"aliases": {"num_hidden_layers": "num_layers"}},  # As the code beside its first checkpoints wrote it.
     "exaone4": {"rotated": "unless_window"},
     "exaone_moe": {"rotated": "sliding", "reason": NO_FULL},  # Its window may not be left out.
     "falcon": {"explicit_head_dim": False, "aliases": {"num_key_value_heads": "num_kv_heads"}},
@@ -143,6 +150,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "kolibri1": {"rotated": "sliding", "reason": NO_FULL},  # It fails without its window.
     "laguna": NEW_NESTED,
     "lfm3": {**NEW_NESTED, "plain_type": "proportional"},
+    "lara_mini": {"rotated": "sliding", "reason": NO_FULL},
     "llama4_text": {"rotated": "no_rope_layers"},
     "longcat_flash": {
         "aliases": {"num_hidden_layers": "num_layers"},
@@ -225,7 +233,7 @@ T5_LENGTHS = {"longt5": 4096, "mt5": 1024, "switch_transformers": 512, "t5": 512
 # Encoders and encoder-decoders of which something can be done or said.
 NOT_CAUSAL: dict[str, dict[str, Any]] = {
     "albert": {"positions": "learned"},
-    "clip": {"positions": "learned", "text_config": "text_config"},
+    "clip": {"positions": "learned", "text_config": "text_config", "text_type": "clip_text_model"},
     "clip_text_model": {"positions": "learned"},
     "distilbert": {
         "positions": "learned",
