@@ -17,6 +17,7 @@ from transformers import (
     PretrainedConfig,
     modeling_rope_utils,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import tiny_encodings
 import tiny_models
@@ -24,7 +25,7 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Recipe
-from ctxext.recipes.code.guards import SENTINEL
+from ctxext.recipes.code.guards import GUARDS, SENTINEL, USUAL
 from ctxext.recipes.code.layout import HEADS, without_code
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
@@ -35,7 +36,7 @@ from portable_checkpoints import MODERN
 QUICK = ("llama", "gemma3_text", "gpt_oss", "lfm2", "olmo2", "falcon", "bloom", "falcon-rw")
 IDS = torch.randint(4, 40, (1, 100), generator=torch.Generator().manual_seed(0))
 # Families that transformers 5 alone has, which keeps the rope type wherever it saves; no other key guards them.
-ROPE_ALONE = ("lfm2_moe", "lfm3", "minimax_m3_vl_text")
+ROPE_ALONE = ("exaone", "lfm2_moe", "lfm3", "minimax_m3_vl_text")
 METHODS = (SelfExtend(factor=2.0), MsPoE(head_order="fixed", first_layer=0), MsPoE(head_order="fixed", first_layer=1))
 # What each line leaves out of a config.json that it saves, and more.
 LOST = {
@@ -130,6 +131,17 @@ def test_it_is_refused_without_its_code_whichever_transformers_saved_it(name, tm
                 assert torch.equal(logits(load(other)), before), (kind, saved.name)
     is_known = runs_only_own_code(open_checkpoint(str(tmp_path / "saved")))
     assert is_known == (name not in OTHER_HEADS), "saving copies the code as it is"
+
+
+@pytest.mark.parametrize("name", [*tiny_models.FAMILIES, "bloom", "mpt"])
+def test_a_hidden_key_that_is_absent_is_given_its_class_default(name):
+    config = CONFIG_MAPPING[name]().get_text_config(decoder=True)
+    fields = config.to_dict()
+    for place, (_, usual) in GUARDS.get(config.model_type, USUAL).items():
+        value = fields
+        for part in place.split("."):
+            value = value.get(part, usual)
+        assert value == usual, place
 
 
 def test_the_refusal_says_what_is_needed(tmp_path):

@@ -23,10 +23,11 @@ _GELU_NEW = {"activation_function": (SENTINEL, "gelu_new")}
 _TANH = {"hidden_act": (SENTINEL, "gelu_pytorch_tanh")}
 _NOTHING: Mapping[str, tuple[Any, Any]] = {}
 _RELU2 = {"hidden_act": (SENTINEL, "relu2")}
+_XIELU = {"hidden_act": (SENTINEL, "xielu")}
 _GELU = {"hidden_act": (SENTINEL, "gelu")}
 
 GUARDS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
-    "apertus": {"hidden_act": (SENTINEL, "xielu")},
+    **dict.fromkeys(("apertus", "apertus1p5_text"), _XIELU),
     "bloom": {"attention_dropout": (-1, 0)},
     "dbrx": {"ffn_config.ffn_act_fn.name": (SENTINEL, "silu")},
     "falcon": {"activation": (SENTINEL, "gelu")},
@@ -45,11 +46,11 @@ GUARDS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
     **dict.fromkeys(("gemma4_unified", "gemma4_unified_text", "recurrent_gemma", "vaultgemma"), _GELU_TANH),
     **dict.fromkeys(("gpt_neox", "gpt_neox_japanese", "roformer", "zamba2"), _GELU),
     # transformers 5 alone has these, and it keeps the rope type wherever it saves.
-    **dict.fromkeys(("lfm2_moe", "lfm3", "minimax_m3_vl_text"), _NOTHING),
+    **dict.fromkeys(("exaone", "lfm2_moe", "lfm3", "minimax_m3_vl_text"), _NOTHING),
 }
 """For each key of config.json the value that replaces its own, and the default of the family's class."""
 
-_USUAL = {"hidden_act": (SENTINEL, "silu")}
+USUAL = {"hidden_act": (SENTINEL, "silu")}
 
 _OLDER = {"bloom": "attention_dropout", "falcon": "attention_dropout", "mpt": "attn_config.attn_pdrop"}
 _OLDER_ACTIVATIONS = {"dbrx": "ffn_config.ffn_act_fn.name", "modernbert-decoder": "hidden_activation"}
@@ -70,7 +71,7 @@ def code_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def hide(text: dict[str, Any], model_type: str) -> dict[str, Any]:
     """Hide values in the language model's part of a configuration, and return the true values by key."""
-    guards = GUARDS.get(model_type, _USUAL)
+    guards = GUARDS.get(model_type, USUAL)
     true = {place: _swap(text, place, replacement) for place, (replacement, _) in guards.items()}
     return {place: usual if true[place] is None else true[place] for place, (_, usual) in guards.items()}
 
