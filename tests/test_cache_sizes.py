@@ -224,6 +224,17 @@ def kept(cache) -> int:
     return sum(math.prod(one.shape) for pair in pairs for one in pair if isinstance(one, torch.Tensor))
 
 
+def test_layers_that_run_again_keep_their_keys_again():
+    """Dory: eight pairs of attention and MLP before the loop, 20 in it, eight after it; every fourth sees everything."""
+    config = {"model_type": "dory", "sliding_window": 512}
+    per_token = 2 * 4 * 256
+    for loops, full, sliding in ((None, 14, 42), (1, 9, 27), (3, 19, 57)):
+        looped = {**config, **({"n_recurrent_loops": loops} if loops else {})}
+        assert cache_numbers(looped, family_of(looped), 4096) == per_token * (full * 4096 + sliding * 512), loops
+    last = {**config, "recurrent_kv_cache_mode": "last_loop"}
+    assert cache_numbers(last, family_of(last), 4096) == per_token * (9 * 4096 + 27 * 512)
+
+
 @pytest.mark.parametrize("model_type", [name for name in tiny_models.FAMILIES if name not in NOT_COMPARED])
 def test_every_family_keeps_what_we_say(model_type, tmp_path):
     if IS_4 and model_type in NOT_COMPARED_4:

@@ -129,6 +129,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
         **NEW_NESTED,
         # Its config.json counts attention and MLP as two layers, and its class halves the numbers of layers.
         "layers": {"period": ["sliding_attention", "mlp"] * 3 + ["full_attention", "mlp"]},
+        "defaults": {"n_input_layers": 16, "n_output_layers": 16, "n_recurrent_loops": 2},
         "reason": "it counts attention and MLP as two layers and runs some of them several times, which was not tried",
     },
     "exaone": {"aliases": {"num_hidden_layers": "num_layers"}},  # As the code beside its first checkpoints wrote it.
