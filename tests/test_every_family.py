@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 import tiny_models
 from ctxext.checkpoint.auto_class import MASKED, auto_class
@@ -152,6 +153,11 @@ def kept():
     return json.loads(FOUND.read_text())["families"] if FOUND.exists() else {}
 
 
+def kept_here():
+    """The families of the record that the installed version has: an older one of the same line has fewer."""
+    return {name for name in kept() if name in CONFIG_MAPPING_NAMES}
+
+
 def joined(kept, swept_now):
     """What is kept, with the outcomes of this sweep: methods that were not swept now stay as they were."""
     return {name: {**kept.get(name, {}), **row} for name, row in swept_now.items()}
@@ -192,7 +198,7 @@ def test_every_method_is_in_the_third_of_some_families():
 
 @pytest.mark.thorough
 def test_every_family_was_swept():
-    assert kept().keys() == set(FAMILIES)
+    assert kept_here() == set(FAMILIES)
 
 
 @pytest.mark.slow
@@ -217,7 +223,7 @@ def test_all_families(tmp_path, request):
         content = {"version": transformers.__version__, "families": joined(kept() if name else {}, outcomes)}
         FOUND.write_text(json.dumps(content, indent=1) + "\n")
     assert silent == []
-    assert outcomes.keys() == kept().keys()
+    assert outcomes.keys() == kept_here()
     for model_type, row in outcomes.items():
         known = kept()[model_type]
         assert which(row, known) == which(known, row), model_type
