@@ -225,7 +225,7 @@ def kept(cache) -> int:
 
 
 def test_layers_that_run_again_keep_their_keys_again():
-    """Dory: eight pairs of attention and MLP before the loop, 20 in it, eight after it; every fourth sees everything."""
+    """Dory: 8 pairs of attention and MLP before the loop, 20 in it, 8 after it; every fourth sees everything."""
     config = {"model_type": "dory", "sliding_window": 512}
     per_token = 2 * 4 * 256
     for loops, full, sliding in ((None, 14, 42), (1, 9, 27), (3, 19, 57)):

@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.modeling_outputs import CausalLMOutput
 
 import tiny_encodings
+import tiny_models
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.converters.plan import make_plan
@@ -49,6 +50,15 @@ def test_code_that_finds_no_cache_is_refused(name, llama_source, tmp_path):
     assert compared(source, tmp_path / "right", name, finds_cache=True).difference < 1e-5
     with pytest.raises(CtxextError, match="decodes from a cache: left-padded rows with"):
         compared(source, tmp_path / "wrong", name, finds_cache=False)
+
+
+@pytest.mark.parametrize(
+    "family", [name for name in ("gemma4", "gemma4_unified", "qwen3_5") if name in tiny_models.FAMILIES]
+)
+def test_whole_models_that_number_the_columns_decode_padded_rows(family, tmp_path):
+    """Gemma 4 gives its language model the numbers of columns where its caller gives no positions."""
+    source = tiny_models.save(family, tmp_path / "source")
+    assert compared(source, tmp_path / "out", "self-extend", finds_cache=True).difference < 1e-5
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -173,6 +173,8 @@ def model_forward(names, original, model, *args, **kwargs):
             rows = outer.rows
         elif pairs is not None:
             rows = text_positions(pairs, seen, length)
+    elif outer is not None and given["position_ids"].ndim == 2:
+        rows = outer.rows  # Gemma 4: the outer model numbers the columns if its caller gives no positions.
     CURRENT.given = Given(mask, seen, rows)
     try:
         return original(model, *args, **kwargs)
