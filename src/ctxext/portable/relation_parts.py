@@ -82,7 +82,7 @@ def find_places(call, key, length, mask, base):
     if kept is None or (not torch.is_tensor(seen) and kept.shape[1] < seen):
         return guessed_places(call, rows, total, length, mask, base)
     given = call.tables.memory.get("given")
-    if seen and not traced and given is not None and given.mask is None and call.positions is not call.rotated:
+    if not traced and seen and given is not None and given.mask is None and call.positions is not call.rotated:
         first = seen + torch.arange(length, device=kept.device) - rows[..., 0]  # By the mask, where each text begins.
         first = torch.where((first < seen) & (rows[..., 0] > 0), first, 0).expand(len(key), -1)
         begins = kept[..., 0].gather(1, first) == 0
