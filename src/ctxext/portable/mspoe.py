@@ -41,10 +41,10 @@ class MsPoE(Method):
         """The frequencies (r, c) of every ratio. On a processor they are kept while the model's are the same."""
         if torch.compiler.is_compiling() or frame.inverse.device.type != "cpu":
             return head_frequencies(self.settings, frame.inverse)[:, frame.columns]
-        columns, inverse = frame.columns, frame.inverse
-        if self.kept is None or self.kept[0] is not columns or not torch.equal(self.kept[1], inverse):
-            self.kept = columns, inverse.clone(), head_frequencies(self.settings, inverse)[:, columns]
-        return self.kept[2]
+        columns, inverse, kept = frame.columns, frame.inverse, self.kept  # Threads may replace `self.kept`.
+        if kept is None or kept[0] is not columns or not torch.equal(kept[1], inverse):
+            kept = self.kept = columns, inverse.clone(), head_frequencies(self.settings, inverse)[:, columns]
+        return kept[2]
 
     def moved(self, positions):
         """Positions as the ratios see them, (1 or r, b, l, 1 or c): only a stretch of them may be compressed."""

@@ -221,8 +221,10 @@ def explain_decoding(decoding: dict[str, Any], stock: Any) -> str:
     unchanged = compare_decoding(stock, [])
     if "error" in wrong:
         return "" if "error" in unchanged else str(wrong["error"])
+    # Some families decode padded rows inexactly (Zamba 2), and methods enlarge such differences.
+    allowed = 0.0 if "error" in unchanged else 10 * max(unchanged.values(), default=0.0)
     for name, off in wrong.items():
-        if not off <= 4 * unchanged.get(name, 0.0) and "error" not in unchanged:
+        if not off <= allowed and "error" not in unchanged:
             return f"left-padded rows {name} differ from one call by {off:.1e}"
     return ""
 
