@@ -13,7 +13,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from .method import Method
-from .relation_parts import first_base, places_of, product, scaling, softmaxed, taken
+from .relation_parts import first_base, is_exporting, places_of, product, scaling, softmaxed, taken
 
 BLOCK = 128  # Rows whose scores are in memory at once.
 PLACE = "distance"  # The attribute of an attention that holds the weights.
@@ -57,9 +57,9 @@ class DistanceAware(Method):
         length, total = query.shape[2], key.shape[2]
         base = first_base(call, length, total, mask)
         places = places_of(call, key, length, mask, base)
-        blocks = []
-        for start in range(0, length, BLOCK):
-            span = start, min(start + BLOCK, length)
+        starts, blocks = [0] if is_exporting() else range(0, length, BLOCK), []
+        for start in starts:
+            span = start, length if is_exporting() else min(start + BLOCK, length)
             rows = Rows(span, base, places, mask, kwargs)
             inputs = call, rows, numbers, query[:, :, start : span[1]], key, value
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
