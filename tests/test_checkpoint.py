@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ctxext.checkpoint.families import family_of
+from ctxext.checkpoint.identity import fingerprint
 from ctxext.checkpoint.opening import Checkpoint, claimed_lengths, is_cached, open_checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.system.files import is_noted_link, links_record, note_link
@@ -434,3 +435,18 @@ def test_lengths_that_are_claimed(tmp_path):
     for length, claimed in ((10**12 - 1, {"tokenizer_config.json": 10**12 - 1}), (10**12, {})):
         source = made(tmp_path / "two", **{"tokenizer_config.json": {"model_max_length": length}})
         assert claimed_lengths(source, family) == {"config.json": 128, **claimed}
+
+
+@pytest.mark.parametrize("size", [100, 1 << 16, 3 << 20])
+def test_a_fingerprint_reads_weights_to_both_ends(tmp_path, size):
+    """Of large files samples alone; what training changed may lie in the last tensor."""
+    (tmp_path / "config.json").write_text("{}")
+    weights = tmp_path / "model.safetensors"
+    found = set()
+    for place in (None, 0, size - 1):
+        content = bytearray(size)
+        if place is not None:
+            content[place] = 1
+        weights.write_bytes(content)
+        found.add(fingerprint(Checkpoint("x", tmp_path, {})))
+    assert len(found) == 3

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import sys
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 import stub_vllm
 from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.cli.verify import _in_engine as compared_in_engine
 from ctxext.converters.convert import convert
 from ctxext.converters.engines import (
     BY_SOURCE,
@@ -122,6 +124,18 @@ def test_what_is_no_number_is_the_largest_difference(at):
     read[at] = float("nan")
     row = in_engine._compared("OUT", "inside", read, [-1.5, -2.0, -3.0])
     assert (row.position, row.is_alike, row.tokens) == (at, False, 4)
+
+
+@pytest.mark.parametrize(("trained", "expected"), [(False, ["OUT", "SOURCE with --hf-overrides"]), (True, ["OUT"])])
+def test_a_source_is_not_served_for_a_result_that_was_trained(yarn, tmp_path, monkeypatch, trained, expected):
+    """Its weights are others: no override makes the source say the same."""
+    out = shutil.copytree(yarn, tmp_path / "out")
+    config = json.loads((out / "config.json").read_text())
+    config["ctxext"] |= {"finetune": {"steps": 10}} if trained else {}
+    (out / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("ctxext.verify.in_engine.compare_in_engine", lambda out, served, **options: list(served))
+    checkpoints = open_checkpoint(str(out)), open_checkpoint("demo")
+    assert compared_in_engine(*checkpoints, trust_remote_code=False, arguments={}) == expected
 
 
 def test_an_unknown_engine_is_refused(run, yarn):

@@ -165,6 +165,11 @@ def changed(content, path, value):
     return content
 
 
+def told(texts):
+    """A cell with as many questions as its texts have."""
+    return {**CELL, "samples": sum(text[2] if len(text) > 2 else 1 for text in texts or ()), "texts": texts}
+
+
 REACH = {"length": 8, "low": 4, "high": 16}
 SHORT = {"length": 8, "loss": 1.0, "perplexity": 2.5}
 ENTRY = {"name": "x", "summary": "", "digest": "", "cells": [CELL], "perplexity": CURVE, "short": SHORT}
@@ -184,6 +189,8 @@ NEEDLE = (*FIRST, "effective", "tasks", "needle")
         ((*FIRST, "cells", 0, "task"), ("x" * 500, ""),
          ("x" * 501, "a\nb", "a\x1b[0m", "<b>", "a|b", "\x7f", "\x9b")),
         ((*FIRST, "cells", 0, "length"), (1,), NOT_LENGTHS),
+        ((*FIRST, "cells", 0), (told([]), told([[0, 1, 1], [3, 0.5, 2]]), told(None)),
+         (told([[0, 1]]), told([[0, 1.5, 1]]), told([[0, 1, 1, 1]]), {**told([[0, 1, 1]]), "samples": 2})),
         ((*FIRST, "perplexity"), (None,), ("x",)),
         ((*FIRST, "perplexity", "lengths"), ({"8": FOUND},), ({"x": FOUND}, {"1" * 11: FOUND}, {"8": {}})),
         ((*FIRST, "short", "perplexity"), (0, 1.5, math.inf), (-0.5, "1", math.nan)),

@@ -183,6 +183,19 @@ def test_what_fits_is_estimated_first(tiny, slow, monkeypatch):
     assert told[1] == f"All of it takes about 22 min; in the time left, about {fits}.", "one sample of four"
 
 
+@pytest.mark.parametrize(("can_share", "seconds"), [(True, 2 * 2 * 5), (False, 3 * 2 * 2 * 5)])
+def test_a_text_is_read_once_for_all_depths_where_they_share_a_cache(can_share, seconds):
+    settings = Settings(tasks=("needle",), samples=2, depths=(0.0, 0.5, 1.0))
+    task = SimpleNamespace(name="needle", has_depths=True, num_questions=1)
+    entry = SimpleNamespace(
+        settings=settings, tasks=(task,), lengths=(640,), documents=(), info=SimpleNamespace(trained_length=512)
+    )
+    told = estimate.estimate(
+        entry, [Recipe([Yarn(factor=2)])], can_share=can_share, seconds=lambda length: 5.0, left=3600.0
+    )
+    assert told == f"All of it takes about {seconds} s."
+
+
 def test_a_comparison_that_measured_nothing_ends_with_1(run, checkpoint, tmp_path, monkeypatch):
     words = ["--target-length", "1k", "--methods", "yarn", "--task", "passkey", "--lengths", "320", "--samples", "1"]
     assert run("compare", checkpoint, *words, "--out", tmp_path / "out").exit_code == 0

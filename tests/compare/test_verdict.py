@@ -64,6 +64,13 @@ def judged(records, names=("yarn", "dca"), refused=(), samples=TEXTS, reach=TARG
     return comparison(make_report(header, records), records, candidates, plans)
 
 
+def test_a_stretch_that_begins_at_the_length_is_beyond_it():
+    record = document("yarn", "perplexity", 0, 0.0)
+    record["buckets"] = [[512.0 * n, 512] for n in range(4)]
+    assert measured([record], TRAINED).losses == {("", 0): 2.0}
+    assert measured([record], TRAINED + 1).losses == {("", 0): 2.5}
+
+
 def test_the_one_that_finds_surely_more_is_taken():
     content = judged(cells("stock", 0.0) + cells("yarn", 0.5) + cells("dca", 1.0), refused=("pi",))
     assert (content["taken"], content["nearest"]) == ("dca", "dca")

@@ -109,6 +109,25 @@ def test_no_chunk_is_longer_than_the_model_was_trained_on(num_tokens, length, mo
     assert lengths == [length] * 16
 
 
+def test_a_model_that_fails_leaves_the_code_of_checkpoints_as_it_was(monkeypatch):
+    """Other models of this process share the module: it must not go on adding to the scores of a run that ended."""
+    module = ModuleType("ctxext_test_model.mspoe")
+    module.MsPoE = type("MsPoE", (), {"order": None})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    class Model:
+        __module__ = "ctxext_test_model.modeling"
+        device, dtype = torch.device("cpu"), torch.float32
+
+        def base_model(self, ids, use_cache):
+            assert module.MsPoE.order is not None
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        head_scores(Model(), letters_of(256), "a" * 16 * 20, trained_length=32)
+    assert module.MsPoE.order is None
+
+
 def test_calibration_text(tmp_path):
     assert len(read_text(None)) > 50_000
     lines = tmp_path / "lines.jsonl"

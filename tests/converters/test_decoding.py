@@ -1,5 +1,7 @@
 """The check after converting decodes from a cache: what it must not let through, and how it finds the cache."""
 
+import math
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
@@ -50,6 +52,21 @@ def test_code_that_finds_no_cache_is_refused(name, llama_source, tmp_path):
     assert compared(source, tmp_path / "right", name, finds_cache=True).difference < 1e-5
     with pytest.raises(CtxextError, match="decodes from a cache: left-padded rows with"):
         compared(source, tmp_path / "wrong", name, finds_cache=False)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_one_text_of_no_numbers_is_the_largest_difference(llama_source, monkeypatch, at):
+    model = AutoModelForCausalLM.from_pretrained(llama_source)
+    original = decoding_process.decode
+
+    def broken(*args, **options):
+        rows = original(*args, **options)
+        rows[at][-1, 0] = torch.nan
+        return rows
+
+    assert max(decoding_process.decoding_difference(model).values()) < 1e-5
+    monkeypatch.setattr(decoding_process, "decode", broken)
+    assert all(math.isnan(number) for number in decoding_process.decoding_difference(model).values())
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,18 @@ def test_texts_come_from_the_split_that_is_held_out(tmp_path, there, chosen):
     assert list(texts.read_texts(str(tmp_path))) == [expected]
 
 
+@pytest.mark.parametrize("name", ["x.jsonl", "x.csv"])
+def test_a_line_that_ends_at_the_limit_is_whole(tmp_path, monkeypatch, name):
+    lines = ["text\n", "abcd\n"] if name == "x.csv" else ['{"text": "abcd"}\n'] * 2
+    (tmp_path / name).write_text("".join(lines))
+    monkeypatch.setattr(records, "_MOST_LINE", len(lines[0]))
+    read = [record for _, record in read_records(str(tmp_path / name))]
+    assert read == [{"text": "abcd"}] * (1 if name == "x.csv" else 2)
+    monkeypatch.setattr(records, "_MOST_LINE", len(lines[0]) - 1)
+    with pytest.raises(CtxextError, match=r"Line 1 of .* is longer than"):
+        list(read_records(str(tmp_path / name)))
+
+
 def test_cells_of_parquet_without_a_value_are_no_fields(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     table = pyarrow.table({"text": ["a", None], "more": [None, 2]})

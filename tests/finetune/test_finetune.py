@@ -442,6 +442,16 @@ def test_muon_is_torchs_own_with_adamw_beside_it(base):
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9 brought it")
+def test_a_rate_that_changes_after_a_save_was_loaded_is_both_optimizers(base):
+    """torch puts new groups in the place of the old ones as it loads; a schedule knows those of the pair."""
+    pair = MuonAndAdamW(load(base), 0.02, 0.1, (0.9, 0.95))
+    pair.load_state_dict(pair.state_dict())
+    for group in pair.param_groups:
+        group["lr"] = 0.01
+    assert [group["lr"] for part in pair.parts for group in part.param_groups] == [0.01] * 3
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9 brought it")
 @pytest.mark.parametrize("full", [False, True])
 def test_muon_learns_and_goes_on_where_it_was(base, tmp_path, full):
     options = change(steps=20, learning_rate=2e-2, optimizer="muon", full=full, save_every=10, batch_size=4)

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers import (
     pipeline,
 )
 
+from ctxext.portable.private_copy import true_values
 from ctxext.recipes.code.layout import SHARED_FILES, STUB_FILE
 from ctxext.recipes.encodings.rotary import SENTINEL
 from ctxext.system.isolated import SETTINGS
@@ -37,6 +39,20 @@ def folders(source, tmp_path_factory):
 @torch.no_grad()
 def logits(model, length=30):
     return model(tokens(length)).logits
+
+
+def test_values_are_hidden_again_where_a_model_could_not_be_built():
+    """Whoever catches the error still has the configuration, which stock classes and `save_pretrained` read."""
+    config = SimpleNamespace(window=1, inner={"theta": 2.0})
+
+    def build():
+        with true_values(config, {"hidden": {"window": 3, "inner.theta": 4.0}}):
+            assert (config.window, config.inner) == (3, {"theta": 4.0})
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        build()
+    assert (config.window, config.inner) == (1, {"theta": 2.0})
 
 
 @pytest.mark.parametrize("loader", [AutoModelForCausalLM, AutoModel, LlamaForCausalLM])

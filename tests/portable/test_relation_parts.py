@@ -1,6 +1,7 @@
 """The parts of relation maps, each against loops over sequences, rows and keys: no sequence stands for another."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -247,6 +248,17 @@ def test_a_cache_that_was_cropped_forgets_where_its_last_keys_were(seen):
     assert torch.equal(places.keys, torch.cat([positions[:, :seen], more], 1))
 
 
+def test_what_is_computed_ahead_is_computed_again_for_other_frequencies():
+    """Schedules that depend on the length change them between two steps, in the tensor that was seen before."""
+    method, inverse = made("self-extend"), torch.tensor([1.0, 0.5])
+    call = SimpleNamespace(tables=SimpleNamespace(frame=SimpleNamespace(inverse=inverse)))
+    results = iter("abc")
+    assert [method.kept_for(call, "name", 16, lambda: next(results)) for _ in range(2)] == ["a", "a"]
+    inverse[1] = 0.25
+    assert [method.kept_for(call, "name", 16, lambda: next(results)) for _ in range(2)] == ["b", "b"]
+    assert method.kept_for(call, "name", 32, lambda: next(results)) == "c"
+
+
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
 def test_keys_stay_far_for_later_rows_up_to_the_first_that_is_near(order):
     """Padding between two turns has any position: what stands behind a near key is not counted, in any sequence."""
@@ -260,3 +272,11 @@ def test_keys_stay_far_for_later_rows_up_to_the_first_that_is_near(order):
     assert single.low == min(low)
     assert single.rungs == rows.rung[:, 0].tolist()
     assert single.origins == keys[:, 0].tolist()
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_no_turned_keys_are_kept_with_the_cache_in_training(trains):
+    """A later step would write into what the way back needs."""
+    method, m, keys = made("self-extend"), torch.tensor([[100]]), torch.arange(101)[None]
+    single = method.single(method.map, method.map.rows(m, m), keys, None, 1, trains)
+    assert (single.rungs is None) == trains

@@ -139,6 +139,9 @@ def unclear(kind, size=60):
         return mask
     if kind == "everything":
         return torch.ones_like(mask)
+    if kind == "blind":
+        mask[30, 30] = False  # A row that does not see itself.
+        return mask
     mask[30:, :10] = False  # A row that begins later than what it sees.
     return mask
 
@@ -147,7 +150,7 @@ def unclear(kind, size=60):
 def test_a_mask_that_does_not_say_where_texts_begin_is_refused(models, name):  # noqa: F811
     model = models("llama", name)
     ids = tokens(60, vocabulary=vocabulary(model))
-    for kind in ("sliding", "prefix", "everything", "later"):
+    for kind in ("sliding", "prefix", "everything", "blind", "later"):
         with pytest.raises(ValueError, match="4D mask without position_ids"):
             model(ids, attention_mask=unclear(kind)[None, None])
         model(ids, attention_mask=unclear(kind)[None, None], position_ids=torch.arange(60)[None])
