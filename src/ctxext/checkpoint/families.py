@@ -312,6 +312,9 @@ def _switched(config: Mapping[str, Any], family: Family) -> Family:
     for key, (rotary, why) in _DISPUTED.get(str(text.get("model_type")), {}).items():
         if text.get(key, rotary) != rotary:
             return dataclasses.replace(family, fixed=f'"{key}" is {json.dumps(text[key])}: {why}')
+    if family.model_type == "dbrx" and "rope_theta" in text and not isinstance(text.get("rope_parameters"), Mapping):
+        why = "transformers 5 reads it instead of that of attn_config, and 4.57 does not; remove one of them"
+        return dataclasses.replace(family, fixed=f'"rope_theta" is {json.dumps(text["rope_theta"])}: {why}')
     kind = text.get("position_embedding_type")
     if family.positions == "learned" and kind not in (None, "absolute", *DISTANCES):
         positions = {"rotary": "rotary", "rope": "rotary", "alibi": "alibi"}.get(str(kind), "none")
@@ -488,7 +491,7 @@ def _stated_thetas(text: Mapping[str, Any], family: Family) -> Iterator[Any]:
 def reads_top_theta(family: Family) -> bool:
     """Return whether the class reads a base above the schedules, as transformers 4 wrote it."""
     has_own = family.nested_rope and not family.rope_scaling and "rope_theta" in family.defaults
-    return not has_own or family.theta_key != "rope_theta"
+    return not has_own or family.theta_key != "rope_theta" or family.model_type.startswith("dots3_note")
 
 
 def has_null_theta(text: Mapping[str, Any], family: Family) -> bool:

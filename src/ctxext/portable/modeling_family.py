@@ -163,7 +163,8 @@ def model_forward(names, original, model, *args, **kwargs):
     mask, length = given.get("attention_mask"), inputs.shape[1]
     if not (torch.is_tensor(mask) and mask.ndim == 2):
         mask = None if outer is None else outer.mask
-    seen = 0 if cache is None else cache.get_seq_length()
+    # Continuous batching lays texts end to end, which methods that need their lengths refuse.
+    seen = 0 if cache is None or "read_index" in given else cache.get_seq_length()
     seen = seen.clone() if torch.is_tensor(seen) else seen  # A static cache counts in place.
     rows, pairs = None, full_mask(given.get("attention_mask"))
     if given.get("position_ids") is None:

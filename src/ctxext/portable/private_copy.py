@@ -24,16 +24,17 @@ CACHES = ("cache", "past_key_values", "past_key_value", "layer_past", "cache_par
 
 
 def cache_in(arguments):
-    """Return the cache among the arguments of a forward, or None if there is none.
+    """Return the cache among the arguments of a forward, or None if there is none; that of an engine has no length.
 
     Raises:
-        ValueError: an argument with the name of a cache cannot report its length.
+        ValueError: an argument with the name of a cache is none.
     """
     cache = next((value for value in arguments.values() if hasattr(value, "get_seq_length")), None)
-    if cache is None:
-        for name in CACHES:
-            if arguments.get(name) is not None:
-                raise ValueError(f"{name} is a {type(arguments[name]).__name__}: pass a cache of transformers.")
+    for name in CACHES if cache is None else ():
+        if (cache := arguments.get(name)) is not None:
+            if not hasattr(cache, "update"):
+                raise ValueError(f"{name} is a {type(cache).__name__}: pass a cache of transformers.")
+            return cache
     return cache
 
 
