@@ -119,7 +119,12 @@ def test_exported_at_any_length(family, name, models):  # noqa: F811
     model = models(family, name)
     ids = text_for(model, 80)
     shapes, strict = ({1: torch.export.Dim("length", min=2, max=100)},), not name.startswith(("mspoe", "ntk"))
-    exported = torch.export.export(Logits(model), (text_for(model, 40, 1),), dynamic_shapes=shapes, strict=strict)
+    example = text_for(model, 40, 1)
+    if family == "mpt":  # torch cannot simplify the guards of MPT's slice of its biases, and refuses.
+        with pytest.raises(torch._dynamo.exc.UserError, match="Constraints violated"):
+            torch.export.export(Logits(model), (example,), dynamic_shapes=shapes, strict=strict)
+        return
+    exported = torch.export.export(Logits(model), (example,), dynamic_shapes=shapes, strict=strict)
     with torch.inference_mode():
         assert off(exported.module()(ids), logits(model, ids)) < TOLERANCE
 
