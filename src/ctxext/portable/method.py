@@ -35,7 +35,7 @@ UNCLEAR = "unclear"  # Instead of positions.
 
 
 def text_positions(mask, seen, length):
-    """Positions of rows (b, l) within their texts by a mask of pairs (b, h, l, n), or UNCLEAR where it does not say.
+    """Return positions of rows (b, l) within their texts by a mask of pairs (b, h, l, n), or UNCLEAR.
 
     A row counts from the first key that it sees, if all keys that it sees count from the same. What sees nothing, or
     everything and is seen by no such row, is padding.

@@ -80,7 +80,7 @@ def frame_of(rotary, layer_type, like):
 
 
 def within_texts(rotary, args, kwargs):
-    """The `Given` of a rotary embedding and its arguments, with positions within texts where a method needs them."""
+    """Return the `Given` of a rotary embedding and its arguments, with positions within texts if these are needed."""
     known = getattr(CURRENT, "given", None)
     method = next((method for method in getattr(rotary, "ctxext_methods", ()) if method.counts_in_texts), None)
     if method is None or known is None or known.rows is None:
@@ -142,7 +142,7 @@ def counted(mask, seen, length):
 
 
 def full_mask(mask):
-    """The mask of pairs (b, h, l, n) of layers with full attention that a caller made, or None."""
+    """Return the mask of pairs (b, h, l, n) that a caller made for layers with full attention, or None."""
     mask = mask.get("full_attention") if isinstance(mask, dict) else mask
     return mask if torch.is_tensor(mask) and mask.ndim == 4 else None
 
