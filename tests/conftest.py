@@ -109,7 +109,7 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def clean_processes(request):
     """Clean processes are forks of one that has torch and transformers loaded."""
-    from ctxext.system import isolated
+    from ctxext.files import isolated
 
     isolated.subprocess = processes = Processes("clean", getattr(request.config, "workerinput", {}).get("forked"))
     yield processes
@@ -129,7 +129,7 @@ def our_processes(clean_processes):
 @pytest.fixture
 def real_processes(monkeypatch) -> None:
     """Clean processes are what they are for a user: a new Python each."""
-    monkeypatch.setattr("ctxext.system.isolated.subprocess", subprocess)
+    monkeypatch.setattr("ctxext.files.isolated.subprocess", subprocess)
 
 
 @pytest.fixture(scope="session", autouse=True)

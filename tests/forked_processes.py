@@ -1,7 +1,7 @@
 """Forks of a Python that has loaded much already, in the place of new ones: a tenth of a second instead of several.
 
 There are two kinds. A `clean` one has torch and transformers loaded and nothing of ctxext; `conftest.py` puts it into
-`ctxext.system.isolated`, and a test that asks for the fixture `real_processes` gets real ones. One of `ours` has loaded
+`ctxext.files.isolated`, and a test that asks for the fixture `real_processes` gets real ones. One of `ours` has loaded
 ctxext too. Both read the settings of the Hub's client anew. `run` takes the arguments of `subprocess.run` for `python
 -c CODE` and `python -m ctxext` and executes the same code; whatever else it is asked is run for real.
 
@@ -40,7 +40,7 @@ OURS = """
     ctxext.cli.app ctxext.cli.convert ctxext.cli.inspect ctxext.cli.eval ctxext.cli.search ctxext.cli.finetune
     ctxext.cli.merge ctxext.cli.verify ctxext.cli.push ctxext.converters.convert ctxext.verify.run ctxext.evaluate.run
     ctxext.cli.demo ctxext.cli.methods ctxext.cli.env pydantic yaml
-    ctxext.verify ctxext.system.isolated ctxext.publish.push ctxext.evaluate
+    ctxext.verify ctxext.files.isolated ctxext.publish.push ctxext.evaluate
     ctxext.evaluate.model
 """.split()  # noqa: SIM905
 MAIN = "from ctxext.cli.app import main\nimport sys\nsys.argv[0] = 'ctxext'\nmain()"
@@ -73,7 +73,7 @@ class Processes:
         self.kind, self.place, self.clean, self.process, self.has_answered = kind, place, clean, None, False
         self.environment = compared(dict(os.environ))
         if kind == "clean":
-            from ctxext.system.isolated import SETTINGS
+            from ctxext.files.isolated import SETTINGS
 
             self.environment |= {name: value for name, value in SETTINGS.items() if name not in FREE}
 
@@ -168,7 +168,7 @@ def read_settings_anew(environment: dict[str, str]) -> None:
                 setattr(module, name, getattr(constants, name))
     sys.modules["huggingface_hub.hf_api"].api.endpoint = constants.ENDPOINT
     if "ctxext" in sys.modules:
-        isolated = sys.modules["ctxext.system.isolated"]
+        isolated = sys.modules["ctxext.files.isolated"]
         isolated.subprocess = Processes("clean", environment["CTXEXT_CLEAN"])
 
 

@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A layer may import itself and those that stand before it; a room within a room is a layer too, named with a dot, and
 # what has no name of its own belongs to the room around it. The portable code stands outside: it imports none of them.
 LAYERS = (
-    *("serving", "version", "lazy", "notebook", "errors", "options", "system.files", "reading", "system", "data"),
+    *("serving", "version", "lazy", "notebook", "errors", "options", "files", "data"),
     *("checkpoint", "recipes", "verify", "converters", "gguf"),
     "evaluate.checkpoint_info",
     *("evaluate.scoring.prefix_cache", "evaluate.pooling", "evaluate.model", "evaluate.served", "evaluate.scoring"),
@@ -114,7 +114,7 @@ def test_help_of_a_command_imports_nothing_heavy():
 
 
 STARTS = {
-    ("--help",): ("rich.table", "ctxext.reading", "ctxext.recipes", "ctxext.checkpoint"),
+    ("--help",): ("rich.table", "ctxext.files.schemas", "ctxext.recipes", "ctxext.checkpoint"),
     ("methods",): ("ctxext.converters.engines", "ctxext.recipes.recipe"),
     ("inspect", "demo"): ("ctxext.converters.convert", "ctxext.verify.run"),
 }

@@ -11,7 +11,7 @@ from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.identity import fingerprint
 from ctxext.checkpoint.opening import Checkpoint, claimed_lengths, is_cached, open_checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
-from ctxext.system.files import is_noted_link, links_record, note_link
+from ctxext.files.content import is_noted_link, links_record, note_link
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 LLAMA |= {"max_position_embeddings": 128}

@@ -12,10 +12,10 @@ import pytest
 from ctxext.data.records import read_records
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.report import write_report
+from ctxext.files.extras import EXTRAS
 from ctxext.finetune.run import finetune
 from ctxext.finetune.tensors import AdapterConfig
 from ctxext.search.run import check_optuna
-from ctxext.system.extras import EXTRAS
 from small_llama import read_json
 
 ROOT = Path(__file__).parents[1]

@@ -3,9 +3,9 @@
 import pytest
 
 from ctxext.converters import convert
+from ctxext.files import isolated
+from ctxext.files.isolated import last_line_of_errors, run_isolated
 from ctxext.recipes import MsPoE, Recipe
-from ctxext.system import isolated
-from ctxext.system.isolated import last_line_of_errors, run_isolated
 
 
 @pytest.fixture(params=["real", "forked"])

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 from transformers.integrations import hub_kernels
 from transformers.utils import logging
 
+from ctxext.checkpoint import loading
 from ctxext.errors import CtxextError
-from ctxext.system import loading
 from tiny_base import VOCABULARY, load, save_llama
 
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from ctxext.errors import CtxextError
-from ctxext.system import files, locks
-from ctxext.system.files import (
+from ctxext.files import content, locks
+from ctxext.files.content import (
     as_json,
     check_room,
     copy_whole,
@@ -24,7 +24,7 @@ from ctxext.system.files import (
     same_value,
     stamp_of,
 )
-from ctxext.system.locks import locked, short_name
+from ctxext.files.locks import locked, short_name
 
 
 def descriptors() -> int:
@@ -174,7 +174,7 @@ def test_the_disk_that_is_written_to_must_have_room(tmp_path, monkeypatch):
     (tmp_path / "from" / "file").write_bytes(b"12345")
     room = {"from": 0, "to": 5}
     monkeypatch.setattr(
-        files.shutil, "disk_usage", lambda place: SimpleNamespace(total=10**9, used=0, free=room[Path(place).name])
+        content.shutil, "disk_usage", lambda place: SimpleNamespace(total=10**9, used=0, free=room[Path(place).name])
     )
     copy_whole(tmp_path / "from" / "file", tmp_path / "to" / "file")
     assert (tmp_path / "to" / "file").read_bytes() == b"12345"

@@ -10,10 +10,9 @@ import pytest
 from ctxext.checkpoint.opening import open_checkpoint, read_safetensors_header
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
-from ctxext.reading import parse_json, parse_yaml, read_text
-from ctxext.reading.strict import in_markdown
+from ctxext.files.content import has_stamp, sha256_of, stamp_of
+from ctxext.files.strict import in_markdown, parse_json, parse_yaml, read_text
 from ctxext.recipes import Recipe, Yarn, load_recipe
-from ctxext.system.files import has_stamp, sha256_of, stamp_of
 from ctxext.verify import verify
 from small_llama import read_json
 

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from ctxext.checkpoint.opening import read_safetensors_header
 from ctxext.errors import CtxextError
-from ctxext.reading.safetensors_header import BITS, fault_of_tensors
+from ctxext.files.safetensors_header import BITS, fault_of_tensors
 
 ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 WRITTEN = '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'

@@ -7,9 +7,9 @@ import pytest
 
 from ctxext.checkpoint.geometry import check_sizes
 from ctxext.errors import CtxextError
-from ctxext.reading.journal import SavedState, is_as, is_line
-from ctxext.reading.report import Report
-from ctxext.reading.schemas import (
+from ctxext.files.journal import SavedState, is_as, is_line
+from ctxext.files.report import Report
+from ctxext.files.schemas import (
     Config,
     GenerationConfig,
     Header,

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ctxext.cli.app import app
-from ctxext.system import tested
+from ctxext.files import tested
 
 ROOT = Path(__file__).parents[1]
 

@@ -10,8 +10,8 @@ import pytest
 
 from ctxext.cli.app import main
 from ctxext.errors import CtxextError
-from ctxext.system import tokens
-from ctxext.system.tokens import RedactedStream, hub_token, redacted
+from ctxext.files import tokens
+from ctxext.files.tokens import RedactedStream, hub_token, redacted
 from hub_server import hub
 
 SECRET = "hf_TopSecretTopSecretTopSecret"
@@ -44,7 +44,7 @@ def test_what_no_token_has_is_refused_without_showing_it(given):
 )
 def test_a_token_that_is_refused_is_hidden_from_then_on(given, monkeypatch):
     """Whatever fails next may show it, whole or the piece before its line end."""
-    monkeypatch.setattr("ctxext.system.tokens._given", set())
+    monkeypatch.setattr("ctxext.files.tokens._given", set())
     with pytest.raises(CtxextError, match="characters that no token has"):
         hub_token(given)
     for piece in given.split():

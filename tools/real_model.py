@@ -13,7 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-from ctxext.system.files import sha256_of
+from ctxext.files.content import sha256_of
 
 EXPECTED = {
     "model_type": "llama",

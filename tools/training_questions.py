@@ -17,7 +17,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from ctxext.reading.length import parse_length
+from ctxext.files.length import parse_length
 
 
 def words_of(text: str) -> list[str]:

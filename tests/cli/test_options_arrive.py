@@ -20,6 +20,7 @@ from ctxext.converters.convert import convert, plan_conversion
 from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.settings import Settings
+from ctxext.files.output_directory import OverwriteOptions
 from ctxext.finetune.options import RunOptions, TrainingOptions
 from ctxext.finetune.training_data import TrainingData
 from ctxext.publish.push import PushOptions
@@ -27,7 +28,6 @@ from ctxext.publish.upload_plan import UploadPlan
 from ctxext.recipes import MsPoE, Recipe, Yarn
 from ctxext.search.options import SearchOptions
 from ctxext.search.storage import StudyPlace
-from ctxext.system.output_directory import OverwriteOptions
 
 OUTPUT = {"as_json", "quiet", "verbose", "help", "help_all"}
 TOKEN = "hf_GivenGiven"

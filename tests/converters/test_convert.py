@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from ctxext.converters import convert, links
 from ctxext.errors import CtxextError
+from ctxext.files.output_directory import beside, recover
 from ctxext.recipes import DynamicNtk, Ntk, PositionInterpolation, Recipe, Yarn
-from ctxext.system.output_directory import beside, recover
 from small_llama import make_llama, read_json
 
 YARN = Recipe([Yarn(factor=4)])
@@ -265,7 +265,7 @@ def test_interruption_leaves_nothing(llama, tmp_path, monkeypatch):
 def test_kill_leaves_no_half_made_folder_and_the_next_run_clears_up(llama, tmp_path):
     script = (
         "import sys, time\nfrom ctxext.converters import convert\nfrom ctxext.recipes import Recipe, Yarn\n"
-        "from ctxext.system import output_directory\n"
+        "from ctxext.files import output_directory\n"
         "output_directory.give_name = lambda *_, **__: (print('ready', flush=True), time.sleep(60))\n"
         f"convert({str(llama)!r}, {str(tmp_path / 'out')!r}, Recipe([Yarn(factor=4)]), check=False)\n"
     )

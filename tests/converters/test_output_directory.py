@@ -15,10 +15,9 @@ import pytest
 
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
-from ctxext.recipes import Ntk, Recipe, Yarn
-from ctxext.system import output_directory
-from ctxext.system.locks import locked
-from ctxext.system.output_directory import (
+from ctxext.files import output_directory
+from ctxext.files.locks import locked
+from ctxext.files.output_directory import (
     OverwriteOptions,
     beside,
     check_out,
@@ -29,6 +28,7 @@ from ctxext.system.output_directory import (
     staging_directory,
     write_whole,
 )
+from ctxext.recipes import Ntk, Recipe, Yarn
 
 YARN, NTK = Recipe([Yarn(factor=4)]), Recipe([Ntk(factor=2)])
 
@@ -80,7 +80,7 @@ def test_files_put_there_meanwhile_stay(overwrite, llama, tmp_path):
 
 def test_two_writers_of_one_output(llama, tmp_path):
     script = (
-        "import sys, time\nfrom pathlib import Path\nfrom ctxext.system.output_directory import staging_directory\n"
+        "import sys, time\nfrom pathlib import Path\nfrom ctxext.files.output_directory import staging_directory\n"
         f"with staging_directory(Path({str(tmp_path / 'out')!r})):\n    print('in', flush=True)\n    time.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)

@@ -13,10 +13,10 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
+from ctxext.files import isolated
 from ctxext.recipes import MsPoE, PositionInterpolation, Recipe
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.rerope import ReRope
-from ctxext.system import isolated
 from ctxext.verify import clean_load, clean_process, logits, reference
 from ctxext.verify.logits import compare_logits
 

@@ -10,7 +10,7 @@ from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
-from ctxext.reading.journal import is_line
+from ctxext.files.journal import is_line
 
 FP32 = Loading(dtype="fp32")
 

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 
+from ctxext.checkpoint import loading
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.app import main
 from ctxext.converters import convert
@@ -18,7 +19,6 @@ from ctxext.evaluate.checkpoint_info import info_of, open_infos
 from ctxext.evaluate.model import Loading, load_model, may_run_code
 from ctxext.finetune.base import open_base
 from ctxext.recipes.recipe import recipe_from_dict
-from ctxext.system import loading
 from hand_made import tiny_llama
 
 

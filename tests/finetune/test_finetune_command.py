@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from ctxext.cli.app import app
 from ctxext.errors import CtxextError
+from ctxext.files import processes
 from ctxext.finetune import run as finetune_run
-from ctxext.system import processes
 from tiny_base import documents, load, logits, write_jsonl
 
 OPTIONS = ("--length", "64", "--steps", "3", "--batch-size", "2", "--rank", "4", "--learning-rate", "5e-3")

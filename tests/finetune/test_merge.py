@@ -12,9 +12,9 @@ import torch
 
 from ctxext.checkpoint.opening import read_safetensors_header
 from ctxext.errors import CtxextError
+from ctxext.files.isolated import SETTINGS
 from ctxext.finetune import merge
 from ctxext.recipes import MsPoE, Yarn
-from ctxext.system.isolated import SETTINGS
 from tiny_base import QUICK, load, logits, make_base, tune
 
 MSPOE = MsPoE(head_order="fixed", first_layer=0, schedule="by-parts", ratio_min=1.5, ratio_max=4)

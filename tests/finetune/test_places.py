@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ctxext.errors import CtxextError
+from ctxext.files.output_directory import beside, foreign_files
 from ctxext.finetune import run
 from ctxext.finetune.run import training_folder
-from ctxext.system.output_directory import beside, foreign_files
 from tiny_base import QUICK, tune
 
 SHORT = dataclasses.replace(QUICK, steps=1)
@@ -19,7 +19,7 @@ SHORT = dataclasses.replace(QUICK, steps=1)
 HOLD = """
 import sys, time
 from pathlib import Path
-from ctxext.system.locks import locked
+from ctxext.files.locks import locked
 with locked(Path(sys.argv[1])):
     print("in", flush=True)
     time.sleep(60)

@@ -16,10 +16,10 @@ from transformers import (
     pipeline,
 )
 
+from ctxext.files.isolated import SETTINGS
 from ctxext.portable.private_copy import true_values
 from ctxext.recipes.code.layout import SHARED_FILES, STUB_FILE
 from ctxext.recipes.encodings.rotary import SENTINEL
-from ctxext.system.isolated import SETTINGS
 from portable_checkpoints import CODE, CODE_FILE, convert, llama, load, tokens
 
 ORDERS = ["prompt", "fixed"]

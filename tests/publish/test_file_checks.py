@@ -13,8 +13,8 @@ import pytest
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters import make_plan
 from ctxext.errors import CtxextError
+from ctxext.files.content import stamp_of
 from ctxext.recipes import MsPoE, Recipe, Yarn, method_named
-from ctxext.system.files import stamp_of
 from ctxext.verify import carried, clean_load, file_checks, loading_checks, logits, run, tensors
 from ctxext.verify.checks_process import rotary_modules
 from ctxext.verify.clean_load import LoadReport

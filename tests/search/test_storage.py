@@ -13,12 +13,12 @@ from optuna.exceptions import StorageInternalError
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
+from ctxext.files import tokens
+from ctxext.files.tokens import redacted
 from ctxext.search import study as study_module
 from ctxext.search.space import space_of
 from ctxext.search.storage import StudyPlace, shown_storage
 from ctxext.search.study import Study
-from ctxext.system import tokens
-from ctxext.system.tokens import redacted
 
 WORDS = ("--target-length", 640, "--samples", 1, "--checked", 2, "--lengths", 640, "--keep-short", 5, "--seed", 3)
 WORDS = (*WORDS, "--methods", "ntk,yarn,longrope")

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ctxext.checkpoint.loading import quiet_transformers, sealed, without_hub
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.system.loading import quiet_transformers, sealed, without_hub
 
 _NUMBERS, _PER_BYTE = 100_000_000, 16
 """The margin is wide, as nothing that loads may be refused: weights of one bit are 8 a byte, tied ones count once here

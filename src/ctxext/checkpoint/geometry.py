@@ -17,7 +17,7 @@ from ctxext.checkpoint.families import (
     text_config,
 )
 from ctxext.errors import CtxextError
-from ctxext.reading.schemas import Config, Sizes, checked
+from ctxext.files.schemas import Config, Sizes, checked
 
 _NEEDED: tuple[str, ...] = ("hidden_size", "num_attention_heads", "num_hidden_layers", "qk_rope_head_dim")
 _NEEDED += ("no_rope_layer_interval", "attn_layer_period", "attn_layer_offset")

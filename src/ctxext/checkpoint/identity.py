@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint, is_loadable
-from ctxext.system.files import MANIFEST, open_regular
+from ctxext.files.content import MANIFEST, open_regular
 
 _BLOCK, _NUM_BLOCKS = 1 << 16, 32
 

@@ -15,12 +15,12 @@ from ctxext.checkpoint.families import Family, named_type
 from ctxext.checkpoint.geometry import check_sizes, claimed_length
 from ctxext.checkpoint.sentence_files import stated_lengths
 from ctxext.errors import CtxextError
-from ctxext.reading.length import as_length
-from ctxext.reading.safetensors_header import fault_of_metadata, fault_of_tensors
-from ctxext.reading.schemas import Header, checked, read_json_object
-from ctxext.reading.strict import parse_json, read_text
-from ctxext.system.files import is_noted_link, is_text, open_regular
-from ctxext.system.tokens import hub_token
+from ctxext.files.content import is_noted_link, is_text, open_regular
+from ctxext.files.length import as_length
+from ctxext.files.safetensors_header import fault_of_metadata, fault_of_tensors
+from ctxext.files.schemas import Header, checked, read_json_object
+from ctxext.files.strict import parse_json, read_text
+from ctxext.files.tokens import hub_token
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
 """Files that hold numbers and are never rewritten in place, so that they may be linked."""

@@ -5,7 +5,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.reading.strict import parse_json, read_text
+from ctxext.files.strict import parse_json, read_text
 
 _MODULES = "modules.json"
 _TRANSFORMERS = tuple(

@@ -16,7 +16,7 @@ from ctxext.cli.help import Command, print_help, read_plainly
 from ctxext.cli.interrupts import INTERRUPTED
 from ctxext.cli.output import print_error
 from ctxext.errors import CtxextError
-from ctxext.system.tokens import RedactedStream, remember_arguments
+from ctxext.files.tokens import RedactedStream, remember_arguments
 from ctxext.version import __version__
 
 SUMMARIES = {
@@ -166,7 +166,7 @@ def main() -> None:
         try:
             app()
         except Exception:  # A full disk is explained, for commands that do not name the path themselves.
-            from ctxext.system.output_directory import explain_disk_errors
+            from ctxext.files.output_directory import explain_disk_errors
 
             with explain_disk_errors(Path("OUT")):
                 raise

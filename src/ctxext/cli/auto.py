@@ -9,11 +9,11 @@ import typer
 from ctxext.cli.output import Output
 from ctxext.cli.search_view import watching
 from ctxext.errors import CtxextError, NothingMeasuredError
-from ctxext.reading.length import format_length, parse_length
+from ctxext.files.extras import is_installed
+from ctxext.files.length import format_length, parse_length
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.search.options import SearchOptions
 from ctxext.search.run import figures, search
-from ctxext.system.extras import is_installed
 
 AUTO = "auto"
 DEFAULT_MINUTES = 5.0

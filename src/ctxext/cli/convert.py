@@ -36,9 +36,9 @@ from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.converters.plan import Change, Plan
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import KINDS
+from ctxext.files.output_directory import check_out
+from ctxext.files.tested import untested_notice
 from ctxext.gguf import is_gguf
-from ctxext.system.output_directory import check_out
-from ctxext.system.tested import untested_notice
 
 _PARAMETERS = [*parameters_of(ConvertOptions), *method_parameters(), *parameters_of(Calibration)]
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from ctxext.cli.options import JsonOption
 from ctxext.cli.output import Output
 from ctxext.cli.terminal import bold
-from ctxext.system.tested import TESTED, untested_notice
+from ctxext.files.tested import TESTED, untested_notice
 from ctxext.version import __version__
 
 _PACKAGES = (

@@ -25,10 +25,10 @@ from ctxext.cli.options import (
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
+from ctxext.files.extras import install_command, is_installed
+from ctxext.files.length import format_length
+from ctxext.files.output_directory import explain_disk_errors
 from ctxext.gguf import is_gguf
-from ctxext.reading.length import format_length
-from ctxext.system.extras import install_command, is_installed
-from ctxext.system.output_directory import explain_disk_errors
 
 if TYPE_CHECKING:
     from ctxext.evaluate.report.report import Report
@@ -117,7 +117,7 @@ def eval_(
     from ctxext.evaluate.model import Loading
     from ctxext.evaluate.plan import default_tasks
     from ctxext.evaluate.run import evaluate
-    from ctxext.reading.strict import parse_json
+    from ctxext.files.strict import parse_json
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
     arguments = parse_json(engine_args, "--engine-args") if engine_args else {}
@@ -152,7 +152,7 @@ def resumable(out: Path, output: Output) -> Iterator[None]:
 
 def free_folder(*, resume: bool) -> Path:
     """A folder that does not exist yet."""
-    from ctxext.system.processes import num_processes
+    from ctxext.files.processes import num_processes
 
     if resume or num_processes() > 1:
         raise CtxextError("Which results are meant?", hint="Name their folder with --out.")

@@ -19,7 +19,7 @@ from ctxext.cli.options import (
 from ctxext.cli.output import Output
 from ctxext.cli.terminal import done_line, marked
 from ctxext.errors import CtxextError
-from ctxext.system.output_directory import OverwriteOptions
+from ctxext.files.output_directory import OverwriteOptions
 
 
 @with_parameters(parameters_of(OverwriteOptions), after="llama_cpp")

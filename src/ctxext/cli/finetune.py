@@ -30,14 +30,14 @@ from ctxext.cli.options import (
 from ctxext.cli.output import Output, wants_json
 from ctxext.cli.terminal import done_line
 from ctxext.errors import CtxextError
+from ctxext.files.content import Progress
+from ctxext.files.extras import install_command
+from ctxext.files.locks import short_name
+from ctxext.files.strict import parse_yaml, read_text
 from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions
 from ctxext.finetune.preset import presets
 from ctxext.finetune.stopping import Terminated, raised_when_terminated
 from ctxext.finetune.training_data import TrainingData
-from ctxext.reading.strict import parse_yaml, read_text
-from ctxext.system.extras import install_command
-from ctxext.system.files import Progress
-from ctxext.system.locks import short_name
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import Loading
@@ -467,7 +467,7 @@ def _evaluate(model: str, out: Path, questions: tuple["Settings", "Loading"], ou
     """Ask the base and the result the same questions, in this process: the others of the training have ended."""
     from ctxext.cli.eval_tables import report_tables
     from ctxext.evaluate.run import evaluate
-    from ctxext.system.processes import alone
+    from ctxext.files.processes import alone
 
     settings, loading = questions
     with alone(), output.progress("evaluating") as progress:

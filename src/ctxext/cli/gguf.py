@@ -13,10 +13,10 @@ from ctxext.cli.output import Output
 from ctxext.cli.terminal import bold, done_line, marked
 from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
+from ctxext.files.length import format_length
 from ctxext.gguf.convert import GgufPlan, carried_methods, convert_gguf, plan_gguf
 from ctxext.gguf.model import GgufModel, describe, open_gguf
 from ctxext.gguf.verify import verify_gguf
-from ctxext.reading.length import format_length
 from ctxext.recipes.recipe import Recipe, describe_step
 
 

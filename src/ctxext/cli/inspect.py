@@ -20,8 +20,8 @@ from ctxext.cli.output import Output
 from ctxext.cli.serving import serving_line, unconverted_text
 from ctxext.cli.terminal import bold
 from ctxext.converters.inspection import Inspection, inspect_checkpoint
+from ctxext.files.length import format_length
 from ctxext.gguf import is_gguf
-from ctxext.reading.length import format_length
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.recipe import describe_step
 

@@ -18,7 +18,7 @@ from ctxext.cli.options import (
 )
 from ctxext.cli.output import Output
 from ctxext.cli.terminal import done_line
-from ctxext.system.output_directory import OverwriteOptions
+from ctxext.files.output_directory import OverwriteOptions
 
 
 @with_parameters(parameters_of(OverwriteOptions), after="out")

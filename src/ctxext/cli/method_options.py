@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin
 import typer
 
 from ctxext.errors import CtxextError
-from ctxext.reading.length import parse_length
-from ctxext.reading.strict import parse_yaml, read_text
+from ctxext.files.length import parse_length
+from ctxext.files.strict import parse_yaml, read_text
 from ctxext.recipes.param import default_of, limits_of, options_of, value_type
 from ctxext.recipes.registry import METHODS, method_named
 

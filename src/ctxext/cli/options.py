@@ -9,8 +9,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from ctxext.cli.completion import COMPLETIONS
+from ctxext.files.length import parse_length
 from ctxext.options import Option, options_of
-from ctxext.reading.length import parse_length
 from ctxext.recipes.param import value_type
 
 _Instance = TypeVar("_Instance")

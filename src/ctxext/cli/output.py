@@ -13,8 +13,8 @@ from rich.text import Text
 
 from ctxext.cli.terminal import SafeConsole, in_one_line
 from ctxext.errors import CtxextError
-from ctxext.system.files import Progress
-from ctxext.system.tokens import redacted
+from ctxext.files.content import Progress
+from ctxext.files.tokens import redacted
 
 _DAY = 86_400.0
 """Seconds of progress from which the time left is estimated: a single step may take minutes."""

@@ -24,10 +24,10 @@ from ctxext.cli.output import Output
 from ctxext.cli.search_view import points_table, watching
 from ctxext.cli.terminal import done_line
 from ctxext.errors import CtxextError
+from ctxext.files.extras import install_command, is_installed
 from ctxext.search.options import SearchOptions
 from ctxext.search.run import Found, figures, search
 from ctxext.search.storage import StudyPlace, shown_storage, study_beside
-from ctxext.system.extras import install_command, is_installed
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import Loading

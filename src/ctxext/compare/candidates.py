@@ -13,7 +13,7 @@ from ctxext.converters.convert import check_frequencies
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
-from ctxext.reading.length import format_length
+from ctxext.files.length import format_length
 from ctxext.recipes.encodings.base import POSITIONS
 from ctxext.recipes.methods.fills import FILLS
 from ctxext.recipes.param import options_of

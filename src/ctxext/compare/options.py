@@ -8,8 +8,8 @@ from typing import Any
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.registry import NAMES
+from ctxext.files.length import read_lengths
 from ctxext.options import option, with_documented_options
-from ctxext.reading.length import read_lengths
 
 
 @with_documented_options

@@ -22,12 +22,12 @@ from ctxext.evaluate.run import Meter, Pace, Place, Run
 from ctxext.evaluate.tasks.harness import check_harness
 from ctxext.evaluate.tasks.perplexity import Perplexity
 from ctxext.evaluate.tasks.registry import DEFAULTS
+from ctxext.files.content import Progress
+from ctxext.files.extras import is_installed
+from ctxext.files.output_directory import write_whole
+from ctxext.files.processes import num_processes
 from ctxext.options import accepts_options
 from ctxext.recipes.recipe import Recipe
-from ctxext.system.extras import is_installed
-from ctxext.system.files import Progress
-from ctxext.system.output_directory import write_whole
-from ctxext.system.processes import num_processes
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading

@@ -12,20 +12,7 @@ from typing import Any, TypeGuard
 
 from ctxext.checkpoint.auto_class import CAUSAL
 from ctxext.checkpoint.described_size import check_described, check_device
-from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.converters.options import Calibration, ConvertOptions
-from ctxext.converters.plan import Plan, make_plan
-from ctxext.data.encoding import tokenized
-from ctxext.data.tokenizer import open_tokenizer
-from ctxext.errors import CtxextError
-from ctxext.reading import strict
-from ctxext.recipes.base import Method
-from ctxext.recipes.code.own_code import CODE_FILES, runs_only_own_code
-from ctxext.recipes.code.staging import write_stage
-from ctxext.recipes.methods.mspoe import MsPoE, ranks_from_scores
-from ctxext.recipes.recipe import Recipe
-from ctxext.system.files import Progress
-from ctxext.system.loading import (
+from ctxext.checkpoint.loading import (
     choose_device,
     choose_dtype,
     explain_loading_errors,
@@ -33,6 +20,19 @@ from ctxext.system.loading import (
     sealed,
     settle_dtype,
 )
+from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
+from ctxext.converters.options import Calibration, ConvertOptions
+from ctxext.converters.plan import Plan, make_plan
+from ctxext.data.encoding import tokenized
+from ctxext.data.tokenizer import open_tokenizer
+from ctxext.errors import CtxextError
+from ctxext.files import strict
+from ctxext.files.content import Progress
+from ctxext.recipes.base import Method
+from ctxext.recipes.code.own_code import CODE_FILES, runs_only_own_code
+from ctxext.recipes.code.staging import write_stage
+from ctxext.recipes.methods.mspoe import MsPoE, ranks_from_scores
+from ctxext.recipes.recipe import Recipe
 
 _NUM_SEQUENCES = 16
 _MAX_LENGTH = 4096

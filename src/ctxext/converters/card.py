@@ -17,7 +17,7 @@ from ctxext.checkpoint.new_tensor import grouped
 from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file, recipe_yaml, wrapped
 from ctxext.converters.engines import EXACT, MARKS, Serving
 from ctxext.errors import CtxextError
-from ctxext.reading.strict import in_markdown, parse_yaml, read_text
+from ctxext.files.strict import in_markdown, parse_yaml, read_text
 from ctxext.recipes.base import Method
 from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.param import limits_of

@@ -19,16 +19,16 @@ from ctxext.converters.links import COPIED, HARD, SHARED, SYMBOLIC, bring
 from ctxext.converters.options import ConvertOptions, SaveOptions
 from ctxext.converters.plan import Plan, make_plan, manifest
 from ctxext.converters.rewrite import REWRITTEN, rewrite
+from ctxext.files.content import MANIFEST, Progress, as_json, check_room, copy_whole, sha256_of, stamp_of
+from ctxext.files.length import format_length
+from ctxext.files.output_directory import check_out, output_directory
 from ctxext.notebook import table
 from ctxext.options import accepts_options
-from ctxext.reading.length import format_length
 from ctxext.recipes.base import Method
 from ctxext.recipes.code.layout import without_code
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_of
-from ctxext.system.files import MANIFEST, Progress, as_json, check_room, copy_whole, sha256_of, stamp_of
-from ctxext.system.output_directory import check_out, output_directory
 from ctxext.verify.carried import check_carried
 from ctxext.verify.logits import Verification, compare_logits
 

@@ -9,10 +9,10 @@ from typing import Any
 from ctxext.checkpoint.new_tensor import SIZES, NewTensor
 from ctxext.checkpoint.sentence_files import read_pipeline, stated_lengths
 from ctxext.errors import CtxextError
-from ctxext.reading.schemas import read_json_object
-from ctxext.reading.strict import read_text
+from ctxext.files.content import as_json
+from ctxext.files.schemas import read_json_object
+from ctxext.files.strict import read_text
 from ctxext.recipes.encodings.base import Encoding
-from ctxext.system.files import as_json
 
 _SPACE = " \t\n\r"
 _DECODER = json.JSONDecoder()

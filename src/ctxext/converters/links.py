@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ctxext.checkpoint.opening import is_cached
 from ctxext.errors import CtxextError
-from ctxext.system.files import Progress, check_room, note_link
+from ctxext.files.content import Progress, check_room, note_link
 
 CLONED, HARD, SYMBOLIC, COPIED = "cloned", "hard-linked", "symlinked", "copied"
 SHARED = (HARD, SYMBOLIC)

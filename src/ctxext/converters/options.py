@@ -5,9 +5,9 @@ from pathlib import Path
 
 from ctxext.converters.links import LINKS
 from ctxext.errors import CtxextError
+from ctxext.files.length import read_lengths
+from ctxext.files.output_directory import OverwriteOptions
 from ctxext.options import option, with_documented_options
-from ctxext.reading.length import read_lengths
-from ctxext.system.output_directory import OverwriteOptions
 
 _CALIBRATION = "Calibration of the head order"
 

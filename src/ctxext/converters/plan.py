@@ -12,6 +12,7 @@ from typing import Any
 from ctxext.checkpoint.families import Family, idle_window, read, text_config
 from ctxext.checkpoint.geometry import default_length
 from ctxext.checkpoint.identity import fingerprint
+from ctxext.checkpoint.loading import hub_kernels
 from ctxext.checkpoint.new_tensor import NewTensor
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.checkpoint.other_files import VERSIONED, left_out, other_formats
@@ -21,15 +22,14 @@ from ctxext.converters.engines import Serving, serving_of
 from ctxext.converters.lengths import index_files, length_files
 from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
-from ctxext.reading.length import format_length
-from ctxext.reading.strict import parse_json
+from ctxext.files.content import MANIFEST, as_json, same_value
+from ctxext.files.length import format_length
+from ctxext.files.output_directory import records_training
+from ctxext.files.strict import parse_json
 from ctxext.recipes.code.own_code import CODE_FILES, runs_by_itself
 from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, model_config, native_type, provenance
 from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict
-from ctxext.system.files import MANIFEST, as_json, same_value
-from ctxext.system.loading import hub_kernels
-from ctxext.system.output_directory import records_training
 from ctxext.version import __version__
 
 _REPLACED = ("config.json", "README.md", MANIFEST)

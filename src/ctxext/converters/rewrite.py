@@ -16,7 +16,7 @@ from ctxext.checkpoint.new_tensor import SIZES, NewTensor
 from ctxext.checkpoint.opening import read_safetensors_header
 from ctxext.converters.links import copy_range
 from ctxext.errors import CtxextError
-from ctxext.system.files import Progress, open_regular
+from ctxext.files.content import Progress, open_regular
 
 REWRITTEN = "rewritten"
 """How a file came to its place that holds such a tensor."""

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 from ctxext.errors import CtxextError
-from ctxext.reading.strict import read_text
+from ctxext.files.strict import read_text
 
 
 def _read_lists() -> dict[str, list[str]]:

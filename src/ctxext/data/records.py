@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ctxext.errors import CtxextError
-from ctxext.reading.strict import check_characters
-from ctxext.system.extras import require
-from ctxext.system.tokens import redacted
+from ctxext.files.extras import require
+from ctxext.files.strict import check_characters
+from ctxext.files.tokens import redacted
 
 Record = Mapping[str, Any]
 FIELD = "text"

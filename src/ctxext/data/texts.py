@@ -11,7 +11,7 @@ from ctxext.data import prose
 from ctxext.data.encoding import Encoder, no_tokens
 from ctxext.data.records import FIELD, is_plain_text, read_records
 from ctxext.errors import CtxextError
-from ctxext.system.tokens import redacted
+from ctxext.files.tokens import redacted
 
 _CHARACTERS_PER_TOKEN = 16
 _MAX_READ = 100_000

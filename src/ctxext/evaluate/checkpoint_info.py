@@ -11,10 +11,10 @@ from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.checkpoint.sentence_files import SentencePipeline, read_pipeline, stated_lengths
 from ctxext.errors import CtxextError
+from ctxext.files.content import sha256_of
 from ctxext.gguf.model import open_gguf
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.recipe import describe_step
-from ctxext.system.files import sha256_of
 
 _DIGESTED = (".json", ".model", ".py", ".txt", ".jinja", ".tiktoken", ".safetensors", ".bin", ".pt", ".pth")
 _NOT_DIGESTED = ("ctxext.json", "generation_config.json", "report.json")

@@ -8,16 +8,7 @@ import torch
 
 from ctxext.checkpoint.auto_class import auto_class
 from ctxext.checkpoint.described_size import check_described, check_device
-from ctxext.data.encoding import Encoder
-from ctxext.data.tokenizer import open_tokenizer
-from ctxext.errors import CtxextError
-from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo
-from ctxext.evaluate.pooling import Pooler, open_pooler
-from ctxext.evaluate.scoring.prefix_cache import is_static, sharing_works
-from ctxext.gguf.engine import tokenizer_of
-from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code
-from ctxext.recipes.code.staging import rename, staged
-from ctxext.system.loading import (
+from ctxext.checkpoint.loading import (
     BUILT_IN,
     DTYPES,
     choose_device,
@@ -27,6 +18,15 @@ from ctxext.system.loading import (
     hub_backbones,
     settle_dtype,
 )
+from ctxext.data.encoding import Encoder
+from ctxext.data.tokenizer import open_tokenizer
+from ctxext.errors import CtxextError
+from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo
+from ctxext.evaluate.pooling import Pooler, open_pooler
+from ctxext.evaluate.scoring.prefix_cache import is_static, sharing_works
+from ctxext.gguf.engine import tokenizer_of
+from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code
+from ctxext.recipes.code.staging import rename, staged
 from ctxext.verify.engine import ENGINE_NAMES
 
 

@@ -16,8 +16,8 @@ from ctxext.evaluate.tasks.base import Reading, RetrievalTask
 from ctxext.evaluate.tasks.long_perplexity import LongPerplexity
 from ctxext.evaluate.tasks.registry import DEFAULTS, TASKS
 from ctxext.evaluate.tasks.short import Short
+from ctxext.files import processes
 from ctxext.gguf import is_gguf
-from ctxext.system import processes
 
 if TYPE_CHECKING:
     from ctxext.data.encoding import Encoder

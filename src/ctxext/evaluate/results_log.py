@@ -7,9 +7,9 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import Key, Record, keys_of
-from ctxext.reading.journal import is_line
-from ctxext.reading.strict import parse_json
-from ctxext.system.files import open_regular
+from ctxext.files.content import open_regular
+from ctxext.files.journal import is_line
+from ctxext.files.strict import parse_json
 
 _NAME = "cells.jsonl"
 _PATTERN = "cells*.jsonl"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ctxext.checkpoint.loading import choose_device, fast_cpu_dtype
 from ctxext.errors import CtxextError
 from ctxext.evaluate.plan import ModelPlan, default_tasks, plan_questions
 from ctxext.evaluate.report.findings import findings
@@ -17,12 +18,11 @@ from ctxext.evaluate.report.report import Report, make_report, versions, write_r
 from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.harness import check_harness
+from ctxext.files import processes
+from ctxext.files.content import Progress
+from ctxext.files.locks import locked
+from ctxext.files.memory import forget_peak, peak_memory
 from ctxext.notebook import table
-from ctxext.system import processes
-from ctxext.system.files import Progress
-from ctxext.system.loading import choose_device, fast_cpu_dtype
-from ctxext.system.locks import locked
-from ctxext.system.memory import forget_peak, peak_memory
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading

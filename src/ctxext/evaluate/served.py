@@ -14,8 +14,8 @@ from ctxext.data.prompt import Prompt
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo
 from ctxext.evaluate.model import LoadedModel, Loading, load_tokenizer, runs_foreign_code
+from ctxext.files.length import format_length
 from ctxext.gguf.engine import LlamaCpp, LlamaTokenizer, llama_cpp_version
-from ctxext.reading.length import format_length
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config
 from ctxext.verify.engine import Engine, engine_dtype, vllm_version

@@ -13,9 +13,9 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
 from ctxext.evaluate.tasks.documents import read_questions
 from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expanded
+from ctxext.files.content import sha256_of
+from ctxext.files.length import read_lengths
 from ctxext.options import check_numbers, option, with_documented_options
-from ctxext.reading.length import read_lengths
-from ctxext.system.files import sha256_of
 
 _ASKED, _RUN = "What is asked", "How it is run"
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
+from ctxext.checkpoint.loading import quiet_transformers, sealed, without_hub
 from ctxext.checkpoint.new_tensor import NewTensor
 from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
 from ctxext.converters.calibration import head_scores, per_prompt_form, read_text, with_order
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.prefix_cache import is_static
+from ctxext.files.content import Progress
 from ctxext.recipes.code.staging import own_classes
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import Recipe
-from ctxext.system.files import Progress
-from ctxext.system.loading import quiet_transformers, sealed, without_hub
 
 _CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """The errors of modeling code that does not fit the installed transformers; verifying a conversion shows them too."""

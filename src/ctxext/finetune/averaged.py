@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from ctxext.checkpoint.loading import quiet_transformers, sealed, without_hub
 from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.finetune.tensors import Changes
 from ctxext.recipes.encodings.rotary import model_config, provenance
-from ctxext.system.loading import quiet_transformers, sealed, without_hub
 
 _OF_ITS_WRITER = frozenset(
     {"ctxext", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache"}

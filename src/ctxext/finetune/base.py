@@ -6,6 +6,7 @@ from typing import Any
 
 from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
 from ctxext.checkpoint.described_size import check_described, check_device
+from ctxext.checkpoint.loading import choose_dtype, explain_loading_errors, guard_vocabulary
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.data.tokenizer import open_tokenizer
 from ctxext.errors import CtxextError
@@ -17,7 +18,6 @@ from ctxext.recipes.code.staging import rename, staged
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
 from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.recipes.registry import method_named
-from ctxext.system.loading import choose_dtype, explain_loading_errors, guard_vocabulary
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,13 @@ from transformers.training_args import OptimizerNames
 from transformers.utils import logging
 
 from ctxext.errors import CtxextError
+from ctxext.files.content import as_json
+from ctxext.files.journal import SavedState, is_as
+from ctxext.files.schemas import read_json_object
 from ctxext.finetune.batches import Reading, Sequences, stacked
 from ctxext.finetune.evaluation import Evaluations, NeedleProbe, PositionLosses
 from ctxext.finetune.options import Reporter, TrainingOptions
 from ctxext.finetune.watch import STEPS, LiveLine, StopAfterStep
-from ctxext.reading.journal import SavedState, is_as
-from ctxext.reading.schemas import read_json_object
-from ctxext.system.files import as_json
 
 
 class MuonAndAdamW(torch.optim.Optimizer):

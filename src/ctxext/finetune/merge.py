@@ -19,18 +19,18 @@ from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file,
 from ctxext.converters.engines import serving_of
 from ctxext.converters.plan import cautions_of
 from ctxext.errors import CtxextError
+from ctxext.files.content import MANIFEST, Progress, as_json, copy_whole
+from ctxext.files.output_directory import OverwriteOptions, check_out, output_directory, records_training
+from ctxext.files.schemas import read_json_object
 from ctxext.finetune.averaged import CheckpointChanges, PartOf
 from ctxext.finetune.joined import JoinedChanges
 from ctxext.finetune.rewrite import rewrite, stored_shapes
 from ctxext.finetune.tensors import TRAINED_BESIDE, Changes, stored_name
 from ctxext.options import accepts_options
-from ctxext.reading.schemas import read_json_object
 from ctxext.recipes.code.own_code import runs_by_itself
 from ctxext.recipes.code.staging import is_of_tokenizer
 from ctxext.recipes.encodings.rotary import model_config, provenance
 from ctxext.recipes.recipe import recipe_from_dict
-from ctxext.system.files import MANIFEST, Progress, as_json, copy_whole
-from ctxext.system.output_directory import OverwriteOptions, check_out, output_directory, records_training
 from ctxext.version import __version__
 
 

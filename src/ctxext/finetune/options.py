@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctxext.errors import CtxextError
+from ctxext.files.content import Progress
+from ctxext.files.length import read_lengths
+from ctxext.files.output_directory import OverwriteOptions
 from ctxext.finetune.documents import LEARN
 from ctxext.options import check_numbers, option, with_documented_options
-from ctxext.reading.length import read_lengths
-from ctxext.system.files import Progress
-from ctxext.system.output_directory import OverwriteOptions
 
 _CHOICES = {
     "pack": ("off", "run-on", "restart"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
+from ctxext.files.output_directory import explain_disk_errors
 from ctxext.finetune.base import Base, load_base
 from ctxext.finetune.data import DataReport, read_report, write_sequences
 from ctxext.finetune.documents import DocumentReader
@@ -16,7 +17,6 @@ from ctxext.finetune.joined import shares_of, with_shares
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.rewrite import check_type, stored_shapes
 from ctxext.finetune.tensors import stored_name
-from ctxext.system.output_directory import explain_disk_errors
 
 if TYPE_CHECKING:
     from ctxext.finetune.batches import Reading

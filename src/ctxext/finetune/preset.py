@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from ctxext.reading.strict import parse_yaml
+from ctxext.files.strict import parse_yaml
 
 
 @dataclass(frozen=True)

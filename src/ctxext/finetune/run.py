@@ -13,6 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.errors import CtxextError
+from ctxext.files.content import Progress, as_json
+from ctxext.files.extras import is_installed, require
+from ctxext.files.locks import locked, short_name
+from ctxext.files.output_directory import (
+    beside,
+    check_out,
+    deletable_files,
+    delete,
+    discard,
+    explain_disk_errors,
+    give_name,
+    recover,
+    staging_directory,
+)
+from ctxext.files.schemas import read_json_object
 from ctxext.finetune.base import Base, open_base
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
@@ -27,21 +42,6 @@ from ctxext.finetune.tensors import WholeChanges
 from ctxext.finetune.training_data import Data, training_data
 from ctxext.notebook import table
 from ctxext.options import accepts_options
-from ctxext.reading.schemas import read_json_object
-from ctxext.system.extras import is_installed, require
-from ctxext.system.files import Progress, as_json
-from ctxext.system.locks import locked, short_name
-from ctxext.system.output_directory import (
-    beside,
-    check_out,
-    deletable_files,
-    delete,
-    discard,
-    explain_disk_errors,
-    give_name,
-    recover,
-    staging_directory,
-)
 
 SETTINGS, REPORT, CURVE, FINAL = "settings.json", "finetune.json", "loss.png", "final"
 RUNS = "runs"

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
+from ctxext.checkpoint.loading import quiet_transformers, sealed, without_hub
 from ctxext.errors import CtxextError
+from ctxext.files.content import as_json
 from ctxext.finetune.base import Base, load_base
 from ctxext.finetune.comparison import Head
 from ctxext.finetune.loss import logits_of
 from ctxext.finetune.options import TrainingOptions
 from ctxext.recipes.encodings.rotary import provenance
 from ctxext.recipes.recipe import plain_config
-from ctxext.system.files import as_json
-from ctxext.system.loading import quiet_transformers, sealed, without_hub
 
 WEIGHT = 5.0
 """How much a nat of divergence weighs beside a nat of loss."""

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 import math
 import re
 
-from ctxext.reading.schema import Schema
-from ctxext.reading.schemas import Number, Word, checked, read_json_object
-from ctxext.system.extras import require
-from ctxext.system.files import open_regular
+from ctxext.files.content import open_regular
+from ctxext.files.extras import require
+from ctxext.files.schema import Schema
+from ctxext.files.schemas import Number, Word, checked, read_json_object
 
 _CANNOT = {
     "target_parameters": "it changes parameters of fused experts",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ctxext.errors import CtxextError
-from ctxext.system.files import sha256_of
+from ctxext.files.content import sha256_of
 
 if TYPE_CHECKING:
     from ctxext.finetune.documents import DocumentReader

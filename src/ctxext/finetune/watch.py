@@ -14,8 +14,8 @@ import torch
 from transformers import TrainerCallback
 
 from ctxext.errors import CtxextError
+from ctxext.files.content import Progress
 from ctxext.finetune.stopping import Terminated, raise_terminated
-from ctxext.system.files import Progress
 
 STEPS = "steps.jsonl"
 """One line for each step: loss, learning rate, gradient norm, speed, memory."""

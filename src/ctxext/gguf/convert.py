@@ -12,6 +12,10 @@ from typing import Any
 
 from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
+from ctxext.files.content import Progress, check_room
+from ctxext.files.length import format_length
+from ctxext.files.locks import locked
+from ctxext.files.output_directory import OverwriteOptions, beside, explain_disk_errors, recover
 from ctxext.gguf import SUFFIX, is_gguf, part_paths
 from ctxext.gguf.header import BLOCK, F32, INT32, Header, Tensor, Value, copy_range, read_header, value_of
 from ctxext.gguf.model import (
@@ -29,14 +33,10 @@ from ctxext.gguf.model import (
 )
 from ctxext.notebook import table
 from ctxext.options import accepts_options
-from ctxext.reading.length import format_length
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scaling
 from ctxext.recipes.recipe import Recipe, describe_step
 from ctxext.recipes.registry import METHODS
-from ctxext.system.files import Progress, check_room
-from ctxext.system.locks import locked
-from ctxext.system.output_directory import OverwriteOptions, beside, explain_disk_errors, recover
 from ctxext.version import __version__
 
 TOLERANCE = 1e-5

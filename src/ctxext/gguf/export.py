@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
+from ctxext.files.output_directory import OverwriteOptions, explain_disk_errors
 from ctxext.gguf import is_gguf
 from ctxext.gguf.convert import check_file, check_rotation, convert_gguf
 from ctxext.gguf.model import open_gguf
@@ -20,7 +21,6 @@ from ctxext.options import accepts_options
 from ctxext.recipes.code.staging import write_stage
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
 from ctxext.recipes.recipe import plain_config, recipe_from_dict
-from ctxext.system.output_directory import OverwriteOptions, explain_disk_errors
 
 TYPES = ("auto", "f32", "f16", "bf16", "q8_0")
 """The types of weights that llama.cpp's converter writes."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ctxext.errors import CtxextError
-from ctxext.system.files import open_regular
+from ctxext.files.content import open_regular
 
 MAGIC = b"GGUF"
 ALIGNMENT_KEY = "general.alignment"

@@ -14,10 +14,10 @@ from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.known_models import MAXIMUM, known_model
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
+from ctxext.files.length import format_length
+from ctxext.files.strict import parse_json
 from ctxext.gguf import SUFFIX, part_paths
 from ctxext.gguf.header import F32, Header, Tensor, read_header, shortened
-from ctxext.reading.length import format_length
-from ctxext.reading.strict import parse_json
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config
 from ctxext.recipes.recipe import plain_config, recipe_from_dict
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctxext.errors import CtxextError
+from ctxext.files.content import Progress
 from ctxext.gguf.convert import check_rotation
 from ctxext.gguf.header import Header, Tensor, read_header
 from ctxext.gguf.model import FACTORS, RECIPE_KEY, TENSORS_KEY, GgufModel, open_gguf
 from ctxext.recipes.recipe import recipe_from_dict
-from ctxext.system.files import Progress
 
 _PIECE = 1 << 22
 

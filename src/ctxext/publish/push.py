@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ctxext.errors import CtxextError
+from ctxext.files.content import Progress
+from ctxext.files.tokens import LOG_IN, hub_token, redacted
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.publish.upload_plan import UploadPlan, adapter_in, pack, pack_adapter, seal, stage
-from ctxext.system.files import Progress
-from ctxext.system.tokens import LOG_IN, hub_token, redacted
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -14,11 +14,10 @@ from ctxext.evaluate.report.findings import effective_text, findings, percent, p
 from ctxext.evaluate.report.report import Report
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expanded
-from ctxext.reading import checked
-from ctxext.reading import report as schemas
-from ctxext.reading.schemas import read_json_object
-from ctxext.reading.strict import in_markdown
-from ctxext.system.tokens import redacted
+from ctxext.files import report as schemas
+from ctxext.files.schemas import checked, read_json_object
+from ctxext.files.strict import in_markdown
+from ctxext.files.tokens import redacted
 
 _TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}
 FOLDER = "report"

@@ -14,12 +14,12 @@ from ctxext.converters.plan import cautions_of
 from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
+from ctxext.files.content import MANIFEST, Progress, as_json, sha256_of
+from ctxext.files.output_directory import explain_disk_errors, write_whole
+from ctxext.files.schemas import read_json_object
 from ctxext.finetune.options import TrainingOptions
 from ctxext.options import options_of
 from ctxext.publish.results import FOLDER, entry_of, files_of, measured, read_report
-from ctxext.reading.schemas import read_json_object
-from ctxext.system.files import MANIFEST, Progress, as_json, sha256_of
-from ctxext.system.output_directory import explain_disk_errors, write_whole
 from ctxext.verify.file_checks import CARD, check_weights
 from ctxext.verify.run import READING, failures, run_checks
 from ctxext.verify.subject import Subject, training_of

@@ -162,7 +162,7 @@ def checked(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any
         return tuple(_checked_numbers(option, row, typing.get_args(inner)[0]) for row in rows)
     else:
         if isinstance(value, str) and field.name.endswith("_length"):
-            from ctxext.reading.length import parse_length
+            from ctxext.files.length import parse_length
 
             value = parse_length(value)
         value = _checked_number(option, value, wanted)

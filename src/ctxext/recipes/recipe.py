@@ -12,8 +12,8 @@ from typing import Any
 from ctxext.checkpoint.new_tensor import NewTensor
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.reading.length import check_length, parse_length
-from ctxext.reading.strict import parse_yaml, read_text
+from ctxext.files.length import check_length, parse_length
+from ctxext.files.strict import parse_yaml, read_text
 from ctxext.recipes.base import Method, Scaling
 from ctxext.recipes.code.layout import without_code
 from ctxext.recipes.code.method import code_files

@@ -7,8 +7,8 @@ from typing import Any
 from ctxext.data.records import check_place
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import even_depths
+from ctxext.files.length import format_length, read_lengths
 from ctxext.options import check_numbers, option, with_documented_options
-from ctxext.reading.length import format_length, read_lengths
 
 DEFAULT_MINUTES = 20.0
 

@@ -16,17 +16,17 @@ from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.plan import already_extended
 from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, open_infos
+from ctxext.files.content import sha256_of
+from ctxext.files.extras import is_installed, require
+from ctxext.files.length import format_length
+from ctxext.files.output_directory import write_whole
 from ctxext.notebook import table
 from ctxext.options import accepts_options
-from ctxext.reading.length import format_length
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import Recipe
 from ctxext.search.options import DEFAULT_MINUTES, SearchOptions
 from ctxext.search.space import space_of
 from ctxext.search.storage import StudyPlace, study_beside
-from ctxext.system.extras import is_installed, require
-from ctxext.system.files import sha256_of
-from ctxext.system.output_directory import write_whole
 from ctxext.version import __version__
 
 if TYPE_CHECKING:

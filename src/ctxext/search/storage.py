@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
-from ctxext.system.tokens import redacted, remember
+from ctxext.files.tokens import redacted, remember
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage

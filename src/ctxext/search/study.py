@@ -14,12 +14,12 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from ctxext.errors import CtxextError
+from ctxext.files.output_directory import is_running
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.search.measurement import Measurement, measurement_from
 from ctxext.search.sampler import SteadySampler
 from ctxext.search.space import Parameters, Space
 from ctxext.search.storage import StudyPlace
-from ctxext.system.output_directory import is_running
 
 _Found = TypeVar("_Found")
 

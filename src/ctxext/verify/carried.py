@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.checkpoint.families import Family, named_family, serves_sliding
+from ctxext.checkpoint.loading import hub_backbones, sealed, without_hub
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling
 from ctxext.recipes.recipe import Recipe
-from ctxext.system.loading import hub_backbones, sealed, without_hub
 from ctxext.verify.measured import TOLERANCE as MEASURED_TOLERANCE
 from ctxext.verify.measured import measured_rotations
 from ctxext.verify.reference import expected_frequencies

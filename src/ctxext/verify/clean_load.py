@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.system.files import as_json
-from ctxext.system.isolated import fault_within, last_line_of_errors, run_isolated
+from ctxext.files.content import as_json
+from ctxext.files.isolated import fault_within, last_line_of_errors, run_isolated
 from ctxext.verify.checks_process import LOADED
 from ctxext.verify.reference import reference_error
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ctxext.checkpoint.loading import DTYPES, choose_device, fast_cpu_dtype
 from ctxext.errors import CtxextError
-from ctxext.system.loading import DTYPES, choose_device, fast_cpu_dtype
 
 ENGINE_NAMES = ("transformers", "vllm", "llama.cpp")
 """The programs that run models, transformers among them."""

@@ -7,10 +7,10 @@ from typing import Any
 from ctxext.checkpoint.families import read, text_config
 from ctxext.checkpoint.opening import claimed_lengths
 from ctxext.checkpoint.sentence_files import LENGTHS
+from ctxext.files.content import MANIFEST, has_stamp, same_value, sha256_of
 from ctxext.recipes.code.layout import HEADS
 from ctxext.recipes.encodings.legacy import is_earlier
 from ctxext.recipes.encodings.rotary import is_readable, provenance
-from ctxext.system.files import MANIFEST, has_stamp, same_value, sha256_of
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, is_own_code, listed
 
 CARD = "README.md"

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctxext.checkpoint.loading import choose_device, explain_loading_errors
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import model_config
-from ctxext.system.loading import choose_device, explain_loading_errors
 from ctxext.verify.decoding_process import cache_argument, cache_of
 from ctxext.verify.engine import Engine
 

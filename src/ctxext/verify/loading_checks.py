@@ -7,11 +7,11 @@ from ctxext.checkpoint.described_size import needs_accelerator
 from ctxext.checkpoint.families import serves_sliding
 from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
+from ctxext.files.tested import untested_notice
 from ctxext.recipes.code.own_code import release_of
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.biases import Buckets
 from ctxext.recipes.encodings.learned import LearnedTable
-from ctxext.system.tested import untested_notice
 from ctxext.verify.carried import expected_rotation, largest_difference
 from ctxext.verify.clean_load import ScriptFailedError, answer_of, lacks_package
 from ctxext.verify.logits import TOLERANCE, compare_logits

@@ -11,15 +11,15 @@ import psutil
 
 from ctxext.checkpoint.auto_class import CAUSAL
 from ctxext.checkpoint.described_size import check_described, needs_accelerator
+from ctxext.checkpoint.loading import without_hub
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
+from ctxext.files.tested import TESTED
 from ctxext.recipes.base import Method
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
 from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.recipe import Recipe
-from ctxext.system.loading import without_hub
-from ctxext.system.tested import TESTED
 from ctxext.verify.clean_load import ScriptFailedError, answer_of, lacks_package
 from ctxext.verify.decoding_process import LENGTH
 from ctxext.verify.reference import reference_faults, reference_file, reference_of

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
+from ctxext.files.content import Progress
 from ctxext.recipes.code.own_code import check_pinned
-from ctxext.system.files import Progress
 from ctxext.verify.file_checks import (
     check_code,
     check_configuration,

@@ -12,11 +12,11 @@ from ctxext.checkpoint.described_size import check_described
 from ctxext.checkpoint.families import FAMILIES, Family, family_of
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
+from ctxext.files.content import MANIFEST, Progress, sha256_of
 from ctxext.recipes.code.own_code import CODE_FILES, own_code, runs_only_own_code
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, model_config, provenance
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_from_dict
-from ctxext.system.files import MANIFEST, Progress, sha256_of
 from ctxext.verify.clean_load import LoadReport, load_in_clean_process
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "not checked"

@@ -11,7 +11,7 @@ from pathlib import Path
 from ctxext.checkpoint.new_tensor import grouped
 from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
-from ctxext.system.files import Progress
+from ctxext.files.content import Progress
 from ctxext.verify.subject import FAILED, PASSED, Finding, Subject, listed, training_of
 
 _CHUNK = 1 << 22

@@ -7,7 +7,7 @@ from typing import Any
 from ctxext.evaluate.report.intervals import share_interval, wilson_interval
 from ctxext.evaluate.report.report import Report, texts_of
 from ctxext.evaluate.tasks.registry import GROUPS
-from ctxext.reading.length import format_length
+from ctxext.files.length import format_length
 
 _UNEVEN = 0.3
 _SAME_LOSS = 0.02

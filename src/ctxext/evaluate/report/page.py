@@ -15,8 +15,8 @@ from ctxext.evaluate.report.report import HeatMap, Report, heat_map
 from ctxext.evaluate.tasks.long_perplexity import LongPerplexity
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.evaluate.tasks.short import Short
-from ctxext.reading.length import format_length
-from ctxext.system.extras import install_command, is_installed
+from ctxext.files.extras import install_command, is_installed
+from ctxext.files.length import format_length
 
 _LONG_NAME = 24
 _COMMON = 0.8

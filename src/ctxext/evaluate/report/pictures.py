@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
 from ctxext.evaluate.report.findings import percent
 from ctxext.evaluate.report.report import HeatMap, Report
-from ctxext.reading.length import format_length
+from ctxext.files.length import format_length
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

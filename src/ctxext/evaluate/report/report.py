@@ -13,8 +13,8 @@ from typing import Any
 
 from ctxext.evaluate.report.intervals import effective_samples, mean_interval, wilson_interval
 from ctxext.evaluate.tasks.base import Record, texts_asked
-from ctxext.system.extras import is_installed
-from ctxext.system.output_directory import write_whole
+from ctxext.files.extras import is_installed
+from ctxext.files.output_directory import write_whole
 from ctxext.version import __version__
 
 Report = dict[str, Any]

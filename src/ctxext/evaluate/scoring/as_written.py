@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from ctxext.checkpoint.loading import quiet_transformers
 from ctxext.evaluate.scoring.prefix_cache import follows_length
-from ctxext.system.loading import quiet_transformers
 from ctxext.verify.decoding_process import cache_of
 
 _SHORTEST = [[0]]

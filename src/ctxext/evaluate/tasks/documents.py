@@ -15,7 +15,7 @@ from ctxext.data.prompt import Asked, Pieces, Prompt
 from ctxext.errors import CtxextError
 from ctxext.evaluate.scoring.subspan_match import best_subspan_match
 from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions, leaves_room
-from ctxext.reading.strict import read_text
+from ctxext.files.strict import read_text
 
 OPENING = (
     "Write a high-quality answer for the given question using only the provided search results "

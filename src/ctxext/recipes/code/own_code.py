@@ -15,6 +15,7 @@ from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
+from ctxext.files.content import sha256_of
 from ctxext.recipes.code.layout import (
     CONFIGURATION,
     SHARED_FILES,
@@ -29,7 +30,6 @@ from ctxext.recipes.encodings import legacy
 from ctxext.recipes.encodings.rotary import CODE_KEY, provenance
 from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.recipes.registry import METHODS
-from ctxext.system.files import sha256_of
 
 
 def releases() -> Mapping[str, Mapping[str, Any]]:

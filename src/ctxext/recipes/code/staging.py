@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctxext.checkpoint.loading import sealed, without_hub
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
+from ctxext.files.content import as_json
 from ctxext.recipes.code.own_code import module_of, own_code_content
-from ctxext.system.files import as_json
-from ctxext.system.loading import sealed, without_hub
 
 _LOADED = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
 _INDEX = re.compile(r"(model\.safetensors|pytorch_model\.bin)\.index\.json$")

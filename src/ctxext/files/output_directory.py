@@ -13,10 +13,10 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from ctxext.errors import CtxextError
+from ctxext.files.content import MANIFEST
+from ctxext.files.locks import host_name, locked, short_name
+from ctxext.files.schemas import read_json_object
 from ctxext.options import option, with_documented_options
-from ctxext.reading.schemas import read_json_object
-from ctxext.system.files import MANIFEST
-from ctxext.system.locks import host_name, locked, short_name
 
 
 @with_documented_options

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
-from ctxext.system.files import open_regular
+from ctxext.files.content import open_regular
 
 if TYPE_CHECKING:
     import yaml

@@ -4,8 +4,8 @@ import re
 from typing import Any
 
 from ctxext.errors import CtxextError
+from ctxext.files.schemas import LONGEST
 from ctxext.options import options_of
-from ctxext.reading.schemas import LONGEST
 
 _UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from ctxext.reading.schema import Limits, Schema
-from ctxext.reading.schemas import Length, Number, Offset, Word
+from ctxext.files.schema import Limits, Schema
+from ctxext.files.schemas import Length, Number, Offset, Word
 
 Name = Annotated[str, Limits(max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f<>|]*$")]
 """A name that is shown on a page."""

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeGuard
 
-from ctxext.reading.report import Figure, Fraction, Name
-from ctxext.reading.schema import Limits, Schema, fault_of
-from ctxext.reading.schemas import Length, Number, Offset
+from ctxext.files.report import Figure, Fraction, Name
+from ctxext.files.schema import Limits, Schema, fault_of
+from ctxext.files.schemas import Length, Number, Offset
 
 Pair = Annotated[list[Number], Limits(min_length=2, max_length=2)]
 """A sum of losses, and of how many tokens."""

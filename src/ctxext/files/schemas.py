@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ctxext.errors import CtxextError
-from ctxext.reading.schema import MAY_BE_MISSING, Limits, Schema, fault_of
-from ctxext.reading.strict import parse_json, read_text
+from ctxext.files.schema import MAY_BE_MISSING, Limits, Schema, fault_of
+from ctxext.files.strict import parse_json, read_text
 
 LONGEST = 10**10
 """Tokens that no context is longer than."""

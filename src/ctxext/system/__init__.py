@@ -1,1 +1,0 @@
-"""What every command needs of the machine: folders, locks, processes, limits, tokens, loading."""
