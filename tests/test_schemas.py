@@ -110,11 +110,10 @@ def test_a_schedule_is_found_wherever_it_stands(nested, part):
         check_config(config({"factor": 2.0, "full_attention": {"factor": 0}}))
 
 
-@pytest.mark.parametrize("name", ["ctxext_code", "ctxext_mspoe"])
 @pytest.mark.parametrize("is_inside", [False, True])
-def test_classes_beside_code_are_words(name, is_inside):
+def test_classes_beside_code_are_words(is_inside):
     """transformers takes a list there too, but this package never wrote one."""
-    block = {name: {**CODE, "steps": [STEP]}}
+    block = {"ctxext_code": {**CODE, "steps": [STEP]}}
     block = {"text_config": block} if is_inside else block
     check_config({**block, "auto_map": {"AutoModel": "x.Y"}})
     check_config({"auto_map": {"AutoTokenizer": ["x.Y", None]}})

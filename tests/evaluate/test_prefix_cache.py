@@ -55,8 +55,6 @@ def test_schedules_that_follow_the_length(config, follows):
         (PROMPT, True),
         ({"text_config": PROMPT}, True),
         ({"ctxext_code": {"rope": {}, "steps": [{"method": "mspoe", "ranks": [[0]]}]}}, False),
-        ({"ctxext_mspoe": {"rope": {}, "ratios": [1.0]}}, True),
-        ({"ctxext_mspoe": {"rope": {}, "ranks": [[0]]}}, False),
     ],
 )
 def test_heads_that_are_ordered_by_the_prompt(config, chooses):

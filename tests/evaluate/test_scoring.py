@@ -142,7 +142,6 @@ def test_numbers_that_are_not_finite_are_refused(tokenizer):
     "config",
     [
         {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
-        {"ctxext_mspoe": {"ratios": [1.2, 1.8]}},
         {"ctxext_code": {"steps": [{"method": "mspoe", "per_prompt": True}]}},
     ],
 )

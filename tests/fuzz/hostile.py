@@ -74,9 +74,9 @@ HIDDEN: dict[str, Any] = {
     "auto_map": {"AutoModelForCausalLM": "modeling_ctxext.CtxextLlamaForCausalLM"},
     "architectures": ["CtxextLlamaForCausalLM"],
 }
-"""What stands beside a block for code of ours; `ctxext_mspoe` is that of 0.1.0."""
+"""What stands beside a block for code of ours."""
 
-CODE: dict[str, Any] = {"rope": {"rope_type": "default"}, "hidden_act": "silu"}
+CODE: dict[str, Any] = {"rope": {"rope_type": "default"}, "hidden": {"hidden_act": "silu"}}
 RATIOS: dict[str, Any] = {"ratios": [1.2, 1.8], "layers": [0, 1], "schedule": "linear", "rescale": "uniform"}
 CONFIGS: tuple[dict[str, Any], ...] = (
     LLAMA,
@@ -108,13 +108,6 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     {"model_type": "deberta-v2", "hidden_size": 8, "max_relative_positions": -1, "position_buckets": 256},
     {**LLAMA, "model_type": "deepseek_v3", "qk_rope_head_dim": 4, "qk_nope_head_dim": 4},
     {**LLAMA, **HIDDEN, "ctxext_code": {**CODE, "steps": [{"method": "mspoe", "per_prompt": True, **RATIOS}]}},
-    {
-        **LLAMA,
-        **HIDDEN,
-        "ctxext_mspoe": {**CODE, **RATIOS, "ranks": [[0, 1], [1, 0]]},
-        "auto_map": {"AutoModelForCausalLM": "modeling_ctxext.MsPoELlamaForCausalLM"},
-        "architectures": ["MsPoELlamaForCausalLM"],
-    },
 )
 TABLES: tuple[tuple[dict[str, Any], str, int], ...] = (
     ({"model_type": "gpt2", "n_positions": 64, "n_ctx": 64, "n_head": 2, "n_embd": 8, "n_layer": 1}, "wpe.weight", 64),

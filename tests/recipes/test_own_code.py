@@ -5,23 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from ctxext.checkpoint.opening import Checkpoint
+from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe
 from ctxext.recipes.code.own_code import (
     CODE_FILES,
     carries_code,
     check_pinned,
-    code_of_versions,
     needs_code,
     own_code,
     own_code_content,
     runs_only_own_code,
 )
-from ctxext.recipes.encodings.legacy import is_earlier, is_legacy, upgraded
-from ctxext.recipes.encodings.rotary import SENTINEL, model_config
+from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.window import Window
-from older_checkpoints import lay_out
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 LLAMA |= {"max_position_embeddings": 128, "rope_theta": 1e4}
@@ -43,18 +40,11 @@ def ours(tmp_path) -> Checkpoint:
     return write(tmp_path / "ours", **{"config.json": config}, **recipe.code_files(model.config))
 
 
-@pytest.fixture
-def older(tmp_path) -> Checkpoint:
-    """One with the code of 0.1.0."""
-    return write(lay_out("v0.1.0", "mspoe-fixed", tmp_path / "older"))
-
-
-@pytest.mark.parametrize("version", ["ours", "older"])
-def test_own_code_is_known_by_every_byte_of_it(version, request):
-    checkpoint = request.getfixturevalue(version)
+def test_own_code_is_known_by_every_byte_of_it(ours):
+    checkpoint = ours
     assert runs_only_own_code(checkpoint)
     assert carries_code(checkpoint)
-    files = own_code(checkpoint)
+    files = own_code(checkpoint.config)
     assert set(files) == {path.name for path in checkpoint.folder.glob("*.py")}
     assert set(files) <= CODE_FILES
     for name in files:
@@ -84,9 +74,9 @@ def test_a_checkpoint_without_code(tmp_path):
     plain = write(tmp_path / "plain", **{"config.json": {**LLAMA, "text_config": {"x": 1}}})
     assert not carries_code(plain)
     assert not runs_only_own_code(plain)
-    assert own_code(plain) == {}
+    assert own_code(plain.config) == {}
     noted = {**LLAMA, "ctxext": {"recipe": {"steps": [{"method": "yarn", "factor": 4.0}]}}}
-    assert code_of_versions(noted) == []
+    assert own_code(noted) == {}
     # A stub that no recipe asks for is nobody's: there is nothing to hold it against.
     named = {"auto_map": {"AutoModel": "modeling_ctxext.CtxextLlamaModel"}}
     for config in (
@@ -99,9 +89,9 @@ def test_a_checkpoint_without_code(tmp_path):
         assert not runs_only_own_code(stub)
 
 
-def test_a_recipe_that_was_broken_by_hand_is_told(older):
+def test_a_recipe_that_was_broken_by_hand_is_told(ours):
     with pytest.raises(CtxextError, match=r'"config.json" makes no sense: AttributeError'):
-        code_of_versions({**older.config, "text_config": ["x"]})
+        own_code({**ours.config, "text_config": ["x"]})
 
 
 NAMED = {"auto_map": {"AutoModel": "modeling_x.X"}}
@@ -117,7 +107,6 @@ NAMED = {"auto_map": {"AutoModel": "modeling_x.X"}}
         ({**LLAMA, "ctxext_code": {}}, False),
         ({**LLAMA, **NAMED, "text_config": {"ctxext_code": {}}}, True),
         ({**LLAMA, **NAMED, "text_config": None}, False),
-        ({**LLAMA, **NAMED, "ctxext_mspoe": {}}, True),
     ],
 )
 def test_whether_a_stock_class_can_stand_for_the_code(config, needed):
@@ -145,93 +134,63 @@ def test_code_from_the_hub_runs_only_as_somebody_read_it(source, revision, told,
     return None
 
 
-BLOCK = {"ratios": [1.2, 1.8], "layers": [0], "rope": {"rope_type": "default"}, "hidden_act": "silu"}
-
-
-def test_a_configuration_of_0_1_0_is_read_as_this_version_writes_it():
-    old = {
-        "model_type": "llama",
-        "architectures": ["MsPoELlamaForCausalLM"],
-        "auto_map": {"AutoModel": "modeling_ctxext.MsPoELlamaModel"},
-        "ctxext_mspoe": BLOCK,
-    }
-    step = {"method": "mspoe", "ratios": [1.2, 1.8], "layers": [0]}
-    shared = {"rope": {"rope_type": "default"}, "hidden": {"hidden_act": "silu"}}
-    new = {
-        "model_type": "llama",
-        "hidden_act": SENTINEL,
-        "architectures": ["CtxextLlamaForCausalLM"],
-        "auto_map": {"AutoModel": "modeling_ctxext.CtxextLlamaModel"},
-        "ctxext_code": {**shared, "steps": [{**step, "per_prompt": True}]},
-    }
-    assert upgraded(old) == new
-    assert old["ctxext_mspoe"] == BLOCK
-    ranked = upgraded({"ctxext_mspoe": {**BLOCK, "ranks": [[0]]}})
-    assert ranked["ctxext_code"]["steps"] == [{**step, "ranks": [[0]]}]
-    nested = upgraded({"text_config": {"ctxext_mspoe": BLOCK}, "ctxext_mspoe": None})
-    assert nested["text_config"] == {"ctxext_code": new["ctxext_code"], "hidden_act": SENTINEL}
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (
-            {"model_type": "llama", "hidden_act": "gelu", "ctxext_code": {"rope": {}, "steps": []}},
-            {
-                "model_type": "llama",
-                "hidden_act": SENTINEL,
-                "ctxext_code": {"rope": {}, "hidden": {"hidden_act": "gelu"}},
-            },
-        ),
-        (
-            {
-                "model_type": "phi3",
-                "hidden_act": SENTINEL,
-                "ctxext_code": {"rope": {}, "hidden_act": "relu", "steps": []},
-            },
-            {
-                "model_type": "phi3",
-                "hidden_act": SENTINEL,
-                "ctxext_code": {"rope": {}, "shown": True, "hidden": {"hidden_act": "relu"}},
-            },
-        ),
-        (
-            {"model_type": "falcon", "attention_dropout": -1, "ctxext_code": {"dropout": 0.1, "steps": []}},
-            {
-                "model_type": "falcon",
-                "attention_dropout": 0.1,
-                "activation": SENTINEL,
-                "ctxext_code": {"hidden": {"activation": "gelu"}},
-            },
-        ),
-        (
-            {"model_type": "mpt", "attn_config": {"attn_pdrop": -1}, "ctxext_code": {"dropout": 0.1, "steps": []}},
-            {
-                "model_type": "mpt",
-                "attn_config": {"attn_pdrop": -1},
-                "ctxext_code": {"hidden": {"attn_config.attn_pdrop": 0.1}},
-            },
-        ),
-    ],
-)
-def test_a_configuration_of_0_2_0_gets_the_guards_of_this_version(old, new):
-    new["ctxext_code"]["steps"] = []
-    assert is_earlier(old)
-    assert upgraded(old) == new
-    assert not is_earlier(new)
-    assert upgraded(new) is new
-
-
-@pytest.mark.parametrize("config", [LLAMA, {"text_config": None}, {"text_config": {}}, {"ctxext_mspoe": "x"}])
-def test_what_0_1_0_did_not_write_is_left_alone(config):
-    assert not is_legacy(config)
-    assert upgraded(config) is config
-
-
 def test_code_that_changes_while_it_is_compared_is_not_loaded(ours, monkeypatch):
     content = own_code_content(ours)
-    assert set(content) == set(own_code(ours))
+    assert set(content) == set(own_code(ours.config))
     monkeypatch.setattr("ctxext.recipes.code.own_code.runs_only_own_code", lambda _checkpoint: True)
     name = min(content)
     (ours.folder / name).write_bytes(content[name] + b"# more")
     assert own_code_content(ours) == {}
+
+
+STEPS = {"rope": {"rope_type": "default"}, "steps": [{"method": "mspoe", "ratios": [1.2, 1.8], "layers": [0]}]}
+OLDER = {
+    "record": {},
+    "0.2.0": {"ctxext": {"version": "0.2.0"}},
+    "0.2.0 code": {"ctxext_code": STEPS},
+    "0.2.0 ALiBi": {"ctxext_code": {"dropout": 0.1, "steps": []}},
+    "0.1.0 code": {"ctxext_mspoe": {"rope": {}, "ranks": [[0]]}},
+    "0.1.0 text": {"text_config": {**LLAMA, "ctxext_mspoe": {}}},
+    "0.1.0 class": {"auto_map": {"AutoModelForCausalLM": "modeling_ctxext.MsPoELlamaForCausalLM"}},
+}
+"""Forms of config.json that versions before 0.3 wrote."""
+
+
+@pytest.mark.parametrize("form", OLDER)
+def test_a_checkpoint_of_a_version_before_0_3_is_refused(form, tmp_path):
+    record = {"ctxext.json": {"ctxext": "0.2.0"}} if form == "record" else {}
+    older = write(tmp_path / "older", **{"config.json": {**LLAMA, **OLDER[form]}}, **record)
+    with pytest.raises(CtxextError, match=r"created by a version before 0\.3; convert it again \(.+\)") as caught:
+        open_checkpoint(older.folder)
+    assert caught.value.hint == "ctxext convert SOURCE OUT --method NAME"
+
+
+def test_a_broken_record_does_not_hide_a_checkpoint(tmp_path):
+    checkpoint = write(tmp_path / "broken", **{"config.json": LLAMA, "ctxext.json": "["})
+    assert open_checkpoint(checkpoint.folder).config == LLAMA
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["inspect", "IN"],
+        ["convert", "IN", "OUT", "--method", "yarn", "--factor", "2"],
+        ["eval", "IN", "--trust-remote-code"],
+        ["compare", "IN", "--target-length", "256", "--trust-remote-code"],
+        ["search", "IN", "OUT", "--target-length", "256"],
+        ["finetune", "IN", "OUT", "--data", "IN/config.json"],
+        ["merge", "IN", "IN", "OUT"],
+        ["verify", "IN", "--trust-remote-code"],
+        ["push", "IN", "you/model"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_no_command_runs_the_code_of_a_version_before_0_3(words, tmp_path, run):
+    ran = tmp_path / "ran"
+    config = {**LLAMA, "auto_map": {"AutoModelForCausalLM": "modeling_ctxext.CtxextLlamaForCausalLM"}}
+    code = f"import pathlib\npathlib.Path({str(ran)!r}).touch()\n"
+    write(tmp_path / "IN", **{"config.json": {**config, "ctxext_code": STEPS}, "modeling_ctxext.py": code})
+    result = run(*(tmp_path / word if word.startswith(("IN", "OUT")) else word for word in words))
+    assert result.exit_code == 1
+    assert "created by a version before 0.3; convert it again" in str(result.exception)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["IN"]

@@ -119,7 +119,7 @@ def test_prompts_share_what_lies_beyond_a_switch_of_schedules(tmp_path, monkeypa
     assert not is_static_for(config, 319, 1280)
     assert is_static_for(config, 0, 320), "inside the trained window there is one list"
     assert not is_static_for(config, 0, 321)
-    assert not is_static_for({**config, "ctxext_mspoe": {}}, 320, 1280)
+    assert not is_static_for({**config, "ctxext_code": {"steps": [{"method": "mspoe", "per_prompt": True}]}}, 320, 1280)
     assert is_static(stock.model.config.to_dict())
 
 

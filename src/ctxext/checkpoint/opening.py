@@ -1,5 +1,6 @@
 """A checkpoint as data: configuration and files of a folder, a Hub id or the package. No weights, no torch."""
 
+import contextlib
 import math
 import os
 import re
@@ -15,7 +16,7 @@ from ctxext.checkpoint.families import Family, named_type
 from ctxext.checkpoint.geometry import check_sizes, claimed_length
 from ctxext.checkpoint.sentence_files import stated_lengths
 from ctxext.errors import CtxextError
-from ctxext.files.content import is_noted_link, is_text, open_regular
+from ctxext.files.content import MANIFEST, is_noted_link, is_text, open_regular
 from ctxext.files.length import as_length
 from ctxext.files.safetensors_header import fault_of_metadata, fault_of_tensors
 from ctxext.files.schemas import Header, checked, read_json_object
@@ -338,11 +339,46 @@ def open_checkpoint(
     except CtxextError:
         # An unknown model may give keys another form; that it is unknown is the reason to report.
         content = parse_json(read_text(folder / "config.json"), str(folder / "config.json"))
-        if isinstance(content, dict) and isinstance(content.get("model_type"), str):
-            named_type(content)
+        if isinstance(content, dict):
+            _check_version(Checkpoint(source, folder, content))
+            if isinstance(content.get("model_type"), str):
+                named_type(content)
         raise
     check_sizes(config, str(folder / "config.json"))
-    return Checkpoint(source, folder, config, commit, sizes, trained_length)
+    checkpoint = Checkpoint(source, folder, config, commit, sizes, trained_length)
+    _check_version(checkpoint)
+    return checkpoint
+
+
+def _check_version(checkpoint: Checkpoint) -> None:
+    """Check that no version before 0.3 created a checkpoint: its formats are not read, and its code is not run.
+
+    Raises:
+        CtxextError: such a version did.
+    """
+    record: dict[str, Any] = {}
+    with contextlib.suppress(CtxextError):  # A broken record is for `verify` to report.
+        record = checkpoint.read_json(MANIFEST) or {}
+    config, found = checkpoint.config, ""
+    for part in (config, config.get("text_config")):
+        block = part.get("ctxext_code") if isinstance(part, dict) else None
+        if isinstance(part, dict) and "ctxext_mspoe" in part:
+            found = 'config.json contains "ctxext_mspoe"'
+        elif isinstance(block, dict) and "steps" in block and "hidden" not in block:
+            found = '"ctxext_code" in config.json lacks "hidden"'
+    auto_map, noted = config.get("auto_map"), config.get("ctxext")
+    classes = auto_map.values() if isinstance(auto_map, dict) else ()
+    if old := next((str(name) for name in classes if str(name).startswith("modeling_ctxext.MsPoE")), ""):
+        found = f'config.json names the class "{old}"'
+    in_config = noted.get("version") if isinstance(noted, dict) else None
+    for name, version in (("config.json", in_config), (MANIFEST, record.get("ctxext"))):
+        if re.match(r"0\.[0-2]\b", str(version)):
+            found = f'{name} contains version "{version}"'
+    if found:
+        raise CtxextError(
+            f'"{checkpoint.name}" was created by a version before 0.3; convert it again ({found}).',
+            hint="ctxext convert SOURCE OUT --method NAME",
+        )
 
 
 def _fetch(

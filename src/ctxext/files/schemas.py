@@ -108,21 +108,12 @@ class CodeNote(Schema):
     held: Scaling | None = None
     hidden: Annotated[dict[Place, Word | bool | int | Number | None], Limits(max_length=10)] | None = None
     shown: bool | None = None
-    hidden_act: Word | None = None  # In place of `hidden` in checkpoints of 0.2.0, as is `dropout`.
-    dropout: Number | None = None
     steps: Annotated[list[CodeStep], Limits(min_length=1, max_length=100)]
 
     @classmethod
     def missing(cls, content: Mapping[str, Any]) -> str:
         """A block hides something."""
-        return "" if any(content.get(key) not in (None, {}) for key in ("rope", "dropout", "hidden")) else _HIDES
-
-
-class LegacyNote(Schema):
-    """The same as 0.1.0 wrote it, under `ctxext_mspoe`."""
-
-    rope: Scaling
-    hidden_act: Word | None = None
+        return "" if any(content.get(key) not in (None, {}) for key in ("rope", "hidden")) else _HIDES
 
 
 class Config(Schema):
@@ -133,7 +124,6 @@ class Config(Schema):
     auto_map: dict[str, Word | list[Word | None]] | None = None
     ctxext: Note | None = None
     ctxext_code: CodeNote | None = None
-    ctxext_mspoe: LegacyNote | None = None
     text_config: dict[str, Any] | None = None
     hidden_size: Count | None = None
     n_embd: Count | None = None
@@ -325,7 +315,7 @@ def check_config(config: Mapping[str, Any], name: str = "config.json") -> None:
         CtxextError: something is otherwise.
     """
     inner = config.get("text_config")
-    if {"ctxext_code", "ctxext_mspoe"} & {*config, *(inner if isinstance(inner, dict) else ())}:
+    if "ctxext_code" in {*config, *(inner if isinstance(inner, dict) else ())}:
         checked(config, CarriedCode, name)
     for prefix, part in (("", config), *((("text_config.", inner),) if isinstance(inner, dict) else ())):
         checked(part, Config, name, prefix)

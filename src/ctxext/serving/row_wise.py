@@ -120,8 +120,7 @@ class Rows:
         self.step.layers += 1
         self.keeps_keys = keeps_keys
         self.turned: TurnedKeys | None = None
-        # Checkpoints of 0.2.0 have one map for all layers.
-        maps = [getattr(method, "maps", {}).get(part.layer, method.map) for method in methods]
+        maps = [method.maps.get(part.layer, method.map) for method in methods]
         self.first = min(relation_map.first for relation_map in maps)
         self.layout: Layout | None = None
 

@@ -68,7 +68,7 @@ class SingleRows:
             self.changes += 1
             for kept in (self.ahead, self.waves, self.partners):
                 kept.clear()
-        if not (hasattr(method, "ahead") and call.rotates_heads_alike):  # Earlier versions wrote other code.
+        if not (hasattr(method, "ahead") and call.rotates_heads_alike):
             return False
         name = tuple(map(id, call.methods)), size
         if name not in self.partners:
@@ -77,7 +77,7 @@ class SingleRows:
 
     def attend(self, method: Any, call: Any, query: torch.Tensor, request: Request, scale: float) -> torch.Tensor:
         """The output (h, d) of a request's last row (h, d)."""
-        layout, rules = request.layout, getattr(method, "maps", {}).get(call.layer, method.map)
+        layout, rules = request.layout, method.maps.get(call.layer, method.map)
         rung, parts, matrix = self.row(method, call, rules, request.length - 1, query)
         queries = (query.float() @ matrix * scale).to(query.dtype).view(layout.heads, -1, len(parts), layout.size)
         count = -(-request.length // layout.tokens)

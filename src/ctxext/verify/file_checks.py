@@ -9,7 +9,6 @@ from ctxext.checkpoint.opening import claimed_lengths
 from ctxext.checkpoint.sentence_files import LENGTHS
 from ctxext.files.content import MANIFEST, has_stamp, same_value, sha256_of
 from ctxext.recipes.code.layout import HEADS
-from ctxext.recipes.encodings.legacy import is_earlier
 from ctxext.recipes.encodings.rotary import is_readable, provenance
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, is_own_code, listed
 
@@ -112,10 +111,8 @@ def check_configuration(subject: Subject) -> Finding:
     name = "configuration"
     if not subject.has_recipe:
         return Finding(name, SKIPPED, '"config.json" has no recipe')
-    # Earlier versions knew fewer Auto classes.
-    apart = {"ctxext", "auto_map"} if is_earlier(subject.checkpoint.config) else {"ctxext"}
     actual, expected = (
-        {key: value for key, value in config.items() if key not in apart}
+        {key: value for key, value in config.items() if key != "ctxext"}
         for config in (subject.model.config, subject.expected.config)
     )
     different = [key for key in _differences(actual, expected, subject.family.text_config) if key != "auto_map"]

@@ -8,23 +8,16 @@ from ctxext.checkpoint.families import serves_sliding
 from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.files.tested import untested_notice
-from ctxext.recipes.code.own_code import release_of
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.biases import Buckets
 from ctxext.recipes.encodings.learned import LearnedTable
 from ctxext.verify.carried import expected_rotation, largest_difference
 from ctxext.verify.clean_load import ScriptFailedError, answer_of, lacks_package
-from ctxext.verify.logits import TOLERANCE, compare_logits
+from ctxext.verify.logits import compare_logits
 from ctxext.verify.reference import reference_file
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed, training_of
-from ctxext.version import __version__
 
 _TOLERANCE = 2e-5
-_ROUNDING_RELEASES = ("0.2.0",)
-"""Releases whose relation maps turn keys by float32 angles."""
-_ROUNDING = 2.0**-21
-"""What that costs, per token of the context length: such angles are multiples of 2^-23 of the largest; queries, keys
-and the scale of the scores each add to that."""
 _NOT_RUN = "it carries code that is not this version's own; --trust-remote-code runs it"
 _OTHER_TOWERS = ("vision", "visual", "audio")
 
@@ -101,11 +94,6 @@ def check_logits(subject: Subject) -> Finding | None:
         return None
     if reason := _unasked(subject):
         return Finding("logits", SKIPPED, reason)
-    stock, release = subject.recipe.edit(subject.plain, with_code=False), release_of(subject.checkpoint)
-    tolerance = TOLERANCE
-    moves_keys = any(step.kind == "attention" for step in subject.recipe.steps)
-    if moves_keys and release in _ROUNDING_RELEASES:
-        tolerance = max(TOLERANCE, _ROUNDING * subject.expected.encoding.context_length)
     subject.tell_stage("comparing the logits with what the method specifies")
     try:
         report = compare_logits(
@@ -113,20 +101,13 @@ def check_logits(subject: Subject) -> Finding | None:
             subject.checkpoint,
             subject.recipe,
             subject.expected,
-            stock,
+            subject.recipe.edit(subject.plain, with_code=False),
             foreign=subject.runs_foreign_code,
-            tolerance=tolerance,
         )
     except CtxextError as error:
-        again = "" if release == __version__ else " If an earlier ctxext wrote it, convert its source again."
-        return Finding("logits", FAILED, error.message + again)
+        return Finding("logits", FAILED, error.message)
     if report.skipped:
         return Finding("logits", SKIPPED, report.skipped)
-    if report.difference > TOLERANCE:
-        detail = (
-            f"{report.difference:.0e} from what the method says: its release rounded angles; convert again to be exact"
-        )
-        return Finding("logits", PASSED, detail)
     return Finding("logits", PASSED, f"as the method says (largest relative difference {report.difference:.0e})")
 
 

@@ -56,7 +56,6 @@ def compare_logits(
     stock: ModelConfig,
     *,
     foreign: bool = False,
-    tolerance: float = TOLERANCE,
 ) -> Verification:
     """Load a converted checkpoint in a process that cannot import ctxext and compare its logits.
 
@@ -67,7 +66,6 @@ def compare_logits(
         model: Its configuration.
         stock: The configuration with those steps only that stock transformers carries, for the comparison.
         foreign: The user allowed code that ctxext did not write: it is loaded from the folder as it is.
-        tolerance: Largest relative difference allowed.
 
     Raises:
         CtxextError: it does not load, or its logits differ from the references.
@@ -120,7 +118,7 @@ def compare_logits(
         "attention differs": report.get("attention", 0.0),
     }
     for what, relative in differences.items():
-        if not math.isfinite(relative) or relative > tolerance:
+        if not math.isfinite(relative) or relative > TOLERANCE:
             raise CtxextError(
                 f"The converted model's {what} by {relative:.1e} from what the method says.",
                 hint="Please report this with the output of ctxext env; --no-verify writes it all the same.",

@@ -136,7 +136,7 @@ class Subject:
     @cached_property
     def own_code(self) -> dict[str, str]:
         """The modeling code that the recipe needs: names and digests."""
-        return own_code(self.checkpoint)
+        return own_code(self.checkpoint.config)
 
     @cached_property
     def foreign_code(self) -> list[Path]:

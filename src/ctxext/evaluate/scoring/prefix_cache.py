@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from ctxext.recipes.code.layout import depends_on_prompt
-from ctxext.recipes.encodings.legacy import upgraded
 from ctxext.verify.decoding_process import cache_argument, cache_of
 
 _LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
@@ -44,7 +43,7 @@ def is_static_for(config: Mapping[str, Any], common: int, length: int) -> bool:
 
 def chooses_by_prompt(config: Mapping[str, Any]) -> bool:
     """Whether the order of heads depends on the last token of each prompt."""
-    return depends_on_prompt(upgraded(dict(config)))
+    return depends_on_prompt(config)
 
 
 def follows_length(config: Mapping[str, Any]) -> bool:

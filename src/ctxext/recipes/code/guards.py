@@ -5,7 +5,6 @@ model with. Mostly it is the activation, replaced by the sentinel. The rope type
 transformers 5 loses half of that on saving, and ALiBi has none. `ctxext_code.hidden` keeps the true values.
 """
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,10 +51,6 @@ GUARDS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
 
 USUAL = {"hidden_act": (SENTINEL, "silu")}
 
-_OLDER = {"bloom": "attention_dropout", "falcon": "attention_dropout", "mpt": "attn_config.attn_pdrop"}
-_OLDER_ACTIVATIONS = {"dbrx": "ffn_config.ffn_act_fn.name", "modernbert-decoder": "hidden_activation"}
-# Where 0.1.0 and 0.2.0 hid a dropout, and where an activation that is not `hidden_act`.
-
 SHOWN = frozenset({"dbrx", "modernbert-decoder", "nemotron", "olmo", "olmo2", "phi3", "phi4_multimodal", "phimoe"})
 """Families that ignore an unknown rope type in some version, or whose class refuses one: theirs is not hidden."""
 
@@ -86,44 +81,11 @@ def show(text: dict[str, Any], block: Mapping[str, Any]) -> None:
     Raises:
         CtxextError: a value is hidden and missing from the block.
     """
-    for place, value in true_values(block, str(text.get("model_type"))).items():
+    for place, value in (block.get("hidden") or {}).items():
         _swap(text, place, value)
     left = next((key for key, value in text.items() if isinstance(value, str) and value == SENTINEL), None)
     if left:
         raise CtxextError(f'"config.json": "{CODE_KEY}" lacks "{left}", which is hidden beside it.')
-
-
-def true_values(block: Mapping[str, Any], model_type: str) -> dict[str, Any]:
-    """The hidden values of a block by key, whichever version wrote it."""
-    if "hidden" in block:
-        return dict(block["hidden"] or {})
-    values = {}
-    if "dropout" in block:
-        values[_OLDER.get(model_type, "attention_dropout")] = block["dropout"]
-    if block.get("hidden_act"):
-        values[_OLDER_ACTIVATIONS.get(model_type, "hidden_act")] = block["hidden_act"]
-    return values
-
-
-def is_older(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration has a block in the format of 0.2.0, before every family had a guard."""
-    block = code_of(config)
-    return "steps" in block and "hidden" not in block
-
-
-def upgraded(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with the guards of this version; the same object if it has them."""
-    if not is_older(config):
-        return config
-    config = copy.deepcopy(config)
-    text = config if CODE_KEY in config else config["text_config"]
-    block, model_type = text[CODE_KEY], str(text.get("model_type") or config.get("model_type"))
-    for place, value in true_values(block, model_type).items():
-        _swap(text, place, value)
-    shown = {"shown": True} if "rope" in block and model_type in SHOWN else {}
-    rest = {key: value for key, value in block.items() if key not in ("hidden_act", "dropout", "steps")}
-    text[CODE_KEY] = {**rest, **shown, "hidden": hide(text, model_type), "steps": block["steps"]}
-    return config
 
 
 def _swap(text: dict[str, Any], place: str, value: Any) -> Any:

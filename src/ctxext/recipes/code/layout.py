@@ -39,12 +39,6 @@ SHARED_FILES: Mapping[str, tuple[str, ...]] = {
 PREFIX = "Ctxext"
 """The prefix of the stub's classes."""
 
-STUB_STYLE = "with heads"
-"""The name of the stub's format; rename it whenever `render_stub` writes other text (`own_code.py`)."""
-
-AUTO_CLASSES = ("AutoModel", "AutoModelForCausalLM", "AutoModelForImageTextToText")
-"""The Auto classes that a stub may support, besides those of `HEADS`."""
-
 HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
 """Other heads that some families have in some versions of transformers."""
 

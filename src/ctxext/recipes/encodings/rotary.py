@@ -29,7 +29,6 @@ from ctxext.checkpoint.known_models import MAXIMUM, original_length_of
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.guards import CODE_KEY as CODE_KEY
 from ctxext.recipes.code.guards import SENTINEL as SENTINEL
-from ctxext.recipes.encodings import legacy
 from ctxext.recipes.encodings.base import POSITIONS, Encoding
 from ctxext.recipes.encodings.base import Config as Config
 from ctxext.recipes.encodings.base import provenance as provenance
@@ -234,7 +233,7 @@ class ModelConfig:
 
 
 def model_config(config: Config, original_length: int | None = None) -> ModelConfig:
-    """Read the content of config.json, whichever version of ctxext wrote it.
+    """Read the content of config.json.
 
     Args:
         config: The content of config.json.
@@ -244,10 +243,9 @@ def model_config(config: Config, original_length: int | None = None) -> ModelCon
         CtxextError: the family is unknown, its encoding is not supported, it cannot be converted, or its context length
             is missing.
     """
-    upgraded = legacy.upgraded(config)
-    family = family_of(upgraded)
+    family = family_of(config)
     reader = READERS.get(family.positions, read_rotary)
-    return ModelConfig(upgraded, family, reader(upgraded, family, original_length))
+    return ModelConfig(config, family, reader(config, family, original_length))
 
 
 def _not_rotary(family: Family) -> CtxextError:
