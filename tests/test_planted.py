@@ -14,13 +14,13 @@ ROOT = Path(__file__).resolve().parent.parent
 def planted():
     sys.path.insert(0, str(ROOT / "tools"))
     try:
-        return importlib.import_module("mutants").PLANTED
+        return importlib.import_module("planted").PLANTED
     finally:
         sys.path.remove(str(ROOT / "tools"))
 
 
 def test_every_planted_fault_changes_one_place(planted):
-    """Where this fails, change the line in `tools/mutants.py` with the code, and plant the fault once."""
+    """Where this fails, change the line in `tools/planted.py` with the code, and plant the fault once."""
     sources = {file: (ROOT / "src" / "ctxext" / file).read_text(encoding="utf-8") for file, *_ in planted}
     assert [(file, before) for file, before, *_ in planted if sources[file].count(before) != 1] == []
     assert [(file, before) for file, before, after, _ in planted if before == after] == []
