@@ -11,7 +11,6 @@ from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.identity import fingerprint
 from ctxext.checkpoint.opening import Checkpoint, claimed_lengths, is_cached, open_checkpoint, read_safetensors_header
 from ctxext.errors import CtxextError
-from ctxext.files.content import is_noted_link, links_record, note_link
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 LLAMA |= {"max_position_embeddings": 128}
@@ -137,52 +136,6 @@ def test_links_within_the_folder_and_its_own_cache_are_followed(tmp_path):
 def test_a_name_that_is_no_text_is_refused(tmp_path):
     with pytest.raises(CtxextError, match="has a name that is not text in UTF-8"):
         made(tmp_path / "a").check_file(Path("a\udcff.txt"))
-
-
-def test_links_that_this_user_s_command_made_are_followed_for_weights_alone(tmp_path):
-    target = tmp_path / "other" / "model.safetensors"
-    target.parent.mkdir()
-    target.write_bytes(b"")
-    for name, is_noted in (("model.safetensors", True), ("notes.txt", True), ("model.safetensors", False)):
-        folder = tmp_path / f"{name}-{is_noted}"
-        source = made(folder)
-        (folder / name).symlink_to(target)
-        if is_noted:
-            note_link(folder / name)
-        if is_noted and name == "model.safetensors":
-            source.check_files()
-            folder.rename(tmp_path / "elsewhere")  # As a finished conversion gets its name.
-            Checkpoint("mine", tmp_path / "elsewhere", {}).check_files()
-            continue
-        with pytest.raises(CtxextError, match="link out of the folder"):
-            source.check_files()
-
-
-def test_a_link_to_elsewhere_is_not_the_noted_one_whatever_its_number(tmp_path, monkeypatch):
-    """A file system gives the number of a file that is gone to the next."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    link = tmp_path / "model.safetensors"
-    link.symlink_to(tmp_path / "one")
-    note_link(link)
-    assert is_noted_link(link)
-    status = link.lstat()
-    record = json.loads(links_record().read_text().splitlines()[-1])
-    assert record == [status.st_dev, status.st_ino, str(tmp_path / "one")]
-    links_record().write_text(json.dumps([*record[:2], str(tmp_path / "other")]) + "\n")
-    assert not is_noted_link(link)
-
-
-def test_a_link_that_was_put_in_the_place_of_a_noted_one_is_not_followed(tmp_path):
-    for name in ("one", "other"):
-        (tmp_path / name).write_bytes(b"")
-    source = made(tmp_path / "in")
-    link = source.folder / "model.safetensors"
-    link.symlink_to(tmp_path / "one")
-    note_link(link)
-    link.unlink()
-    link.symlink_to(tmp_path / "other")
-    with pytest.raises(CtxextError, match="link out of the folder"):
-        source.check_files()
 
 
 @pytest.mark.parametrize("name", ["x.bin", "model.safetensors"])

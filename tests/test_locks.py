@@ -1,9 +1,7 @@
 """One writer for each output, files and their stamps, and what is done where the disk or a name is odd."""
 
 import errno
-import json
 import os
-import shutil
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +15,6 @@ from ctxext.files.content import (
     check_room,
     copy_whole,
     has_stamp,
-    is_noted_link,
-    links_record,
-    note_link,
     open_regular,
     same_value,
     stamp_of,
@@ -208,31 +203,3 @@ def test_stamps_outlive_a_file_system_that_rounds_times(unit, tmp_path):
         assert not has_stamp(path, [3, other])
     os.utime(path, ns=(rounded - unit, rounded - unit))
     assert not has_stamp(path, [3, time])
-
-
-def test_the_record_of_links_is_the_user_s_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    old = os.umask(0)
-    try:
-        for name in ("one", "two"):
-            (tmp_path / name).symlink_to("target")
-            assert not is_noted_link(tmp_path / name)
-            note_link(tmp_path / name)
-    finally:
-        os.umask(old)
-    assert links_record() == tmp_path / "state" / "ctxext" / "links.jsonl"
-    assert links_record().parent.stat().st_mode & 0o077 == 0
-    assert all(is_noted_link(tmp_path / name) for name in ("one", "two")), "the first is not forgotten"
-    (tmp_path / "one").rename(tmp_path / "renamed")
-    assert is_noted_link(tmp_path / "renamed")
-    identity = json.loads(links_record().read_text().splitlines()[0])
-    links_record().write_text(json.dumps([*identity, "more"]) + "\n" + f"x{json.dumps(identity)}\n")
-    assert not is_noted_link(tmp_path / "renamed"), "a line says one link, whole"
-    links_record().write_bytes(b"\xff")
-    assert not is_noted_link(tmp_path / "renamed")
-    shutil.rmtree(tmp_path / "state")
-    assert not is_noted_link(tmp_path / "renamed")
-    assert not is_noted_link(tmp_path / "nothing")
-    monkeypatch.setenv("XDG_STATE_HOME", "")
-    assert links_record() == tmp_path / "home" / ".local" / "state" / "ctxext" / "links.jsonl"

@@ -11,7 +11,7 @@ from ctxext import cli
 from small_llama import read_json
 
 
-@pytest.mark.parametrize("link", ["hard", "symlink", "reflink"])
+@pytest.mark.parametrize("link", ["hard", "reflink"])
 def test_copy_contradicts_other_ways(run, link, tmp_path):
     words = ("convert", "demo", tmp_path / "out", "--method", "yarn", "--factor", 4, "--copy", "--link")
     assert run(*words, link).exception.message == f"--copy contradicts --link {link}."

@@ -64,7 +64,7 @@ MERGE = ("merge", "some", "adapter", "out", "--share", "0.5", "--overwrite", "--
 INSPECT = ("inspect", "some", "--original-length", "4k", *HUB)
 CONVERT = (
     *("convert", "some", "out", "-m", "yarn", "--factor", "4", "--overwrite", "--overwrite-anything"),
-    *("--replace-scaling", "--allow-shorter", "--original-length", "4k", "--link", "symlink", "--digest"),
+    *("--replace-scaling", "--allow-shorter", "--original-length", "4k", "--link", "hard", "--digest"),
     *("--no-verify", "--calibration-text", "me/texts", "--device", "cpu", "--dtype", "fp32", *HUB),
 )
 AUTO = (
@@ -340,7 +340,7 @@ def test_convert(arrived):
     options = ConvertOptions(
         overwrite=True,
         overwrite_anything=True,
-        link="symlink",
+        link="hard",
         digest=True,
         check=False,
         replace_scaling=True,
@@ -353,7 +353,7 @@ def test_convert(arrived):
     assert (source, out, recipe.to_dict()) == ("some", Path("out"), Recipe([Yarn(factor=4)]).to_dict())
     assert callable(named.pop("tell"))
     assert named == {**GIVEN, "options": options}
-    unlinked = [word for word in CONVERT if word not in ("--link", "symlink")]
+    unlinked = [word for word in CONVERT if word not in ("--link", "hard")]
     assert arrived((*unlinked, "--copy"), "ctxext.cli.convert.run")[1]["options"].link == "copy"
     assert arrived(CONVERT[:7], "ctxext.cli.convert.run")[1]["options"] == ConvertOptions()
 

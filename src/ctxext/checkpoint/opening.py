@@ -16,7 +16,7 @@ from ctxext.checkpoint.families import Family, named_type
 from ctxext.checkpoint.geometry import check_sizes, claimed_length
 from ctxext.checkpoint.sentence_files import stated_lengths
 from ctxext.errors import CtxextError
-from ctxext.files.content import MANIFEST, is_noted_link, is_text, open_regular
+from ctxext.files.content import MANIFEST, is_text, open_regular
 from ctxext.files.length import as_length
 from ctxext.files.safetensors_header import fault_of_metadata, fault_of_tensors
 from ctxext.files.schemas import Header, checked, read_json_object
@@ -125,10 +125,7 @@ class Checkpoint:
             self.check_file(path)
 
     def check_file(self, path: Path) -> None:
-        """Check that a file is a regular one: in the folder, in its part of the Hub's cache, or linked by this user.
-
-        Whether a link may be followed is asked of the file system and of this user's record of links, never of a
-        file of the checkpoint: whoever wrote the link wrote that too.
+        """Check that a file is a regular one, in the folder or in its part of the Hub's cache.
 
         Args:
             path: Relative to the folder.
@@ -149,12 +146,10 @@ class Checkpoint:
             )
         if not place.is_file():
             raise CtxextError(f'"{path}" of "{self.name}" is not a regular file.', hint="Remove it.")
-        if self.folder.resolve() in target.parents or self._is_own_blob(target):
-            return
-        if not (path.suffix in WEIGHT_SUFFIXES and place.is_symlink() and is_noted_link(place)):
+        if self.folder.resolve() not in target.parents and not self._is_own_blob(target):
             raise CtxextError(
                 f'"{path}" of "{self.name}" is a link out of the folder, to "{target}".',
-                hint="Put the file itself in its place; links are followed if your own --link symlink made them.",
+                hint="Put the file itself in its place.",
             )
 
     def _is_own_blob(self, target: Path) -> bool:

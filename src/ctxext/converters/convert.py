@@ -15,7 +15,7 @@ from typing import Any
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.calibration import by_index, calibrated
-from ctxext.converters.links import COPIED, HARD, SHARED, SYMBOLIC, bring
+from ctxext.converters.links import COPIED, HARD, bring
 from ctxext.converters.options import ConvertOptions, SaveOptions
 from ctxext.converters.plan import Plan, make_plan, manifest
 from ctxext.converters.rewrite import REWRITTEN, rewrite
@@ -35,12 +35,10 @@ from ctxext.verify.logits import Verification, compare_logits
 _MANY = 4
 """Files copied at once; the kernel does the work."""
 
-SHARED_NOTES: Mapping[str, str] = {
-    HARD: "the weight files are hard links: one file with the source's. They lost their write bit, in the source too; "
-    "whoever writes to one all the same, as root can, changes both.",
-    SYMBOLIC: "the weight files are symbolic links into the source: moving or changing it breaks or changes them.",
-}
-"""What the user of linked weights must know."""
+_HARD_NOTE = (
+    "the weight files are hard links: one file with the source's. They lost their write bit, in the source too; "
+    "whoever writes to one all the same, as root can, changes both."
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Written:
 
     Attributes:
         folder: The new checkpoint.
-        ways: How each weight file came there, by name: "cloned", "hard-linked", "symlinked", "copied" or "rewritten".
+        ways: How each weight file came there, by name: "cloned", "hard-linked", "copied" or "rewritten".
         weight_bytes: Size of all weight files.
     """
 
@@ -75,7 +73,7 @@ class Written:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user must know of linked weights."""
-        return tuple(note for how, note in SHARED_NOTES.items() if how in self.ways.values())
+        return (_HARD_NOTE,) if HARD in self.ways.values() else ()
 
 
 @dataclass(frozen=True)
@@ -235,7 +233,7 @@ def _write(plan: Plan, work: Path, options: SaveOptions, progress: Progress | No
 
 def _write_small(plan: Plan, work: Path, ways: Mapping[str, str]) -> dict[str, str]:
     digests = {}
-    notes = [note for how, note in SHARED_NOTES.items() if how in ways.values()]
+    notes = [_HARD_NOTE] if HARD in ways.values() else []
     for name, text in plan.texts.items():
         remarks = [f"\n> On the disk where this was made, {note}\n" for note in notes if name == "README.md"]
         content = "".join((text, *remarks)).encode()
@@ -286,7 +284,5 @@ def _digest(plan: Plan, name: str, work: Path, how: str, wanted: bool) -> str | 
 
 def _stamps(work: Path, ways: Mapping[str, str]) -> dict[str, Any]:
     """What `verify` knows weight files by where no digest was taken: size, time, and how each came there."""
-    shared = {
-        name: str((work / name).readlink()) if how == SYMBOLIC else how for name, how in ways.items() if how in SHARED
-    }
+    shared = {name: how for name, how in ways.items() if how == HARD}
     return {"stamps": {name: stamp_of(work / name) for name in sorted(ways)}, **({"links": shared} if shared else {})}

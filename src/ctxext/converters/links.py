@@ -1,7 +1,7 @@
 """How weights come into a new folder: cloned, linked or copied. What OUT is edited to never reaches the source unasked.
 
-A hard or a symbolic link shares its bytes with the source for ever, so both are made only when asked for, never to a
-file of the Hub's cache or of this package, and a hard link loses its write bit. docs/security.md gives the reasons.
+A hard link shares its bytes with the source for ever, so it is made only when asked for, never to a file of the Hub's
+cache or of this package, and it loses its write bit. docs/security.md gives the reasons.
 """
 
 import contextlib
@@ -14,11 +14,9 @@ from pathlib import Path
 
 from ctxext.checkpoint.opening import is_cached
 from ctxext.errors import CtxextError
-from ctxext.files.content import Progress, check_room, note_link
+from ctxext.files.content import Progress, check_room
 
-CLONED, HARD, SYMBOLIC, COPIED = "cloned", "hard-linked", "symlinked", "copied"
-SHARED = (HARD, SYMBOLIC)
-"""Ways after which an edit of one file is an edit of the other."""
+CLONED, HARD, COPIED = "cloned", "hard-linked", "copied"
 
 _FICLONE = 0x40049409
 _PIECE = 1 << 26
@@ -63,18 +61,6 @@ def _hard(origin: Path, target: Path, _progress: Progress | None) -> str | None:
             return None
         raise
     return HARD
-
-
-def _symbolic(origin: Path, target: Path, _progress: Progress | None) -> str | None:
-    if is_guarded(origin):
-        return None
-    target.symlink_to(origin)
-    try:
-        note_link(target)
-    except OSError:
-        target.unlink()  # Later commands would not follow it.
-        return None
-    return SYMBOLIC
 
 
 def _copy(origin: Path, target: Path, progress: Progress | None) -> str:
@@ -139,7 +125,6 @@ LINKS: Mapping[str, tuple[Way, ...]] = {
     "auto": (_clone, _copy),
     "reflink": (_clone,),
     "hard": (_hard, _copy),
-    "symlink": (_symbolic, _copy),
     "copy": (_copy,),
 }
 """The words of `--link`, and what is tried for each, in order."""
@@ -160,7 +145,7 @@ def bring(origin: Path, target: Path, link: str, progress: Progress | None = Non
     for way in LINKS[link]:
         how = way(origin, target, progress)
         if how is not None:
-            if how not in SHARED:
+            if how != HARD:
                 status = origin.stat()
                 os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
             return how

@@ -23,8 +23,8 @@ class SaveOptions(OverwriteOptions):
 
     link: str = option(
         "auto",
-        help="How the weights come into OUT: auto (cloned where the disk can, else copied), reflink, hard, symlink "
-        "or copy. After hard and symlink an edit of OUT's weights is an edit of SOURCE's.",
+        help="How the weights come into OUT: auto (cloned where the disk can, else copied), reflink, hard or copy. "
+        "After hard an edit of OUT's weights is an edit of SOURCE's.",
     )
     digest: bool = option(False, help="Record the SHA-256 of the weights; reads them.")
     check: bool = option(

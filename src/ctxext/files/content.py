@@ -19,7 +19,6 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it and how much in all."""
 
 _CHUNK = 1 << 22
-_LINKS = "links.jsonl"
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -91,36 +90,3 @@ def has_stamp(path: Path, stamp: Sequence[int]) -> bool:
     size, time = stamp_of(path)
     then = stamp[1]
     return size == stamp[0] and time in (then, then // 1000 * 1000, then // 1_000_000_000 * 1_000_000_000)
-
-
-def links_record() -> Path:
-    """Where this user's own links are noted: outside of every checkpoint, as whoever made one could write it there."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "ctxext" / _LINKS
-
-
-def note_link(link: Path) -> None:
-    """Note a symbolic link that this user's command makes, so that later commands may follow it.
-
-    Raises:
-        OSError: it cannot be noted.
-    """
-    record = links_record()
-    record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with record.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(_identity(link)) + "\n")
-
-
-def is_noted_link(link: Path) -> bool:
-    """Whether this user's own command made a symbolic link, wherever its folder was moved to on the same disk."""
-    try:
-        identity = _identity(link)
-        lines = links_record().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return False
-    return json.dumps(identity) in lines
-
-
-def _identity(link: Path) -> list[object]:
-    """What a symbolic link keeps when its folder is renamed, and no other link has."""
-    status = link.lstat()
-    return [status.st_dev, status.st_ino, str(link.readlink())]
