@@ -13,8 +13,7 @@ from markdown_it import MarkdownIt
 import tiny_encodings
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters import convert, make_plan
-from ctxext.converters.card import CardFacts, Measured, front_matter, render
-from ctxext.converters.commands import convert_command, wrapped
+from ctxext.converters.card import CardFacts, Measured, convert_command, front_matter, render, wrapped
 from ctxext.converters.engines import UNKNOWN, serving_of
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of

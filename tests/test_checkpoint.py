@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 
 from ctxext.checkpoint.families import family_of
-from ctxext.checkpoint.identity import fingerprint
-from ctxext.checkpoint.opening import Checkpoint, claimed_lengths, is_cached, open_checkpoint, read_safetensors_header
+from ctxext.checkpoint.opening import (
+    Checkpoint,
+    claimed_lengths,
+    fingerprint,
+    is_cached,
+    open_checkpoint,
+    read_safetensors_header,
+)
 from ctxext.errors import CtxextError
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}

@@ -22,9 +22,10 @@ from ctxext.converters.engines import (
     WRONG,
     Serving,
     attn_factor,
+    overrides,
     serving_of,
+    unconverted_lines,
 )
-from ctxext.converters.unconverted import overrides, unconverted_lines
 from ctxext.recipes import DynamicNtk, Llama3, LongRope, MsPoE, Ntk, NtkByParts, PositionInterpolation, Recipe, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import in_engine

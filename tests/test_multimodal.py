@@ -14,7 +14,7 @@ from ctxext.checkpoint.auto_class import MULTIMODAL
 from ctxext.checkpoint.families import _THINKERS, FAMILIES
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert, make_plan
-from ctxext.converters.unconverted import unconverted_lines
+from ctxext.converters.engines import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.recipes import DynamicNtk, Llama3, Ntk, PositionInterpolation, Recipe, Yarn
 from ctxext.recipes.encodings.rotary import model_config

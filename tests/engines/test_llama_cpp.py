@@ -17,8 +17,7 @@ from transformers import AutoModelForCausalLM
 from checkpoints_to_serve import RECIPES, prompts
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
-from ctxext.converters.engines import attn_factor, serving_of
-from ctxext.converters.unconverted import unconverted_lines
+from ctxext.converters.engines import attn_factor, serving_of, unconverted_lines
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
 from ctxext.gguf.convert import convert_gguf

@@ -8,8 +8,8 @@ from checkpoints_to_serve import LENGTHS, expected, largest, prompts
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.calibration import calibrated as calibrated_recipe
 from ctxext.converters.convert import convert
+from ctxext.converters.engines import overrides
 from ctxext.converters.options import ConvertOptions
-from ctxext.converters.unconverted import overrides
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
 from ctxext.recipes import MsPoE, Recipe

@@ -129,7 +129,7 @@ def _in_engine(
     out: Checkpoint, source: Checkpoint | None, *, trust_remote_code: bool, arguments: Mapping[str, Any]
 ) -> "list[Compared]":
     """The checkpoint in vLLM, and its source there with the recipe on the command line where that is all it takes."""
-    from ctxext.converters.unconverted import overrides
+    from ctxext.converters.engines import overrides
     from ctxext.recipes.encodings.rotary import model_config
     from ctxext.verify.in_engine import compare_in_engine
 

@@ -11,16 +11,14 @@ from typing import Any
 
 from ctxext.checkpoint.families import Family, idle_window, read, text_config
 from ctxext.checkpoint.geometry import default_length
-from ctxext.checkpoint.identity import fingerprint
 from ctxext.checkpoint.loading import hub_kernels
 from ctxext.checkpoint.new_tensor import NewTensor
-from ctxext.checkpoint.opening import Checkpoint
+from ctxext.checkpoint.opening import Checkpoint, fingerprint
 from ctxext.checkpoint.other_files import VERSIONED, left_out, other_formats
 from ctxext.checkpoint.sentence_files import LENGTHS
 from ctxext.converters.card import CardFacts, card_metadata, declared_base, render
-from ctxext.converters.engines import Serving, serving_of
+from ctxext.converters.engines import Serving, serving_of, unconverted_lines
 from ctxext.converters.lengths import index_files, length_files
-from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, as_json, same_value
 from ctxext.files.length import format_length

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ctxext.checkpoint.identity import is_source_of
-from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.checkpoint.opening import is_source_of, open_checkpoint
 from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo, info_of, open_gguf_infos, open_infos

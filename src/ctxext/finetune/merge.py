@@ -14,8 +14,16 @@ from ctxext.checkpoint.auto_class import MASKED, auto_class
 from ctxext.checkpoint.families import family_of, text_config
 from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint, read_safetensors_header
 from ctxext.checkpoint.other_files import VERSIONED, left_out, other_formats
-from ctxext.converters.card import CardFacts, card_metadata, declared_base, render
-from ctxext.converters.commands import RECIPE_FILE, convert_command, needs_file, wrapped
+from ctxext.converters.card import (
+    RECIPE_FILE,
+    CardFacts,
+    card_metadata,
+    convert_command,
+    declared_base,
+    needs_file,
+    render,
+    wrapped,
+)
 from ctxext.converters.engines import serving_of
 from ctxext.converters.plan import cautions_of
 from ctxext.errors import CtxextError

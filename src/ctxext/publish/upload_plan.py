@@ -9,9 +9,8 @@ from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.card import EXTENDED, CardFacts, Measured, card_metadata, declared_base, render
-from ctxext.converters.engines import serving_of
+from ctxext.converters.engines import serving_of, unconverted_lines
 from ctxext.converters.plan import cautions_of
-from ctxext.converters.unconverted import unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
 from ctxext.files.content import MANIFEST, Progress, as_json, sha256_of
