@@ -22,7 +22,7 @@ from ctxext.checkpoint.loading import (
 )
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.options import Calibration, ConvertOptions
-from ctxext.converters.plan import Plan, make_plan
+from ctxext.converters.plan import make_plan
 from ctxext.data.encoding import tokenized
 from ctxext.data.tokenizer import open_tokenizer
 from ctxext.errors import CtxextError
@@ -64,7 +64,10 @@ def calibrated(source: Checkpoint, recipe: Recipe, options: ConvertOptions, prog
     text = read_text(options.calibration.text)
     plan = make_plan(source, per_prompt, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
     with tempfile.TemporaryDirectory() as place:
-        model, tokenizer = _load(_planned_checkpoint(plan, Path(place) / "out"), options.calibration)
+        folder = Path(place) / "out"
+        code = {name: text.encode() for name, text in plan.texts.items() if name in CODE_FILES}
+        write_stage(folder, plan.source, json.loads(plan.texts["config.json"]), code)
+        model, tokenizer = _load(folder, options.calibration)
         scores = head_scores(model, tokenizer, text, plan.encoding.trained_length, progress)
     return with_order(recipe, scores)
 
@@ -124,13 +127,6 @@ def _text_of(path: Path, number: int, line: str) -> str:
         return str(json.loads(line)["text"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CtxextError(f'Line {number} of "{path}" is not a JSON object with a "text".') from error
-
-
-def _planned_checkpoint(plan: Plan, folder: Path) -> Path:
-    """The planned checkpoint, with what is loaded of it alone (`staging.py`)."""
-    code = {name: text.encode() for name, text in plan.texts.items() if name in CODE_FILES}
-    write_stage(folder, plan.source, json.loads(plan.texts["config.json"]), code)
-    return folder
 
 
 def _load(folder: Path, calibration: Calibration) -> tuple[Any, Any]:

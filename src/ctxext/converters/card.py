@@ -140,7 +140,10 @@ def render(facts: CardFacts) -> str:
         facts,
         source=in_markdown(facts.source),
         cautions=[in_markdown(caution) for caution in facts.cautions],
-        training={in_markdown(str(key)): _on_a_page(value) for key, value in facts.training.items()},
+        training={
+            in_markdown(str(key)): in_markdown(value) if isinstance(value, str) else value
+            for key, value in facts.training.items()
+        },
     )
     template = resources.files("ctxext.converters").joinpath("card.md").read_text(encoding="utf-8")
     front = yaml.safe_dump(front_matter(facts), sort_keys=False, allow_unicode=True, width=1000)
@@ -149,6 +152,7 @@ def render(facts: CardFacts) -> str:
     converted = [convert_command(facts.source, facts.revision, facts.recipe, name)] if facts.recipe else []
     commands = [*converted, facts.training_command]
     commands += [measured.command] if measured else []
+    papers = "\n".join(dict.fromkeys(f"- {step.title}: <{step.paper}>" for step in facts.steps))
     return Template(template).substitute(
         front_matter=front,
         title=_title(facts),
@@ -161,12 +165,8 @@ def render(facts: CardFacts) -> str:
         measured=measured.body if measured else _NOTHING_MEASURED if facts.is_extended else _NOT_EVALUATED,
         not_measured=_list("Not measured", measured.missing if measured else ()),
         cautions=_list("Mind", facts.cautions),
-        papers=_papers(facts),
+        papers=f"\n## Papers\n\n{papers}" if papers else "",
     )
-
-
-def _on_a_page(value: Any) -> Any:
-    return in_markdown(value) if isinstance(value, str) else value
 
 
 def _list(title: str, sentences: Sequence[str]) -> str:
@@ -350,13 +350,11 @@ def _recipe(facts: CardFacts, commands: Sequence[str]) -> str:
     table = f"| step | number | value | what it means |\n|---|---|---|---|\n{rows}\n" if rows else ""
     lines = "".join(f"$ {wrapped(command)}\n" for command in commands)
     console = f"```console\n{lines}```\n" if lines else ""
-    file = _recipe_file(facts.recipe) if facts.recipe else ""
+    file = ""
+    if facts.recipe and needs_file(facts.recipe):  # The command refers to it as a file.
+        text = recipe_yaml(facts.recipe)
+        file = f"\n<details><summary>{RECIPE_FILE}</summary>\n\n```yaml\n{text}```\n\n</details>\n"
     return f"\n## Recipe\n\n{table}{console}{file}" if table or console else ""
-
-
-def _papers(facts: CardFacts) -> str:
-    listed = "\n".join(dict.fromkeys(f"- {step.title}: <{step.paper}>" for step in facts.steps))
-    return f"\n## Papers\n\n{listed}" if listed else ""
 
 
 def _step_rows(step: Method) -> list[str]:
@@ -374,13 +372,6 @@ def _step_rows(step: Method) -> list[str]:
 def _engine_row(row: Serving) -> str:
     arguments = f"`{row.arguments}`" if row.arguments else "nothing more" if row.status == EXACT else "–"
     return f"| {row.engine} | {MARKS[row.status]} {row.status} | {arguments} | {row.remark} |"
-
-
-def _recipe_file(recipe: Recipe) -> str:
-    """The recipe itself, where the command refers to it as a file."""
-    if not needs_file(recipe):
-        return ""
-    return f"\n<details><summary>{RECIPE_FILE}</summary>\n\n```yaml\n{recipe_yaml(recipe)}```\n\n</details>\n"
 
 
 def _short(value: Any) -> str:

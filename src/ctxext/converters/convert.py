@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.calibration import by_index, calibrated
@@ -226,7 +225,11 @@ def _write(plan: Plan, work: Path, options: SaveOptions, progress: Progress | No
     files = _write_small(plan, work, ways)
     wanted = options.digest or options.link == "copy"
     weights = {name: _digest(plan, name, work, how, wanted) for name, how in ways.items()}
-    record = {**manifest(plan, files, weights), **_stamps(work, ways)}
+    record = manifest(plan, files, weights)
+    # By its size and time `verify` knows a weight file of which no digest was taken.
+    record["stamps"] = {name: stamp_of(work / name) for name in sorted(ways)}
+    if shared := {name: how for name, how in ways.items() if how == HARD}:
+        record["links"] = shared
     (work / MANIFEST).write_text(as_json(record), encoding="utf-8")
     return ways
 
@@ -280,9 +283,3 @@ def _digest(plan: Plan, name: str, work: Path, how: str, wanted: bool) -> str | 
     """A weight file's digest: where it costs nothing, or where it was asked for."""
     known = None if how == REWRITTEN else plan.source.known_digest(Path(name))
     return known or (sha256_of(work / name) if wanted else None)
-
-
-def _stamps(work: Path, ways: Mapping[str, str]) -> dict[str, Any]:
-    """What `verify` knows weight files by where no digest was taken: size, time, and how each came there."""
-    shared = {name: how for name, how in ways.items() if how == HARD}
-    return {"stamps": {name: stamp_of(work / name) for name in sorted(ways)}, **({"links": shared} if shared else {})}

@@ -383,7 +383,12 @@ def unconverted_lines(source: str, model: ModelConfig, serving: Sequence[Serving
     run = {row.engine for row in serving if row.status in (EXACT, PARTLY) or BY_SOURCE in row.remark}
     # vLLM takes the same line for any family, and for a multimodal one a nested override.
     run |= {row.engine for row in serving if row.engine == "vLLM" and row.remark.startswith(UNTRIED)}
-    flags = {"vLLM": _vllm(model), "SGLang": _sglang(model), "llama.cpp": _llama_cpp(model)}
+    changed, length = json.dumps(overrides(model)), str(model.rotary.context_length)
+    flags = {
+        "vLLM": ["--hf-overrides", changed, "--max-model-len", length],
+        "SGLang": ["--json-model-override-args", changed, "--context-length", length],
+        "llama.cpp": _llama_cpp(model),
+    }
     programs = {
         "vLLM": ["vllm", "serve", source],
         "SGLang": ["python", "-m", "sglang.launch_server", "--model-path", source],
@@ -398,15 +403,6 @@ def overrides(model: ModelConfig) -> dict[str, Any]:
     keys = ("rope_parameters", family.length_key, "original_max_position_embeddings")
     changed = {key: text[key] for key in keys if key in text}
     return changed if text is model.config or family.text_config is None else {family.text_config: changed}
-
-
-def _vllm(model: ModelConfig) -> list[str]:
-    return ["--hf-overrides", json.dumps(overrides(model)), "--max-model-len", str(model.rotary.context_length)]
-
-
-def _sglang(model: ModelConfig) -> list[str]:
-    length = str(model.rotary.context_length)
-    return ["--json-model-override-args", json.dumps(overrides(model)), "--context-length", length]
 
 
 def _llama_cpp(model: ModelConfig) -> list[str]:
