@@ -99,11 +99,8 @@ def default_length(config: Mapping[str, Any], family: Family) -> int | None:
     """The context length in tokens that is the configuration class's default; None where config.json names one."""
     named = read(config, dataclasses.replace(family, defaults={}), "max_position_embeddings")
     length = claimed_length(config, family)
-    return int(length) if named is None and isinstance(length, int) and not _names_above(config, family) else None
-
-
-def _names_above(config: Mapping[str, Any], family: Family) -> bool:
-    return text_config(config, family).get(LENGTH_ABOVE) is not None
+    names_above = text_config(config, family).get(LENGTH_ABOVE) is not None
+    return int(length) if named is None and isinstance(length, int) and not names_above else None
 
 
 def _check_lists(config: Mapping[str, Any], family: Family, name: str) -> None:

@@ -140,7 +140,10 @@ def make_plan(
     texts = {"config.json": as_json(config), **length_files(source.folder, before.encoding, edited.encoding)}
     texts.update(recipe.code_files(model.config))
     texts.update(index_files(source.folder, rewritten))
-    gone = {*texts, *_REPLACED, *(CODE_FILES if before.code else ()), *stale, *_of_training(source)}
+    gone = {*texts, *_REPLACED, *(CODE_FILES if before.code else ()), *stale}
+    # Files that tell of the source's training, its adapter and its figures are not those of the result.
+    names = (path.as_posix() for path in (*_weights(source), *source.files))
+    gone.update(name for name in names if records_training(source.folder, name))
     gone.update(name for names in others_win.values() for name in names)
     others = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
     kept_files = [path for path in others if not runs_by_itself(path)]
@@ -186,12 +189,6 @@ def make_plan(
 
 def _weights(source: Checkpoint) -> tuple[Path, ...]:
     return tuple(source.weight_files) or tuple(Path(name) for name in source.remote_sizes)
-
-
-def _of_training(source: Checkpoint) -> set[str]:
-    """Files that tell of the source's training, its adapter and its figures: they are not those of the result."""
-    names = (path.as_posix() for path in (*_weights(source), *source.files))
-    return {name for name in names if records_training(source.folder, name)}
 
 
 def _stale(source: Checkpoint) -> tuple[str, ...]:
