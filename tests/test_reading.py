@@ -250,7 +250,7 @@ def test_verify_notices_an_edit_without_digests(link, llama, tmp_path):
     assert "failed" in (by_check["weights"], by_check["against"])
 
 
-def test_records_of_earlier_versions_have_no_stamps(llama, tmp_path):
+def test_a_record_without_stamps_leaves_weights_unchecked(llama, tmp_path):
     convert(str(llama), tmp_path / "out", YARN)
     record = read_json(tmp_path / "out" / "ctxext.json")
     del record["stamps"]

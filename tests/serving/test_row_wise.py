@@ -276,7 +276,7 @@ def test_several_maps_act_from_the_first_border_on_the_innermost_first():
             order.append((name, options["scaling"]))
             return inner(*states, **options)
 
-        return SimpleNamespace(map=SimpleNamespace(first=first), attend=attend)
+        return SimpleNamespace(map=SimpleNamespace(first=first), maps={}, attend=attend)
 
     both = Rows(rows.part, rows.attention, rows.rotary, [method("inner", 70), method("outer", 66)], 0)
     assert both.first == 66
