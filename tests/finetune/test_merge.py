@@ -10,9 +10,9 @@ import sys
 import pytest
 import torch
 
-from ctxext.checkpoint.opening import read_safetensors_header
 from ctxext.errors import CtxextError
 from ctxext.files.isolated import SETTINGS
+from ctxext.files.tensor_files import read_safetensors_header
 from ctxext.finetune import merge
 from ctxext.recipes import MsPoE, Yarn
 from tiny_base import QUICK, load, logits, make_base, tune

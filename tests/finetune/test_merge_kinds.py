@@ -8,8 +8,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from ctxext.checkpoint.opening import read_safetensors_header
 from ctxext.errors import CtxextError
+from ctxext.files.tensor_files import read_safetensors_header
 from ctxext.finetune import merge
 from ctxext.finetune.tensors import AdapterChanges
 from tiny_base import load, logits, make_base

@@ -18,10 +18,11 @@ import pytest
 
 from ctxext.converters.convert import convert
 from ctxext.errors import CtxextError
+from ctxext.files.tensor_files import copy_range
 from ctxext.gguf import convert as converting
 from ctxext.gguf.convert import convert_gguf, plan_gguf
 from ctxext.gguf.export import export_gguf
-from ctxext.gguf.header import copy_range, read_header
+from ctxext.gguf.header import read_header
 from ctxext.gguf.model import FACTORS, RECIPE_KEY, open_gguf
 from ctxext.gguf.verify import verify_gguf
 from ctxext.recipes import (

@@ -6,9 +6,9 @@ import struct
 import numpy as np
 import pytest
 
-from ctxext.checkpoint.new_tensor import SIZES, NewTensor, grouped, stored_tensors
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
+from ctxext.files.tensor_files import BITS, NewTensor, grouped
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.range import Range
 from ctxext.recipes.methods.table import Table
@@ -29,7 +29,7 @@ def source(folder, config, *files) -> Checkpoint:
     for number, tensors in enumerate(files, 1):
         header, end = {}, 0
         for name, (shape, dtype) in tensors.items():
-            size = int(np.prod(shape)) * SIZES.get(dtype, 1)
+            size = int(np.prod(shape)) * BITS.get(dtype, 8) // 8
             header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + size]}
             end += size
         text = json.dumps(header).encode()
@@ -40,19 +40,6 @@ def source(folder, config, *files) -> Checkpoint:
 
 def made(folder, step, config, *files):
     return step.new_tensors(source(folder, config, *files), model_config(dict(config)))
-
-
-def test_sizes_are_those_of_the_formats(tmp_path):
-    numbers = {"F64": "f8", "I64": "i8", "F32": "f4", "I32": "i4", "F16": "f2", "BF16": "u2"}
-    header, end = {}, 0
-    for name, kind in numbers.items():
-        header[name] = {"dtype": name, "shape": [1], "data_offsets": [end, end + np.dtype(kind).itemsize]}
-        end += np.dtype(kind).itemsize
-    text = json.dumps(header).encode()
-    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
-    stored = stored_tensors(Checkpoint("mine", tmp_path, GPT2))
-    spans = {name: entry["data_offsets"] for name, (_, entry) in stored.items()}
-    assert {name: end - start for name, (start, end) in spans.items()} == SIZES
 
 
 @pytest.mark.parametrize(
@@ -95,8 +82,8 @@ def test_what_is_lengthened(config, step, tensors, expected, tmp_path):
     for one in lengthened:
         assert one.dtype == tensors[one.name][1]
         assert one.old_shape == tensors[one.name][0]
-        raw = memoryview(bytes(int(np.prod(one.old_shape)) * SIZES[one.dtype]))
-        assert len(b"".join(one.pieces(raw))) == int(np.prod(one.shape)) * SIZES[one.dtype]
+        raw = memoryview(bytes(int(np.prod(one.old_shape)) * BITS[one.dtype] // 8))
+        assert len(b"".join(one.pieces(raw))) == int(np.prod(one.shape)) * BITS[one.dtype] // 8
 
 
 def test_the_rows_are_those_of_the_fill(tmp_path):
@@ -140,19 +127,19 @@ def test_what_was_left_on_the_hub_is_not_looked_for(tmp_path):
 
 def test_stored_tensors(tmp_path):
     one, two = {"a": ((2,), "F32")}, {"b": ((3,), "F16")}
-    stored = stored_tensors(source(tmp_path, GPT2, one, two))
+    stored = source(tmp_path, GPT2, one, two).stored_tensors()
     assert {name: (path.as_posix(), entry["shape"]) for name, (path, entry) in stored.items()} == {
         "a": ("model-00001-of-00002.safetensors", [2]),
         "b": ("model-00002-of-00002.safetensors", [3]),
     }
     with pytest.raises(CtxextError, match=r'2.safetensors" holds "a", which "model-00001-of-00002.safetensors" holds'):
-        stored_tensors(source(tmp_path, GPT2, one, one))
+        source(tmp_path, GPT2, one, one).stored_tensors()
 
 
 def test_weights_of_another_form_hold_no_tensors(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(CtxextError, match=r'"mine" holds its weights as pytorch_model\.bin') as caught:
-        stored_tensors(Checkpoint("mine", tmp_path, GPT2))
+        Checkpoint("mine", tmp_path, GPT2).stored_tensors()
     assert "save_pretrained" in caught.value.hint
 
 

@@ -20,9 +20,9 @@ from ctxext.checkpoint.sentence_files import stated_lengths
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, is_text, open_regular
 from ctxext.files.length import as_length
-from ctxext.files.safetensors_header import fault_of_metadata, fault_of_tensors
-from ctxext.files.schemas import Header, checked, read_json_object
+from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import parse_json, read_text
+from ctxext.files.tensor_files import read_safetensors_header
 from ctxext.files.tokens import hub_token
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
@@ -31,8 +31,6 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgp
 _INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _LOADABLE = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
 _SKIPPED_FOLDERS = (".git", ".cache", "__pycache__")
-_MAX_HEADER_BYTES = 100_000_000
-_JSON_SPACES = " \t\r\n"
 _BLOCK, _NUM_BLOCKS = 1 << 16, 32
 
 _INTEGER_BITS = {"I8": 8, "U8": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64}
@@ -202,6 +200,25 @@ class Checkpoint:
             if path.suffix == ".safetensors" and _LOADABLE.match(path.name) and (self.folder / path).is_file():
                 yield read_safetensors_header(self.folder / path)
 
+    def stored_tensors(self) -> dict[str, tuple[Path, dict[str, Any]]]:
+        """Return every tensor that transformers would load from safetensors: its file and its entry.
+
+        Raises:
+            CtxextError: there are none, or two files contain one name.
+        """
+        tensors: dict[str, tuple[Path, dict[str, Any]]] = {}
+        for path in self.loaded_safetensors:
+            for name, entry in read_safetensors_header(self.folder / path).items():
+                if name in tensors:
+                    raise CtxextError(f'"{path}" holds "{name}", which "{tensors[name][0]}" holds too.')
+                tensors[name] = (path, entry)
+        if not tensors:
+            raise CtxextError(
+                f'"{self.name}" holds its weights as pytorch_model.bin, of which no part can be rewritten alone.',
+                hint="Load it once and save_pretrained it, which writes safetensors; then convert that.",
+            )
+        return tensors
+
     @cached_property
     def num_parameters(self) -> int | None:
         """How many parameters there are, counted from the safetensors headers; None where there are none."""
@@ -253,39 +270,6 @@ def _check_shard(name: str, index_name: str, shard: str, names: set[str]) -> Non
         raise CtxextError(
             f'"{index_name}" of "{name}" names "{shard}", which is not there.', hint="Download the checkpoint again."
         )
-
-
-def read_safetensors_header(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file, valid by the rules of the library itself; the tensors are not read.
-
-    Raises:
-        CtxextError: the header is truncated or broken, or does not describe every byte of the file exactly once.
-    """
-
-    def broken(fault: str = "") -> CtxextError:
-        reason = f": {fault}" if fault else ""
-        return CtxextError(
-            f'"{path.name}" is truncated or not a safetensors file{reason}.', hint="Download the file again."
-        )
-
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
-            raise broken()
-        try:
-            text = file.read(length).decode()
-        except UnicodeDecodeError as error:
-            raise broken() from error
-    if not text.lstrip(_JSON_SPACES).startswith("{"):
-        raise broken()
-    header = parse_json(text, path.name, constants=False)
-    if fault := fault_of_metadata(header.pop("__metadata__", None)):
-        raise broken(fault)
-    checked({"tensors": header}, Header, path.name)
-    if fault := fault_of_tensors(header, size - 8 - length):
-        raise broken(fault)
-    return header  # type: ignore[no-any-return]
 
 
 def open_checkpoint(

@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ctxext.checkpoint.auto_class import auto_class
-from ctxext.checkpoint.new_tensor import grouped
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.auto import MinutesOption, TrialsOption, searched_recipe, wants_search
 from ctxext.cli.completion import complete_method, complete_recipe
@@ -37,6 +36,7 @@ from ctxext.converters.plan import Change, Plan
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import KINDS
 from ctxext.files.output_directory import check_out
+from ctxext.files.tensor_files import grouped
 from ctxext.files.tested import untested_notice
 from ctxext.gguf import is_gguf
 

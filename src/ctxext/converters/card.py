@@ -13,10 +13,10 @@ from typing import Any
 import yaml
 
 from ctxext.checkpoint.auto_class import auto_class, pipeline_tag
-from ctxext.checkpoint.new_tensor import grouped
 from ctxext.converters.engines import EXACT, MARKS, Serving
 from ctxext.errors import CtxextError
 from ctxext.files.strict import in_markdown, parse_yaml, read_text
+from ctxext.files.tensor_files import grouped
 from ctxext.recipes.base import Method
 from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.param import limits_of

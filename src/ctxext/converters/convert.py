@@ -14,13 +14,13 @@ from pathlib import Path
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.calibration import by_index, calibrated
-from ctxext.converters.links import COPIED, HARD, bring
+from ctxext.converters.links import COPIED, HARD, REWRITTEN, bring
 from ctxext.converters.options import ConvertOptions, SaveOptions
 from ctxext.converters.plan import Plan, make_plan, manifest
-from ctxext.converters.rewrite import REWRITTEN, rewrite
 from ctxext.files.content import MANIFEST, Progress, as_json, check_room, copy_whole, sha256_of, stamp_of
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import check_out, output_directory
+from ctxext.files.tensor_files import rewrite
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.recipes.base import Method
@@ -273,7 +273,7 @@ def _bring_weights(plan: Plan, work: Path, link: str, progress: Progress | None)
             way = partial(rewrite, tensors=tensors) if tensors else partial(bring, link=link)
             brought[path] = pool.submit(way, origin, work / path, progress=report)
         try:
-            return {path.as_posix(): future.result() for path, future in brought.items()}
+            return {path.as_posix(): future.result() or REWRITTEN for path, future in brought.items()}
         finally:  # Nobody waits for the rest of a large file where one has failed, or Ctrl-C was pressed.
             is_over.set()
             pool.shutdown(wait=False, cancel_futures=True)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.new_tensor import SIZES, NewTensor
 from ctxext.checkpoint.sentence_files import read_pipeline, stated_lengths
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
 from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import read_text
+from ctxext.files.tensor_files import BITS, NewTensor
 from ctxext.recipes.encodings.base import Encoding
 
 _SPACE = " \t\n\r"
@@ -136,7 +136,7 @@ def index_files(folder: Path, rewritten: Sequence[NewTensor]) -> dict[str, str]:
     if added:
         texts[_INDEX] = as_json({**index, "weight_map": {**index["weight_map"], **added}})
     more = {tensor.name: math.prod(tensor.shape) - _old_count(tensor) for tensor in rewritten}
-    size = sum(more[tensor.name] * SIZES.get(tensor.dtype, 4) for tensor in rewritten)
+    size = sum(more[tensor.name] * BITS[tensor.dtype] // 8 for tensor in rewritten)
     metadata = index.get("metadata")
     for key, count in (("total_size", size), ("total_parameters", sum(more.values()))):
         if isinstance(metadata, dict) and isinstance(metadata.get(key), int | float):

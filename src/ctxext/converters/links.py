@@ -5,28 +5,20 @@ cache or of this package, and it loses its write bit. docs/security.md gives the
 """
 
 import contextlib
-import errno
 import os
 import stat
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ctxext.checkpoint.opening import is_cached
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress, check_room
+from ctxext.files.tensor_files import CANNOT, copy_range
 
-CLONED, HARD, COPIED = "cloned", "hard-linked", "copied"
+CLONED, HARD, COPIED, REWRITTEN = "cloned", "hard-linked", "copied", "rewritten"
 
 _FICLONE = 0x40049409
-_PIECE = 1 << 26
 _PACKAGE = Path(__file__).parents[1]
-_CANNOT = frozenset(
-    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
-    | {errno.EINVAL, errno.ENOTTY, errno.EBADF, errno.EROFS, errno.ETXTBSY}
-)
-"""Why a file system refuses to clone or to link; the next way is tried then."""
-
 Way = Callable[[Path, Path, Progress | None], str | None]
 """Brings a file to a place; gives how, or None where it cannot be done this way."""
 
@@ -41,7 +33,7 @@ def _clone(origin: Path, target: Path, _progress: Progress | None) -> str | None
         try:
             fcntl.ioctl(writing.fileno(), _FICLONE, reading.fileno())
         except OSError as error:
-            if error.errno in _CANNOT:
+            if error.errno in CANNOT:
                 return None
             raise
     return CLONED
@@ -56,7 +48,7 @@ def _hard(origin: Path, target: Path, _progress: Progress | None) -> str | None:
         os.link(origin, target)
         target.chmod(stat.S_IMODE(status.st_mode) & ~0o222)
     except OSError as error:
-        if error.errno in _CANNOT:
+        if error.errno in CANNOT:
             target.unlink(missing_ok=True)
             return None
         raise
@@ -65,60 +57,14 @@ def _hard(origin: Path, target: Path, _progress: Progress | None) -> str | None:
 
 def _copy(origin: Path, target: Path, progress: Progress | None) -> str:
     """A copy made by the kernel where it can, with the origin's time."""
-    status, done = origin.stat(), 0
-    check_room(target.parent, status.st_size)
-    with origin.open("rb") as reading, target.open("wb") as writing:
-        while done < status.st_size:
-            done += _piece(reading.fileno(), writing.fileno(), min(_PIECE, status.st_size - done), target)
+    size, done = origin.stat().st_size, 0
+    check_room(target.parent, size)
+    with origin.open("rb") as reading, target.open("wb", buffering=0) as writing:
+        for count in copy_range(reading, writing, 0, size):
+            done += count
             if progress is not None:
-                progress(target.name, done, status.st_size)
+                progress(target.name, done, size)
     return COPIED
-
-
-def copy_range(reading: int, writing: int, start: int, size: int, target: Path) -> None:
-    """Copy a part of a file to the place where another one is being written, by the kernel where it can.
-
-    Args:
-        reading: The descriptor of the file to read; its position moves.
-        writing: The descriptor of the file to write, at its position.
-        start: Where the part begins.
-        size: How many bytes it has.
-        target: The file that is written, for errors.
-
-    Raises:
-        CtxextError: the file has become shorter.
-    """
-    os.lseek(reading, start, os.SEEK_SET)
-    while size:
-        size -= _piece(reading, writing, min(_PIECE, size), target)
-
-
-def _piece(reading: int, writing: int, size: int, target: Path) -> int:
-    """Copy a piece at the files' positions, through this process only as a last resort; gives how many bytes."""
-    count = 0
-    for kernel_copies in (_copy_file_range, _sendfile):
-        try:
-            count = kernel_copies(reading, writing, size)
-        except OSError as error:
-            if error.errno not in _CANNOT:
-                raise
-        if count:
-            return count
-    piece = os.read(reading, min(size, 1 << 22))
-    while count < len(piece):
-        count += os.write(writing, piece[count:])
-    if not count:
-        raise CtxextError(f'"{target.name}" became shorter while it was copied.', hint="Run the same command again.")
-    return count
-
-
-def _copy_file_range(reading: int, writing: int, size: int) -> int:
-    return os.copy_file_range(reading, writing, size) if hasattr(os, "copy_file_range") else 0
-
-
-def _sendfile(reading: int, writing: int, size: int) -> int:
-    """Where the first cannot, as between disks under an older kernel; macOS and BSD send to sockets alone."""
-    return os.sendfile(writing, reading, None, size) if sys.platform == "linux" else 0
 
 
 LINKS: Mapping[str, tuple[Way, ...]] = {

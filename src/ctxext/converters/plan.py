@@ -12,7 +12,6 @@ from typing import Any
 from ctxext.checkpoint.families import Family, idle_window, read, text_config
 from ctxext.checkpoint.geometry import default_length
 from ctxext.checkpoint.loading import hub_kernels
-from ctxext.checkpoint.new_tensor import NewTensor
 from ctxext.checkpoint.opening import Checkpoint, fingerprint
 from ctxext.checkpoint.other_files import VERSIONED, left_out, other_formats
 from ctxext.checkpoint.sentence_files import LENGTHS
@@ -24,6 +23,7 @@ from ctxext.files.content import MANIFEST, as_json, same_value
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import records_training
 from ctxext.files.strict import parse_json
+from ctxext.files.tensor_files import NewTensor
 from ctxext.recipes.code.own_code import CODE_FILES, runs_by_itself
 from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, model_config, native_type, provenance

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 import torch
 
 from ctxext.checkpoint.loading import quiet_transformers, sealed, without_hub
-from ctxext.checkpoint.new_tensor import NewTensor
-from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
+from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.calibration import head_scores, per_prompt_form, read_text, with_order
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.prefix_cache import is_static
 from ctxext.files.content import Progress
+from ctxext.files.tensor_files import TORCH_NAMES, NewTensor, read_tensor
 from ctxext.recipes.code.staging import own_classes
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import Recipe
@@ -24,7 +23,6 @@ from ctxext.recipes.recipe import Recipe
 _CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """The errors of modeling code that does not fit the installed transformers; verifying a conversion shows them too."""
 
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The number formats of tensors that are written anew, by the names of safetensors."""
 
 
@@ -133,19 +131,11 @@ class Workbench:
             alike = [name for name in names if f".{name}".endswith(f".{new.name}") or new.name.endswith(f".{name}")]
             alike = [name for name in alike if tuple(names[name].shape) == new.shape]
             if alike:  # Buffers count positions, and are built as long as they should be.
-                raw = b"" if new.old_shape is None else _stored(self.source.folder / new.path, new.name)
-                numbers = torch.frombuffer(bytearray(b"".join(new.pieces(memoryview(raw)))), dtype=_DTYPES[new.dtype])
+                raw = b"" if new.old_shape is None else read_tensor(self.source.folder / new.path, new.name)
+                content = bytearray(b"".join(new.pieces(memoryview(raw))))
+                numbers = torch.frombuffer(content, dtype=getattr(torch, TORCH_NAMES[new.dtype]))
                 tensors[alike[0]] = numbers.reshape(new.shape).to(self.stock.device, self.stock.model.dtype)
         return tensors
-
-
-def _stored(path: Path, name: str) -> bytes:
-    """The bytes of a tensor in a safetensors file."""
-    start, end = read_safetensors_header(path)[name]["data_offsets"]
-    with path.open("rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        file.seek(8 + size + start)
-        return file.read(end - start)
 
 
 def _no_init_weights() -> Any:

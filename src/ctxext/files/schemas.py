@@ -233,14 +233,6 @@ class ShardIndex(Schema):
     weight_map: dict[str, Word] | None = None
 
 
-class Tensor(Schema):
-    """One tensor in the header of a safetensors file."""
-
-    dtype: Word
-    shape: Annotated[list[Offset], Limits(max_length=64)]
-    data_offsets: Annotated[list[Offset], Limits(min_length=2, max_length=2)]
-
-
 class Source(Schema):
     """Where a checkpoint was made from."""
 
@@ -261,12 +253,6 @@ class Manifest(Schema):
     stamps: dict[str, Annotated[list[Offset], Limits(min_length=2, max_length=2)]] | None = None
     links: dict[str, Word] | None = None
     rewritten: dict[str, list[Offset]] | None = None
-
-
-class Header(Schema):
-    """The header of a safetensors file, without its notes."""
-
-    tensors: dict[str, Tensor]
 
 
 SCHEMAS: Mapping[str, type[Schema]] = {

@@ -12,8 +12,9 @@ import torch
 from safetensors import safe_open
 
 from ctxext.checkpoint.loading import quiet_transformers, sealed, without_hub
-from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
+from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
+from ctxext.files.tensor_files import read_safetensors_header
 from ctxext.finetune.tensors import Changes
 from ctxext.recipes.encodings.rotary import model_config, provenance
 

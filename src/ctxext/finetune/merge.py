@@ -12,7 +12,7 @@ import yaml
 
 from ctxext.checkpoint.auto_class import MASKED, auto_class
 from ctxext.checkpoint.families import family_of, text_config
-from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint, read_safetensors_header
+from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint
 from ctxext.checkpoint.other_files import VERSIONED, left_out, other_formats
 from ctxext.converters.card import (
     RECIPE_FILE,
@@ -30,10 +30,10 @@ from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, as_json, copy_whole
 from ctxext.files.output_directory import OverwriteOptions, check_out, output_directory, records_training
 from ctxext.files.schemas import read_json_object
+from ctxext.files.tensor_files import rewrite
 from ctxext.finetune.averaged import CheckpointChanges, PartOf
 from ctxext.finetune.joined import JoinedChanges
-from ctxext.finetune.rewrite import rewrite, stored_shapes
-from ctxext.finetune.tensors import TRAINED_BESIDE, Changes, stored_name
+from ctxext.finetune.tensors import TRAINED_BESIDE, Changes, changed_tensors, stored_name, stored_shapes
 from ctxext.options import accepts_options
 from ctxext.recipes.code.own_code import runs_by_itself
 from ctxext.recipes.code.staging import is_of_tokenizer
@@ -229,18 +229,20 @@ def write_merged(
         progress: Called with a text, bytes done and bytes in all.
     """
     headers = {path for path in checkpoint.weight_files if path.suffix == ".safetensors" and len(path.parts) == 1}
-    total = sum(checkpoint.size_of(path) + _added_bytes(checkpoint.folder / path, changes) for path in headers)
-    done = 0
+    tensors = {path: changed_tensors(changes, checkpoint.folder / path) for path in sorted(headers)}
+    added = (tensor.size for listed in tensors.values() for tensor in listed if tensor.old_shape is None)
+    total, begun = sum(map(checkpoint.size_of, headers)) + sum(added), 0
 
-    def advance(size: int) -> None:
-        nonlocal done
-        done += size
+    def report(_: str, done: int, __: int) -> None:
         if progress is not None:
-            progress("merging", min(done, total), total)  # A longer header is not counted.
+            progress("merging", min(begun + done, total), total)  # A longer header is not counted.
 
-    weights = {
-        path.name: rewrite(checkpoint.folder / path, work / path.name, changes, advance) for path in sorted(headers)
-    }
+    weights = {}
+    for path, listed in tensors.items():
+        digest = hashlib.sha256()
+        rewrite(checkpoint.folder / path, work / path.name, listed, report, digest=digest)
+        weights[path.name] = digest.hexdigest()
+        begun += checkpoint.size_of(path)
     # What describes the base to other programs holds its old weights, or leads to them.
     gone = {name for names in left_out(checkpoint.files, checkpoint.config).values() for name in names}
     gone.update(_LEFT_OUT, other_formats(checkpoint.files))
@@ -258,15 +260,6 @@ def write_merged(
     _write_index(work, changes)
     (work / "README.md").write_text(render_card(checkpoint, notes), encoding="utf-8")
     (work / MANIFEST).write_text(as_json(_manifest(checkpoint, work, weights, notes)), encoding="utf-8")
-
-
-def _added_bytes(path: Path, changes: Changes) -> int:
-    """Bytes of the output embeddings that a file gets beside its tensors."""
-    header = read_safetensors_header(path) if changes.untied else {}
-    offsets = (
-        header[name]["data_offsets"] for head, name in changes.untied.items() if head not in header and name in header
-    )
-    return sum(end - begin for begin, end in offsets)
 
 
 def _untied(checkpoint: Checkpoint) -> dict[str, Any]:

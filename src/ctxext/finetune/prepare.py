@@ -15,8 +15,7 @@ from ctxext.finetune.data import DataReport, read_report, write_sequences
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.joined import shares_of, with_shares
 from ctxext.finetune.options import TrainingOptions
-from ctxext.finetune.rewrite import check_type, stored_shapes
-from ctxext.finetune.tensors import stored_name
+from ctxext.finetune.tensors import check_type, stored_name, stored_shapes
 
 if TYPE_CHECKING:
     from ctxext.finetune.batches import Reading

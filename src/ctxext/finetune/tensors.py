@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 
-from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, read_safetensors_header
+from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint
 from ctxext.checkpoint.other_files import is_of_trainer
 from ctxext.errors import CtxextError
+from ctxext.files.tensor_files import TORCH_NAMES, NewTensor, read_safetensors_header, read_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -197,6 +198,85 @@ class Changes(Protocol):
     def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
         """The new value of a tensor, of the old one's shape, in float32 or the type it was trained in."""
         ...
+
+
+def stored_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of all tensors of a checkpoint, from its headers.
+
+    Raises:
+        CtxextError: its weights are not in safetensors files.
+    """
+    shapes = {name: tuple(entry["shape"]) for header in checkpoint.headers() for name, entry in header.items()}
+    if not shapes:
+        raise CtxextError(
+            f'"{checkpoint.name}" has no safetensors weights to merge into.',
+            hint="Save it with transformers once, or keep the adapter apart with --no-merge.",
+        )
+    return shapes
+
+
+def check_type(name: str, dtype: str) -> None:
+    """Refuse a tensor that holds no plain numbers, as those of quantized checkpoints do not.
+
+    Args:
+        name: The tensor.
+        dtype: Its type, as safetensors calls it.
+
+    Raises:
+        CtxextError: nothing can be added to it.
+    """
+    if dtype not in TORCH_NAMES:
+        raise CtxextError(f'"{name}" is stored as {dtype}, which nothing can be merged into.', hint=BEFORE_QUANTIZING)
+
+
+def changed_tensors(changes: Changes, origin: Path) -> list[NewTensor]:
+    """Return the tensors of a file that training changed, and the output embeddings that it gets.
+
+    Args:
+        changes: What was trained.
+        origin: A safetensors file of the base.
+
+    Raises:
+        CtxextError: while it is written: a tensor that changes is stored in a type that cannot be computed with, or
+            would hold numbers that are not finite.
+    """
+    header = read_safetensors_header(origin)
+    tensors = [_tensor(name, origin, entry, changes) for name, entry in header.items() if name in changes.names]
+    return tensors + [
+        _tensor(head, origin, header[name], changes, copied=name)
+        for head, name in changes.untied.items()
+        if name in header and head not in header
+    ]
+
+
+def _tensor(name: str, origin: Path, entry: Mapping[str, Any], changes: Changes, *, copied: str = "") -> NewTensor:
+    """Return a tensor with its new values; one that the file lacks begins as a copy of another one of the file."""
+    dtype, shape = entry["dtype"], tuple(entry["shape"])
+
+    def pieces(raw: memoryview) -> Iterator[bytes]:
+        content = read_tensor(origin, copied) if copied else bytes(raw)
+        yield _changed(content, name, dtype, shape, changes) if name in changes.names else content
+
+    return NewTensor(name, Path(origin.name), dtype, None if copied else shape, shape, pieces)
+
+
+def _changed(content: bytes, name: str, dtype: str, shape: tuple[int, ...], changes: Changes) -> bytes:
+    """Return a tensor's new bytes."""
+    import torch
+
+    check_type(name, dtype)
+    stored = getattr(torch, TORCH_NAMES[dtype])
+    old = torch.frombuffer(bytearray(content), dtype=stored).reshape(shape)
+    new = changes.new(name, old)
+    if new.shape != old.shape:
+        raise CtxextError(f'"{name}" was trained as {tuple(new.shape)} but is stored as {shape}.')
+    new = new.to(stored)  # A number that is finite before may be too large for the stored type.
+    if not torch.isfinite(new).all():
+        raise CtxextError(
+            f'"{name}" would hold numbers that are not finite in {dtype}.',
+            hint="Look at the adapter: its lora_alpha, its alpha_pattern, and infinite numbers or NaN in its tensors.",
+        )
+    return new.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 class AdapterChanges:

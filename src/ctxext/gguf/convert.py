@@ -16,8 +16,9 @@ from ctxext.files.content import Progress, check_room
 from ctxext.files.length import format_length
 from ctxext.files.locks import locked
 from ctxext.files.output_directory import OverwriteOptions, beside, explain_disk_errors, recover
+from ctxext.files.tensor_files import BLOCK, copy_range
 from ctxext.gguf import SUFFIX, is_gguf, part_paths
-from ctxext.gguf.header import BLOCK, F32, INT32, Header, Tensor, Value, copy_range, read_header, value_of
+from ctxext.gguf.header import F32, INT32, Header, Tensor, Value, read_header, value_of
 from ctxext.gguf.model import (
     BETAS,
     FACTORS,

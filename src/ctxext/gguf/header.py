@@ -6,7 +6,6 @@ refuses a tensor that does not begin where the one before it ends. Values stay t
 asked for is decoded, so a tokenizer and a chat template pass through unchanged.
 """
 
-import errno
 import itertools
 import math
 import os
@@ -46,9 +45,6 @@ _MOST_VALUES, _MOST_TENSORS = 1 << 16, 1 << 20
 _MOST_NAME = 64
 _MOST_DIMENSIONS = 4
 _PIECE = 1 << 20
-_LARGE_PIECE = 1 << 26
-BLOCK = 4096
-"""Bytes of a block of the usual file systems."""
 
 
 @dataclass(frozen=True)
@@ -328,36 +324,3 @@ def _fault_of(header: Header) -> str:
             return f'the tensor "{tensor.name}" ends behind the end of the file'
         end += -end % header.alignment
     return ""
-
-
-_NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
-"""How file systems say that the kernel cannot copy between them."""
-
-
-def copy_range(source: BinaryIO, target: BinaryIO, start: int, length: int) -> Iterator[int]:
-    """Append a part of a file to an unbuffered other, in the kernel where it can; yields the bytes of each piece.
-
-    The first piece ends with a block of the source: where the other's end is as far into a block, file systems with
-    clones (XFS, Btrfs) share all later pieces and copy nothing.
-
-    Raises:
-        CtxextError: the source ends early.
-        OSError: the disk is full, or a file cannot be read or written.
-    """
-    in_kernel = hasattr(os, "copy_file_range")
-    while length:
-        try:
-            if in_kernel:
-                most = -start % BLOCK or _LARGE_PIECE
-                done = os.copy_file_range(source.fileno(), target.fileno(), min(length, most), start)
-            else:
-                done = os.write(target.fileno(), os.pread(source.fileno(), min(length, _PIECE), start))
-        except OSError as error:
-            if not in_kernel or error.errno not in _NO_KERNEL_COPY:
-                raise
-            in_kernel = False
-            continue
-        if not done:
-            raise CtxextError("The source became shorter while it was read.", hint="Run the same command again.")
-        start, length = start + done, length - done
-        yield done

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from ctxext.checkpoint.families import Family
-from ctxext.checkpoint.new_tensor import NewTensor
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
+from ctxext.files.tensor_files import NewTensor
 from ctxext.recipes.encodings.base import POSITIONS, Encoding
 from ctxext.recipes.encodings.frequencies import is_neutral
 from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, unsupported

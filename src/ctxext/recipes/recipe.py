@@ -9,11 +9,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.new_tensor import NewTensor
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.length import check_length, parse_length
 from ctxext.files.strict import parse_yaml, read_text
+from ctxext.files.tensor_files import NewTensor
 from ctxext.recipes.base import Method, Scaling
 from ctxext.recipes.code.layout import without_code
 from ctxext.recipes.code.method import code_files

@@ -5,8 +5,9 @@ from typing import Any
 from ctxext.checkpoint.auto_class import auto_class
 from ctxext.checkpoint.described_size import needs_accelerator
 from ctxext.checkpoint.families import serves_sliding
-from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
+from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
+from ctxext.files.tensor_files import read_safetensors_header
 from ctxext.files.tested import untested_notice
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.biases import Buckets

@@ -3,15 +3,14 @@
 import hashlib
 import pickle
 import re
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctxext.checkpoint.new_tensor import grouped
-from ctxext.checkpoint.opening import Checkpoint, read_safetensors_header
+from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
+from ctxext.files.tensor_files import grouped, read_tensors
 from ctxext.verify.subject import FAILED, PASSED, Finding, Subject, listed, training_of
 
 _CHUNK = 1 << 22
@@ -74,18 +73,11 @@ def _tensors(files: list[Path], progress: Progress | None) -> dict[str, Tensor]:
 
 
 def _safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    header = read_safetensors_header(path)
-    with path.open("rb") as file:
-        base = 8 + struct.unpack("<Q", file.read(8))[0]
-        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
-            start, end = entry["data_offsets"]
-            file.seek(base + start)
-            digest, left = hashlib.sha256(), end - start
-            while left:
-                chunk = file.read(min(left, _CHUNK))
-                digest.update(chunk)
-                left -= len(chunk)
-            yield name, Tensor(str(entry["dtype"]), tuple(entry["shape"]), digest.hexdigest())
+    for name, entry, pieces in read_tensors(path):
+        digest = hashlib.sha256()
+        for piece in pieces:
+            digest.update(piece)
+        yield name, Tensor(str(entry["dtype"]), tuple(entry["shape"]), digest.hexdigest())
 
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int64": "I64", "int32": "I32"}

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxext.checkpoint.families import Family, read, rotated_layers
-from ctxext.checkpoint.new_tensor import SIZES, NewTensor, stored_tensors
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
+from ctxext.files.tensor_files import BITS, NewTensor
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
 from ctxext.recipes.encodings.rotary import Config, ModelConfig
 
@@ -67,12 +67,12 @@ class DistanceAware(CodeMethod):
         """
         if source.remote_sizes:  # A dry run on a repository whose weights were not fetched.
             return ()
-        stored = stored_tensors(source)
+        stored = source.stored_tensors()
         home = min({path for path, _ in stored.values()}, key=lambda path: (source.size_of(path), path))
         settings, attentions = self.settings(model), _attentions(stored)
         count: int = settings["num_heads"]
         tensors: list[NewTensor] = []
-        zeros = bytes(2 * count * SIZES["F32"])
+        zeros = bytes(2 * count * BITS["F32"] // 8)
         for layer in settings["layers"]:
             if len(names := attentions.get(layer, [])) != 1:
                 problem = (

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ctxext.checkpoint.families import Family
-from ctxext.checkpoint.new_tensor import SIZES, NewTensor, stored_tensors
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
+from ctxext.files.tensor_files import BITS, NewTensor
 from ctxext.recipes.base import Reaching
 from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.encodings.learned import (
@@ -78,7 +78,7 @@ class Rows(Reaching):
             return ()
         table = model.encoding
         assert isinstance(table, LearnedTable)
-        stored = stored_tensors(source)
+        stored = source.stored_tensors()
         named = [(ending, tensors_named([*stored], ending)) for ending in table.layout.tensors]
         names = [name for _, listed in named for name in listed]
         if (table.layout.tensors and not (names or self.may_be_absent)) or any(len(listed) > 1 for _, listed in named):
@@ -103,7 +103,7 @@ class Rows(Reaching):
         if dtype not in DTYPES:
             raise CtxextError(f'"{name}" is {dtype}, which is not supported.', hint=f"Supported: {', '.join(DTYPES)}.")
         new, special, width = self.reach(table), table.num_special, shape[1]
-        used = (special + self.num_source_rows(table)) * width * SIZES[dtype]
+        used = (special + self.num_source_rows(table)) * width * BITS[dtype] // 8
 
         def pieces(raw: memoryview) -> Iterator[bytes]:
             return self.rows(raw[:used], dtype, width, special, new)
@@ -116,7 +116,7 @@ def _buffer(path: Path, entry: dict[str, Any], name: str, rows: int, new: int) -
     shape, dtype = tuple(entry["shape"]), entry["dtype"]
     if dtype not in ("I64", "I32") or shape[-1:] != (rows,) or math.prod(shape) != rows:
         raise CtxextError(f'"{name}" is {dtype} {list(shape)}; expected one whole number for each of {rows} rows.')
-    size, counts = SIZES[dtype], name.endswith("position_ids")
+    size, counts = BITS[dtype] // 8, name.endswith("position_ids")
 
     def pieces(raw: memoryview) -> Iterator[bytes]:
         yield b"".join((index if counts else 0).to_bytes(size, "little") for index in range(new))

@@ -1,0 +1,317 @@
+"""Safetensors files: headers read strictly, tensors read one at a time, and files written again in little memory.
+
+Headers are read without the library, whose `safe_open` imports numpy (90 ms, 16 MB) for every command that names a
+checkpoint. The rules are its own, those of `Metadata::validate` and of the header's types in safetensors 0.8
+(https://github.com/huggingface/safetensors): whoever writes a file again in which tensors share bytes writes garbage.
+"""
+
+import errno
+import itertools
+import json
+import math
+import operator
+import os
+import re
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ctxext.errors import CtxextError
+from ctxext.files.content import Progress, open_regular
+from ctxext.files.strict import parse_json
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+BITS: Mapping[str, int] = {
+    "F4": 4,
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
+"""The size of a number in bits, by safetensors' name of its type."""
+TORCH_NAMES: Mapping[str, str] = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Types that can be computed with, by safetensors' name of them, with torch's name."""
+
+_MAX_HEADER_BYTES = 100_000_000
+_LARGEST = 1 << 64
+_JSON_SPACES = " \t\r\n"
+_ALIGNMENT = 8
+_PIECE, _LARGE_PIECE = 1 << 22, 1 << 26
+BLOCK = 4096
+"""Bytes of a block of the usual file systems."""
+CANNOT = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
+    | {errno.EINVAL, errno.ENOTTY, errno.EBADF, errno.EROFS, errno.ETXTBSY}
+)
+"""How file systems refuse to clone, to link or to copy in the kernel; the next way is tried then."""
+
+
+def read_safetensors_header(path: Path) -> dict[str, Any]:
+    """Read the header of a safetensors file, valid by the rules of the library itself; the tensors are not read.
+
+    Returns:
+        Tensor name to its dtype, shape and offsets.
+
+    Raises:
+        CtxextError: the header is truncated or broken, or does not describe every byte of the file exactly once.
+    """
+
+    def broken(fault: str = "") -> CtxextError:
+        reason = f": {fault}" if fault else ""
+        return CtxextError(
+            f'"{path.name}" is truncated or not a safetensors file{reason}.', hint="Download the file again."
+        )
+
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
+            raise broken()
+        try:
+            text = file.read(length).decode()
+        except UnicodeDecodeError as error:
+            raise broken() from error
+    if not text.lstrip(_JSON_SPACES).startswith("{"):
+        raise broken()
+    header = parse_json(text, path.name, constants=False)
+    notes = header.pop("__metadata__", None)
+    if notes is not None and not (isinstance(notes, dict) and all(isinstance(note, str) for note in notes.values())):
+        raise broken('"__metadata__" is not an object of strings')
+    if fault := _fault_of(header, size - 8 - length):
+        raise broken(fault)
+    return header  # type: ignore[no-any-return]
+
+
+def _fault_of(tensors: Mapping[str, Any], size: int) -> str:
+    """Return why no file with so many bytes after its header has these tensors; empty if one may have.
+
+    In the order of their offsets, tensors follow one another without a gap and without sharing a byte, and each has as
+    many bytes as its shape and type need.
+    """
+    for name, entry in tensors.items():
+        match entry:
+            case {"dtype": str(), "shape": [*shape], "data_offsets": [start, stop]} if all(
+                type(number) is int and 0 <= number < _LARGEST for number in (*shape, start, stop)
+            ):
+                continue
+        return f'"{name}" has no type, shape and offsets'
+    end = 0
+    for name, entry in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
+        start, stop = entry["data_offsets"]
+        if start != end:
+            return f'"{name}" begins at byte {start}, and what stands before it ends at {end}'
+        if entry["dtype"] not in BITS:
+            return f'"{name}" has the type "{entry["dtype"]}", which safetensors does not have'
+        # The library refuses a product that overflows on the way, even if a later factor is 0.
+        products = list(itertools.accumulate((*entry["shape"], BITS[entry["dtype"]]), operator.mul))
+        if max(products) >= _LARGEST:
+            return f'"{name}" has a shape that no file holds'
+        if products[-1] != 8 * (stop - start):
+            return f'"{name}" has {stop - start} bytes, and its shape and type need others'
+        end = stop
+    return "" if end == size else f"the tensors end at byte {end}, and the file at {size}"
+
+
+def read_tensors(path: Path, *names: str) -> Iterator[tuple[str, dict[str, Any], Iterator[bytes]]]:
+    """Yield tensors of a file in its order: the name, the entry of the header, and the bytes piece by piece.
+
+    Args:
+        path: A safetensors file.
+        names: The tensors to read; by default all.
+
+    Raises:
+        CtxextError: the file is broken, or becomes shorter while it is read.
+    """
+    header = read_safetensors_header(path)
+    with path.open("rb") as file:
+        base = 8 + struct.unpack("<Q", file.read(8))[0]
+        for name in sorted(names or header, key=lambda name: header[name]["data_offsets"]):
+            start, end = header[name]["data_offsets"]
+            file.seek(base + start)
+            yield name, header[name], _pieces(file, end - start)
+
+
+def read_tensor(path: Path, name: str) -> bytes:
+    """Return the bytes of one tensor of a file."""
+    return b"".join(piece for _, _, pieces in read_tensors(path, name) for piece in pieces)
+
+
+def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
+    while size:
+        piece = file.read(min(size, _PIECE))
+        if not piece:
+            raise _shorter(Path(file.name))
+        yield piece
+        size -= len(piece)
+
+
+def _shorter(path: Path) -> CtxextError:
+    return CtxextError(f'"{path.name}" became shorter while it was read.', hint="Run the same command again.")
+
+
+def grouped(names: Sequence[str]) -> str:
+    """Return tensor names with the layers' numbers counted instead of listed."""
+    counts = Counter(re.sub(r"\.\d+\.", ".*.", name) for name in names)
+    return ", ".join(f"{name} × {count}" if count > 1 else name for name, count in counts.items())
+
+
+@dataclass(frozen=True)
+class NewTensor:
+    """One tensor of a file that is written again.
+
+    Attributes:
+        name: Its name, in the source and in the result.
+        path: The safetensors file that contains it, or shall, relative to the checkpoint.
+        dtype: Its type as safetensors names it, which stays the source's.
+        old_shape: The source's shape; None if the source has no such tensor.
+        shape: Its new shape.
+        pieces: Yields its new bytes from the source's; those are empty if the source has none.
+    """
+
+    name: str
+    path: Path
+    dtype: str
+    old_shape: tuple[int, ...] | None
+    shape: tuple[int, ...]
+    pieces: Callable[[memoryview], Iterator[bytes]]
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return math.prod(self.shape) * BITS[self.dtype] // 8
+
+    def __str__(self) -> str:
+        """What happens to it, in a few words."""
+        before = "new," if self.old_shape is None else f"{'×'.join(map(str, self.old_shape))} →"
+        return f"{self.name} {before} {'×'.join(map(str, self.shape))}"
+
+
+def rewrite(
+    origin: Path,
+    target: Path,
+    tensors: Sequence[NewTensor],
+    progress: Progress | None = None,
+    *,
+    digest: "_Hash | None" = None,
+) -> None:
+    """Write a file's copy in which some tensors are others and every other byte is the source's.
+
+    The tensors keep the source's order, so the data stays aligned as it was. Additional ones come last. One changed
+    tensor is in memory at a time.
+
+    Args:
+        origin: A safetensors file.
+        target: Its new place.
+        tensors: The changed and the additional tensors.
+        progress: Called with the file's name, bytes done and bytes in all.
+        digest: Updated with all bytes that are written; without it the kernel copies.
+
+    Raises:
+        CtxextError: a tensor does not come out as large as was planned, or the file changed meanwhile.
+    """
+    new = {tensor.name: tensor for tensor in tensors}
+    header = read_safetensors_header(origin)
+    ordered = sorted(header, key=lambda name: header[name]["data_offsets"])
+    added = [tensor for tensor in tensors if tensor.name not in header]
+    with origin.open("rb") as reading, target.open("wb", buffering=0) as writing:
+        head = reading.read(8)
+        head += reading.read(struct.unpack("<Q", head)[0])
+        base, total, done = len(head), 0, 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            if progress is not None:
+                progress(target.name, done, total)
+
+        def write(content: bytes) -> None:
+            view = memoryview(content)
+            while view:
+                view = view[writing.write(view) or 0 :]
+            if digest is not None:
+                digest.update(content)
+            advance(len(content))
+
+        def copy(start: int, end: int) -> None:
+            if digest is None:
+                for count in copy_range(reading, writing, base + start, end - start):
+                    advance(count)
+            else:
+                reading.seek(base + start)
+                for piece in _pieces(reading, end - start):
+                    write(piece)
+
+        def write_new(tensor: NewTensor, raw: bytes) -> None:
+            begun = done
+            for piece in tensor.pieces(memoryview(raw)):
+                write(piece)
+            if done - begun != tensor.size:
+                raise CtxextError(f'"{tensor.name}" came out as {done - begun} bytes, not {tensor.size}.')
+
+        if added or any(tensor.old_shape != tensor.shape for tensor in tensors):
+            head = _new_head(json.loads(head[8:]), [*ordered, *(tensor.name for tensor in added)], new)
+        sizes = (header[name]["data_offsets"] for name in ordered if name not in new)
+        total = len(head) + sum(end - start for start, end in sizes) + sum(tensor.size for tensor in tensors)
+        write(head)
+        kept = stop = 0
+        for name in ordered:
+            start, stop = header[name]["data_offsets"]
+            if name in new:
+                copy(kept, start)
+                reading.seek(base + start)
+                write_new(new[name], b"".join(_pieces(reading, stop - start)))
+                kept = stop
+        copy(kept, stop)
+        for tensor in added:
+            write_new(tensor, b"")
+
+
+def _new_head(content: dict[str, Any], ordered: Sequence[str], new: Mapping[str, NewTensor]) -> bytes:
+    """Return the length and the text of a header with the shapes and the places of the result."""
+    at = 0
+    for name in ordered:
+        entry = content.get(name, {})
+        start, stop = entry.get("data_offsets", (0, 0))
+        size = new[name].size if name in new else stop - start
+        described = {"dtype": new[name].dtype, "shape": list(new[name].shape)} if name in new else {}
+        content[name] = {**entry, **described, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text
+
+
+def copy_range(source: BinaryIO, target: BinaryIO, start: int, length: int) -> Iterator[int]:
+    """Append some bytes of a file to an unbuffered other, in the kernel if it can; yields the bytes of each piece.
+
+    The first piece ends with a block of the source: where the other's end is as far into a block, file systems with
+    clones (XFS, Btrfs) share all later pieces and copy nothing.
+
+    Raises:
+        CtxextError: the source ends early.
+        OSError: the disk is full, or a file cannot be read or written.
+    """
+    in_kernel = hasattr(os, "copy_file_range")
+    while length:
+        try:
+            if in_kernel:
+                most = -start % BLOCK or _LARGE_PIECE
+                done = os.copy_file_range(source.fileno(), target.fileno(), min(length, most), start)
+            else:
+                os.lseek(source.fileno(), start, os.SEEK_SET)
+                done = os.write(target.fileno(), os.read(source.fileno(), min(length, _PIECE)))
+        except OSError as error:
+            if not in_kernel or error.errno not in CANNOT:
+                raise
+            in_kernel = False
+            continue
+        if not done:
+            raise _shorter(Path(source.name))
+        start, length = start + done, length - done
+        yield done
