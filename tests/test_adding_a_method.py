@@ -18,6 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "adding-a-method.md"
 METHODS = "src/ctxext/recipes/registry.py"
+REFERENCES = "src/ctxext/verify/references"
 NAMES = ("soft-pi", "bent", "quiet", "layered")
 ROOMS = (
     "tests/recipes",
@@ -33,27 +34,36 @@ ROOMS = (
 
 
 def code_of(page: str) -> dict[str, str]:
-    """The files that the page asks for: each code block belongs to the path that was named last in a numbered step."""
+    """The code that the page asks for by file: each block belongs to the path that was named last in a numbered step.
+
+    References are added to a file that exists, and may be several.
+    """
     files, path, block = {}, None, None
     for line in page.splitlines():
         if block is not None:
             if line.strip() == "```":
-                files[path], block = textwrap.dedent("\n".join(block)) + "\n", None
+                text = textwrap.dedent("\n".join(block)) + "\n"
+                files[path], block = f"{files[path]}\n\n{text}" if path in files else text, None
             else:
                 block.append(line)
         elif named := re.match(r"\d\. .*?`(src/[\w/]+\.py)`", line):
             path = named[1]
         elif line.strip() == "```python":
-            assert path not in files, f"{path} has two blocks of code"
+            assert path not in files or path.startswith(REFERENCES), f"{path} has two blocks of code"
             block = []
     return files
 
 
 def follow(root: Path) -> set[str]:
     """Do what the page says in a checkout; gives the files that were touched."""
-    files = code_of(PAGE.read_text(encoding="utf-8"))
+    page = PAGE.read_text(encoding="utf-8")
+    files = code_of(page)
     methods = (root / METHODS).read_text(encoding="utf-8")
     for path, text in files.items():
+        if path.startswith(REFERENCES):
+            with (root / path).open("a", encoding="utf-8") as file:
+                file.write(f"\n\n{text}")
+            continue
         assert not (root / path).exists(), path
         (root / path).write_text(text, encoding="utf-8")
         if path.startswith("src/ctxext/recipes/"):
@@ -65,7 +75,10 @@ def follow(root: Path) -> set[str]:
             lines.insert(next((at for at in imports if lines[at] > imported), imports[-1] + 1), imported)
             methods = "\n".join(lines).replace("\n)\n\n\ndef ", f"\n    {name},\n)\n\n\ndef ", 1)
     (root / METHODS).write_text(methods, encoding="utf-8")
-    return {*files, METHODS}
+    table = root / REFERENCES / "methods.py"
+    lines = "".join(f"    {line}\n" for line in re.findall(r'`("[\w-]+": Reference\(.+\),)`', page))
+    table.write_text(re.sub(r"^}$", f"{lines}}}", table.read_text(encoding="utf-8"), flags=re.M), encoding="utf-8")
+    return {*files, METHODS, f"{REFERENCES}/methods.py"}
 
 
 def copy_of_the_checkout(root: Path) -> Path:
@@ -104,17 +117,15 @@ def ran(root: Path, *words: object) -> str:
 
 
 def test_the_page_asks_for_these_files_and_a_name(tmp_path):
-    """The recipe, the portable code of what needs some, and the reference."""
+    """The recipe, the portable code of what needs some, the reference, and the two tables."""
     (tmp_path / "src").mkdir()
     shutil.copytree(ROOT / "src" / "ctxext", tmp_path / "src" / "ctxext", ignore=shutil.ignore_patterns("__pycache__"))
     before = {path: path.read_bytes() for path in (tmp_path / "src").rglob("*") if path.is_file()}
     touched = follow(tmp_path)
     now = {path for path in (tmp_path / "src").rglob("*") if path.is_file()}
     changed = {str(path.relative_to(tmp_path)) for path in now if before.get(path) != path.read_bytes()}
-    wanted = {METHODS}
-    for name in NAMES:
-        file = f"{name.replace('-', '_')}.py"
-        wanted |= {f"src/ctxext/recipes/methods/{file}", f"src/ctxext/verify/references/{file}"}
+    wanted = {METHODS, *(f"{REFERENCES}/{name}.py" for name in ("methods", "frequencies", "attention"))}
+    wanted |= {f"src/ctxext/recipes/methods/{name.replace('-', '_')}.py" for name in NAMES}
     assert changed == touched == wanted | {"src/ctxext/portable/quiet.py", "src/ctxext/portable/layered.py"}
     ast.parse((tmp_path / METHODS).read_text())
 
@@ -134,7 +145,7 @@ def test_linters_like_the_code_of_the_page(checkout):
     ruff = Path(sys.executable).with_name("ruff")
     if not ruff.exists():
         pytest.skip("ruff is not installed")
-    files = [checkout / path for path in code_of(PAGE.read_text(encoding="utf-8"))]
+    files = [*(checkout / path for path in code_of(PAGE.read_text(encoding="utf-8"))), f"{REFERENCES}/methods.py"]
     for words in (["check"], ["format", "--check"]):
         done = subprocess.run(
             [ruff, *words, *files, METHODS], cwd=checkout, capture_output=True, text=True, check=False
@@ -213,13 +224,13 @@ def test_they_convert_and_verify_and_decode_as_they_read(checkout, llama_source,
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        (("window = window_of(settings, layer)", "window = window_of(settings, 0)"), "differs by"),
-        (("window = window_of(settings, layer)", "window = settings['layer']"), "reference of layered fails: KeyError"),
+        (('["layers"].index(layer)]', "['layers'].index(0)]"), "differs by"),
+        (('settings["windows"][settings["layers"].index(layer)]', "settings['layer']"), "layered fails: KeyError"),
     ],
 )
 def test_a_reference_that_takes_one_layer_for_all_is_noticed(checkout, llama_source, tmp_path, change, wrong):
     """Of a layer's own map, and of a fault inside a reference: told as such."""
-    file = checkout / "src" / "ctxext" / "verify" / "references" / "layered.py"
+    file = checkout / REFERENCES / "attention.py"
     right = file.read_text()
     assert change[0] in right
     try:

@@ -54,9 +54,9 @@ def sources(tmp_path_factory):
 def one_process(monkeypatch):
     def in_process(script, task):
         content = json.loads(Path(task).read_text())
-        if content.get("check") != "slopes":
+        if content["check"] != "slopes":
             return run_isolated(script, task)
-        report = checks_process.check(content)
+        report = checks_process.compare_slopes(content)
         return subprocess.CompletedProcess(script, 0, json.dumps(report), "")
 
     monkeypatch.setattr(clean_load, "run_isolated", in_process)

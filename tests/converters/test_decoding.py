@@ -14,7 +14,7 @@ from ctxext.converters import convert
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Recipe, method_named
-from ctxext.verify import checks_process, clean_process, decoding_process
+from ctxext.verify import clean_process, decoding_process
 from ctxext.verify.logits import _shortened, compare_logits
 
 NAMES = ("self-extend", "bifocal", "dca", "rerope", "sinks", "window", "adaptive", "string")
@@ -110,19 +110,19 @@ def test_a_missing_cache_is_named_and_right_models_pass(llama_source):
     model, broken = (AutoModelForCausalLM.from_pretrained(llama_source).eval() for _ in range(2))
     assert max(decoding_process.decoding_difference(model).values()) < 1e-5
     broken.forward = lambda input_ids, **_: CausalLMOutput(logits=torch.zeros(1, input_ids.shape[1], 3))
-    decoding = checks_process.compare_decoding(broken, [])
+    decoding = decoding_process.compare_decoding(broken, [])
     assert "LookupError" in decoding["error"]
-    assert "has no cache" in checks_process.explain_decoding(decoding, model)
-    assert checks_process.explain_decoding({"with position_ids": 1e-6}, None) == ""
+    assert "has no cache" in decoding_process.explain_decoding(decoding, model)
+    assert decoding_process.explain_decoding({"with position_ids": 1e-6}, None) == ""
 
 
 def test_what_the_unmodified_model_does_too_is_no_fault(monkeypatch):
     decoding = {"with position_ids": 1e-7, "without position_ids": 3e-2}
-    monkeypatch.setattr(checks_process, "compare_decoding", lambda *_: decoding)
-    assert checks_process.explain_decoding(decoding, None) == ""
-    monkeypatch.setattr(checks_process, "compare_decoding", lambda *_: dict.fromkeys(decoding, 1e-7))
-    assert "without position_ids differ from one call by 3.0e-02" in checks_process.explain_decoding(decoding, None)
-    assert "by nan" in checks_process.explain_decoding({"with position_ids": float("nan")}, None)
+    monkeypatch.setattr(decoding_process, "compare_decoding", lambda *_: decoding)
+    assert decoding_process.explain_decoding(decoding, None) == ""
+    monkeypatch.setattr(decoding_process, "compare_decoding", lambda *_: dict.fromkeys(decoding, 1e-7))
+    assert "without position_ids differ from one call by 3.0e-02" in decoding_process.explain_decoding(decoding, None)
+    assert "by nan" in decoding_process.explain_decoding({"with position_ids": float("nan")}, None)
 
 
 def test_no_observed_attention_is_a_failure():

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import subprocess
 from types import SimpleNamespace
 
@@ -17,8 +18,9 @@ from ctxext.files import isolated
 from ctxext.recipes import MsPoE, PositionInterpolation, Recipe
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.rerope import ReRope
-from ctxext.verify import clean_load, clean_process, logits, reference
+from ctxext.verify import clean_load, clean_process, reference
 from ctxext.verify.logits import compare_logits
+from ctxext.verify.references.methods import REFERENCES
 
 
 def test_logits_that_are_a_little_off_are_refused(llama_source, tmp_path):
@@ -34,19 +36,6 @@ def test_logits_that_are_a_little_off_are_refused(llama_source, tmp_path):
 
 def recipe(ratio_max: float) -> Recipe:
     return Recipe([MsPoE(ratio_max=ratio_max, first_layer=0, head_order="fixed")])
-
-
-def test_a_fault_of_the_reference_is_not_told_as_one_of_the_model(llama_source, tmp_path, monkeypatch):
-    broken = tmp_path / "broken.py"
-    broken.write_text(
-        "def rotation(*numbers):\n    return None\n\ndef choose(*seen):\n    raise IndexError('planted')\n"
-    )
-    monkeypatch.setattr(logits, "reference_file", lambda step: broken)
-    with pytest.raises(
-        CtxextError, match=r"The reference of mspoe fails: IndexError: planted \(broken.py, line 5\)"
-    ) as refusal:
-        convert(str(llama_source), tmp_path / "out", recipe(1.8))
-    assert "Nothing is known to be wrong with the checkpoint" in refusal.value.hint
 
 
 def test_a_model_that_does_not_load_is_told_as_that(llama_source, tmp_path):
@@ -77,35 +66,43 @@ def test_a_layer_that_answers_no_number_is_seen():
 
 
 PLAIN = Rotary(theta=1e4, dim=8, span=8, trained_length=64, context_length=64, parameters={"rope_type": "default"})
-ROWS = "def temperature(settings, layer, m):\n    return 1.0\n\n\n"
-BROKEN = {
-    "relation": (
-        ROWS + "def relation(settings, layer, m, n, w):\n    return settings['gone']\n",
-        "KeyError: 'gone' (broken.py, line 6)",
-    ),
-    "places": ("def places(settings, reach):\n    return 1 / 0\n", "ZeroDivisionError: division by zero (broken.py, "),
-    "syntax": ("def relation(:\n", "SyntaxError: "),
-}
+MSPOE = MsPoE(ratio_max=1.8, first_layer=0, head_order="fixed")
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_fault_of_a_reference_in_the_check_after_converting(kind, llama, tmp_path, monkeypatch):
-    text, message = BROKEN[kind]
-    (tmp_path / "broken.py").write_text(text)
-    for module in (reference, logits):
-        monkeypatch.setattr(module, "reference_file", lambda method: tmp_path / "broken.py")
+@pytest.mark.parametrize(
+    ("change", "step", "message"),
+    [
+        (("def rerope(settings, layer, m, n, frequencies):", "settings['gone']"), ReRope(factor=4), "KeyError: 'gone'"),
+        (("def temperature(settings, layer, m):", "1 / 0"), ReRope(factor=4), "ZeroDivisionError: division by zero"),
+        (("def choose(settings, layer, queries, keys, scaling):", "{}['gone']"), MSPOE, "KeyError: 'gone'"),
+    ],
+)
+def test_a_fault_of_a_reference_is_not_told_as_one_of_the_model(change, step, message, llama, tmp_path, monkeypatch):
+    """In the clean process, where a method's own function fails or one that methods share."""
+    folder = shutil.copytree(clean_load.SCRIPT.parent, tmp_path / "verify")
+    (file,) = (path for path in (folder / "references").glob("*.py") if change[0] in path.read_text())
+    before, _, after = file.read_text().partition(change[0])
+    file.write_text(f"{before}{change[0]}\n    {change[1]}{after}")
+    line = before.count("\n") + 2
+    monkeypatch.setattr(clean_load, "SCRIPT", folder / clean_load.SCRIPT.name)
     with pytest.raises(CtxextError) as error:
+        convert(str(llama), tmp_path / "out", Recipe([step]))
+    assert error.value.message == f"The reference of {step.name} fails: {message} ({file.name}, line {line})"
+    assert "Nothing is known to be wrong with the checkpoint: mend the reference" in error.value.hint
+
+
+def test_a_fault_of_a_reference_before_the_clean_process(llama, tmp_path, monkeypatch):
+    places = vars(REFERENCES["rerope"]) | {"places": lambda settings, reach: 1 / 0}
+    monkeypatch.setitem(REFERENCES, "rerope", SimpleNamespace(**places))
+    with pytest.raises(CtxextError, match=r"The reference of rerope fails: ZeroDivisionError: division by zero$"):
         convert(str(llama), tmp_path / "out", Recipe([ReRope(factor=4)]))
-    assert error.value.message.startswith("The reference of rerope fails: ")
-    assert message in error.value.message
-    assert "mend the reference" in error.value.hint
 
 
-@pytest.mark.parametrize("answer", ["numbers['gone'], 1.0", "[1.0]"])
-def test_a_fault_of_a_reference_of_a_schedule(answer, tmp_path, monkeypatch):
-    (tmp_path / "broken.py").write_text(f"def schedule(numbers, model, at):\n    return {answer}\n")
-    monkeypatch.setattr(reference, "reference_file", lambda method: tmp_path / "broken.py")
-    with pytest.raises(CtxextError, match=r"The reference of pi fails: (KeyError|ValueError): .* \(broken.py"):
+def test_a_fault_of_a_reference_of_a_schedule(monkeypatch):
+    monkeypatch.setattr(PositionInterpolation, "to_dict", lambda _: {})
+    with pytest.raises(
+        CtxextError, match=r"The reference of pi fails: KeyError: 'factor' \(frequencies.py, line \d+\)"
+    ):
         reference.expected_frequencies([PositionInterpolation(factor=2)], PLAIN, 64)
 
 
@@ -114,18 +111,6 @@ def test_a_script_s_other_faults_are_its_own():
     failed = subprocess.CompletedProcess([], 1, "", said)
     assert isolated.fault_within(failed, ["/b/yarn.py"]) is None
     assert isolated.fault_within(failed, ["/a/yarn.py"]) == ("/a/yarn.py", "KeyError: 1 (yarn.py, line 7)")
-
-
-@pytest.mark.parametrize("place", ["relation", "temperature"])
-def test_a_fault_in_a_file_that_a_reference_imports(place, llama, tmp_path, monkeypatch):
-    """In the clean process it is a fault of the reference too, whether its own functions call it or the check does."""
-    (tmp_path / "shared.py").write_text("def gone(*_):\n    return {}['gone']\n")
-    other = "temperature" if place == "relation" else "relation"
-    text = f"from .shared import gone as {place}\n\n\ndef {other}(settings, layer, m, n=0, w=(1.0,) * 4):\n"
-    (tmp_path / "broken.py").write_text(text + ("    return 1.0\n" if other == "temperature" else "    return w, w\n"))
-    monkeypatch.setattr(logits, "reference_file", lambda method: tmp_path / "broken.py")
-    with pytest.raises(CtxextError, match=r"reference of rerope fails: KeyError: 'gone' \(shared.py, line 2\)"):
-        convert(str(llama), tmp_path / "out", Recipe([ReRope(factor=4)]))
 
 
 def test_a_reference_is_asked_again_in_each_layer():

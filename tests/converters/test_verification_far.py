@@ -145,7 +145,7 @@ def test_a_fixed_group_and_border(setting, check, tmp_path):
 def test_tokens_stand_where_rules_change(name, check, tmp_path):
     length = 8192
     convert(str(source_of(tmp_path / "source", length)), tmp_path / f"where-{name}", Recipe([step_for(name)]))
-    positions, settings = set(check[0]["positions"]), check[0]["steps"][0]["settings"]
+    positions, settings = set(check[0]["positions"]), check[0]["steps"][0]
     reach = round((1.2 if name == "string" else 4) * length)
     assert len(positions) <= 68
     assert {0, 1, reach - 2, reach - 1} <= positions

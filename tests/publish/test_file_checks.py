@@ -586,7 +586,7 @@ def test_files_shared_on_disk_are_the_same_bytes_if_no_others_stand_beside_them(
         (0, 'noise\n{"name": "X", "parameters": 3}\n', "warning", ""),
     ],
 )
-def test_how_a_clean_process_ended(tmp_path, monkeypatch, code, output, errors, told):
+def test_how_a_clean_process_ended(llama_source, monkeypatch, code, output, errors, told):
     calls = []
 
     def answer(*words):
@@ -594,10 +594,11 @@ def test_how_a_clean_process_ended(tmp_path, monkeypatch, code, output, errors, 
         return types.SimpleNamespace(returncode=code, stdout=output, stderr=errors)
 
     monkeypatch.setattr(clean_load, "run_isolated", answer)
-    for trust in (True, False):
-        report = clean_load.load_in_clean_process(tmp_path, trust=trust, auto="AutoModel")
+    for foreign in (True, False):
+        report = clean_load.load_in_clean_process(open_checkpoint(str(llama_source)), foreign=foreign)
         assert report == (LoadReport(told) if told else LoadReport(name="X", parameters=3))
-    expected = {"check": "load", "folder": str(tmp_path), "auto": "AutoModel"}
+    expected = {"check": "load", "auto": "AutoModelForCausalLM"}
+    assert [call.pop("folder") == str(llama_source.resolve()) for call in calls] == [True, False]
     assert calls == [{**expected, "trust": trust} for trust in (True, False)]
 
 

@@ -12,7 +12,7 @@ from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.param import default_of, options_of, search_ranges, search_start
 from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.registry import method_named
-from ctxext.verify.reference import reference_file
+from ctxext.verify.reference import reference_of
 
 OF_ENCODING = {"rotary": "llama", "learned": "gpt2", "sinusoidal": "marian", "alibi": "bloom", "buckets": "t5"}
 """A family with each encoding."""
@@ -64,7 +64,7 @@ def test_every_method_has_a_family_a_default_step_and_a_reference(method):
     given = method.example_step(ROTARY if method.encoding == "rotary" else None).to_dict()
     step = step_from_dict({"method": method.name, **{name: given[name] for name in needed}}, "x")
     assert step.summary().startswith(method.name)
-    assert reference_file(method).is_file()
+    assert reference_of(method)
 
 
 @pytest.mark.parametrize("name", DEFAULTS)

@@ -13,7 +13,7 @@ from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS, PositionInterpolation, Recipe
 from ctxext.recipes.encodings.rotary import model_config
-from ctxext.verify.reference import reference_file, reference_of
+from ctxext.verify.reference import reference_of
 
 FUNCTIONS = {
     "table": ("rows", "original"),
@@ -51,7 +51,7 @@ def test_a_method_without_one_is_named():
     try:
         assert without_reference([*METHODS, Resonance]) == ["nobody-wrote-this-one-down"]
         with pytest.raises(CtxextError, match="nobody-wrote-this-one-down"):
-            reference_file(Resonance)
+            reference_of(Resonance)
     finally:
         del Resonance
         import gc

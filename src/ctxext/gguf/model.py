@@ -20,6 +20,7 @@ from ctxext.gguf import SUFFIX, part_paths
 from ctxext.gguf.header import F32, Header, Tensor, read_header, shortened
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config
 from ctxext.recipes.recipe import plain_config, recipe_from_dict
+from ctxext.verify.references.frequencies import ramp
 
 RECIPE_KEY = "ctxext.recipe"
 """Where a converted file says what was done: the recipe, the version, and the values that it replaced."""
@@ -509,13 +510,9 @@ def rotation_in_llama_cpp(files: Sequence[Part], architecture: Architecture) -> 
     if kind != "yarn":
         return [scale * angle for angle in angles], attention
     original = value("rope.scaling.original_context_length", length)
-
-    def dimension(rotations: float) -> float:
-        return float(dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base)))
-
-    start, end = max(0, math.floor(dimension(BETAS[0]))), min(dim - 1, math.ceil(dimension(BETAS[1])))
-    kept = [1 - min(1.0, max(0.0, (pair - start) / max(0.001, end - start))) for pair in range(dim // 2)]
-    mixed = [scale * angle * (1 - keep) + angle * keep for angle, keep in zip(angles, kept, strict=True)]
+    # llama.cpp has YaRN's ramp, which the reference computes from the paper.
+    gone = ramp({"beta_fast": BETAS[0], "beta_slow": BETAS[1]}, dim // 2, dim, base, original)
+    mixed = [scale * angle * share + angle * (1 - share) for angle, share in zip(angles, gone, strict=True)]
     return mixed, attention * (1 + 0.1 * math.log(1 / scale))
 
 

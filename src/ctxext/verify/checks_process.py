@@ -1,36 +1,17 @@
-"""Run by `clean_load.py` in a process without ctxext: checks of a loaded model other than its attention.
-
-It is called with the path of a JSON file, its task, and prints one JSON object, its answer, in the last line. The task
-has `check`, one of `CHECKS`, and the input of that function. `clean_process.py`, which compares attention, is a
-separate script.
-"""
+"""Checks of a loaded model other than its attention; `clean_process.py` runs them in a process without ctxext."""
 
 import functools
-import importlib.util
 import json
 import sys
 import tempfile
-import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .decoding_process import cache_argument, cache_of, decoding_difference
+from .decoding_process import cache_argument, cache_of, compare_decoding, explain_decoding
+from .references.methods import REFERENCES
 
 LOADED = "loaded"
 """The line that a script prints once the converted model has answered: a failure after it is the script's."""
-
-
-def reference_at(path: str) -> Any:
-    """A reference, as a module of a package made of its folder, so that it can import the files beside it."""
-    package = sys.modules["references"] = types.ModuleType("references")
-    package.__path__ = [str(Path(path).parent)]
-    spec = importlib.util.spec_from_file_location(f"references.{Path(path).stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def stock_folder(out: Path, config: dict[str, Any], place: str) -> Path:
@@ -41,12 +22,6 @@ def stock_folder(out: Path, config: dict[str, Any], place: str) -> Path:
         if path.suffix in (".safetensors", ".bin") or path.name.endswith(".index.json"):
             (folder / path.name).symlink_to(path.resolve())
     return folder
-
-
-def answer(compare: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Print what a comparison returns for the task on the command line."""
-    task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    sys.stdout.write(json.dumps(compare(task)) + "\n")
 
 
 def rotary_modules(model: Any) -> list[dict[str, Any]]:
@@ -97,7 +72,7 @@ def compared_table(task: dict[str, Any], model: Any, name: str, origin: str | No
     import torch
     from safetensors import safe_open
 
-    reference, special = reference_at(task["reference"]), task["special"]
+    reference, special = REFERENCES[task["numbers"]["method"]], task["special"]
     table = table_of(model, name, task["endings"])
     rows = table[special:].double()
     if len(rows) != task["count"]:
@@ -126,7 +101,7 @@ def compare_tables(task: dict[str, Any]) -> dict[str, Any]:
 
     The task has `folder`; `auto`, the Auto class that loads it; `tables`, for each its name in the weights and the file
     of the source with it, if known; `endings`; `special`; `length` and `count`, the old and the new number of
-    positions; `numbers`, the step; and `reference`, its file.
+    positions; and `numbers`, the step.
     """
     import torch
     import transformers
@@ -171,12 +146,11 @@ def looked_up(folder: str, length: int) -> list[tuple[bool, Any]]:
 def compare_buckets(task: dict[str, Any]) -> dict[str, Any]:
     """Compare every bucket of distances that a model looks up with the reference.
 
-    The task has `folder`; `numbers`, the step; `reference`, its file; and `source`, the source's `distance` and
-    `num_buckets`. Buckets depend on config.json alone, so a very small model with the checkpoint's configuration reads
-    a text longer than any distance that it distinguishes, up to 2000 tokens, and the lookups in its tables are
-    compared.
+    The task has `folder`; `numbers`, the step; and `source`, the source's `distance` and `num_buckets`. Buckets depend
+    on config.json alone, so a very small model with the checkpoint's configuration reads a text longer than any
+    distance that it distinguishes, up to 2000 tokens, and the lookups in its tables are compared.
     """
-    reference, source = reference_at(task["reference"]), task["source"]
+    reference, source = REFERENCES[task["numbers"]["method"]], task["source"]
     length = min(int(source["distance"] * task["numbers"]["factor"]) + 20, 2000)
     wrong, distances, lookups = set(), set(), looked_up(task["folder"], length)
     for is_encoder, buckets in lookups:
@@ -193,40 +167,6 @@ def compare_buckets(task: dict[str, Any]) -> dict[str, Any]:
                 if bucket not in (int(place - 1e-4), int(place + 1e-4)):
                     wrong.add(relative)
     return {"stacks": len(lookups), "distances": len(distances), "wrong": sorted(wrong, key=abs)}
-
-
-TOLERANCE = 1e-4
-"""Largest difference of decoded logits from those of one call, relative to the largest."""
-
-
-def compare_decoding(model: Any, steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Compare decoding from a cache with one call: the differences by name, or the `error` that a call raised.
-
-    Args:
-        model: A loaded checkpoint.
-        steps: The settings of its methods.
-    """
-    orders = any(step["method"] == "mspoe" and not {"ranks", "heads"} & step.keys() for step in steps)
-    try:
-        return decoding_difference(model, orders=orders)
-    except Exception as error:  # Whatever the model or its cache raises is the finding.
-        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
-
-
-def explain_decoding(decoding: dict[str, Any], stock: Any) -> str:
-    """Return why decoding is wrong; empty if it is right, or no better in the stock model."""
-    wrong = {name: off for name, off in decoding.items() if name == "error" or not off <= TOLERANCE}
-    if not wrong:
-        return ""
-    unchanged = compare_decoding(stock, [])
-    if "error" in wrong:
-        return "" if "error" in unchanged else str(wrong["error"])
-    # Some families decode padded rows inexactly (Zamba 2), and methods enlarge such differences.
-    allowed = 0.0 if "error" in unchanged else 10 * max(unchanged.values(), default=0.0)
-    for name, off in wrong.items():
-        if not off <= allowed and "error" not in unchanged:
-            return f"left-padded rows {name} differ from one call by {off:.1e}"
-    return ""
 
 
 BUILDERS = ("build_alibi_tensor", "build_mpt_alibi_tensor")
@@ -262,7 +202,7 @@ def compare_slopes(task: dict[str, Any]) -> dict[str, Any]:
     """Load a checkpoint with ALiBi and compare its logits with the reference.
 
     The task has `folder`; `stock`, the config.json of the same model without code; `steps`, its only method with
-    settings and reference (references/README.md); and `count`, a number of tokens. The expected logits come from the
+    settings; and `count`, a number of tokens. The expected logits come from the
     stock model, which reads token after token with the slopes of each row; no code is shared with the checkpoint's.
 
     Rows beyond the original context length need few tokens if that is small: it is set to a third of the tokens here,
@@ -273,7 +213,7 @@ def compare_slopes(task: dict[str, Any]) -> dict[str, Any]:
 
     torch.manual_seed(0)
     out, (step,) = Path(task["folder"]), task["steps"]
-    settings = {**step["settings"], "original_length": max(task["count"] // 3, 1)}
+    settings = {**step, "original_length": max(task["count"] // 3, 1)}
     config = AutoConfig.from_pretrained(out, trust_remote_code=True)
     config.ctxext_code["steps"] = [settings]
     if hasattr(config, "max_seq_len"):  # MPT stops there.
@@ -292,27 +232,10 @@ def compare_slopes(task: dict[str, Any]) -> dict[str, Any]:
         stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         unchanged = stock(input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False).logits
-    expected = token_by_token(stock, input_ids, settings, reference_at(step["reference"]))
+    expected = token_by_token(stock, input_ids, settings, REFERENCES[step["method"]])
     return {
         "difference": (logits - expected).abs().max().item(),
         "scale": expected.abs().max().item(),
         "change": (unchanged - expected).abs().max().item(),
         "decoding": explain_decoding(decoding, stock),
     }
-
-
-CHECKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "load": load,
-    "tables": compare_tables,
-    "buckets": compare_buckets,
-    "slopes": compare_slopes,
-}
-
-
-def check(task: dict[str, Any]) -> dict[str, Any]:
-    """Run the check that the task names."""
-    return CHECKS[task["check"]](task)
-
-
-if __name__.endswith("__main__"):
-    answer(check)

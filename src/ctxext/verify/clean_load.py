@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctxext.checkpoint.auto_class import auto_class
+from ctxext.checkpoint.opening import Checkpoint
 from ctxext.files.content import as_json
 from ctxext.files.isolated import fault_within, last_line_of_errors, run_isolated
+from ctxext.recipes.code.staging import staged
 from ctxext.verify.checks_process import LOADED
 from ctxext.verify.reference import reference_error
+
+SCRIPT = Path(__file__).with_name("clean_process.py")
 
 
 class ScriptFailedError(Exception):
@@ -27,30 +32,31 @@ class ScriptFailedError(Exception):
         self.signal, self.has_loaded = signal, has_loaded
 
 
-def answer_of(script: str, task: Mapping[str, Any], references: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What a script of this folder answers in a process that cannot import ctxext.
+def answer_of(
+    checkpoint: Checkpoint, task: Mapping[str, Any], *, methods: Sequence[str] = (), foreign: bool = False
+) -> dict[str, Any]:
+    """Return the answer of a check of `clean_process.py` in a process that cannot import ctxext.
 
     Args:
-        script: Its name, without .py.
-        task: Its input, as JSON.
-        references: The references that the task names, by method.
+        checkpoint: The checkpoint, which the process loads from a stage.
+        task: The input of the check, as JSON; `check` is its name.
+        methods: The methods whose references the check uses.
+        foreign: The user allowed code that ctxext did not write: it is loaded from the folder as it is.
 
     Raises:
-        CtxextError: a reference is at fault, or a file that it imports.
+        CtxextError: a reference is at fault.
         ScriptFailedError: the script failed for another reason.
     """
-    with tempfile.TemporaryDirectory() as place:
+    with staged(checkpoint, foreign=foreign) as stage, tempfile.TemporaryDirectory() as place:
         path = Path(place) / "task.json"
-        path.write_text(as_json(task), encoding="utf-8")
-        result = run_isolated(Path(__file__).with_name(f"{script}.py"), str(path))
+        content = {**task, "folder": str(stage.folder.resolve()), "trust": stage.trust}
+        path.write_text(as_json(content), encoding="utf-8")
+        result = run_isolated(SCRIPT, str(path))
     if result.returncode == 0:
         answer: dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
         return answer
-    files = dict(references or {})
-    shared = [path for file in set(files.values()) for path in Path(file).parent.glob("*.py")]
-    if fault := fault_within(result, shared):
-        names = [name for name, file in files.items() if file == fault[0]]
-        raise reference_error(names or list(files), fault[1])
+    if fault := fault_within(result, SCRIPT.parent.glob("references/*.py")):
+        raise reference_error(methods, fault[1])
     raise ScriptFailedError(
         last_line_of_errors(result),
         signal=max(-result.returncode, 0),
@@ -84,17 +90,16 @@ def lacks_package(config: Mapping[str, Any], error: str) -> str:
     return error.partition("Error: ")[2] or error
 
 
-def load_in_clean_process(folder: Path, *, trust: bool, auto: str) -> LoadReport:
+def load_in_clean_process(checkpoint: Checkpoint, *, foreign: bool) -> LoadReport:
     """Load a model as its users do.
 
     Args:
-        folder: The checkpoint.
-        trust: Whether its modeling code may run.
-        auto: The Auto class of transformers that loads it.
+        checkpoint: The checkpoint.
+        foreign: The user allowed code that ctxext did not write: it is loaded from the folder as it is.
     """
     try:
-        task = {"check": "load", "folder": str(folder.resolve()), "trust": trust, "auto": auto}
-        return LoadReport(**answer_of("checks_process", task))
+        task = {"check": "load", "auto": auto_class(checkpoint.config)}
+        return LoadReport(**answer_of(checkpoint, task, foreign=foreign))
     except ScriptFailedError as error:
         if error.signal:
             return LoadReport(f"loading was stopped by signal {error.signal}, perhaps for lack of memory")

@@ -1,9 +1,9 @@
-"""Run by `clean_load.py`, never imported by ctxext: loads a converted checkpoint and checks its logits.
+"""Run by `clean_load.py` in a process without ctxext: one of `CHECKS`, and the check of a converted model's logits.
 
-The task has `folder`, the checkpoint; `stock`, the config.json of the same model without code; `steps`, for
-each method its settings and its reference (see references/README.md); and `positions`. The expected
-logits are computed on the stock model of the family, one head and one row at a time. No code is shared with the
-checkpoint's.
+It is called with the path of a JSON file, its task, and prints one JSON object, its answer, in the last line.
+The task of `compare` has `folder`, the checkpoint; `stock`, the config.json of the same model without code; `steps`,
+the settings of each method; and `positions`. The expected logits are computed on the stock model of the family, one
+head and one row at a time. No code is shared with the checkpoint's.
 
 Where a method changes which distance is read, logits alone say little: random weights attend almost evenly, and trained
 ones to a few tokens, while a rounding in a first layer may grow a hundredfold through thirty. So what each attention
@@ -13,14 +13,18 @@ the checkpoint, and to states of known spread (`Samples`), the same in both mode
 
 import functools
 import inspect
+import json
 import math
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .checks_process import LOADED, answer, compare_decoding, explain_decoding, reference_at, stock_folder
+from .checks_process import LOADED, compare_buckets, compare_slopes, compare_tables, load, stock_folder
+from .decoding_process import compare_decoding, explain_decoding
+from .references.methods import REFERENCES
 
 LEARNED = ".distance.weight"
 APPLY = ("apply_rotary_pos_emb", "apply_rotary_emb")
@@ -209,7 +213,7 @@ class Expected:
         self.current: list[Any] = [None]
         self.layer: int | None = None
         self.samples: Samples | None = None
-        steps = [(step["settings"], reference_at(step["reference"])) for step in task["steps"]]
+        steps = [(settings, REFERENCES[settings["method"]]) for settings in task["steps"]]
         self.heads = [step for step in steps if hasattr(step[1], "rotation")]
         self.attention = [step for step in steps if hasattr(step[1], "relation")]
         names = dict(model.named_modules())
@@ -456,9 +460,9 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
         return model(input_ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
 
     logits, answered = answers(loaded, functools.partial(ask, loaded))
-    moves = any(hasattr(reference_at(step["reference"]), "relation") for step in task["steps"])
+    moves = any(hasattr(REFERENCES[step["method"]], "relation") for step in task["steps"])
     sampled = sampled_outputs(loaded, functools.partial(ask, loaded)) if moves else []
-    if task["decoding"] != [step["settings"] for step in task["steps"]]:
+    if task["decoding"] != task["steps"]:
         del loaded
         config = AutoConfig.from_pretrained(out, trust_remote_code=True)
         config.get_text_config().ctxext_code["steps"] = task["decoding"]
@@ -515,5 +519,15 @@ def sampled_outputs(loaded: Any, run: Any) -> list[Any]:
             space[name] = rotate
 
 
+CHECKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "load": load,
+    "tables": compare_tables,
+    "buckets": compare_buckets,
+    "slopes": compare_slopes,
+    "logits": compare,
+}
+
+
 if __name__.endswith("__main__"):
-    answer(compare)
+    written = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    sys.stdout.write(json.dumps(CHECKS[written["check"]](written)) + "\n")

@@ -16,6 +16,8 @@ DECODED = 4
 """Tokens of each text that are decoded one by one."""
 LENGTH = 32
 """The original context length for which methods are set in this check, so that short texts exceed it."""
+TOLERANCE = 1e-4
+"""Largest difference of decoded logits from those of one call, relative to the largest."""
 
 
 def cache_argument(model: Any) -> str:
@@ -122,3 +124,33 @@ def decoding_difference(model: Any, *, orders: bool = False) -> dict[str, float]
             name = "with position_ids" if gives_positions else "without position_ids"
             differences[name] = (torch.stack(off).max() / scale).item()  # Python's max would lose NaN.
     return differences
+
+
+def compare_decoding(model: Any, steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Compare decoding from a cache with one call: the differences by name, or the `error` that a call raised.
+
+    Args:
+        model: A loaded checkpoint.
+        steps: The settings of its methods.
+    """
+    orders = any(step["method"] == "mspoe" and not {"ranks", "heads"} & step.keys() for step in steps)
+    try:
+        return decoding_difference(model, orders=orders)
+    except Exception as error:  # Whatever the model or its cache raises is the finding.
+        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+
+
+def explain_decoding(decoding: dict[str, Any], stock: Any) -> str:
+    """Return why decoding is wrong; empty if it is right, or no better in the stock model."""
+    wrong = {name: off for name, off in decoding.items() if name == "error" or not off <= TOLERANCE}
+    if not wrong:
+        return ""
+    unchanged = compare_decoding(stock, [])
+    if "error" in wrong:
+        return "" if "error" in unchanged else str(wrong["error"])
+    # Some families decode padded rows inexactly (Zamba 2), and methods enlarge such differences.
+    allowed = 0.0 if "error" in unchanged else 10 * max(unchanged.values(), default=0.0)
+    for name, off in wrong.items():
+        if not off <= allowed and "error" not in unchanged:
+            return f"left-padded rows {name} differ from one call by {off:.1e}"
+    return ""

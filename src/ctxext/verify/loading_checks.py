@@ -9,13 +9,11 @@ from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import read_safetensors_header
 from ctxext.files.tested import untested_notice
-from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.biases import Buckets
 from ctxext.recipes.encodings.learned import LearnedTable
 from ctxext.verify.carried import expected_rotation, largest_difference
 from ctxext.verify.clean_load import ScriptFailedError, answer_of, lacks_package
 from ctxext.verify.logits import compare_logits
-from ctxext.verify.reference import reference_file
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed, training_of
 
 _TOLERANCE = 2e-5
@@ -123,12 +121,10 @@ def check_buckets(subject: Subject) -> Finding | None:
     task: dict[str, Any] = {
         "check": name,
         "numbers": step.to_dict(),
-        "reference": str(reference_file(step)),
         "source": {"distance": plain.distance, "num_buckets": plain.num_buckets},
     }
     try:
-        with staged(subject.checkpoint) as stage:
-            report = answer_of("checks_process", {**task, "folder": str(stage.folder)}, {step.name: task["reference"]})
+        report = answer_of(subject.checkpoint, task, methods=[step.name])
     except ScriptFailedError as error:
         return Finding(name, FAILED, f"the buckets cannot be compared: {error}")
     if not report["stacks"]:
@@ -149,12 +145,7 @@ def check_tables(subject: Subject) -> Finding | None:
         return Finding(name, SKIPPED, "it was trained, so its rows are no longer those of the recipe")
     task = _task(subject)
     try:
-        with staged(subject.checkpoint) as stage:
-            report = answer_of(
-                "checks_process",
-                {**task, "check": name, "folder": str(stage.folder)},
-                {task["numbers"]["method"]: task["reference"]},
-            )
+        report = answer_of(subject.checkpoint, task, methods=[task["numbers"]["method"]])
     except ScriptFailedError as error:
         return Finding(name, FAILED, f"the tables cannot be compared: {error}")
     tables, epsilon = report["tables"], report["epsilon"]
@@ -171,6 +162,7 @@ def _task(subject: Subject) -> dict[str, Any]:
     stored = [one for one in subject.new_tensors if one.endswith(table.layout.tensors)]
     named = stored or table.layout.tensors  # Computed tables need not lie among the weights.
     return {
+        "check": "tables",
         "auto": auto_class(subject.checkpoint.config),
         "tables": {one: _file_of(subject.source, one) for one in named},
         "endings": list(table.layout.tensors),
@@ -178,7 +170,6 @@ def _task(subject: Subject) -> dict[str, Any]:
         "length": table.trained_length,
         "count": table.context_length,
         "numbers": step.to_dict(),
-        "reference": str(reference_file(step)),
     }
 
 

@@ -16,13 +16,12 @@ from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.tested import TESTED
 from ctxext.recipes.base import Method
-from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
 from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.recipe import Recipe
 from ctxext.verify.clean_load import ScriptFailedError, answer_of, lacks_package
 from ctxext.verify.decoding_process import LENGTH
-from ctxext.verify.reference import reference_faults, reference_file, reference_of
+from ctxext.verify.reference import reference_faults, reference_of
 
 TOLERANCE = 1e-4
 """Largest relative difference of logits, and of attention, from the references."""
@@ -78,23 +77,20 @@ def compare_logits(
     needed = 2 * _BYTES_PER_PARAMETER * num_parameters
     if needed > 0.8 * psutil.virtual_memory().available:
         return Verification(skipped=f"two copies of the model need {needed / 2**30:.1f} GiB of memory")
-    references = {step.name: str(reference_file(step)) for step in recipe.steps if step.needs_code()}
-    task: dict[str, Any] = {
-        "stock": without_hub(stock.config),
-        "steps": [{"settings": step, "reference": references[step["method"]]} for step in model.code["steps"]],
-    }
+    steps = [step for step in recipe.steps if step.needs_code()]
+    task: dict[str, Any] = {"stock": without_hub(stock.config), "steps": model.code["steps"]}
     if isinstance(model.encoding, Rotary):
-        script, rotary = "clean_process", model.encoding
-        task |= {"full_types": list(model.family.full_types), "theta": rotary.theta}
+        rotary = model.encoding
+        task |= {"check": "logits", "full_types": list(model.family.full_types), "theta": rotary.theta}
         task["positions"] = _positions(recipe, rotary, model.code["steps"])
-        task["decoding"] = [_shortened(step, model.code["steps"]) for step in recipe.steps if step.needs_code()]
+        task["decoding"] = [_shortened(step, model.code["steps"]) for step in steps]
     else:
-        script, length = "checks_process", max(model.encoding.context_length, _NUM_TOKENS)
+        length = max(model.encoding.context_length, _NUM_TOKENS)
         task["stock"] = without_hub(stock.with_context_length(length).config)
         task |= {"check": "slopes", "count": _NUM_TOKENS}
     try:
-        with staged(open_checkpoint(str(folder)), foreign=foreign) as stage:
-            report = answer_of(script, {**task, "folder": str(stage.folder)}, references)
+        methods = [step.name for step in steps]
+        report = answer_of(open_checkpoint(str(folder)), task, methods=methods, foreign=foreign)
     except ScriptFailedError as error:
         if error.has_loaded:
             raise CtxextError(
@@ -108,9 +104,9 @@ def compare_logits(
             hint="--no-verify writes it all the same.",
         ) from error
     if "refused" in report:
-        names = " and ".join(step.name for step in recipe.steps if step.needs_code())
         raise CtxextError(
-            f'"{model.family.model_type}" cannot carry {names}: {report["refused"]}.', hint="Choose another method."
+            f'"{model.family.model_type}" cannot carry {" and ".join(methods)}: {report["refused"]}.',
+            hint="Choose another method.",
         )
     # Logits first, as they are what a user sees; attention shows what they hide.
     differences = {

@@ -14,7 +14,6 @@ from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, sha256_of
 from ctxext.recipes.code.own_code import CODE_FILES, own_code, runs_only_own_code
-from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, model_config, provenance
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_from_dict
 from ctxext.verify.clean_load import LoadReport, load_in_clean_process
@@ -150,8 +149,7 @@ class Subject:
     def loaded(self) -> LoadReport:
         """The model as loaded in a process that cannot import ctxext."""
         self.tell_stage("loading the model in a clean process")
-        with staged(self.checkpoint, foreign=self.runs_foreign_code) as stage:
-            return load_in_clean_process(stage.folder, trust=stage.trust, auto=auto_class(self.checkpoint.config))
+        return load_in_clean_process(self.checkpoint, foreign=self.runs_foreign_code)
 
     @property
     def runs_foreign_code(self) -> bool:

@@ -1,0 +1,126 @@
+"""Methods for other encodings than rotary ones: ALiBi's slopes, buckets of distances, position tables."""
+
+import math
+
+
+def alibi_slopes(heads):
+    """ALiBi (2108.12409), as its authors' get_slopes has it."""
+    if math.log2(heads).is_integer():
+        start = 2 ** (-(2 ** -(math.log2(heads) - 3)))
+        return [start * start**i for i in range(heads)]
+    closest = 2 ** math.floor(math.log2(heads))
+    return alibi_slopes(closest) + alibi_slopes(2 * closest)[0::2][: heads - closest]
+
+
+def row_factor(settings, m):
+    """The factor of the row at m: the same for all, or how many times the original length it ends."""
+    return settings["factor"] or max(1, (m + 1) / settings["original_length"])
+
+
+def alibi_interpolation(settings, heads, m):
+    """Position Interpolation for ALiBi (2310.13017): slopes divided by the factor; row by row on request."""
+    return [slope / row_factor(settings, m) for slope in alibi_slopes(heads)]
+
+
+def ntk_alibi(settings, heads, m):
+    """NTK-ALiBi (keezen/ntk_alibi): the base of the slopes changes.
+
+    The steepest stays and the gentlest is s-th. Heads count by their slopes, the steepest first.
+    """
+    plain = alibi_slopes(heads)
+    if heads == 1:
+        return plain
+    shrink = row_factor(settings, m) ** (1 / (heads - 1))
+    return [slope / shrink ** sum(other > slope for other in plain) for slope in plain]
+
+
+def bucket(numbers, source, relative):
+    """Buckets of distances: T5 (1910.10683), section 2.1, and its code in Mesh TensorFlow.
+
+    The result is not rounded down. `source` has the source's `distance`, and of its stack `num_buckets` and whether it
+    is `bidirectional`.
+    """
+    distance, count, first = source["distance"] * numbers["factor"], source["num_buckets"], 0
+    if source["bidirectional"]:
+        count, first = count // 2, count // 2 if relative > 0 else 0
+    away = abs(relative) if source["bidirectional"] else max(-relative, 0)
+    exact = count // 2
+    if away < exact:
+        return first + away
+    place = exact + math.log(away / exact) / math.log(distance / exact) * (count - exact)
+    return first + min(place, count - 1)
+
+
+def table(numbers, old, count):
+    """Longer position tables, by `fill`: rows of `count` positions from the old ones, tensors (positions, width)."""
+    return FILLS[numbers["fill"]](numbers, old, count)
+
+
+def tile(numbers, old, count):
+    """The whole table again and again: section 5 of Longformer."""
+    return old.repeat(math.ceil(count / len(old)), 1)[:count]
+
+
+def hierarchical(numbers, old, count):
+    """Su 2020: with base vectors u_i = (p_i - a p_0) / (1 - a), row i L + j is a u_i + (1 - a) u_j."""
+    a = numbers["alpha"]
+    base = (old - a * old[0]) / (1 - a)
+    return (a * base[:, None] + (1 - a) * base[None])[: math.ceil(count / len(old))].flatten(0, 1)[:count]
+
+
+def linear(numbers, old, count):
+    """Row k at k L / N of the old ones, on the straight line between its neighbours."""
+    new = []
+    for k in range(count):
+        at = min(k * len(old) / count, len(old) - 1)
+        below = int(at)
+        above = min(below + 1, len(old) - 1)
+        new.append(old[below] + (at - below) * (old[above] - old[below]))
+    return stacked(new)
+
+
+def cubic(numbers, old, count):
+    """The same on a cubic through four rows whose slopes are central differences (Catmull-Rom, Keys's a = -1/2)."""
+    new, last = [], len(old) - 1
+    for k in range(count):
+        at = min(k * len(old) / count, last)
+        i = int(at)
+        t = at - i
+        before, here, there, after = (old[min(max(i + step, 0), last)] for step in (-1, 0, 1, 2))
+        slope, next_slope = (there - before) / 2, (after - here) / 2
+        new.append(
+            (2 * t**3 - 3 * t**2 + 1) * here
+            + (t**3 - 2 * t**2 + t) * slope
+            + (3 * t**2 - 2 * t**3) * there
+            + (t**3 - t**2) * next_slope
+        )
+    return stacked(new)
+
+
+def stacked(rows):
+    """One tensor of its rows."""
+    import torch
+
+    return torch.stack(rows)
+
+
+FILLS = {"tile": tile, "hierarchical": hierarchical, "linear": linear, "cubic": cubic}
+
+
+def table_original(numbers, new, length, count):
+    """Indices of the old rows in the new table; None if they are not all in it."""
+    if numbers["fill"] in ("tile", "hierarchical"):
+        return list(range(length))
+    return [i * count // length for i in range(length)] if count % length == 0 else None
+
+
+def sinusoidal(numbers, old, count):
+    """Vaswani et al. 2017, section 3.5, with the sines before the cosines: sines and cosines of p for row p."""
+    width = old.shape[1]
+    turned = [[p / 10000 ** (2 * i / width) for i in range(width // 2)] for p in range(count)]
+    return old.new_tensor([[math.sin(a) for a in row] + [math.cos(a) for a in row] for row in turned])
+
+
+def sinusoidal_original(numbers, new, length, count):
+    """The old rows come first."""
+    return list(range(length))

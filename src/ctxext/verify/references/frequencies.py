@@ -1,0 +1,215 @@
+"""Rotary schedules: the base, the inverse frequencies and the factor on cos and sin; for Ms-PoE by KV head."""
+
+import math
+
+
+def plain(model, base=None):
+    """θ_i = b^(-2i / d), one for every pair of dimensions that rotates."""
+    base = model["theta"] if base is None else base
+    return [base ** (-2 * i / model["span"]) for i in range(model["dim"] // 2)]
+
+
+def yarn_temperature(s):
+    """What YaRN multiplies cos and sin by: Peng et al. 2023, section 3.4."""
+    return 0.1 * math.log(s) + 1 if s > 1 else 1.0
+
+
+def abf(numbers, model):
+    """Adjusted base frequency (Xiong et al. 2023, section 4.1): the base as given."""
+    return numbers["theta"]
+
+
+def pi(numbers, model, at):
+    """Position Interpolation (Chen et al. 2023, section 2.3): θ_i / s."""
+    return [theta / numbers["factor"] for theta in plain(model)], 1.0
+
+
+def ntk(numbers, model, at):
+    """NTK-aware scaling: bloc97, June 2023; Peng et al. 2023, section 3.1.
+
+    The base b becomes b · s^(d / (d - 2)), so that the slowest frequency is θ / s and the fastest stays.
+    """
+    return plain(model, model["theta"] * numbers["factor"] ** (model["span"] / (model["dim"] - 2))), 1.0
+
+
+def dynamic(numbers, model, at):
+    """Dynamic NTK (emozilla, July 2023, as transformers runs it): the factor that the current length needs."""
+    d, s, length = model["dim"], numbers["factor"], model["length"]
+    needed = s * max(at, length) / length - (s - 1)
+    base = model["theta"] * needed ** (d / (d - 2))
+    return [base ** (-2 * i / d) for i in range(d // 2)], 1.0
+
+
+def ramp(numbers: dict, pairs: int, d: int, base: float, length: int) -> list[float]:
+    """YaRN's ramp: for each pair the share of its frequency that is divided by s.
+
+    Linear in the dimension's index, ends rounded outwards, bounds clamped at 0 and d - 1 as the runtime does.
+    """
+
+    def index(rotations):
+        return d / 2 * math.log(length / (2 * math.pi * rotations)) / math.log(base)
+
+    start, end = index(numbers["beta_fast"]), index(numbers["beta_slow"])
+    if numbers.get("truncate", True):
+        start, end = math.floor(start), math.ceil(end)
+    start, end = max(0, start), min(d - 1, end)
+    return [0.0 if i <= start else 1.0 if i >= end else (i - start) / (end - start) for i in range(pairs)]
+
+
+def ntk_by_parts(numbers, model, at):
+    """NTK-by-parts: Peng et al. 2023, section 3.2, as its authors released it."""
+    gone = ramp(numbers, model["dim"] // 2, model["span"], model["theta"], model["length"])
+    s = numbers["factor"]
+    return [(1 - g) * theta + g * theta / s for theta, g in zip(plain(model), gone, strict=True)], 1.0
+
+
+def yarn(numbers, model, at):
+    """YaRN (Peng et al. 2023, sections 3.2 to 3.4): by parts, cos and sin times the number given or 0.1 · ln(s) + 1."""
+    s, one, other = numbers["factor"], numbers.get("mscale"), numbers.get("mscale_all_dim")
+    sharper = yarn_temperature(s)
+    if one and other and s > 1:  # DeepSeek-V2, its released code.
+        sharper = (0.1 * one * math.log(s) + 1) / (0.1 * other * math.log(s) + 1)
+    return ntk_by_parts(numbers, model, at)[0], numbers.get("attention_factor") or sharper
+
+
+def resonance(numbers, model, at):
+    """Resonance RoPE on YaRN (Wang et al. 2024, section 4): each wavelength rounded to the nearest whole number."""
+    if numbers["factor"] == 1:
+        return plain(model), 1.0
+    wavelengths = [2 * math.pi / theta for theta in ntk_by_parts(numbers, model, at)[0]]
+    return [2 * math.pi / max(round(wavelength), 1) for wavelength in wavelengths], yarn_temperature(numbers["factor"])
+
+
+def llama3(numbers, model, at):
+    """Llama 3.1's scaling (its model code, 2024): long wavelengths divided, short ones kept, the rest blended."""
+    low, high, s, length = numbers["low_freq_factor"], numbers["high_freq_factor"], numbers["factor"], model["length"]
+    frequencies = []
+    for theta in plain(model):
+        wavelength = 2 * math.pi / theta
+        if wavelength < length / high:
+            frequencies.append(theta)
+        elif wavelength > length / low:
+            frequencies.append(theta / s)
+        else:
+            smooth = (length / wavelength - low) / (high - low)
+            frequencies.append((1 - smooth) * theta / s + smooth * theta)
+    return frequencies, 1.0
+
+
+def longrope(numbers, model, at):
+    """LongRoPE: Ding et al. 2024, section 3.
+
+    θ_i / λ̂_i with the long list beyond the original context length, cos and sin times sqrt(1 + ln s / ln L).
+    """
+    s, length, thetas = numbers["factor"], model["length"], plain(model)
+    divisors = numbers["long_factor"] if at > length else numbers.get("short_factor") or [1.0] * len(thetas)
+    scaling = math.sqrt(1 + math.log(s) / math.log(length)) if s > 1 else 1.0
+    frequencies = [theta / divisor for theta, divisor in zip(thetas, divisors, strict=True)]
+    return frequencies, numbers.get("attention_factor") or scaling
+
+
+def mrrope(numbers, model, at):
+    """MrRoPE (arXiv 2601.22181, equations 13 to 26).
+
+    θ_i / s^e; e rises over the indices between the last fast and the first slow dimension.
+    """
+    s, thetas = numbers["factor"], plain(model)
+    low, high = -1, len(thetas)
+    for i, theta in enumerate(thetas):
+        rotations = theta * model["length"] / (2 * math.pi)
+        if rotations > numbers["beta_fast"]:
+            low = i
+        if rotations < numbers["beta_slow"] and high == len(thetas):
+            high = i
+    frequencies = []
+    for i, theta in enumerate(thetas):
+        if i <= low:
+            e = 0.0
+        elif i >= high:
+            e = 1.0
+        elif numbers["variant"] == "uni":
+            e = (i - low) / (high - low)
+        else:
+            # The product of radices that rise as s^(2 j / (n (n + 1))).
+            e = sum(2 * j / ((high - low) * (high - low + 1)) for j in range(1, i - low + 1))
+        frequencies.append(theta / s**e)
+    return frequencies, yarn_temperature(s)
+
+
+def cope(numbers, model, at):
+    """CoPE (arXiv 2602.05258, section 3): the last c frequencies fade along half a cosine.
+
+    A millionth replaces zero, as the configuration's lists of divisors need.
+    """
+    thetas = plain(model, numbers.get("theta") or None)
+    count = numbers.get("num_faded")
+    if count is None:
+        count = round(0.75 * len([theta for theta in thetas if 2 * math.pi / theta > model["length"]]))
+    first = len(thetas) - min(count, len(thetas))
+    for i in range(first, len(thetas)):
+        weight = 0.5 * (1 + math.cos(math.pi * (i - first) / max(len(thetas) - first - 1, 1)))
+        thetas[i] *= max(weight, 1e-6)
+    return thetas, 1.0
+
+
+def choose(settings, layer, queries, keys, scaling):
+    """Ms-PoE (Zhang et al. 2024, section 3): the ratio of each KV head in this layer; None if it takes no part.
+
+    The statistic is computed on whole causal attention matrices of un-rotated states, queries (1, h, l, d) and keys
+    (1, g, l, d): the head that stands out most gets the first ratio.
+    """
+    import torch
+
+    if layer not in settings["layers"]:
+        return None
+    at = settings["layers"].index(layer)
+    if "heads" in settings:
+        return list(zip(*(settings["heads"][name][at] for name in ("ratios", "ramps", "temperatures")), strict=True))
+    if settings.get("ranks") is not None:
+        return [settings["ratios"][rank] for rank in settings["ranks"][at]]
+    group, length, counts = queries.shape[1] // keys.shape[1], keys.shape[2], []
+    for head in range(keys.shape[1]):
+        count = 0  # Counted in whole numbers, so that equal heads are equal.
+        for query in range(head * group, (head + 1) * group):
+            scores = queries[0, query].float() @ keys[0, head].float().T * scaling
+            scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
+            count += int((scores.softmax(-1)[-1] * length > 3).sum())
+        counts.append(count)
+    order = sorted(range(len(counts)), key=lambda head: (-counts[head], head))
+    ranks = order if settings["variant"] == "released" else [order.index(head) for head in range(len(order))]
+    return [settings["ratios"][rank] for rank in ranks]
+
+
+def loudness(settings, chosen, head):
+    """What Ms-PoE multiplies a head's cos and sin by."""
+    return chosen[head][2] if chosen is not None and "heads" in settings else 1.0
+
+
+def mspoe(settings, chosen, head, positions, frequencies, theta):
+    """A head's positions and its inverse frequencies under Ms-PoE, or under a schedule that replaces its linear ratios.
+
+    With `rescale`, only the range between two positions is compressed.
+    """
+    if chosen is None:
+        return positions, frequencies
+    if "heads" in settings:
+        ratio, place, _ = chosen[head]
+        keeps, gives = place * settings["beta_fast"], place * settings["beta_slow"]
+        slowed = []
+        for frequency in frequencies:
+            turns = frequency * settings["trained_length"] / (2 * math.pi)
+            gone = min(max(math.log(keeps / turns) / math.log(keeps / gives), 0.0), 1.0) if turns else 1.0
+            slowed.append(frequency / ratio * gone + frequency * (1 - gone))
+        return positions, slowed
+    ratio, pairs = chosen[head], len(frequencies)
+    if settings["rescale"] != "uniform":
+        start, end = settings["rescale"]
+        inside = positions.clamp(start, end) - start
+        return positions - inside + inside / ratio, frequencies
+    if settings["schedule"] == "ntk":  # The slowest pair that rotates gets the whole ratio.
+        last = sum(f != 0 for f in frequencies) - 1
+        return positions, [f / ratio ** min(i / last, 1.0) for i, f in enumerate(frequencies)]
+    if settings["schedule"] == "by-parts":
+        gone = ramp(settings, pairs, 2 * pairs, theta, settings["trained_length"])
+        return positions, [f / ratio * g + f * (1 - g) for f, g in zip(frequencies, gone, strict=True)]
+    return positions, [f / ratio for f in frequencies]
