@@ -31,7 +31,7 @@ from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS, Recipe, method_named
 from ctxext.recipes.encodings.rotary import model_config
-from ctxext.verify import clean_load, clean_process, logits
+from ctxext.verify import clean_load, clean_process
 from ctxext.verify.reference import expected_frequencies
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
@@ -141,7 +141,7 @@ def swept(model_type, place, methods=ROTARY):
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
     monkeypatch.setattr(clean_load, "run_isolated", in_process)
-    monkeypatch.setattr(logits, "_NUM_TOKENS", 16)
+    monkeypatch.setattr(clean_load, "_NUM_TOKENS", 16)
 
 
 def which(row, known):

@@ -45,7 +45,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("portable/mspoe.py", "call.mask, call.scaling)", "None, call.scaling)", _HEADS),
     ("portable/mspoe.py", "call.mask, call.scaling)", "call.mask)", _CALIBRATION),
     ("converters/calibration.py", 'if variant == "paper" else', "if variant else", _CALIBRATION),
-    ("verify/logits.py", "TOLERANCE = 1e-4", "TOLERANCE = 0.1", ("tests/converters/test_verification.py",)),
+    ("verify/clean_load.py", "TOLERANCE = 1e-4", "TOLERANCE = 0.1", ("tests/converters/test_verification.py",)),
     ("verify/loading_checks.py", "_TOLERANCE = 2e-5", "_TOLERANCE = 0.1", ("tests/publish/test_verify.py",)),
     ("converters/lengths.py", " and content.get(key) == before.claimed_length", "", _OTHER_FILES),
     ("search/pareto.py", "rise, rise + half", "rise, rise - half", _SEARCH),
@@ -299,7 +299,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/portable/test_schedules.py::test_longrope_keeps_its_factor_where_the_length_grows",),
     ),
     (
-        "verify/logits.py",
+        "verify/clean_load.py",
         "if not math.isfinite(relative) or relative > TOLERANCE:",
         "if relative > TOLERANCE:",
         ("tests/converters/test_verification.py::test_what_is_no_number_is_refused",),
@@ -829,7 +829,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         _CHECKS,
     ),
     ("verify/loading_checks.py", "        foreign=subject.runs_foreign_code,\n", "", _CHECKS),
-    ("verify/logits.py", "max(differences.values()), change", "min(differences.values()), change", _CHECKS),
+    ("verify/clean_load.py", "max(differences.values()), change", "min(differences.values()), change", _CHECKS),
     (
         "verify/run.py",
         "open_checkpoint(against, token=token)",

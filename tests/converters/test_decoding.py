@@ -15,7 +15,7 @@ from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Recipe, method_named
 from ctxext.verify import clean_process, decoding_process
-from ctxext.verify.logits import _shortened, compare_logits
+from ctxext.verify.clean_load import _shortened, compare_logits
 
 NAMES = ("self-extend", "bifocal", "dca", "rerope", "sinks", "window", "adaptive", "string")
 

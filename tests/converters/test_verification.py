@@ -19,7 +19,7 @@ from ctxext.recipes import MsPoE, PositionInterpolation, Recipe
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.rerope import ReRope
 from ctxext.verify import clean_load, clean_process, reference
-from ctxext.verify.logits import compare_logits
+from ctxext.verify.clean_load import compare_logits
 from ctxext.verify.references.methods import REFERENCES
 
 

@@ -14,7 +14,7 @@ import tiny_models
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe, method_named
-from ctxext.verify import clean_load, clean_process, logits
+from ctxext.verify import clean_load, clean_process
 from small_llama import make_llama
 
 LENGTHS = (8192, 131072, 1048576)
@@ -129,7 +129,7 @@ def test_one_position_that_is_wrong_is_seen_and_nothing_right_refused(name, leng
         kind = {"rows_and_keys": FAULTS[fault]} if fault in FAULTS else {"setting": fault}
         comparison = compare({**check[0], "folder": str(spoiled(out, changed, **kind))})
         signals[fault] = comparison["attention"]
-    assert min(signals.values()) > 10 * logits.TOLERANCE, signals
+    assert min(signals.values()) > 10 * clean_load.TOLERANCE, signals
 
 
 @pytest.mark.parametrize("setting", ["window", "group"])
@@ -138,7 +138,7 @@ def test_a_fixed_group_and_border(setting, check, tmp_path):
     out = tmp_path / f"fixed-{setting}"
     convert(str(source_of(tmp_path / "source", 8192)), out, Recipe([step]))
     changed = spoiled(out, tmp_path / f"changed-{setting}", setting=setting)
-    assert compare({**check[0], "folder": str(changed)})["attention"] > 10 * logits.TOLERANCE
+    assert compare({**check[0], "folder": str(changed)})["attention"] > 10 * clean_load.TOLERANCE
 
 
 @pytest.mark.parametrize("name", [*MAPS, "adaptive"])

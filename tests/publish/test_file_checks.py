@@ -15,7 +15,7 @@ from ctxext.converters import make_plan
 from ctxext.errors import CtxextError
 from ctxext.files.content import stamp_of
 from ctxext.recipes import MsPoE, Recipe, Yarn, method_named
-from ctxext.verify import carried, clean_load, file_checks, loading_checks, logits, run, tensors
+from ctxext.verify import carried, clean_load, file_checks, loading_checks, run, tensors
 from ctxext.verify.checks_process import rotary_modules
 from ctxext.verify.clean_load import LoadReport
 from ctxext.verify.subject import Finding, Subject, training_of
@@ -344,10 +344,10 @@ def compared(source, monkeypatch, answer, *, free=2**40, code=0, errors="", outp
     """Compare a checkpoint with a recipe by what a process is made to answer."""
     result = types.SimpleNamespace(returncode=code, stdout=output + json.dumps(answer), stderr=errors)
     monkeypatch.setattr(clean_load, "run_isolated", lambda *_: result)
-    monkeypatch.setattr(logits.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=free))
+    monkeypatch.setattr(clean_load.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=free))
     checkpoint = open_checkpoint(str(source))
     plan = make_plan(checkpoint, Recipe([method_named("self-extend")(factor=4)]))
-    return logits.compare_logits(source, checkpoint, plan.recipe, plan.model, plan.stock)
+    return clean_load.compare_logits(source, checkpoint, plan.recipe, plan.model, plan.stock)
 
 
 def test_memory_for_two_copies_in_float32(llama_source, monkeypatch):
@@ -400,8 +400,8 @@ def test_where_the_tokens_of_the_check_stand(llama_source, length):
     checkpoint = open_checkpoint(str(llama_source))
     plan = make_plan(checkpoint, Recipe([method_named("self-extend")(factor=length / 32)]))
     steps, reach = plan.model.code["steps"], plan.rotary.context_length
-    positions = logits._positions(plan.recipe, plan.rotary, steps)
-    places = logits.reference_of(plan.recipe.steps[0]).places(steps[0], reach)
+    positions = clean_load._positions(plan.recipe, plan.rotary, steps)
+    places = clean_load.reference_of(plan.recipe.steps[0]).places(steps[0], reach)
     assert positions == sorted({*positions})
     assert {*places[:48]} <= {*positions}
     room = 64 - len({*places[:48]})
@@ -409,7 +409,7 @@ def test_where_the_tokens_of_the_check_stand(llama_source, length):
     spread = [reach * number // room for number in range(0, room, 2)]
     assert all({place, place + 1} <= {*positions} for place in spread)
     yarn = make_plan(checkpoint, Recipe([Yarn(factor=4)]))
-    assert logits._positions(yarn.recipe, yarn.rotary, []) == list(range(64))
+    assert clean_load._positions(yarn.recipe, yarn.rotary, []) == list(range(64))
 
 
 # What is passed on, and what a check may raise
@@ -484,7 +484,7 @@ def test_logits_are_compared_with_the_stock_steps_of_the_recipe(converted, monke
 
     def compare(*given, **options):
         asked.append((*given, options))
-        return logits.Verification(difference=1e-6)
+        return clean_load.Verification(difference=1e-6)
 
     vars(subject)["recipe"], vars(subject)["expected"] = recipe, model
     vars(subject)["may_load"], vars(subject)["loaded"] = True, LoadReport()

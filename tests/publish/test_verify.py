@@ -22,7 +22,7 @@ from ctxext.recipes import METHODS, MsPoE, Recipe, Yarn
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import attention_scaling, model_config
-from ctxext.verify import logits, subject
+from ctxext.verify import clean_load, subject
 from ctxext.verify.clean_load import LoadReport
 from ctxext.verify.file_checks import check_configuration
 from ctxext.verify.loading_checks import check_loading
@@ -301,7 +301,7 @@ def test_weights_that_only_an_accelerator_quantizes_are_not_loaded_on_a_cpu(key,
     assert (finding.status, key in finding.detail) == ("not checked", True)
     with pytest.raises(CtxextError, match=f'cannot be loaded on a CPU: config.json has "{key}"'):
         load_model(open_infos([str(folder)])[0], Loading(device="cpu"))
-    compared = logits.compare_logits(folder, one.checkpoint, one.recipe, one.expected, one.plain)
+    compared = clean_load.compare_logits(folder, one.checkpoint, one.recipe, one.expected, one.plain)
     assert key in compared.skipped
 
 

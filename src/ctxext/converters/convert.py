@@ -29,7 +29,7 @@ from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_of
 from ctxext.verify.carried import check_carried
-from ctxext.verify.logits import Verification, compare_logits
+from ctxext.verify.clean_load import Verification, compare_logits
 
 _MANY = 4
 """Files copied at once; the kernel does the work."""

@@ -1,6 +1,8 @@
-"""Load a checkpoint, or compare it with references, in a process that cannot import ctxext."""
+"""Load a checkpoint in a process without ctxext, and compare its logits with the references of its methods."""
 
+import dataclasses
 import json
+import math
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -8,15 +10,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.auto_class import auto_class
-from ctxext.checkpoint.opening import Checkpoint
+import psutil
+
+from ctxext.checkpoint.auto_class import CAUSAL, auto_class
+from ctxext.checkpoint.described_size import check_described, needs_accelerator
+from ctxext.checkpoint.loading import without_hub
+from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
+from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
 from ctxext.files.isolated import fault_within, last_line_of_errors, run_isolated
+from ctxext.files.tested import TESTED
+from ctxext.recipes.base import Method
 from ctxext.recipes.code.staging import staged
+from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
+from ctxext.recipes.methods.relation import Relation
+from ctxext.recipes.recipe import Recipe
 from ctxext.verify.checks_process import LOADED
-from ctxext.verify.reference import reference_error
+from ctxext.verify.decoding_process import LENGTH
+from ctxext.verify.reference import reference_error, reference_faults, reference_of
 
 SCRIPT = Path(__file__).with_name("clean_process.py")
+TOLERANCE = 1e-4
+"""Largest relative difference of logits, and of attention, from the references."""
+_NUM_TOKENS = 64
+_BYTES_PER_PARAMETER = 4
 
 
 class ScriptFailedError(Exception):
@@ -104,3 +121,138 @@ def load_in_clean_process(checkpoint: Checkpoint, *, foreign: bool) -> LoadRepor
         if error.signal:
             return LoadReport(f"loading was stopped by signal {error.signal}, perhaps for lack of memory")
         return LoadReport(f"it does not load: {error}")
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of the check after converting.
+
+    Attributes:
+        of: The quantity compared: "logits" in a clean process, or "frequencies" in the installed transformers.
+        skipped: Why nothing was checked; empty if it was.
+        difference: Largest difference from what the method asks for: of a logit or of an answer of attention, relative
+            to the largest one, or of a frequency relative to itself.
+        change: Largest change of a logit against the source.
+    """
+
+    of: str = "logits"
+    skipped: str = ""
+    difference: float = 0.0
+    change: float = 0.0
+
+
+def compare_logits(
+    folder: Path,
+    source: Checkpoint,
+    recipe: Recipe,
+    model: ModelConfig,
+    stock: ModelConfig,
+    *,
+    foreign: bool = False,
+) -> Verification:
+    """Load a converted checkpoint in a process that cannot import ctxext and compare its logits.
+
+    Args:
+        folder: The converted checkpoint.
+        source: Where its weights come from.
+        recipe: The recipe, resolved.
+        model: Its configuration.
+        stock: The configuration with those steps only that stock transformers carries, for the comparison.
+        foreign: The user allowed code that ctxext did not write: it is loaded from the folder as it is.
+
+    Raises:
+        CtxextError: it does not load, or its logits differ from the references.
+    """
+    check_described(source, CAUSAL)
+    if reason := needs_accelerator(source):
+        return Verification(skipped=f"cannot be checked here: {reason}")
+    # Without headers a parameter is taken to have the 16 bits of most checkpoints.
+    num_parameters = source.num_parameters or sum(map(source.size_of, source.weight_files)) // 2
+    needed = 2 * _BYTES_PER_PARAMETER * num_parameters
+    if needed > 0.8 * psutil.virtual_memory().available:
+        return Verification(skipped=f"two copies of the model need {needed / 2**30:.1f} GiB of memory")
+    steps = [step for step in recipe.steps if step.needs_code()]
+    task: dict[str, Any] = {"stock": without_hub(stock.config), "steps": model.code["steps"]}
+    if isinstance(model.encoding, Rotary):
+        rotary = model.encoding
+        task |= {"check": "logits", "full_types": list(model.family.full_types), "theta": rotary.theta}
+        task["positions"] = _positions(recipe, rotary, model.code["steps"])
+        task["decoding"] = [_shortened(step, model.code["steps"]) for step in steps]
+    else:
+        length = max(model.encoding.context_length, _NUM_TOKENS)
+        task["stock"] = without_hub(stock.with_context_length(length).config)
+        task |= {"check": "slopes", "count": _NUM_TOKENS}
+    try:
+        methods = [step.name for step in steps]
+        report = answer_of(open_checkpoint(str(folder)), task, methods=methods, foreign=foreign)
+    except ScriptFailedError as error:
+        if error.has_loaded:
+            raise CtxextError(
+                f"What the method says could not be worked out: {error}",
+                hint="The converted model itself loads and runs. Please report this; --no-verify writes it unchecked.",
+            ) from error
+        if package := lacks_package(source.config, str(error)):
+            return Verification(skipped=f"cannot be checked here: {package}")
+        raise CtxextError(
+            f"The converted model does not load in a clean process: {error}",
+            hint="--no-verify writes it all the same.",
+        ) from error
+    if "refused" in report:
+        raise CtxextError(
+            f'"{model.family.model_type}" cannot carry {" and ".join(methods)}: {report["refused"]}.',
+            hint="Choose another method.",
+        )
+    # Logits first, as they are what a user sees; attention shows what they hide.
+    differences = {
+        "logits differ": report["difference"] / (report["scale"] or 1.0),
+        "attention differs": report.get("attention", 0.0),
+    }
+    for what, relative in differences.items():
+        if not math.isfinite(relative) or relative > TOLERANCE:
+            raise CtxextError(
+                f"The converted model's {what} by {relative:.1e} from what the method says.",
+                hint="Please report this with the output of ctxext env; --no-verify writes it all the same.",
+            )
+    if report["decoding"]:
+        raise CtxextError(
+            f"The converted model is wrong where it decodes from a cache: {report['decoding']}.",
+            hint=f"ctxext was tested with transformers {' and '.join(TESTED)}. --no-verify writes it all the same.",
+        )
+    return Verification(difference=max(differences.values()), change=report["change"])
+
+
+def _shortened(step: Method, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings of a step for a very short original context length, so that short texts exceed it.
+
+    Settings that do not follow from this length stay as they are.
+    """
+    settings = dict(next(entry for entry in steps if entry["method"] == step.name))
+    if "original_length" not in settings:
+        return settings
+    if isinstance(step, Relation):
+        length = settings["original_length"]
+        unset: dict[str, Any] = {name: None for name in step.defaults(length) if hasattr(step, name)}
+        lengths = dataclasses.replace(step, **unset).defaults(LENGTH)
+        settings |= {name: value for name, value in lengths.items() if name in settings}
+        settings["target_length"] = max(2 * LENGTH, round(settings["target_length"] / length * LENGTH))
+    return {**settings, "original_length": LENGTH}
+
+
+def _positions(recipe: Recipe, rotary: Rotary, steps: list[dict[str, Any]]) -> list[int]:
+    """The positions of the check's tokens: side by side, or over the whole reach where regions matter.
+
+    Most of them are where rules change, by the methods' references; the others are spread evenly, in pairs
+    of neighbours.
+    """
+    attention = [step for step in recipe.steps if step.kind == "attention"]
+    if not attention:
+        return list(range(_NUM_TOKENS))
+    reach, chosen = max(rotary.context_length, _NUM_TOKENS), dict[int, None]()
+    for step in attention:
+        settings = next(entry for entry in steps if entry["method"] == step.name)
+        places = getattr(reference_of(step), "places", None)
+        with reference_faults(step):
+            chosen |= dict.fromkeys(places(settings, reach)[: 3 * _NUM_TOKENS // 4] if places else [])
+    room = max(_NUM_TOKENS - len(chosen), 4)
+    start = [reach * number // room for number in range(0, room, 2)]
+    return sorted({*chosen, *start, *(position + 1 for position in start)})

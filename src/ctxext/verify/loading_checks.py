@@ -12,8 +12,7 @@ from ctxext.files.tested import untested_notice
 from ctxext.recipes.encodings.biases import Buckets
 from ctxext.recipes.encodings.learned import LearnedTable
 from ctxext.verify.carried import expected_rotation, largest_difference
-from ctxext.verify.clean_load import ScriptFailedError, answer_of, lacks_package
-from ctxext.verify.logits import compare_logits
+from ctxext.verify.clean_load import ScriptFailedError, answer_of, compare_logits, lacks_package
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed, training_of
 
 _TOLERANCE = 2e-5
