@@ -19,7 +19,7 @@ from typing import Any
 import transformers
 
 import tiny_models
-from ctxext.checkpoint.families import FAMILIES
+from ctxext.checkpoint.families import FAMILIES, Family
 from ctxext.verify import measured
 from ctxext.verify.carried import Rotation, difference, rotations
 
@@ -106,9 +106,21 @@ def agreeing(model_type: str, draws: int = DRAWS, seed: int = 0) -> tuple[list[s
     return [name for name in measured.KEYS if name not in left_out], left_out
 
 
+def is_plain(family: Family) -> bool:
+    """Whether a family writes one flat schedule for all its layers, in the keys of Llama: only those are measured."""
+    plain = Family(model_type=family.model_type)
+    odd = (
+        *("positions", "text_config", "length_key", "theta_key", "partial_key", "rotary_dim_key", "nested_rope"),
+        *("local_theta_key", "layer_theta_key", "plain_type", "rope_scaling", "rope_scaling_keys", "required_keys"),
+        *("explicit_default", "explicit_head_dim", "shared_rotary_key", "rotated", "scalable", "reason", "aliases"),
+    )
+    partial = {**family.defaults, **family.defaults_4x}.get("partial_rotary_factor", 1.0)
+    return partial == 1 and all(getattr(family, name) == getattr(plain, name) for name in odd)
+
+
 def candidates() -> list[str]:
     """The families that can be measured: flat schedules, one folder of files, in the installed transformers."""
-    known = [name for name, family in FAMILIES.items() if measured.is_plain(family) and name in tiny_models.FAMILIES]
+    known = [name for name, family in FAMILIES.items() if is_plain(family) and name in tiny_models.FAMILIES]
     return [name for name in known if measured.digest_of(name)]
 
 

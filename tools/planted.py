@@ -46,7 +46,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("portable/mspoe.py", "call.mask, call.scaling)", "call.mask)", _CALIBRATION),
     ("converters/calibration.py", 'if variant == "paper" else', "if variant else", _CALIBRATION),
     ("verify/clean_load.py", "TOLERANCE = 1e-4", "TOLERANCE = 0.1", ("tests/converters/test_verification.py",)),
-    ("verify/loading_checks.py", "_TOLERANCE = 2e-5", "_TOLERANCE = 0.1", ("tests/publish/test_verify.py",)),
+    ("verify/carried.py", "TOLERANCE = 2e-5", "TOLERANCE = 0.1", ("tests/publish/test_verify.py",)),
     ("converters/lengths.py", " and content.get(key) == before.claimed_length", "", _OTHER_FILES),
     ("search/pareto.py", "rise, rise + half", "rise, rise - half", _SEARCH),
     (
@@ -797,8 +797,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "verify/file_checks.py",
-        "(name := path.as_posix()) in recorded or not is_own_code(path)]",
-        "not is_own_code(path) and (name := path.as_posix())]",
+        "(name := path.as_posix()) in recorded or name not in CODE_FILES]",
+        "(name := path.as_posix()) not in CODE_FILES]",
         _CHECKS,
     ),
     ("verify/file_checks.py", "if len(known) < len(recorded):", "if not known:", _CHECKS),
@@ -817,9 +817,9 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("verify/loading_checks.py", 'types = ("", *subject.family.full_types)', 'types = ("",)', _CHECKS),
     ("verify/loading_checks.py", "    for entry in modules:\n", "    for entry in modules[:1]:\n", _CHECKS),
     (
-        "verify/loading_checks.py",
-        '_OTHER_TOWERS = ("vision", "visual", "audio")',
-        '_OTHER_TOWERS = ("vision", "audio")',
+        "verify/carried.py",
+        'OTHER_TOWERS = ("vision", "visual", "audio")',
+        'OTHER_TOWERS = ("vision", "audio")',
         _CHECKS,
     ),
     (
@@ -852,14 +852,14 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("checkpoint/families.py", 'for word in ("local", *family.sliding_types))', 'for word in ("local",))', _CHECKS),
     (
         "verify/carried.py",
-        "                if change > _TOLERANCE:\n                    raise",
+        "                if change > TOLERANCE:\n                    raise",
         "                if False:\n                    raise",
         _CHECKS,
     ),
     ("verify/carried.py", "(entry.scaling, scaling)]", "(1.0, 1.0)]", _CHECKS),
     ("verify/carried.py", "    if not after[lengths[0]]:", "    if False:", _CHECKS),
     (
-        "verify/tensors.py",
+        "verify/file_checks.py",
         "is_trained = bool(training_of(subject)) and not gone and not added",
         "is_trained = bool(training_of(subject)) and not gone",
         _CHECKS,

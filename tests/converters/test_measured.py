@@ -27,7 +27,7 @@ from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import carried, measured
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-from measure_rotary_classes import agreeing
+from measure_rotary_classes import agreeing, is_plain
 
 LLAMA = {
     "model_type": "llama",
@@ -229,8 +229,8 @@ def test_converting_the_demo_imports_neither_torch_nor_transformers(tmp_path):
 @of_a_measured_version
 def test_only_flat_schedules_are_recorded():
     assert INSTALLED.keys() >= {"llama", "mistral", "qwen2", "qwen3"}
-    assert all(measured.is_plain(FAMILIES[name]) for name in INSTALLED)
-    assert not any(measured.is_plain(FAMILIES[name]) for name in ("gemma3_text", "phi3", "gpt_neox", "deepseek_v3"))
+    assert all(is_plain(FAMILIES[name]) for name in INSTALLED)
+    assert not any(is_plain(FAMILIES[name]) for name in ("gemma3_text", "phi3", "gpt_neox", "deepseek_v3"))
     assert json.loads(measured.RECORD.read_text()) == measured.measured()
 
 

@@ -15,7 +15,7 @@ from ctxext.converters import make_plan
 from ctxext.errors import CtxextError
 from ctxext.files.content import stamp_of
 from ctxext.recipes import MsPoE, Recipe, Yarn, method_named
-from ctxext.verify import carried, clean_load, file_checks, loading_checks, run, tensors
+from ctxext.verify import carried, clean_load, file_checks, loading_checks, run
 from ctxext.verify.checks_process import rotary_modules
 from ctxext.verify.clean_load import LoadReport
 from ctxext.verify.subject import Finding, Subject, training_of
@@ -536,7 +536,7 @@ def test_which_tensors_count_and_which_may_differ(tmp_path, files, status, train
     out = weights(tmp_path / "out", files)
     if is_trained:
         out.config["ctxext"] = {"finetune": {"steps": 3}}
-    (finding,) = run.run_checks([tensors.check_against], Subject(out, source))
+    (finding,) = run.run_checks([file_checks.check_against], Subject(out, source))
     assert (finding.status, told in finding.detail) == (trained if is_trained else status, True), finding
 
 
@@ -553,7 +553,7 @@ def test_a_recipe_that_writes_a_tensor_excuses_no_other(tmp_path, monkeypatch, f
     source = weights(tmp_path / "source", {"model.safetensors": {"a": 1, "b": 2}})
     out = weights(tmp_path / "out", {"model.safetensors": files})
     monkeypatch.setattr(Subject, "new_tensors", ["a"])
-    finding = tensors.check_against(Subject(out, source))
+    finding = file_checks.check_against(Subject(out, source))
     assert (finding.status, told in finding.detail) == (status, True), finding
 
 
@@ -567,7 +567,7 @@ def test_files_shared_on_disk_are_the_same_bytes_if_no_others_stand_beside_them(
     if extra == "in the result":
         other = weights(tmp_path / "other", {"model.safetensors": {"c": 3}})
         (other.folder / "model.safetensors").rename(out.folder / "model.safetensors")
-    finding = tensors.check_against(Subject(open_checkpoint(str(out.folder)), source))
+    finding = file_checks.check_against(Subject(open_checkpoint(str(out.folder)), source))
     assert finding.status == ("passed" if extra == "nothing" else "failed")
     assert {"nothing": "the same bytes", "in the result": 'added: "c"', "in the source": 'missing: "b"'}[
         extra

@@ -29,7 +29,7 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgp
 """Files that hold numbers and are never rewritten in place, so that they may be linked."""
 
 _INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_LOADABLE = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
+LOADABLE = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
 _SKIPPED_FOLDERS = (".git", ".cache", "__pycache__")
 _BLOCK, _NUM_BLOCKS = 1 << 16, 32
 
@@ -180,7 +180,7 @@ class Checkpoint:
             weight_map = index.get("weight_map") or {}
             for shard in sorted({str(name) for name in weight_map.values()}):
                 _check_shard(self.name, index_name, shard, names)
-        if not any(_LOADABLE.match(name) for name in names):
+        if not any(LOADABLE.match(name) for name in names):
             raise CtxextError(
                 f'"{self.name}" holds no weights that transformers would load.',
                 hint="Expected model.safetensors, its shards with an index, or pytorch_model.bin.",
@@ -192,12 +192,12 @@ class Checkpoint:
     @property
     def loaded_safetensors(self) -> list[Path]:
         """The safetensors files that transformers would load, relative to the folder."""
-        return [path for path in self.weight_files if path.suffix == ".safetensors" and _LOADABLE.match(str(path))]
+        return [path for path in self.weight_files if path.suffix == ".safetensors" and LOADABLE.match(str(path))]
 
     def headers(self) -> Iterator[dict[str, Any]]:
         """The headers of the safetensors files: tensor name to dtype, shape and offsets."""
         for path in self.weight_files:
-            if path.suffix == ".safetensors" and _LOADABLE.match(path.name) and (self.folder / path).is_file():
+            if path.suffix == ".safetensors" and LOADABLE.match(path.name) and (self.folder / path).is_file():
                 yield read_safetensors_header(self.folder / path)
 
     def stored_tensors(self) -> dict[str, tuple[Path, dict[str, Any]]]:
@@ -254,7 +254,7 @@ def _num_in(name: str, entry: dict[str, Any], bits: int) -> int:
 
 def is_loadable(path: Path) -> bool:
     """Return whether transformers would load a weight file, by its path in the folder."""
-    return bool(_LOADABLE.match(path.as_posix()))
+    return bool(LOADABLE.match(path.as_posix()))
 
 
 def is_cached(path: Path) -> bool:
@@ -413,7 +413,7 @@ def _sizes_of(folder: Path, source: str, revision: str | None, token: str | None
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
         raise
     except (errors.OfflineModeIsEnabled, transport, OSError):
-        if any(_LOADABLE.match(path.name) for path in folder.iterdir()):
+        if any(LOADABLE.match(path.name) for path in folder.iterdir()):
             return {}
         raise
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ctxext.checkpoint.families import Family, named_family, serves_sliding
 from ctxext.checkpoint.loading import hub_backbones, sealed, without_hub
@@ -26,11 +26,10 @@ from ctxext.verify.measured import TOLERANCE as MEASURED_TOLERANCE
 from ctxext.verify.measured import measured_rotations
 from ctxext.verify.reference import expected_frequencies
 
-if TYPE_CHECKING:
-    import torch
-
-_TOLERANCE = 2e-5
-_OTHER_TOWERS = ("vision", "visual", "audio")
+TOLERANCE = 2e-5
+"""Largest relative difference of a frequency or of the factor on cos and sin."""
+OTHER_TOWERS = ("vision", "visual", "audio")
+"""Words in the names of modules that are not of the language model."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +76,17 @@ def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig,
         wanted = expected_rotation(recipe, plain, stock, length)
         was = {(entry.module, entry.layer_type): entry for entry in before[length]}
         for entry in after[length]:
-            change = _change(entry, was.get((entry.module, entry.layer_type)))
+            unscaled = was.get((entry.module, entry.layer_type))
+            change = math.inf if unscaled is None else difference(entry, unscaled.frequencies, unscaled.scaling)
             if _is_sliding(entry, source, family, change):
-                if change > _TOLERANCE:
+                if change > TOLERANCE:
                     raise _refused(family, f"{entry.module} of its sliding layers would rotate otherwise too")
                 continue
             off = difference(entry, *wanted)
-            if not off < _TOLERANCE:
+            if not off < TOLERANCE:
                 steps = ", ".join(step.summary() for step in recipe.steps if not step.needs_code())
                 problem = f"{entry.module} would differ from {steps} by {off:.1e}"
-                raise _refused(family, f"{steps} would have no effect" if change < _TOLERANCE else problem)
+                raise _refused(family, f"{steps} would have no effect" if change < TOLERANCE else problem)
             largest = max(largest, off)
     if not after[lengths[0]]:
         raise _refused(family, "no rotary embedding was found in it")
@@ -104,7 +104,7 @@ def _measured_difference(
     for length, (frequencies, scaling) in turned.items():
         rotation = Rotation("", "", tuple(sorted(set(frequencies))), scaling)
         largest = max(largest, difference(rotation, *expected_rotation(recipe, plain, stock, length)))
-    return largest if largest < _TOLERANCE - MEASURED_TOLERANCE else None
+    return largest if largest < TOLERANCE - MEASURED_TOLERANCE else None
 
 
 def expected_rotation(
@@ -128,15 +128,10 @@ def expected_rotation(
     return expected_frequencies(recipe.steps, plain.rotary, length)
 
 
-def _change(entry: Rotation, was: Rotation | None) -> float:
-    """How far a rotary embedding is from that of the source; infinite if the source has none of this name."""
-    return math.inf if was is None else difference(entry, was.frequencies, was.scaling)
-
-
 def _is_sliding(entry: Rotation, config: Mapping[str, Any], family: Family, change: float) -> bool:
     """Whether a rotary embedding serves layers with a sliding window, which keep their frequencies."""
     if family.layer_theta_key and entry.module.rpartition(".")[2].isdigit():  # One for each base, by number.
-        return change < _TOLERANCE
+        return change < TOLERANCE
     return serves_sliding(config, family, entry.module, entry.layer_type)
 
 
@@ -176,7 +171,7 @@ def rotations(config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, li
     rotary = [
         (name, module)
         for name, module in stock_model(config).named_modules()
-        if "otary" in type(module).__name__ and not any(word in name for word in _OTHER_TOWERS)
+        if "otary" in type(module).__name__ and not any(word in name for word in OTHER_TOWERS)
     ]
     return {
         length: [_asked(*one, layer_type, length) for one in rotary for layer_type in _layer_types(one[1])]
@@ -280,13 +275,7 @@ def _asked(name: str, module: Any, layer_type: str, length: int) -> Rotation:
     wanted = inspect.signature(module.forward).parameters
     with torch.no_grad():
         out = module(**{key: answer for key, answer in answers.items() if key in wanted})
-    turned = _as_complex(out)
+    turned = torch.complex(*(part.double() for part in out)) if isinstance(out, tuple) else out.to(torch.complex128)
     row = turned[1] if turned.ndim == 2 else turned.flatten(0, -3)[0, 0]  # A table by position, or by row.
     angles = row.angle()
     return Rotation(name, layer_type, tuple(sorted(set(angles.tolist()))), float(row.abs().max()))
-
-
-def _as_complex(out: Any) -> "torch.Tensor":
-    import torch
-
-    return torch.complex(*(part.double() for part in out)) if isinstance(out, tuple) else out.to(torch.complex128)

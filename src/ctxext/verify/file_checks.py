@@ -1,20 +1,27 @@
-"""The checks that read files only: what was recorded, digests, configuration, modeling code."""
+"""The checks that read files only: record, digests, configuration, modeling code, and weights against the source's."""
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import pickle
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.families import read, text_config
-from ctxext.checkpoint.opening import claimed_lengths
+from ctxext.checkpoint.opening import LOADABLE, Checkpoint, claimed_lengths
 from ctxext.checkpoint.sentence_files import LENGTHS
-from ctxext.files.content import MANIFEST, has_stamp, same_value, sha256_of
+from ctxext.errors import CtxextError
+from ctxext.files.content import MANIFEST, Progress, has_stamp, same_value, sha256_of
+from ctxext.files.tensor_files import grouped, read_tensors
 from ctxext.recipes.code.layout import HEADS
+from ctxext.recipes.code.own_code import CODE_FILES
 from ctxext.recipes.encodings.rotary import is_readable, provenance
-from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, is_own_code, listed
+from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed, training_of
 
 CARD = "README.md"
 _OF_THE_HUB = frozenset({MANIFEST, ".gitattributes", CARD})
 """Files that the Hub adds or lets people edit, and the record itself."""
+_CHUNK = 1 << 22
 
 
 def check_record(subject: Subject) -> Finding:
@@ -43,7 +50,11 @@ def check_files(subject: Subject) -> Finding:
     if not subject.manifest:
         return Finding("files", SKIPPED, "nothing was recorded")
     kept = [path.as_posix() for path in subject.checkpoint.files if path.parts[0] != subject.rewritten]
-    recorded = {name: digest for name, digest in subject.recorded("files").items() if _top(name) != subject.rewritten}
+    recorded = {
+        name: digest
+        for name, digest in subject.recorded("files").items()
+        if name.partition("/")[0] != subject.rewritten
+    }
     weights, present = subject.recorded("weights"), set(kept)
     changed = [name for name in recorded if name in present and not _same(subject, name, recorded[name])]
     edited = [name for name in changed if name == CARD]
@@ -57,10 +68,6 @@ def check_files(subject: Subject) -> Finding:
     if problems:
         return Finding("files", FAILED, problems)
     return Finding("files", PASSED, f"{len(recorded) - len(edited)} files as recorded{note}")
-
-
-def _top(name: str) -> str:
-    return name.partition("/")[0]
 
 
 def _same(subject: Subject, name: str, digest: str | None) -> bool:
@@ -174,7 +181,7 @@ def check_code(subject: Subject) -> Finding:
         problems += [f"missing: {listed(missing)}"] if missing else []
         return Finding("code", FAILED, "; ".join(problems) + f" (it was made by ctxext {maker})")
     recorded = subject.recorded("files")  # A file of such a name that the source had was copied like its others.
-    others = [name for path in subject.foreign_code if (name := path.as_posix()) in recorded or not is_own_code(path)]
+    others = [name for path in subject.foreign_code if (name := path.as_posix()) in recorded or name not in CODE_FILES]
     stray = [name for path in subject.foreign_code if (name := path.as_posix()) not in others]
     if stray:
         return Finding("code", FAILED, f"the recipe needs no code, but there is {listed(stray)}")
@@ -182,3 +189,89 @@ def check_code(subject: Subject) -> Finding:
     return Finding(
         "code", PASSED, (f"{len(expected)} files as this version writes them" if expected else "none needed") + note
     )
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor by type, shape and the SHA-256 of its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+
+
+def check_against(subject: Subject) -> Finding | None:
+    """Whether the weights equal the source's, or only training changed them."""
+    name, source = "against", subject.source
+    if source is None:
+        return None
+    mine, theirs = _weight_files(subject.checkpoint), _weight_files(source)
+    shared = {path for path in mine.keys() & theirs.keys() if mine[path].samefile(theirs[path])}
+    if shared == mine.keys() == theirs.keys():
+        return Finding(name, PASSED, f'the weight files are those of "{source.name}" on disk: the same bytes')
+    tensors = _tensors([mine[path] for path in sorted(mine.keys() - shared)], subject.progress)
+    source_tensors = _tensors([theirs[path] for path in sorted(theirs.keys() - shared)], subject.progress)
+    changed = sorted(key for key in tensors.keys() & source_tensors.keys() if tensors[key] != source_tensors[key])
+    gone, added = sorted(source_tensors.keys() - tensors.keys()), sorted(tensors.keys() - source_tensors.keys())
+    if not changed and not gone and not added:
+        return Finding(name, PASSED, f'all {len(tensors)} tensors are those of "{source.name}", bit for bit')
+    differences = [f"{len(changed)} of {len(tensors)} tensors differ: {grouped(changed)}"] if changed else []
+    differences += [f"missing: {listed(gone)}"] if gone else []
+    differences += [f"added: {listed(added)}"] if added else []
+    planned = subject.new_tensors
+    if planned and sorted(changed + added) == planned and not gone:
+        kept = f'the other {len(tensors) - len(planned)} tensors are those of "{source.name}", bit for bit'
+        return Finding(name, PASSED, f"written anew, as the recipe says: {grouped(planned)}; {kept}")
+    is_trained = bool(training_of(subject)) and not gone and not added
+    return Finding(name, PASSED if is_trained else FAILED, ("trained; " if is_trained else "") + "; ".join(differences))
+
+
+def _weight_files(checkpoint: Checkpoint) -> dict[str, Path]:
+    """The files that transformers loads: safetensors where there are any."""
+    files = checkpoint.loaded_safetensors or [path for path in checkpoint.weight_files if LOADABLE.match(str(path))]
+    return {path.as_posix(): checkpoint.folder / path for path in files}
+
+
+def _tensors(files: list[Path], progress: Progress | None) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for number, path in enumerate(files):
+        if progress is not None:
+            progress(f"reading {path.name}", number, len(files))
+        read = _safetensors if path.suffix == ".safetensors" else _pickled
+        for name, tensor in read(path):
+            if name in tensors:
+                raise CtxextError(f'"{path.name}" holds "{name}", which another file holds too.')
+            tensors[name] = tensor
+    return tensors
+
+
+def _safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    for name, entry, pieces in read_tensors(path):
+        digest = hashlib.sha256()
+        for piece in pieces:
+            digest.update(piece)
+        yield name, Tensor(str(entry["dtype"]), tuple(entry["shape"]), digest.hexdigest())
+
+
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int64": "I64", "int32": "I32"}
+_DTYPES |= {"int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
+
+
+def _pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a pickled file: nothing else is unpickled, and they are read from disk as needed."""
+    import torch
+
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, ValueError, KeyError, EOFError, OSError, pickle.UnpicklingError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CtxextError(f'"{path.name}" cannot be read as tensors: {reason}') from error
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise CtxextError(f'"{path.name}" holds something else than tensors by name.')
+    for name, tensor in tensors.items():
+        digest = hashlib.sha256()
+        flat = tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0)
+        for chunk in flat.split(_CHUNK):
+            digest.update(chunk.numpy().tobytes())
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        yield name, Tensor(_DTYPES.get(dtype, dtype), tuple(tensor.shape), digest.hexdigest())

@@ -11,13 +11,11 @@ from ctxext.files.tensor_files import read_safetensors_header
 from ctxext.files.tested import untested_notice
 from ctxext.recipes.encodings.biases import Buckets
 from ctxext.recipes.encodings.learned import LearnedTable
-from ctxext.verify.carried import expected_rotation, largest_difference
+from ctxext.verify.carried import OTHER_TOWERS, TOLERANCE, expected_rotation, largest_difference
 from ctxext.verify.clean_load import ScriptFailedError, answer_of, compare_logits, lacks_package
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed, training_of
 
-_TOLERANCE = 2e-5
 _NOT_RUN = "it carries code that is not this version's own; --trust-remote-code runs it"
-_OTHER_TOWERS = ("vision", "visual", "audio")
 
 
 def check_version(subject: Subject) -> Finding | None:
@@ -64,7 +62,7 @@ def check_frequencies(subject: Subject) -> Finding | None:
         entry
         for entry in subject.loaded.rotary
         if entry["layer_type"] in types
-        and not any(word in entry["module"] for word in _OTHER_TOWERS)
+        and not any(word in entry["module"] for word in OTHER_TOWERS)
         and not serves_sliding(subject.checkpoint.config, subject.family, entry["module"])
     ]
     if not modules:
@@ -80,7 +78,7 @@ def check_frequencies(subject: Subject) -> Finding | None:
         if len(got) != len(wanted):
             return Finding(name, FAILED, f"{entry['module']} has {len(got)}, the recipe {len(wanted)}")
         pairs = [*zip(got, wanted, strict=True), (entry["scaling"], scaling)]
-        if (off := largest_difference(pairs)) >= _TOLERANCE:
+        if (off := largest_difference(pairs)) >= TOLERANCE:
             return Finding(name, FAILED, f"{entry['module']} differs from the recipe by up to {off:.1e}")
     factor = f", cosine and sine × {scaling:.4g}" if scaling != 1 else ""
     return Finding(name, PASSED, f"{len(wanted)} inverse frequencies as the recipe says{factor}")
@@ -136,46 +134,51 @@ def check_buckets(subject: Subject) -> Finding | None:
 def check_tables(subject: Subject) -> Finding | None:
     """Whether each row of the loaded tables is what its reference says, by the source's rows where they are given."""
     name = "tables"
-    if not subject.has_recipe or not subject.recipe.rewrites_weights or not _endings(subject):
+    if not subject.has_recipe or not subject.recipe.rewrites_weights:
+        return None
+    encoding = subject.model.encoding
+    # Without names of tables, the model makes them for any length.
+    if not isinstance(encoding, LearnedTable) or not encoding.layout.tensors:
         return None
     if not subject.may_load:
         return Finding(name, SKIPPED, "it carries code that is not this version's own")
     if training_of(subject):
         return Finding(name, SKIPPED, "it was trained, so its rows are no longer those of the recipe")
-    task = _task(subject)
-    try:
-        report = answer_of(subject.checkpoint, task, methods=[task["numbers"]["method"]])
-    except ScriptFailedError as error:
-        return Finding(name, FAILED, f"the tables cannot be compared: {error}")
-    tables, epsilon = report["tables"], report["epsilon"]
-    for table in tables:
-        if problem := _table_problem(table, task, epsilon):
-            return problem
-    return Finding(name, PASSED, _summary(tables, task, by_source=subject.source is not None))
-
-
-def _task(subject: Subject) -> dict[str, Any]:
     (step,) = (step for step in subject.recipe.steps if step.kind == "table")
-    table = subject.model.encoding
-    assert isinstance(table, LearnedTable)
-    stored = [one for one in subject.new_tensors if one.endswith(table.layout.tensors)]
-    named = stored or table.layout.tensors  # Computed tables need not lie among the weights.
-    return {
-        "check": "tables",
+    stored = [one for one in subject.new_tensors if one.endswith(encoding.layout.tensors)]
+    named = stored or encoding.layout.tensors  # Computed tables need not lie among the weights.
+    task = {
+        "check": name,
         "auto": auto_class(subject.checkpoint.config),
         "tables": {one: _file_of(subject.source, one) for one in named},
-        "endings": list(table.layout.tensors),
-        "special": table.num_special,
-        "length": table.trained_length,
-        "count": table.context_length,
+        "endings": list(encoding.layout.tensors),
+        "special": encoding.num_special,
+        "length": encoding.trained_length,
+        "count": encoding.context_length,
         "numbers": step.to_dict(),
     }
-
-
-def _endings(subject: Subject) -> tuple[str, ...]:
-    """How the names of the family's tables end; none where the model makes them for any length."""
-    table = subject.model.encoding
-    return table.layout.tensors if isinstance(table, LearnedTable) else ()
+    try:
+        report = answer_of(subject.checkpoint, task, methods=[step.name])
+    except ScriptFailedError as error:
+        return Finding(name, FAILED, f"the tables cannot be compared: {error}")
+    tables = report["tables"]
+    for table in tables:
+        if table["rows"] != encoding.context_length:
+            problem = f'"{table["name"]}" has {table["rows"]} rows for positions, the recipe {encoding.context_length}'
+        elif table.get("unknown"):
+            return Finding(name, SKIPPED, "the source's rows are not all among the new ones; --against SOURCE compares")
+        elif not table["same"]:
+            problem = f'"{table["name"]}": the rows before position 0 are not the source\'s'
+        elif not table["difference"] <= report["epsilon"] * max(table["scale"], 1e-30):
+            problem = f'"{table["name"]}" differs from the recipe by up to {table["difference"]:.1e}'
+        else:
+            continue
+        return Finding(name, FAILED, problem)
+    rows = ", ".join(f"{table['name']}: {table['rows']} rows" for table in tables)
+    worst = max(table["difference"] for table in tables)
+    kept = subject.source is not None and all(table["kept"] for table in tables)
+    note = f", the first {encoding.trained_length} bit for bit the source's" if kept else ""
+    return Finding(name, PASSED, f"{rows} as the recipe says (largest difference {worst:.0e}){note}")
 
 
 def _file_of(source: Checkpoint | None, name: str) -> str | None:
@@ -185,26 +188,3 @@ def _file_of(source: Checkpoint | None, name: str) -> str | None:
         if name in read_safetensors_header(source.folder / path):
             return str((source.folder / path).resolve())
     return None
-
-
-def _table_problem(table: dict[str, Any], task: dict[str, Any], epsilon: float) -> Finding | None:
-    """What is wrong with a table, or why it cannot be compared; None if it is right."""
-    check, name = "tables", table["name"]
-    if table["rows"] != task["count"]:
-        return Finding(check, FAILED, f'"{name}" has {table["rows"]} rows for positions, the recipe {task["count"]}')
-    if table.get("unknown"):
-        return Finding(check, SKIPPED, "the source's rows are not all among the new ones; --against SOURCE compares")
-    if not table["same"]:
-        return Finding(check, FAILED, f'"{name}": the rows before position 0 are not the source\'s')
-    if not table["difference"] <= epsilon * max(table["scale"], 1e-30):
-        return Finding(check, FAILED, f'"{name}" differs from the recipe by up to {table["difference"]:.1e}')
-    return None
-
-
-def _summary(tables: list[dict[str, Any]], task: dict[str, Any], *, by_source: bool) -> str:
-    """One line about tables that are right."""
-    rows = ", ".join(f"{table['name']}: {table['rows']} rows" for table in tables)
-    worst = max(table["difference"] for table in tables)
-    kept = by_source and all(table["kept"] for table in tables)
-    note = f", the first {task['length']} bit for bit the source's" if kept else ""
-    return f"{rows} as the recipe says (largest difference {worst:.0e}){note}"

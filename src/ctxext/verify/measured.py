@@ -79,18 +79,6 @@ _HARMLESS = frozenset({"quantization_config", "partial_rotary_factor"})
 _MENTIONS = re.compile(r"[Rr]otary|(?<!p)rope|inv_freq|theta")
 
 
-def is_plain(family: Family) -> bool:
-    """Whether a family writes one flat schedule for all its layers, in the keys of Llama: only those are measured."""
-    plain = Family(model_type=family.model_type)
-    odd = (
-        *("positions", "text_config", "length_key", "theta_key", "partial_key", "rotary_dim_key", "nested_rope"),
-        *("local_theta_key", "layer_theta_key", "plain_type", "rope_scaling", "rope_scaling_keys", "required_keys"),
-        *("explicit_default", "explicit_head_dim", "shared_rotary_key", "rotated", "scalable", "reason", "aliases"),
-    )
-    partial = {**family.defaults, **family.defaults_4x}.get("partial_rotary_factor", 1.0)
-    return partial == 1 and all(getattr(family, name) == getattr(plain, name) for name in odd)
-
-
 def digest_of(model_type: str) -> str | None:
     """Return the digest of the code of the installed transformers that decides how a family rotates.
 
@@ -160,7 +148,7 @@ def measured_rotations(
     Returns:
         None where the class of the installed transformers must be asked.
     """
-    if not is_plain(family) or is_imported(family.model_type):
+    if is_imported(family.model_type):
         return None
     rotary = flat_rotary(config)
     if rotary is None:

@@ -8,6 +8,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.recipes.code.own_code import check_pinned
 from ctxext.verify.file_checks import (
+    check_against,
     check_code,
     check_configuration,
     check_files,
@@ -24,7 +25,6 @@ from ctxext.verify.loading_checks import (
     check_version,
 )
 from ctxext.verify.subject import FAILED, SKIPPED, Finding, Subject
-from ctxext.verify.tensors import check_against
 
 Check = Callable[[Subject], Finding | None]
 """A check returns None if it does not apply."""

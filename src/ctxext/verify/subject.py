@@ -13,7 +13,7 @@ from ctxext.checkpoint.families import FAMILIES, Family, family_of
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, sha256_of
-from ctxext.recipes.code.own_code import CODE_FILES, own_code, runs_only_own_code
+from ctxext.recipes.code.own_code import own_code, runs_only_own_code
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, model_config, provenance
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_from_dict
 from ctxext.verify.clean_load import LoadReport, load_in_clean_process
@@ -180,8 +180,3 @@ def listed(names: list[str], limit: int = 5) -> str:
     """Names in one line."""
     shown = ", ".join(f'"{name}"' for name in names[:limit])
     return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
-
-
-def is_own_code(path: Path) -> bool:
-    """Whether a file has the name of modeling code that this package writes."""
-    return path.as_posix() in CODE_FILES

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.loading import sealed, without_hub
-from ctxext.checkpoint.opening import Checkpoint
+from ctxext.checkpoint.opening import LOADABLE, Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
 from ctxext.recipes.code.own_code import module_of, own_code_content
 
-_LOADED = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
 _INDEX = re.compile(r"(model\.safetensors|pytorch_model\.bin)\.index\.json$")
 _TOKENIZER = re.compile(
     r"(tokenizer(\.[^/]*)?\.json|tokenizer\.model[^/]*|[^/]*\.tiktoken|tiktoken\.model|tekken\.json|vocab(-src|-tgt)?\.json"
@@ -141,7 +140,7 @@ def is_of_tokenizer(name: str) -> bool:
 def _linked_files(checkpoint: Checkpoint, config: Mapping[str, Any]) -> list[Path]:
     """Weights and data of the tokenizer, relative to the folder; pickled weights only if there are no others."""
     names = {path.as_posix(): path for path in checkpoint.files}
-    weights = {name for name in names if _LOADED.match(name) or _INDEX.match(name)}
+    weights = {name for name in names if LOADABLE.match(name) or _INDEX.match(name)}
     if isinstance(explicit := config.get(_EXPLICIT), str):
         weights.add(explicit)
     for index in sorted(weights):
