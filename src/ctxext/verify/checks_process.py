@@ -1,6 +1,5 @@
 """Checks of a loaded model other than its attention; `clean_process.py` runs them in a process without ctxext."""
 
-import functools
 import json
 import sys
 import tempfile
@@ -57,23 +56,15 @@ def load(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def table_of(model: Any, name: str, endings: list[str]) -> Any:
-    """A table of a loaded model; classes differ in the prefix of its name."""
-    ending = next(ending for ending in endings if name.endswith(ending))
-    return next(
-        weight
-        for full_name, weight in model.named_parameters()
-        if full_name == ending or full_name.endswith("." + ending)
-    ).detach()
-
-
 def compared_table(task: dict[str, Any], model: Any, name: str, origin: str | None) -> dict[str, Any]:
     """The difference of a table from the one that the reference builds from the original rows."""
     import torch
     from safetensors import safe_open
 
     reference, special = REFERENCES[task["numbers"]["method"]], task["special"]
-    table = table_of(model, name, task["endings"])
+    ending = next(ending for ending in task["endings"] if name.endswith(ending))
+    parameters = model.named_parameters()  # Classes differ in the prefix of a name.
+    table = next(weight for full, weight in parameters if full == ending or full.endswith("." + ending)).detach()
     rows = table[special:].double()
     if len(rows) != task["count"]:
         return {"name": name, "rows": len(rows)}
@@ -117,11 +108,6 @@ SMALL |= {"num_experts": 1, "num_sparse_encoder_layers": 0, "num_sparse_decoder_
 TABLE = "relative_attention_bias"
 
 
-def noted(lookups: list[tuple[bool, Any]], is_encoder: bool, _: Any, args: Any) -> None:
-    """Keep the buckets that a table is asked for."""
-    lookups.append((is_encoder, args[0]))
-
-
 def looked_up(folder: str, length: int) -> list[tuple[bool, Any]]:
     """For each table whether its stack is bidirectional, and the buckets (queries, keys) that are looked up."""
     import torch
@@ -135,8 +121,8 @@ def looked_up(folder: str, length: int) -> list[tuple[bool, Any]]:
     model = AutoModel.from_config(config).eval()
     for name, module in model.named_modules():
         if name.endswith(f".{TABLE}") and "global" not in name:
-            note = functools.partial(noted, lookups, name.startswith("encoder"))
-            module.register_forward_pre_hook(note)
+            is_encoder = name.startswith("encoder")
+            module.register_forward_pre_hook(lambda _, args, kind=is_encoder: lookups.append((kind, args[0])))
     ids = torch.ones(1, length, dtype=torch.long)
     with torch.no_grad():
         model(input_ids=ids, decoder_input_ids=ids)

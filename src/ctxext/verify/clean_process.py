@@ -32,11 +32,6 @@ SPREAD = 2.5  # The standard deviation of the scores that sampled states give.
 SCALAR = 1e-3  # By how much of its length a state that a family only rescaled may be off.
 
 
-def parts_of(table: Any) -> Any:
-    """Cos and sin, as most families have them, or as the parts of one complex tensor (Llama 4)."""
-    return table if isinstance(table, tuple) else (table.real, table.imag)
-
-
 def by_complex_numbers(states: Any, _: Any, cos: Any, sin: Any) -> Any:
     """Rotate neighbouring dimensions (b, h, l, d) as one complex number each."""
     import torch
@@ -77,7 +72,9 @@ class Rotation:
         try:
             one = self.torch.ones(1, 1)
             shape = (3, 1, 1) if hasattr(self.module, "mrope_section") else (1, 1)
-            parts = parts_of(self.module(one, one.expand(shape), *self.layer_types))
+            table = self.module(one, one.expand(shape), *self.layer_types)
+            # Cos and sin, as most families have them, or the parts of one complex tensor (Llama 4).
+            parts = table if isinstance(table, tuple) else (table.real, table.imag)
             return parts, getattr(self.module, self.buffer)
         finally:
             setattr(self.module, self.buffer, self.frequencies.clone())
@@ -258,40 +255,30 @@ class Expected:
         self.layer = named.get("layer_idx", getattr(attention, "layer_idx", getattr(attention, "block_idx", None)))
         self.states[id(attention)] = States()
 
-    def apply(self, q: Any, k: Any, *args: Any, **kwargs: Any) -> Any:
-        """Replaces the family's function: keeps un-rotated states, returns rotated ones."""
-        attention = self.current[0]
-        if not self.takes_key:
-            return self.apply_one(q, k, *args, **kwargs)
-        if self.samples is not None:
-            q, k = self.samples.states([q, k])
-        axis = 2 if self.is_complex else kwargs.get("unsqueeze_dim", 1)
-        plain = queries, keys = (q, k) if axis == 1 else (q.transpose(1, 2), k.transpose(1, 2))
-        layer, scaling = self.layer, getattr(attention, "scaling", None) or q.shape[-1] ** -0.5
-        chosen = [reference.choose(settings, layer, queries, keys, scaling) for settings, reference in self.heads]
-        if all(one is None for one in chosen):
-            rotated = self.plain_apply(q, k, *args, **kwargs)
-            rotated = rotated if axis == 1 else tuple(one.transpose(1, 2) for one in rotated)
-        else:
-            rotated = tuple(self.by_head(one, chosen, one.shape[1] // keys.shape[1]) for one in plain)
-        self.states[id(attention)] = States(chosen, list(plain), list(rotated))
-        return tuple(rotated) if axis == 1 else tuple(one.transpose(1, 2) for one in rotated)
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Replaces the family's function: keeps un-rotated states, returns rotated ones.
 
-    def apply_one(self, states: Any, *args: Any, **kwargs: Any) -> Any:
-        """The same where queries are rotated before there are keys (Gemma 4): methods choose without seeing them."""
-        if self.samples is not None:
-            (states,) = self.samples.states([states])
-        axis, kept = kwargs.get("unsqueeze_dim", 1), self.states[id(self.current[0])]
-        plain = states if axis == 1 else states.transpose(1, 2)
-        kept.chosen = [reference.choose(settings, self.layer, None, None, None) for settings, reference in self.heads]
+        Some families rotate queries before there are keys (Gemma 4), so methods choose without seeing either.
+        """
+        attention, count = self.current[0], 2 if self.takes_key else 1
+        states = args[:count] if self.samples is None else self.samples.states(args[:count])
+        axis, seen = 2 if self.is_complex else kwargs.get("unsqueeze_dim", 1), (None, None, None)
+        plain = [one if axis == 1 else one.transpose(1, 2) for one in states]
+        if self.takes_key:
+            self.states[id(attention)] = States()
+            seen = (*plain, getattr(attention, "scaling", None) or states[0].shape[-1] ** -0.5)
+        kept = self.states[id(attention)]
+        kept.chosen = [reference.choose(settings, self.layer, *seen) for settings, reference in self.heads]
         if all(one is None for one in kept.chosen):
-            rotated = self.plain_apply(states, *args, **kwargs)
-            rotated = rotated if axis == 1 else rotated.transpose(1, 2)
+            given = self.plain_apply(*states, *args[count:], **kwargs)
+            rotated = [one if axis == 1 else one.transpose(1, 2) for one in (given if self.takes_key else [given])]
         else:
-            rotated = self.by_head(plain, kept.chosen, plain.shape[1] // len(self.heads[0][0]["ratios"]) or 1)
-        kept.plain.append(plain)
-        kept.rotated.append(rotated)
-        return rotated if axis == 1 else rotated.transpose(1, 2)
+            num_keys = plain[1].shape[1] if self.takes_key else len(self.heads[0][0]["ratios"])
+            rotated = [self.by_head(one, kept.chosen, one.shape[1] // num_keys or 1) for one in plain]
+        kept.plain += plain
+        kept.rotated += rotated
+        result = tuple(one if axis == 1 else one.transpose(1, 2) for one in rotated)
+        return result if self.takes_key else result[0]
 
     def by_head(self, states: Any, chosen: list[Any], group: int) -> Any:
         """Rotate states (1, h, l, d), `group` heads of them alike."""
@@ -300,8 +287,13 @@ class Expected:
         heads = []
         for head in range(states.shape[1]):
             at, frequencies = self.of_head(chosen, head // group)
-            factor = self.loudness_of(chosen, head // group)
-            heads.append(self.rotation.rows(states[0, head], at[:, None] * torch.tensor(frequencies), factor))
+            factors: list[float] = [
+                reference.loudness(settings, choice, head // group)
+                for (settings, reference), choice in zip(self.heads, chosen, strict=True)
+                if hasattr(reference, "loudness")
+            ]
+            angles = at[:, None] * torch.tensor(frequencies)
+            heads.append(self.rotation.rows(states[0, head], angles, math.prod(factors)))
         return torch.stack(heads)[None]
 
     def of_head(self, chosen: list[Any], head: int) -> tuple[Any, list[float]]:
@@ -312,15 +304,6 @@ class Expected:
         for (settings, reference), choice in zip(self.heads, chosen, strict=True):
             at, frequencies = reference.rotation(settings, choice, head, at, frequencies, self.theta)
         return at, frequencies
-
-    def loudness_of(self, chosen: list[Any], head: int) -> float:
-        """The factor on a KV head's cos and sin, of methods that have one."""
-        factors: list[float] = [
-            reference.loudness(settings, choice, head)
-            for (settings, reference), choice in zip(self.heads, chosen, strict=True)
-            if hasattr(reference, "loudness")
-        ]
-        return math.prod(factors)
 
     def attend(self, eager: Any, module: Any, query: Any, key: Any, value: Any, *masks: Any, **kwargs: Any) -> Any:
         """Replaces the family's attention: scores pair by pair, one softmax."""

@@ -50,14 +50,6 @@ def cache_of(output: Any) -> Any:
     return found
 
 
-def draw_texts(vocabulary: int) -> list[Any]:
-    """Return texts of random tokens, each a batch of one (1, l)."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randint(0, vocabulary, (1, prompt + DECODED), generator=generator) for prompt in PROMPTS]
-
-
 def decode(model: Any, texts: list[Any], *, gives_positions: bool) -> list[Any]:
     """Return the logits of each text (l, v): the prompts in one left-padded batch, then one token a call."""
     import torch
@@ -115,7 +107,9 @@ def decoding_difference(model: Any, *, orders: bool = False) -> dict[str, float]
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     differences = {}
     with torch.no_grad():
-        texts = draw_texts(model.config.get_text_config().vocab_size)
+        vocabulary, generator = model.config.get_text_config().vocab_size, torch.Generator().manual_seed(0)
+        lengths = (prompt + DECODED for prompt in PROMPTS)
+        texts = [torch.randint(0, vocabulary, (1, length), generator=generator) for length in lengths]
         expected = [in_one_call(model, text, orders=orders) for text in texts]
         scale = torch.stack([logits.abs().max() for logits in expected]).max().clamp(min=1e-30)
         for gives_positions in (True, False) if takes_positions else (False,):
