@@ -32,8 +32,7 @@ from ctxext.files.output_directory import OverwriteOptions, check_out, output_di
 from ctxext.files.schemas import read_json_object
 from ctxext.files.tensor_files import rewrite
 from ctxext.finetune.averaged import CheckpointChanges, PartOf
-from ctxext.finetune.joined import JoinedChanges
-from ctxext.finetune.tensors import TRAINED_BESIDE, Changes, changed_tensors, stored_name, stored_shapes
+from ctxext.finetune.tensors import TRAINED_BESIDE, Changes, JoinedChanges, changed_tensors, stored_name, stored_shapes
 from ctxext.options import accepts_options
 from ctxext.recipes.code.own_code import runs_by_itself
 from ctxext.recipes.code.staging import is_of_tokenizer

@@ -13,9 +13,8 @@ from ctxext.files.output_directory import explain_disk_errors
 from ctxext.finetune.base import Base, load_base
 from ctxext.finetune.data import DataReport, read_report, write_sequences
 from ctxext.finetune.documents import DocumentReader
-from ctxext.finetune.joined import shares_of, with_shares
 from ctxext.finetune.options import TrainingOptions
-from ctxext.finetune.tensors import check_type, stored_name, stored_shapes
+from ctxext.finetune.tensors import check_type, shares_of, stored_name, stored_shapes, with_shares
 
 if TYPE_CHECKING:
     from ctxext.finetune.batches import Reading

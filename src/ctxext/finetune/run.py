@@ -32,12 +32,11 @@ from ctxext.finetune.base import Base, open_base
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.dry_run import check_fits
-from ctxext.finetune.joined import JoinedChanges
 from ctxext.finetune.merge import ADAPTER, save_adapter, tied_embeddings, write_merged
 from ctxext.finetune.options import CHANGEABLE, Reporter, RunOptions, TrainingOptions
 from ctxext.finetune.prepare import HELD_OUT, is_first, prepare
 from ctxext.finetune.served import Served, check_served, served_with
-from ctxext.finetune.tensors import WholeChanges, stored_shapes
+from ctxext.finetune.tensors import JoinedChanges, WholeChanges, stored_shapes
 from ctxext.finetune.training_data import Data, training_data
 from ctxext.notebook import table
 from ctxext.options import accepts_options

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,17 +14,17 @@ from safetensors import SafetensorError, safe_open
 from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint
 from ctxext.checkpoint.other_files import is_of_trainer
 from ctxext.errors import CtxextError
-from ctxext.files.tensor_files import TORCH_NAMES, NewTensor, read_safetensors_header, read_tensor
-
-if TYPE_CHECKING:
-    import torch
-import math
-import re
-
 from ctxext.files.content import open_regular
 from ctxext.files.extras import require
 from ctxext.files.schema import Schema
 from ctxext.files.schemas import Number, Word, checked, read_json_object
+from ctxext.files.tensor_files import TORCH_NAMES, NewTensor, read_safetensors_header, read_tensor
+from ctxext.recipes.code.layout import without_code
+
+if TYPE_CHECKING:
+    import torch
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 _CANNOT = {
     "target_parameters": "it changes parameters of fused experts",
@@ -291,7 +294,7 @@ class AdapterChanges:
         CtxextError: it cannot be merged, or it changes what the checkpoint does not have.
     """
 
-    def __init__(self, folder: Path, stored: Mapping[str, tuple[int, ...]], *, tied: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, stored: Shapes, *, tied: Mapping[str, str]) -> None:
         self.config = AdapterConfig(folder)
         path = folder / "adapter_model.safetensors"
         if not path.is_file():
@@ -366,7 +369,7 @@ class WholeChanges:
         CtxextError: names or shapes differ from the checkpoint's.
     """
 
-    def __init__(self, folder: Path, stored: Mapping[str, tuple[int, ...]], *, tied: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, stored: Shapes, *, tied: Mapping[str, str]) -> None:
         self.untied: Mapping[str, str] = {}
         self.files: dict[str, Any] = {}
         for path in sorted(folder.glob("*.safetensors")):
@@ -409,7 +412,7 @@ def _split(key: str) -> tuple[str, str]:
 def _known(
     folder: Path,
     owners: Mapping[str, dict[str, torch.Tensor]],
-    stored: Mapping[str, tuple[int, ...]],
+    stored: Shapes,
     tied: Mapping[str, str],
     *,
     is_transposed: bool,
@@ -466,3 +469,91 @@ def _product_shape(tensors: Mapping[str, torch.Tensor]) -> tuple[int, ...] | Non
     if magnitude is not None and tuple(magnitude.shape) != (across,):
         return None
     return second.shape[0], first.shape[1]
+
+
+@dataclass(frozen=True)
+class Share:
+    """A parameter's part of a stored tensor, as of Nomic BERT's queries, keys and values.
+
+    transformers 5 converts such files while loading and back while saving.
+
+    Attributes:
+        name: The stored tensor.
+        index: Which of its parts, in order of the rows.
+        count: The number of parts, of equal size.
+    """
+
+    name: str
+    index: int
+    count: int
+
+
+def shares_of(checkpoint: Checkpoint, stored: Shapes) -> dict[str, Share]:
+    """The shares by parameter; empty if files and class agree, or if more than joining and renaming is between them.
+
+    Args:
+        checkpoint: The base.
+        stored: Names and shapes of its tensors.
+    """
+    try:
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+        from transformers.core_model_loading import Chunk, WeightConverter, revert_weight_conversion
+    except ImportError:  # transformers 4 converts nothing.
+        return {}
+    import torch
+
+    from ctxext.verify.carried import stock_model
+
+    conversions = get_checkpoint_conversion_mapping(str(checkpoint.config.get("model_type"))) or []
+    operations = [step for one in conversions if isinstance(one, WeightConverter) for step in one.operations]
+    if not operations or not all(isinstance(step, Chunk) for step in operations):
+        return {}
+    model = stock_model(without_code(checkpoint.config))
+    names = list(model.state_dict())
+    files = revert_weight_conversion(model, {name: torch.tensor([[at]]) for at, name in enumerate(names)})
+    shares = {}
+    for file_name, tensor in files.items():
+        parts = [names[int(at)] for at in tensor.flatten()]
+        place = stored_name(file_name, stored)
+        if place is not None:
+            shares.update({name: Share(place, index, len(parts)) for index, name in enumerate(parts)})
+    return {name: share for name, share in shares.items() if name not in stored}
+
+
+def with_shares(stored: Shapes, shares: Mapping[str, Share]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the stored tensors, and of the parameters that are shares of them."""
+    whole = {name: stored[share.name] for name, share in shares.items()}
+    return {**stored, **{name: (shape[0] // shares[name].count, *shape[1:]) for name, shape in whole.items()}}
+
+
+class JoinedChanges:
+    """The changes of an adapter to parameters and their shares, by stored tensor.
+
+    Args:
+        folder: The adapter, as peft saves it.
+        checkpoint: The base.
+        stored: Names and shapes of its tensors.
+        tied: The output embedding with the input embedding that it is; empty where they are two.
+
+    Raises:
+        CtxextError: the adapter cannot be merged, or it changes what the checkpoint does not have.
+    """
+
+    def __init__(self, folder: Path, checkpoint: Checkpoint, stored: Shapes, *, tied: Mapping[str, str]) -> None:
+        self.shares = shares_of(checkpoint, stored)
+        self.changes = AdapterChanges(folder, with_shares(stored, self.shares), tied=tied)
+        self.untied = self.changes.untied
+        self.names = frozenset(self.shares[name].name if name in self.shares else name for name in self.changes.names)
+
+    def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
+        """The new value of a stored tensor, put together from its shares."""
+        import torch
+
+        parts = sorted((share.index, part) for part, share in self.shares.items() if share.name == name)
+        if not parts:
+            return self.changes.new(name, old)
+        values = [
+            self.changes.new(part, rows) if part in self.changes.names else rows.float()
+            for (_, part), rows in zip(parts, old.chunk(len(parts)), strict=True)
+        ]
+        return torch.cat(values)
