@@ -112,7 +112,7 @@ OTHERS = (
     ("push", "--dry-run"),
     ("demo", "--samples"),
     ("compare", "--minutes"),
-    ("finetune", "--config", "--preset", "--without", "--dry-run", "--to"),
+    ("finetune", "--config", "--preset", "--without", "--dry-run"),
 )
 """Options that have tests of their own."""
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _NEVER_KEPT = (
     *("config", "preset", "resume", "overwrite", "overwrite_anything"),
-    *("dry_run", "token", "as_json", "quiet", "verbose", "to", "without"),
+    *("dry_run", "token", "as_json", "quiet", "verbose", "without"),
 )
 """What belongs to a single call: how it goes on, what it may replace, what it prints, and secrets."""
 
@@ -330,16 +330,6 @@ DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Read the data, estimate memory and time, and stop before training.")
 ]
 
-ToOption = Annotated[
-    str | None,
-    typer.Option(
-        "--to",
-        help="Write the run as a configuration of axolotl or trl, and stop.",
-        show_default=False,
-        rich_help_panel="Other trainers",
-    ),
-]
-
 
 _ADVANCED = (
     *("text_field", "split", "skip_bad_rows", "long_share", "start_length", "original_length", "short_share"),
@@ -374,7 +364,6 @@ def finetune(
     overwrite: OverwriteOption = False,
     overwrite_anything: OverwriteAnythingOption = False,
     dry_run: DryRunOption = False,
-    to: ToOption = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
     as_json: JsonOption = False,
@@ -403,11 +392,6 @@ def finetune(
     )
     if held_out is not None:
         held_out.reader(training)  # Refuses what cannot be read, in a dry run too.
-    if to:
-        given = {"revision": revision, "token": token, "original_length": training.original_length}
-        beside = {"--eval-data": eval_data, "--eval": evaluate}
-        _export(to, model, out, (chosen, training, beside), given, overwrite=overwrite, output=output)
-        return
     if dry_run:
         tell_plan(output, _plan(model, chosen, training, merge=merge, revision=revision, token=token, output=output))
         return
@@ -475,40 +459,6 @@ def _evaluate(model: str, out: Path, questions: tuple["Settings", "Loading"], ou
     for table in report_tables(report, output.stderr.width):
         output.note(table)
     return report
-
-
-def _export(
-    trainer: str,
-    model: str,
-    out: Path,
-    run: tuple[TrainingData, TrainingOptions, Mapping[str, str | None]],
-    given: Mapping[str, Any],
-    *,
-    overwrite: bool,
-    output: Output,
-) -> None:
-    """Write another trainer's configuration of the run, and say what it does not hold."""
-    from ctxext.finetune.base import open_base
-    from ctxext.finetune.exported import TRAINERS, export_run
-
-    chosen, training, beside = run
-    base = open_base(model, training.length, **given)
-    encoding = base.model.encoding
-    options = training.settled(window=encoding.context_length, trained_length=encoding.trained_length)
-    content, otherwise = export_run(trainer, base, model, str(out), chosen, options)
-    otherwise = [*(f"{option} {value} cannot be said there" for option, value in beside.items() if value), *otherwise]
-    if not (name := out.resolve().name):
-        raise CtxextError(f'"{out}" has no name to call the file by.', hint="Choose another OUT.")
-    place = out if out.name not in ("", "..") else out.resolve()
-    file = place.with_name(f"{name}.{trainer}.yaml")
-    if file.exists() and not overwrite:
-        raise CtxextError(f'"{file}" is there already.', hint="Replace it with --overwrite, or choose another OUT.")
-    lines = "".join(f"# {line}\n" for line in otherwise)
-    file.write_text(lines + yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    output.result({"file": str(file), "otherwise": otherwise}, done_line(file, f"this run for {trainer}"))
-    for line in otherwise:
-        output.note(f"  {line}")
-    output.next_step(*TRAINERS[trainer][1].split(), file, why="It is run by")
 
 
 def _plan(model: str, chosen: TrainingData, options: TrainingOptions, *, output: Output, **given: Any) -> "Plan":
