@@ -66,24 +66,6 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/finetune/test_training_data.py",),
     ),
     (
-        "finetune/comparison.py",
-        "with torch.no_grad():",
-        "with torch.enable_grad():",
-        ("tests/finetune/test_perturbed.py::test_loss_and_gradients_equal_the_plain_formula",),
-    ),
-    (
-        "finetune/loss.py",
-        "ReverseDivergence(said[",
-        "Divergence(said[",
-        ("tests/finetune/test_perturbed.py::test_loss_and_gradients_equal_the_plain_formula",),
-    ),
-    (
-        "finetune/loss.py",
-        " & _until_last(kept)",
-        "",
-        ("tests/finetune/test_perturbed.py::test_loss_and_gradients_equal_the_plain_formula",),
-    ),
-    (
         "finetune/run.py",
         'if is_first() and not any(folder.glob("checkpoint-*")):',
         "if is_first():",

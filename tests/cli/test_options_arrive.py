@@ -94,9 +94,9 @@ _LORA_OPTIONS = {
     **{"context_parallel": 2, "device": "cpu", "dtype": "bf16", "rate_floor": 0.1, "save_minutes": 9.0},
     "serve_factor": 4.0,
 }
-_WHOLE = ("--full", "--keep-short", "--perturb-positions", "--attention", "shifted", "--group", "32")
+_WHOLE = ("--full", "--keep-short", "--attention", "shifted", "--group", "32")
 _WHOLE = (*_WHOLE, "--mlp-tile", "1k", "--weigh-far", "2k", "--offload-activations")
-_WHOLE_OPTIONS = {"full": True, "keep_short": True, "perturb_positions": True, "attention": "shifted", "group": 32}
+_WHOLE_OPTIONS = {"full": True, "keep_short": True, "attention": "shifted", "group": 32}
 _WHOLE_OPTIONS = {**_WHOLE_OPTIONS, "mlp_tile": 1024, "weigh_far": 2048, "offload_activations": True}
 TRAININGS = ((_LORA, _LORA_OPTIONS), (_WHOLE, _WHOLE_OPTIONS))
 """Options of a training, and what they make; in two lines, as some cannot stand together."""

@@ -339,7 +339,6 @@ def fitting(positions="rotary", learned=(), masked=False, carrier="yarn"):
     ("choices", "refusing"),
     [
         ({"keep_short": True}, "alibi table masked"),
-        ({"perturb_positions": True}, "alibi table masked dynamic"),
         ({"pack": "restart"}, "table masked"),
         ({"attention": "shifted"}, "masked"),
         ({"context_parallel": 2}, "masked"),

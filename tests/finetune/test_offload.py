@@ -34,8 +34,7 @@ def moved(monkeypatch):
     return tensors
 
 
-@pytest.mark.parametrize("perturbed", [False, True])
-def test_loss_and_gradients_are_bit_equal_and_only_inputs_of_layers_move(moved, perturbed):
+def test_loss_and_gradients_are_bit_equal_and_only_inputs_of_layers_move(moved):
     torch.manual_seed(0)
     plain = LlamaForCausalLM(LlamaConfig(**SIZES)).train()
     plain.model.embed_tokens.requires_grad_(False)  # As with LoRA.
@@ -46,8 +45,6 @@ def test_loss_and_gradients_are_bit_equal_and_only_inputs_of_layers_move(moved, 
     use_chunked_loss(offloaded, offloads=True)
     ids = torch.randint(3, 50, (2, LENGTH))
     given = {"input_ids": ids, "labels": ids, "position_ids": torch.arange(LENGTH).expand(2, -1)}
-    if perturbed:
-        given["perturbed_position_ids"] = given["position_ids"] + 5 * (torch.arange(LENGTH) > 7)
     losses = [plain(**given).loss]
     assert not moved
     losses.append(offloaded(**given).loss)
@@ -57,9 +54,8 @@ def test_loss_and_gradients_are_bit_equal_and_only_inputs_of_layers_move(moved, 
     for (name, one), two in zip(plain.named_parameters(), offloaded.parameters(), strict=True):
         assert (one.grad is None) == (two.grad is None), name
         assert one.grad is None or torch.equal(one.grad, two.grad), name
-    views = 1 + perturbed
     inputs = [tensor for tensor in moved if tensor.shape == (2, LENGTH, SIZES["hidden_size"])]
-    assert len(inputs) >= views * SIZES["num_hidden_layers"]
+    assert len(inputs) >= SIZES["num_hidden_layers"]
     weights = {tuple(weight.shape) for weight in plain.parameters() if weight.ndim == 2}
     assert not [tensor.shape for tensor in moved if tuple(tensor.shape) in weights]
 

@@ -39,7 +39,6 @@ PUBLISHED = {
         **{"positions": "pose", "window": 9216, "rank": 16, "alpha": 32, "dropout": 0.1, "learning_rate": 5e-5},
         **{"warmup": 0.15, "batch_size": 4, "micro_batch": 1, "serve_factor": 4},
     },
-    "self-distilled": {"perturb_positions": True, "positions": "full", "length": 65536, "full": False},
     "prolong-64k": {
         **{"full": True, "length": 65536, "batch_size": 64, "steps": 5000, "learning_rate": 1e-5, "warmup": 0.1},
         **{"rate_floor": 0.1, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "schedule": "cosine"},

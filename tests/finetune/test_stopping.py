@@ -18,9 +18,7 @@ from forks import Server
 from tiny_base import QUICK, tune, write_jsonl
 
 STEPS = 12
-OPTIONS = dataclasses.replace(
-    QUICK, steps=STEPS, batch_size=4, dropout=0.1, save_every=100, short_share=0.3, perturb_positions=True
-)
+OPTIONS = dataclasses.replace(QUICK, steps=STEPS, batch_size=4, dropout=0.1, save_every=100, short_share=0.3)
 COMMAND = ("--length", "64", "--steps", "8", "--batch-size", "2", "--rank", "4", "--save-every", "100", "--no-merge")
 
 

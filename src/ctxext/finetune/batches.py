@@ -166,9 +166,6 @@ class Sequences(Dataset[Tensors]):
             numbered = enumerate(starts.tolist(), start=first)
             positions = torch.tensor([self._positions(piece, step, number) for number, piece in numbered])
             tensors["position_ids"] = positions + self.reading.first_index
-            if self.options.perturb_positions:
-                second = [self._perturbed(length, step, number) for number in range(first, first + count)]
-                tensors["perturbed_position_ids"] = torch.tensor(second) + self.reading.first_index
         if self.options.pack == "restart":
             return tensors  # Without a mask transformers sees from the positions where documents begin.
         return {**tensors, "attention_mask": torch.ones_like(ids)}
@@ -181,10 +178,6 @@ class Sequences(Dataset[Tensors]):
             rng = random.Random(f"{self.options.seed} positions {step} {number}")
             return _DRAWN[self.options.positions](len(starts), self.options.length, rng)
         return list(range(len(starts)))
-
-    def _perturbed(self, length: int, step: int, number: int) -> list[int]:
-        """One skip, of at most as many positions as there are tokens (arXiv 2604.14339, section 3)."""
-        return pose_positions(length, 2 * length, random.Random(f"{self.options.seed} perturbed {step} {number}"))
 
 
 class _Shuffled:

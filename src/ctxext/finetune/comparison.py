@@ -95,22 +95,6 @@ class Divergence:
         return (shares * (said - scores)).sum(), scores.exp_().sub_(shares)
 
 
-class ReverseDivergence(Divergence):
-    """The same divergence the other way round: of these logits from what the other model says, which is constant."""
-
-    def loss(self, logits: torch.Tensor) -> torch.Tensor:
-        """The summed divergence."""
-        said = self._said()
-        return torch.nn.functional.kl_div(said, logits.log_softmax(-1), reduction="sum", log_target=True)
-
-    def loss_and_slope(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each softmax times how much its logarithm lies above the mean."""
-        scores = logits.log_softmax(-1)
-        shares, gaps = scores.exp(), scores.sub_(self._said())
-        mean = (shares * gaps).sum(-1, keepdim=True)
-        return mean.sum(), gaps.sub_(mean).mul_(shares)
-
-
 class Source(Protocol):
     """A model to stay close to."""
 

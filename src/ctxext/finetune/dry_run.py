@@ -55,18 +55,6 @@ _REFUSED: tuple[_Refusal, ...] = (
         "Join documents with --pack run-on.",
     ),
     (
-        lambda base: base.model.family.positions != "rotary" or base.is_masked,
-        lambda options: options.perturb_positions,
-        "--perturb-positions is for rotary models that see nothing but what came before.",
-        "Leave it out.",
-    ),
-    (
-        lambda base: base.model.encoding.carrier in ("dynamic", "longrope"),
-        lambda options: options.perturb_positions,
-        "--perturb-positions needs a schedule that is the same for every length.",
-        "Convert its source with another method, as yarn.",
-    ),
-    (
         lambda base: base.is_masked,
         lambda options: bool(options.weigh_far),
         "--weigh-far is for models that see nothing but what came before.",

@@ -22,7 +22,6 @@ from ctxext.finetune.comparison import (
     FarToken,
     Head,
     NextToken,
-    ReverseDivergence,
     Source,
 )
 from ctxext.finetune.far_context import read_windows
@@ -92,7 +91,6 @@ def use_chunked_loss(
         labels: Any,
         num_items_in_batch: Any = None,
         shift_labels: Any = None,
-        perturbed_position_ids: Any = None,
         **kwargs: Any,
     ) -> Any:
         from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -112,12 +110,6 @@ def use_chunked_loss(
             count = _most(model, hidden.shape[1], hidden.device)
             return (slice(begin, begin + size) for begin in range(0, count, size))
 
-        def read(**view: Any) -> Any:
-            # Without checkpointing this would move the weights too, as all that backward needs is kept through it.
-            moved = torch.autograd.graph.save_on_cpu(pin_memory=True) if offloads else contextlib.nullcontext()
-            with moved:
-                return model.base_model(input_ids=input_ids, **plainly, **view)
-
         short = None
         if weigh_far and model.training:
             short = torch.full(targets.shape, torch.nan, device=targets.device)
@@ -135,11 +127,10 @@ def use_chunked_loss(
                         for rows in pieces(hidden)
                     ]
                 short[:, place][chosen] = torch.cat([hidden.new_empty(0, dtype=short.dtype), *losses])
-        output = read(**given)
-        second = None
-        if perturbed_position_ids is not None and model.training:
-            # Before any logits: their gradients, computed at once, would make FSDP shard the last norm again.
-            second = read(**{**given, "position_ids": perturbed_position_ids}).last_hidden_state
+        # Without checkpointing this would move the weights too, as all that backward needs is kept through it.
+        moved = torch.autograd.graph.save_on_cpu(pin_memory=True) if offloads else contextlib.nullcontext()
+        with moved:
+            output = model.base_model(input_ids=input_ids, **plainly, **given)
 
         def summed(hidden: torch.Tensor, ids: torch.Tensor, compare: Callable[[slice], Comparison]) -> torch.Tensor:
             total = hidden[:, :0].sum()  # Nothing yet, but with a gradient, for a batch that learns nothing.
@@ -171,25 +162,6 @@ def use_chunked_loss(
             total = summed(hidden, ids, lambda rows: Divergence(said[:, rows], head))
             # What many processes and batches give to one step adds up to a mean over its tokens.
             loss = loss + source.weight * total / (tokens_per_step or ids.numel())
-        if second is not None:
-            standard = output.last_hidden_state  # Constant: what it says is computed without gradients.
-            moved = (perturbed_position_ids != given["position_ids"]) & _until_last(kept)
-
-            def standard_head(hidden: torch.Tensor) -> torch.Tensor:
-                # Nothing between hidden states and logits looks at the ids; their number must fit.
-                ids = input_ids.flatten()[None, : hidden.shape[1]]
-                return logits_of(model, stock, type(output), ids, hidden, plainly)
-
-            def departure(row: int) -> torch.Tensor:
-                chosen = moved[row]
-                said = standard[row, chosen][None]
-                hidden, ids = second[row, chosen][None], input_ids[row, chosen][None]
-                total: torch.Tensor = summed(hidden, ids, lambda rows: ReverseDivergence(said[:, rows], standard_head))
-                return total.div(chosen.sum().clamp(min=1))
-
-            total = torch.stack([departure(row) for row in range(len(moved))]).sum()
-            # A mean over the sequences of a step, as each sequence's is one over its tokens.
-            loss = loss + total * moved.shape[1] / (tokens_per_step or moved.numel())
         return CausalLMOutputWithPast(loss=loss)
 
     model.forward = forward
@@ -207,11 +179,6 @@ def _most(model: Any, count: int, device: torch.device) -> int:
     most = torch.tensor(count, device=device)
     torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
     return int(most)
-
-
-def _until_last(kept: torch.Tensor) -> torch.Tensor:
-    """The positions of each row (b, l) up to the last that is kept: what comes after it is padding, or unread."""
-    return kept.flip(1).cumsum(1).flip(1) > 0
 
 
 def _loss_by_part(

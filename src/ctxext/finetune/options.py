@@ -103,12 +103,6 @@ class TrainingOptions:
         "random: on windows whose positions are drawn (arXiv 2305.16843).",
         panel=_LENGTH,
     )
-    perturb_positions: bool = option(
-        False,
-        help="Read each sequence a second time with one skip of positions, and learn to say the same behind it "
-        "(arXiv 2604.14339). Takes about twice the memory.",
-        panel=_LENGTH,
-    )
     window: int | None = option(
         None,
         help="With pose or random: tokens of a window. Default: the original context length.",
@@ -238,14 +232,8 @@ class TrainingOptions:
             raise CtxextError("--quantize is for LoRA; --full trains the weights themselves.")
         if self.context_parallel > 1 and (self.pack == "restart" or self.attention == "shifted"):
             raise CtxextError("--context-parallel goes without --pack restart and --attention shifted.")
-        for name in ("keep_short", "perturb_positions"):
-            if self.context_parallel > 1 and getattr(self, name):
-                raise CtxextError(f"{_option(name)} goes without --context-parallel.")
-        if self.perturb_positions and (self.pack == "restart" or self.positions != "full"):
-            raise CtxextError(
-                "--perturb-positions goes with full positions that run on through a sequence.",
-                hint="Leave --pack restart and --positions out.",
-            )
+        if self.context_parallel > 1 and self.keep_short:
+            raise CtxextError("--keep-short goes without --context-parallel.")
         if self.weigh_far and (self.pack == "restart" or self.attention == "shifted" or self.context_parallel > 1):
             raise CtxextError("--weigh-far goes without --pack restart, --attention shifted and --context-parallel.")
         if self.offload_activations and self.checkpointing is False:

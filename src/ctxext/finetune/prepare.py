@@ -354,11 +354,10 @@ def _reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -
     from ctxext.finetune.batches import Reading, make_masker
 
     takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
-    skips = "--perturb-positions" if options.perturb_positions else f"--positions {options.positions}"
-    if not takes_positions and skips != "--positions full":
+    if not takes_positions and options.positions != "full":
         raise CtxextError(
             f'"{base.model.family.model_type}" counts positions by itself, so that none can be skipped.',
-            hint=f"Leave {skips} out.",
+            hint=f"Leave --positions {options.positions} out.",
         )
     mask = make_masker(tokenizer, options.mlm_probability) if base.is_masked else None
     return Reading(base.model.encoding.first_index if takes_positions else None, mask)

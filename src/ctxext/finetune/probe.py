@@ -46,8 +46,6 @@ class Cost:
         embedding = int(model.get_input_embeddings().weight.numel())
         num_linear = sum(weight.numel() for weight in model.parameters()) - embedding
         self.per_token = int(num_linear) + int(learned_share * embedding)
-        # A second view is compared at every position that was moved, whether it is learned or not.
-        self.compared_share = 1.0 if options.perturb_positions else learned_share
         self.piece = positions_at_once(model, model.device, options.piece)
 
     def work(self, length: int) -> float:
@@ -60,7 +58,7 @@ class Cost:
 
     def logit_bytes(self, length: int) -> int:
         """Memory of the logits that are there at once."""
-        learned = int(self.rows * length * self.compared_share)
+        learned = int(self.rows * length * self.learned_share)
         return _LOGIT_BYTES * self.vocabulary * min(learned, self.piece)
 
 
@@ -109,8 +107,6 @@ class _Rows(Dataset[Tensors]):
         # The last positions of a full sequence: what only short ones do is not measured.
         first = self.first_index + self.options.sequence_length - length
         tensors["position_ids"] = torch.arange(first, first + length)[None]
-        if self.options.perturb_positions:
-            tensors["perturbed_position_ids"] = tensors["position_ids"] + length * (torch.arange(length) > 0)
         return tensors
 
 
