@@ -95,9 +95,9 @@ _LORA_OPTIONS = {
     "serve_factor": 4.0,
 }
 _WHOLE = ("--full", "--keep-short", "--attention", "shifted", "--group", "32")
-_WHOLE = (*_WHOLE, "--mlp-tile", "1k", "--weigh-far", "2k", "--offload-activations")
+_WHOLE = (*_WHOLE, "--mlp-tile", "1k", "--offload-activations")
 _WHOLE_OPTIONS = {"full": True, "keep_short": True, "attention": "shifted", "group": 32}
-_WHOLE_OPTIONS = {**_WHOLE_OPTIONS, "mlp_tile": 1024, "weigh_far": 2048, "offload_activations": True}
+_WHOLE_OPTIONS = {**_WHOLE_OPTIONS, "mlp_tile": 1024, "offload_activations": True}
 TRAININGS = ((_LORA, _LORA_OPTIONS), (_WHOLE, _WHOLE_OPTIONS))
 """Options of a training, and what they make; in two lines, as some cannot stand together."""
 

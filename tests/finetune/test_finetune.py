@@ -229,7 +229,6 @@ def test_a_quantized_base_is_refused_before_it_is_trained(base, tmp_path):
     [
         ({}, "restart"),
         ({"positions": "pose"}, "run-on"),
-        ({"weigh_far": 8}, "run-on"),
         ({"attention": "shifted"}, "run-on"),
     ],
 )

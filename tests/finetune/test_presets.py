@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 from ctxext.cli.app import app
 from ctxext.errors import CtxextError
-from ctxext.finetune.batches import random_positions
 from ctxext.finetune.loop import training_arguments
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.preset import presets
@@ -103,16 +102,6 @@ def test_beginning_at_the_length_is_training_at_one_length():
     with pytest.raises(CtxextError, match="--start-length 65 is more than the 64 tokens") as refused:
         TrainingOptions(length=64, start_length=65).settled(window=64, trained_length=32)
     assert "--without start-length" in refused.value.hint
-
-
-def test_random_positions_are_a_random_set():
-    import random
-
-    samples = [random_positions(8, 16, random.Random(seed)) for seed in range(400)]
-    assert all(sorted(set(positions)) == positions and len(positions) == 8 for positions in samples)
-    counts = [sum(place in positions for positions in samples) for place in range(16)]
-    assert min(counts) > 150
-    assert max(counts) < 250
 
 
 def test_the_rate_ends_at_its_floor(tmp_path):

@@ -334,7 +334,7 @@ DryRunOption = Annotated[
 _ADVANCED = (
     *("text_field", "split", "skip_bad_rows", "long_share", "start_length", "original_length", "short_share"),
     *("keep_short", "positions", "window", "attention", "group", "alpha", "dropout", "targets", "rslora", "dora"),
-    *("mlp_tile", "weigh_far", "offload_activations"),
+    *("mlp_tile", "offload_activations"),
     *("train_norms", "train_embeddings", "mlm_probability", "schedule", "warmup", "optimizer", "weight_decay", "beta1"),
     *("beta2", "neftune", "save_minutes", "eval_every", "keep_best", "patience", "report_to"),
     *("context_parallel", "rate_floor", "serve_factor"),

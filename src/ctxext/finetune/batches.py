@@ -35,23 +35,6 @@ def pose_positions(length: int, target: int, rng: random.Random) -> list[int]:
     return [position if position < cut else position + skip for position in range(length)]
 
 
-def random_positions(length: int, target: int, rng: random.Random) -> list[int]:
-    """Positions that rise by random steps (Randomized Positional Encodings, arXiv 2305.16843, section 3).
-
-    Args:
-        length: Tokens in the window.
-        target: Tokens in the context that is trained for; all positions are below it.
-        rng: Decides which are taken; each set is as likely.
-
-    Returns:
-        `length` positions that rise.
-    """
-    return sorted(rng.sample(range(target), length))
-
-
-_DRAWN = {"pose": pose_positions, "random": random_positions}
-
-
 def restarting_positions(starts: Sequence[bool]) -> list[int]:
     """Positions that start again with each document, which also keeps attention inside it.
 
@@ -173,10 +156,10 @@ class Sequences(Dataset[Tensors]):
     def _positions(self, starts: list[bool], step: int, number: int) -> list[int]:
         if self.options.pack == "restart":
             return restarting_positions(starts)
-        if self.options.positions in _DRAWN and not self.options.is_short(step):
+        if self.options.positions == "pose" and not self.options.is_short(step):
             assert self.options.length is not None
             rng = random.Random(f"{self.options.seed} positions {step} {number}")
-            return _DRAWN[self.options.positions](len(starts), self.options.length, rng)
+            return pose_positions(len(starts), self.options.length, rng)
         return list(range(len(starts)))
 
 

@@ -9,9 +9,6 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 """Makes logits of hidden states."""
 
 
-_MOST_WEIGHT = 5.0
-
-
 class Comparison(Protocol):
     """What the logits of some positions are held against."""
 
@@ -40,37 +37,6 @@ class NextToken:
         loss = -scores.gather(1, columns).sum()
         slope = scores.exp_()
         return loss, slope.scatter_add_(1, columns, slope.new_full((1, 1), -1.0).expand_as(columns))
-
-
-class FarToken(NextToken):
-    """The same, each loss times how much likelier the whole context makes its token than a short one: LongCE.
-
-    The weight is a constant, at most 5, as in the authors' code (arXiv 2410.23771, `finetune/finetune.py` of
-    PKU-ML/LongPPL).
-
-    Args:
-        targets: The tokens that came, (positions,).
-        short: Their losses with a short context, (positions,); NaN where that is the whole one, whose weight is 1.
-    """
-
-    def __init__(self, targets: torch.Tensor, short: torch.Tensor) -> None:
-        super().__init__(targets)
-        self.short = short
-
-    def _weights(self, losses: torch.Tensor) -> torch.Tensor:
-        return (self.short - losses.detach()).exp().clamp(max=_MOST_WEIGHT).nan_to_num(nan=1.0)
-
-    def loss(self, logits: torch.Tensor) -> torch.Tensor:
-        """The summed loss."""
-        losses = torch.nn.functional.cross_entropy(logits, self.targets, reduction="none")
-        return (self._weights(losses) * losses).sum()
-
-    def loss_and_slope(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Softmax minus one at the target, times the weight."""
-        losses = torch.nn.functional.cross_entropy(logits, self.targets, reduction="none")
-        weights = self._weights(losses)
-        _, slope = super().loss_and_slope(logits)
-        return (weights * losses).sum(), slope.mul_(weights[:, None])
 
 
 class Divergence:

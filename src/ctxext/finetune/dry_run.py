@@ -56,12 +56,6 @@ _REFUSED: tuple[_Refusal, ...] = (
     ),
     (
         lambda base: base.is_masked,
-        lambda options: bool(options.weigh_far),
-        "--weigh-far is for models that see nothing but what came before.",
-        "Leave it out.",
-    ),
-    (
-        lambda base: base.is_masked,
         lambda options: options.keep_short,
         "--keep-short is for models that see nothing but what came before.",
         "--short-share trains on short sequences.",

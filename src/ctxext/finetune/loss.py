@@ -19,12 +19,10 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.comparison import (
     Comparison,
     Divergence,
-    FarToken,
     Head,
     NextToken,
     Source,
 )
-from ctxext.finetune.far_context import read_windows
 
 IGNORED = -100
 NO_CACHE: Mapping[str, Any] = {"use_cache": False}
@@ -53,7 +51,6 @@ def use_chunked_loss(
     *,
     tokens_per_step: int | None = None,
     is_masked: bool = False,
-    weigh_far: int | None = None,
     offloads: bool = False,
 ) -> Any:
     """Replace a language model's forward by one that returns the loss alone, computed piece by piece.
@@ -69,7 +66,6 @@ def use_chunked_loss(
         tokens_per_step: Tokens of an optimizer step over all processes, over which a divergence is averaged; by
             default those of the call.
         is_masked: Whether labels say what stands at their own position, not at the next.
-        weigh_far: Tokens of the short context by which losses are weighed, in training (`far_context`).
         offloads: Whether what checkpointing keeps for the way back waits in the machine's memory.
 
     Returns:
@@ -105,28 +101,6 @@ def use_chunked_loss(
         size = positions_at_once(model, labels.device, piece)
         is_frozen = not any(parameter.requires_grad for parameter in _head_parameters(model))
 
-        def pieces(hidden: torch.Tensor) -> Iterator[slice]:
-            """Of hidden states (1, positions, width)."""
-            count = _most(model, hidden.shape[1], hidden.device)
-            return (slice(begin, begin + size) for begin in range(0, count, size))
-
-        short = None
-        if weigh_far and model.training:
-            short = torch.full(targets.shape, torch.nan, device=targets.device)
-            for place, window in read_windows(model.base_model, input_ids, {**plainly, **given}, weigh_far):
-                chosen = kept[:, place]
-                hidden, ids = window.last_hidden_state[chosen][None], input_ids[:, place][chosen][None]
-                wanted = targets[:, place][chosen]
-                with torch.no_grad():
-                    losses = [
-                        torch.nn.functional.cross_entropy(
-                            logits_of(model, stock, type(window), ids[:, rows], hidden[:, rows], plainly)[0].float(),
-                            wanted[rows],
-                            reduction="none",
-                        )
-                        for rows in pieces(hidden)
-                    ]
-                short[:, place][chosen] = torch.cat([hidden.new_empty(0, dtype=short.dtype), *losses])
         # Without checkpointing this would move the weights too, as all that backward needs is kept through it.
         moved = torch.autograd.graph.save_on_cpu(pin_memory=True) if offloads else contextlib.nullcontext()
         with moved:
@@ -134,7 +108,8 @@ def use_chunked_loss(
 
         def summed(hidden: torch.Tensor, ids: torch.Tensor, compare: Callable[[slice], Comparison]) -> torch.Tensor:
             total = hidden[:, :0].sum()  # Nothing yet, but with a gradient, for a batch that learns nothing.
-            for rows in pieces(hidden):
+            for begin in range(0, _most(model, hidden.shape[1], hidden.device), size):
+                rows = slice(begin, begin + size)
                 head = functools.partial(logits_of, model, stock, type(output), ids[:, rows], plainly=plainly)
                 if is_frozen:
                     total = total + _EagerLoss.apply(hidden[:, rows], compare(rows), head)  # type: ignore[no-untyped-call]
@@ -148,10 +123,7 @@ def use_chunked_loss(
             # Only positions that are learned need logits; in a row, as the head sees each by itself.
             wanted = targets[chosen]
             hidden, ids = output.last_hidden_state[chosen][None], input_ids[chosen][None]
-            if short is None:
-                return summed(hidden, ids, lambda rows: NextToken(wanted[rows]))
-            losses = short[chosen]
-            return summed(hidden, ids, lambda rows: FarToken(wanted[rows], losses[rows]))
+            return summed(hidden, ids, lambda rows: NextToken(wanted[rows]))
 
         total = loss_of(kept) if by_position is None or model.training else _loss_by_part(kept, by_position, loss_of)
         count = kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch

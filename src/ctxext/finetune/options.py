@@ -15,7 +15,7 @@ from ctxext.options import check_numbers, option, with_documented_options
 
 _CHOICES = {
     "pack": ("off", "run-on", "restart"),
-    "positions": ("full", "pose", "random"),
+    "positions": ("full", "pose"),
     "attention": ("full", "shifted"),
     "schedule": ("cosine", "linear", "constant"),
     "dtype": ("auto", "bf16", "fp16", "fp32"),
@@ -25,16 +25,7 @@ _CHOICES = {
 }
 _AT_LEAST_ONE = (
     *("rank", "steps", "batch_size", "micro_batch", "save_every", "length", "start_length", "window", "group"),
-    *(
-        "short_length",
-        "original_length",
-        "piece",
-        "context_parallel",
-        "eval_every",
-        "patience",
-        "mlp_tile",
-        "weigh_far",
-    ),
+    *("short_length", "original_length", "piece", "context_parallel", "eval_every", "patience", "mlp_tile"),
 )
 _SHARES = ("short_share", "warmup", "rate_floor", "dropout", "weight_decay", "beta1", "beta2", "mlm_probability")
 _MANY = 1000
@@ -99,13 +90,12 @@ class TrainingOptions:
     )
     positions: str = option(
         "full",
-        help="full; pose: train for the length on short windows that skip positions once (arXiv 2309.10400); "
-        "random: on windows whose positions are drawn (arXiv 2305.16843).",
+        help="full; pose: train for the length on short windows that skip positions once (arXiv 2309.10400).",
         panel=_LENGTH,
     )
     window: int | None = option(
         None,
-        help="With pose or random: tokens of a window. Default: the original context length.",
+        help="With pose: tokens of a window. Default: the original context length.",
         panel=_LENGTH,
         kind="length",
     )
@@ -167,13 +157,6 @@ class TrainingOptions:
         help="Keep what --checkpointing keeps in the machine's memory, not the accelerator's.",
         panel=_LOOP,
     )
-    weigh_far: int | None = option(
-        None,
-        help="Weigh the loss of each token by how much likelier it is with its whole context than with so many tokens, "
-        "as 4k, at most 5 times (LongCE, arXiv 2410.23771).",
-        panel=_LOOP,
-        kind="length",
-    )
     seed: int = option(0, help="Decides order, weights and skips.", panel=_LOOP)
     save_every: int = option(50, help="Steps between two saves.", panel=_LOOP)
     save_minutes: float | None = option(None, help="Minutes between two saves, beside --save-every.", panel=_LOOP)
@@ -234,8 +217,6 @@ class TrainingOptions:
             raise CtxextError("--context-parallel goes without --pack restart and --attention shifted.")
         if self.context_parallel > 1 and self.keep_short:
             raise CtxextError("--keep-short goes without --context-parallel.")
-        if self.weigh_far and (self.pack == "restart" or self.attention == "shifted" or self.context_parallel > 1):
-            raise CtxextError("--weigh-far goes without --pack restart, --attention shifted and --context-parallel.")
         if self.offload_activations and self.checkpointing is False:
             raise CtxextError(
                 "--offload-activations moves what --checkpointing keeps; it goes without --no-checkpointing."
@@ -243,9 +224,7 @@ class TrainingOptions:
         if self.rate_floor and self.schedule != "cosine":
             raise CtxextError("--rate-floor is for --schedule cosine.")
         if self.window and self.positions == "full":
-            raise CtxextError(
-                "--window is for --positions pose and random.", hint="Add --positions pose, or use --length alone."
-            )
+            raise CtxextError("--window is for --positions pose.", hint="Add --positions pose, or use --length alone.")
         if self.group and self.attention != "shifted":
             raise CtxextError("--group is for --attention shifted.")
         if self.pack == "restart" and (self.positions, self.attention) != ("full", "full"):
@@ -267,11 +246,6 @@ class TrainingOptions:
             raise CtxextError(
                 f"--start-length {self.start_length} is more than the {num_tokens} tokens of a sequence.",
                 hint="Leave it out to train at one length; a preset's is left out by --without start-length.",
-            )
-        if self.weigh_far and num_tokens <= self.weigh_far + max(1, self.weigh_far // 4):
-            raise CtxextError(
-                f"--weigh-far {self.weigh_far} leaves no farther context in sequences of {num_tokens} tokens.",
-                hint=f"Give fewer, as --weigh-far {max(1, num_tokens // 4)}.",
             )
         if num_tokens % (2 * self.context_parallel) and self.context_parallel > 1:
             raise CtxextError(

@@ -284,7 +284,6 @@ def prepare(
         by_position,
         tokens_per_step=options.batch_size * options.sequence_length,
         is_masked=base.is_masked,
-        weigh_far=options.weigh_far,
         offloads=options.offload_activations,
     )
     torch_seed(options.seed)

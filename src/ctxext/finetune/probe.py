@@ -13,7 +13,6 @@ from transformers import PrinterCallback, TrainerCallback
 
 from ctxext.finetune.allocator import give_blocks_back
 from ctxext.finetune.batches import Tensors
-from ctxext.finetune.far_context import num_windows, window_length
 from ctxext.finetune.loop import OrderedTrainer, training_arguments
 from ctxext.finetune.loss import IGNORED, positions_at_once
 from ctxext.finetune.options import TrainingOptions
@@ -23,10 +22,6 @@ _STEPS = 2
 """Steps at each length: the first also makes the optimizer's state."""
 _LOGIT_BYTES = 12
 """Bytes that a logit takes while its piece of the loss is computed: itself, its score and its gradient."""
-
-
-_FORWARD = 1 / 3
-"""Share of reading alone in a sequence's work; the way back takes twice that, or once and reading again."""
 
 
 class Cost:
@@ -41,7 +36,7 @@ class Cost:
     def __init__(self, model: Any, options: TrainingOptions, learned_share: float) -> None:
         config = model.config.get_text_config(decoder=True)
         self.vocabulary, self.learned_share = int(config.vocab_size), learned_share
-        self.rows, self.group, self.far = options.micro_batch, options.group, options.weigh_far
+        self.rows, self.group = options.micro_batch, options.group
         self.width = int(config.num_hidden_layers * config.hidden_size)
         embedding = int(model.get_input_embeddings().weight.numel())
         num_linear = sum(weight.numel() for weight in model.parameters()) - embedding
@@ -50,11 +45,7 @@ class Cost:
 
     def work(self, length: int) -> float:
         """Multiplications of a sequence, up to a factor: through the weights, and causal attention."""
-        work: float = length * (self.per_token + self.width * min(length, self.group or length))
-        if self.far and (count := num_windows(length, self.far)):
-            read = window_length(self.far)
-            work += count * read * (self.per_token + self.width * read) * _FORWARD
-        return work
+        return length * (self.per_token + self.width * min(length, self.group or length))
 
     def logit_bytes(self, length: int) -> int:
         """Memory of the logits that are there at once."""

@@ -344,6 +344,5 @@ def _notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[str, 
         "attention": options.attention,
         "short_share": options.short_share,
         "keep_short": options.keep_short,
-        **({"weigh_far": options.weigh_far} if options.weigh_far else {}),
         "seed": options.seed,
     }
