@@ -60,7 +60,7 @@ VERIFY = (
     *("verify", "out", "--against", "some", "--no-load", "--trust-remote-code", "--engine", "vllm"),
     *("--engine-args", '{"max_model_len": 64}', *HUB),
 )
-MERGE = ("merge", "some", "adapter", "out", "--share", "0.5", "--overwrite", "--overwrite-anything", *HUB)
+MERGE = ("merge", "some", "adapter", "out", "--overwrite", "--overwrite-anything", *HUB)
 INSPECT = ("inspect", "some", "--original-length", "4k", *HUB)
 CONVERT = (
     *("convert", "some", "out", "-m", "yarn", "--factor", "4", "--overwrite", "--overwrite-anything"),
@@ -322,7 +322,7 @@ def test_merge(arrived):
     given, named = arrived(MERGE, "ctxext.finetune.merge.merge")
     assert callable(named.pop("progress"))
     assert given == ("some", Path("adapter"), Path("out"))
-    assert named == {**GIVEN, "share": 0.5, "options": OverwriteOptions(overwrite=True, overwrite_anything=True)}
+    assert named == {**GIVEN, "options": OverwriteOptions(overwrite=True, overwrite_anything=True)}
     _, named = arrived((*MERGE[:4], "--overwrite"), "ctxext.finetune.merge.merge")
     assert named["options"] == OverwriteOptions(overwrite=True)
 

@@ -6,14 +6,18 @@ import json
 import os
 import shutil
 import sys
+from unittest import mock
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.isolated import SETTINGS
 from ctxext.files.tensor_files import read_safetensors_header
 from ctxext.finetune import merge
+from ctxext.finetune.merge import tied_embeddings
 from ctxext.recipes import MsPoE, Yarn
 from tiny_base import QUICK, load, logits, make_base, tune
 
@@ -192,3 +196,59 @@ def test_what_does_not_fit_is_refused(base, tuned, tmp_path):
     with pytest.raises(CtxextError, match="not empty"):
         merge(str(base), tuned / "adapter", tuned)
     assert not out.exists()
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("writer", ["ctxext", "transformers"])
+def test_a_checkpoint_that_was_trained_is_merged_whole(base, tuned, tmp_path, writer):
+    """transformers writes the keys of its own version, and all defaults."""
+    other = tmp_path / "other"
+    if writer == "transformers":
+        model = load(tuned)
+        model.config.use_cache = False
+        model.save_pretrained(other)
+        assert (other / "config.json").read_text() != (tuned / "config.json").read_text()
+    else:
+        shutil.copytree(tuned, other)
+    merge(base, other, tmp_path / "out")
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (tuned / "model.safetensors").read_bytes()
+    assert not (tmp_path / "out" / "adapter").exists()
+    notes = json.loads((tmp_path / "out" / "config.json").read_text())["ctxext"]["finetune"]
+    assert notes["tuned"] == "other"
+    text = (other / "config.json").read_text()
+    wider = text.replace('"factor": 4.0', '"factor": 3.0')
+    assert wider != text
+    (other / "config.json").write_text(wider)
+    with pytest.raises(CtxextError, match=r"no training of .*config\.json has another positions"):
+        merge(base, other, tmp_path / "again")
+    (other / "config.json").write_text(text)
+    save_file({**weights(other), "model.more.weight": torch.ones(2)}, other / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CtxextError, match=r'no training of .*"model\.more\.weight"'):
+        merge(base, other, tmp_path / "again")
+
+
+@pytest.mark.parametrize(("stated", "tied"), [(True, {"lm_head.weight": "model.embed_tokens.weight"}), (False, {})])
+def test_a_family_that_this_transformers_does_not_know_may_tie_its_embeddings(tmp_path, monkeypatch, stated, tied):
+    base = make_base(tmp_path, tie_word_embeddings=True)
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": stated}))
+    monkeypatch.setattr("transformers.AutoConfig.for_model", mock.Mock(side_effect=ValueError("Unrecognized")))
+    assert tied_embeddings(open_checkpoint(str(base))) == tied
+
+
+@pytest.mark.parametrize("both", ["base", "tuned"])
+def test_tied_embeddings_that_one_of_the_two_files_holds_twice(tmp_path, both):
+    base = make_base(tmp_path, tie_word_embeddings=True)
+    shutil.copytree(base, tmp_path / "tuned")
+    old = weights(base)
+    new = {name: tensor + 0.5 for name, tensor in old.items()}
+    twice = {"lm_head.weight": (old if both == "base" else new)["model.embed_tokens.weight"].clone()}
+    for folder, tensors, name in ((base, old, "base"), (tmp_path / "tuned", new, "tuned")):
+        save_file({**tensors, **(twice if name == both else {})}, folder / "model.safetensors", {"format": "pt"})
+    merged = weights(merge(base, tmp_path / "tuned", tmp_path / "out").folder)
+    assert merged.keys() == weights(base).keys()
+    for name, tensor in merged.items():
+        assert torch.equal(tensor, new["model.embed_tokens.weight" if name == "lm_head.weight" else name])

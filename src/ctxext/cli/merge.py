@@ -1,4 +1,4 @@
-"""`ctxext merge`: put what was trained into the checkpoint it was trained on, whole or in part."""
+"""`ctxext merge`: put what was trained into the checkpoint it was trained on."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,14 +30,6 @@ def merge(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
     *,
-    share: Annotated[
-        float,
-        typer.Option(
-            "--share",
-            help="The part of the way to the trained weights, as 0.5: most of what was learned, for less of what it "
-            "cost (arXiv 2109.01903).",
-        ),
-    ] = 1.0,
     revision: RevisionOption = None,
     token: TokenOption = None,
     as_json: JsonOption = False,
@@ -49,14 +41,13 @@ def merge(
 
     Examples:
     ctxext merge my-model-32k my-run/adapter my-model-32k-tuned
-    ctxext merge my-model-32k my-model-32k-tuned half-way --share 0.5
     """
     from ctxext.finetune.merge import merge as run
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
     with output.progress("") as progress:
-        wanted = built(OverwriteOptions, options)
-        done = run(model, adapter, out, options=wanted, share=share, revision=revision, token=token, progress=progress)
+        overwrite = built(OverwriteOptions, options)
+        done = run(model, adapter, out, options=overwrite, revision=revision, token=token, progress=progress)
     output.result(
         {"out": str(out), "changed": done.num_changed, "tensors": done.num_tensors},
         done_line(out, f"{done.num_changed} of {done.num_tensors} tensors changed"),

@@ -1,5 +1,6 @@
 """Put what was trained into a full checkpoint: recipe, both config dialects, modeling code and tokenizer stay."""
 
+import copy
 import hashlib
 import json
 import shutil
@@ -12,6 +13,7 @@ import yaml
 
 from ctxext.checkpoint.auto_class import MASKED, auto_class
 from ctxext.checkpoint.families import family_of, text_config
+from ctxext.checkpoint.loading import quiet_transformers, sealed, without_hub
 from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint
 from ctxext.checkpoint.other_files import VERSIONED, left_out, other_formats
 from ctxext.converters.card import (
@@ -30,9 +32,16 @@ from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, as_json, copy_whole
 from ctxext.files.output_directory import OverwriteOptions, check_out, output_directory, records_training
 from ctxext.files.schemas import read_json_object
-from ctxext.files.tensor_files import rewrite
-from ctxext.finetune.averaged import CheckpointChanges, PartOf
-from ctxext.finetune.tensors import TRAINED_BESIDE, Changes, JoinedChanges, changed_tensors, stored_name, stored_shapes
+from ctxext.files.tensor_files import read_safetensors_header, rewrite
+from ctxext.finetune.tensors import (
+    TRAINED_BESIDE,
+    Changes,
+    JoinedChanges,
+    WholeChanges,
+    changed_tensors,
+    stored_name,
+    stored_shapes,
+)
 from ctxext.options import accepts_options
 from ctxext.recipes.code.own_code import runs_by_itself
 from ctxext.recipes.code.staging import is_of_tokenizer
@@ -120,7 +129,6 @@ def merge(
     out: str | Path,
     *,
     options: OverwriteOptions,
-    share: float = 1.0,
     revision: str | None = None,
     token: str | None = None,
     progress: Progress | None = None,
@@ -132,7 +140,6 @@ def merge(
         adapter: The adapter's folder, as peft saves it, or that of a whole checkpoint that was trained.
         out: The folder to make.
         options: What may be replaced. Each field is a keyword of this function too, as overwrite=True.
-        share: The part of the way from the model's weights to the trained ones, above 0 and up to 1 (`averaged`).
         revision: A branch, tag or commit on the Hub.
         token: A Hub token.
         progress: Called with a text, bytes done and bytes in all.
@@ -140,8 +147,6 @@ def merge(
     Raises:
         CtxextError: the adapter does not fit the model, or the place is refused; nothing is written then.
     """
-    if not 0 < share <= 1:
-        raise CtxextError(f"--share {share:g} is no part of the way.", hint="Give more than 0, and 1 at most, as 0.5.")
     adapter, out = Path(adapter), Path(out)
     checkpoint = open_checkpoint(model, revision=revision, token=token)
     check_out(out, checkpoint.folder, options)
@@ -154,16 +159,79 @@ def merge(
     if is_adapter:
         changes = JoinedChanges(adapter, checkpoint, shapes, tied=tied)
     else:
-        changes = CheckpointChanges(checkpoint, open_checkpoint(adapter), shapes, tied=tied)
-    notes: dict[str, Any] = {"adapter" if is_adapter else "tuned": adapter.resolve().name}
-    if share < 1:
-        changes, notes = PartOf(changes, share), {**notes, "share": share}
+        _check_is_training(checkpoint, open_checkpoint(adapter), shapes, tied)
+        changes = WholeChanges(adapter, shapes, tied=tied)
+    notes = {"adapter" if is_adapter else "tuned": adapter.resolve().name}
     out = out.resolve()
     with output_directory(out, [checkpoint.folder], options) as work:
-        if is_adapter and share == 1:  # It would be loaded as all of the change.
+        if is_adapter:
             _copy_adapter(adapter, work / ADAPTER)
         write_merged(checkpoint, changes, work, notes=notes, progress=progress)
     return Merged(out, len(changes.names), len(shapes))
+
+
+_OF_ITS_WRITER = frozenset(
+    {"ctxext", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache"}
+)
+_ROPE = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
+"""Words for the same rotations, of which each version of transformers writes its own; what they mean is compared."""
+
+
+def _check_is_training(
+    base: Checkpoint, tuned: Checkpoint, stored: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]
+) -> None:
+    """Refuse a checkpoint that no training of the base gives.
+
+    Raises:
+        CtxextError: the two do not hold the same tensors, or their configurations differ.
+    """
+    headers = [read_safetensors_header(path) for path in sorted(tuned.folder.glob("*.safetensors"))]
+    shapes = {name: tuple(entry["shape"]) for header in headers for name, entry in header.items()}
+    # Of two embeddings that are one, some files hold both and others the first.
+    for head, name in tied.items():
+        if name in shapes:
+            shapes.pop(head, None)
+            shapes |= {head: shapes[name]} if head in stored else {}
+    if other := sorted(name for name in shapes.keys() | stored.keys() if shapes.get(name) != stored.get(name)):
+        raise CtxextError(
+            f'"{tuned.name}" is no training of "{base.name}": "{other[0]}" is not the same in both.',
+            hint="Give the checkpoint that it was trained from.",
+        )
+    before, after = _settings(base.config), _settings(tuned.config)
+    if changed := sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key)):
+        raise CtxextError(
+            f'"{tuned.name}" is no training of "{base.name}": config.json has another {", ".join(changed)}.',
+            hint="Give the checkpoint that it was trained from, with the same positions.",
+        )
+
+
+def _settings(config: dict[str, Any]) -> dict[str, Any]:
+    """What decides what weights mean, with the class's defaults, so that it is the same whoever wrote it."""
+    from transformers import AutoConfig
+
+    # The class writes into what it is given.
+    others = {key: copy.deepcopy(value) for key, value in without_hub(config).items() if key != "model_type"}
+    try:
+        with quiet_transformers(), sealed():
+            known = AutoConfig.for_model(str(config["model_type"]), **others).to_dict()
+    except ValueError:  # A family that transformers does not know, with code of its own.
+        known = others
+    code = {key: str(name).rsplit("--", 1)[-1] for key, name in (config.get("auto_map") or {}).items()}
+    try:
+        positions = model_config(config).encoding
+    except CtxextError:  # Of a family that has none, or none that is known.
+        positions = None
+    # Code reads its numbers from the note; without code the encoding says all.
+    recipe = provenance(config).get("recipe") if code else None
+    return {**_pruned(known), "auto_map": code, "positions": positions, "recipe": recipe}
+
+
+def _pruned(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _pruned(value) if isinstance(value, Mapping) else value
+        for key, value in settings.items()
+        if key not in _OF_ITS_WRITER and key not in _ROPE
+    }
 
 
 def _copy_adapter(adapter: Path, folder: Path) -> None:
