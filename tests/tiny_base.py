@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from ctxext.converters import convert
 from ctxext.finetune import TrainingData, TrainingOptions, finetune
-from ctxext.finetune.curve import draw_losses
 from ctxext.finetune.documents import Document
+from ctxext.finetune.run import draw_losses
 from ctxext.recipes import Recipe, Yarn
 
 VOCABULARY, TRAINED, FACTOR = 64, 32, 4
@@ -73,7 +73,7 @@ PARALLEL = dataclasses.replace(QUICK, batch_size=4, pack="run-on", steps=5)
 
 def tune(base: Path, out: Path, options: TrainingOptions = QUICK, *, is_drawn: bool = False, **others):
     """Train; the curve of losses is drawn where asked, as that takes longer than a short training."""
-    with mock.patch("ctxext.finetune.curve.draw_losses", draw_losses if is_drawn else leave_file):
+    with mock.patch("ctxext.finetune.run.draw_losses", draw_losses if is_drawn else leave_file):
         return finetune(base, out, others.pop("data", None) or Tokens(documents()), options, **others)
 
 

@@ -67,8 +67,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "finetune/run.py",
-        'if is_first() and not any(folder.glob("checkpoint-*")):',
-        "if is_first():",
+        'if rank() == 0 and not any(folder.glob("checkpoint-*")):',
+        "if rank() == 0:",
         ("tests/finetune/test_places.py::test_a_run_that_fails_keeps_its_saves",),
     ),
     (

@@ -19,7 +19,7 @@ def short_trainings():
     import jinja2
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ctxext.finetune.curve.draw_losses", leave_file)
+        patch.setattr("ctxext.finetune.run.draw_losses", leave_file)
         patch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=lambda: 0))
         patch.setattr(jinja2, "Template", functools.cache(jinja2.Template))
         yield

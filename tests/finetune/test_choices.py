@@ -20,17 +20,16 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.report.colours import series_style
 from ctxext.finetune import prepare
 from ctxext.finetune.batches import pose_positions, restarting_positions
-from ctxext.finetune.curve import draw_losses, smoothed
 from ctxext.finetune.data import DataReport
-from ctxext.finetune.dry_run import Plan, check_fits
+from ctxext.finetune.dry_run import Plan
 from ctxext.finetune.evaluation import Evaluations, PositionLosses, needle_probe
 from ctxext.finetune.formats import BadRecord, RecordReader
 from ctxext.finetune.loop import held_out_sequences, newest_save, training_arguments
 from ctxext.finetune.mixture import Mixture, Source, parse_source
 from ctxext.finetune.options import CHANGEABLE, TrainingOptions
-from ctxext.finetune.prepare import data_lines, num_tokens_of, with_adapter
+from ctxext.finetune.prepare import check_fits, data_lines, num_tokens_of, with_adapter
 from ctxext.finetune.probe import Cost, Measured
-from ctxext.finetune.run import _notes, _settings
+from ctxext.finetune.run import _notes, _settings, draw_losses, smoothed
 from ctxext.finetune.source_model import SourceModel
 from ctxext.finetune.watch import LiveLine, StopAfterStep, span
 from tiny_base import SIZES, make_base

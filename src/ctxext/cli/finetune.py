@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +32,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.files.extras import install_command
 from ctxext.files.locks import short_name
+from ctxext.files.processes import alone, num_processes, rank
 from ctxext.files.strict import parse_yaml, read_text
 from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions
 from ctxext.finetune.preset import presets
@@ -379,11 +379,10 @@ def finetune(
     accelerate launch -m ctxext finetune my-model-32k out --data books.jsonl --batch-size 16
     """
     from ctxext.finetune import run as run_module
-    from ctxext.finetune.prepare import is_first
 
     if evaluate and not merge:
         raise CtxextError("--eval asks a merged checkpoint, and --no-merge makes none.", hint="Leave one of them out.")
-    output = Output(as_json=as_json, quiet=quiet or not is_first(), verbose=verbose)
+    output = Output(as_json=as_json, quiet=quiet or rank() != 0, verbose=verbose)
     training = built(TrainingOptions, options)
     questions = _questions(evaluate, model, training, revision=revision, token=token) if evaluate else None
     chosen = TrainingData(tuple(data or ()), record_format, text_field, split, skip_bad_rows, long_share)
@@ -417,7 +416,7 @@ def finetune(
             )
         except (KeyboardInterrupt, Terminated):
             if run_module.training_folder(out.resolve()).exists():
-                by = "" if os.environ.get("WORLD_SIZE", "1") == "1" else " under the same launcher"
+                by = "" if num_processes() == 1 else " under the same launcher"
                 output.next_step(*same_command("--resume"), why=f"Stopped; go on{by} with")
             raise
     if done is None:
@@ -451,7 +450,6 @@ def _evaluate(model: str, out: Path, questions: tuple["Settings", "Loading"], ou
     """Ask the base and the result the same questions, in this process: the others of the training have ended."""
     from ctxext.cli.eval_tables import report_tables
     from ctxext.evaluate.run import evaluate
-    from ctxext.files.processes import alone
 
     settings, loading = questions
     with alone(), output.progress("evaluating") as progress:

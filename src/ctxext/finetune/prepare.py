@@ -1,28 +1,26 @@
 """Everything before the first step: the model with its adapter, the Trainer's arguments, the sequences."""
 
 import dataclasses
+import difflib
 import inspect
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
 from ctxext.files.output_directory import explain_disk_errors
+from ctxext.files.processes import num_processes, rank
 from ctxext.finetune.base import Base, load_base
 from ctxext.finetune.data import DataReport, read_report, write_sequences
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.tensors import check_type, shares_of, stored_name, stored_shapes, with_shares
+from ctxext.recipes.encodings.learned import tensors_named
 
 if TYPE_CHECKING:
     from ctxext.finetune.batches import Reading
     from ctxext.finetune.evaluation import NeedleProbe, PositionLosses
-import difflib
-from collections.abc import Sequence
-
-from ctxext.recipes.encodings.learned import tensors_named
 
 
 def with_adapter(
@@ -216,11 +214,6 @@ class Prepared:
     num_parameters: int
 
 
-def is_first() -> bool:
-    """Whether this process is the one that writes and tells."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def prepare(
     base: Base,
     folder: Path,
@@ -245,6 +238,8 @@ def prepare(
     Raises:
         CtxextError: the model, the data or an option is refused.
     """
+    from transformers import set_seed
+
     from ctxext.finetune.attention import register_shifted
     from ctxext.finetune.evaluation import PositionLosses, needle_probe
     from ctxext.finetune.loop import training_arguments, warmup_steps
@@ -256,8 +251,8 @@ def prepare(
     if tell is not None and not base.model.is_extended:
         length = base.model.encoding.context_length
         tell(f"{base.checkpoint.public_name} was not extended: its context length stays {length:,} tokens")
-    num_processes = int(os.environ.get("WORLD_SIZE", "1"))
-    arguments = training_arguments(options, folder, num_processes)
+    is_first = rank() == 0
+    arguments = training_arguments(options, folder, num_processes())
     if options.offload_activations and arguments.device.type == "cpu":
         raise CtxextError(
             "--offload-activations moves what a step keeps out of an accelerator's memory, and none is in use.",
@@ -286,16 +281,19 @@ def prepare(
         is_masked=base.is_masked,
         offloads=options.offload_activations,
     )
-    torch_seed(options.seed)
-    trained = model if options.full else _adapted(base, model, options)
+    set_seed(options.seed)  # Decides the initial weights of the adapter.
+    trained = model
+    if not options.full:
+        task = None if base.is_masked else "CAUSAL_LM"
+        trained = with_adapter(model, options, whole=base.learned_tensors, task=task)
     counts = count_parameters(trained)
-    if merge and is_first():
+    if merge and is_first:
         check_mergeable(base, trained)
     with arguments.main_process_first(local=False, desc="reading the data"):
         report = read_report(folder)
-        if report is None and is_first():
+        if report is None and is_first:
             report = _read(folder, read_documents, options.sequences_wanted(), options, tokenizer)
-        if read_held_out is not None and read_report(folder / HELD_OUT) is None and is_first():
+        if read_held_out is not None and read_report(folder / HELD_OUT) is None and is_first:
             (folder / HELD_OUT).mkdir(exist_ok=True)
             _read(folder / HELD_OUT, read_held_out, {options.sequence_length: _NUM_HELD_OUT}, options, tokenizer)
     if report is None:
@@ -320,14 +318,37 @@ def prepare(
     assert options.length is not None, "the options are settled"
     can_answer = held_out is not None and not base.is_masked
     needle = (
-        needle_probe(model, forward, tokenizer, options.length, options.seed, num_processes) if can_answer else None
+        needle_probe(model, forward, tokenizer, options.length, options.seed, num_processes()) if can_answer else None
     )
     return Prepared(trained, arguments, options, report, held_out, (by_position, needle), reading, *counts)
 
 
+def check_fits(base: Base, options: TrainingOptions) -> None:
+    """Refuse options that the model has no use for.
+
+    Raises:
+        CtxextError: there is one.
+    """
+    restart, run_on = options.pack == "restart", "Join documents with --pack run-on."
+    short = "--short-share trains on short sequences."
+    if options.keep_short and base.model.family.positions != "rotary":
+        raise CtxextError(
+            "--keep-short is for rotary models: the source of any other is not in the checkpoint.", hint=short
+        )
+    if restart and base.model.encoding.learned_tensors:
+        raise CtxextError("--pack restart would train the first rows of the table of positions alone.", hint=run_on)
+    for is_chosen, choice, more, hint in (
+        (options.attention == "shifted", "--attention shifted", "", "Leave it out."),
+        (options.context_parallel > 1, "--context-parallel", "", "Leave it out."),
+        (restart, "--pack restart", ": documents of a row would see each other", run_on),
+        (options.keep_short, "--keep-short", "", short),
+    ):
+        if is_chosen and base.is_masked:
+            raise CtxextError(f"{choice} is for models that see nothing but what came before{more}.", hint=hint)
+
+
 def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: int | None) -> bool:
     """Whether --pack restart goes with this model and the other options."""
-    from ctxext.finetune.dry_run import check_fits
     from ctxext.finetune.loss import whole_weights
     from ctxext.finetune.packed_attention import keeps_documents_apart
 
@@ -337,11 +358,6 @@ def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: 
         return False
     with whole_weights(model):
         return keeps_documents_apart(model, first_index)
-
-
-def _adapted(base: Base, model: Any, options: TrainingOptions) -> Any:
-    task = None if base.is_masked else "CAUSAL_LM"
-    return with_adapter(model, options, whole=base.learned_tensors, task=task)
 
 
 def _reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -> "Reading":
@@ -360,13 +376,6 @@ def _reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -
         )
     mask = make_masker(tokenizer, options.mlm_probability) if base.is_masked else None
     return Reading(base.model.encoding.first_index if takes_positions else None, mask)
-
-
-def torch_seed(seed: int) -> None:
-    """Decide the initial weights of the adapter."""
-    from transformers import set_seed
-
-    set_seed(seed)
 
 
 def _read(

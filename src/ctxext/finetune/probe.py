@@ -11,11 +11,11 @@ import torch
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
-from ctxext.finetune.allocator import give_blocks_back
 from ctxext.finetune.batches import Tensors
 from ctxext.finetune.loop import OrderedTrainer, training_arguments
 from ctxext.finetune.loss import IGNORED, positions_at_once
 from ctxext.finetune.options import TrainingOptions
+from ctxext.finetune.tiles import give_blocks_back
 from ctxext.finetune.watch import memory_in_use
 
 _STEPS = 2

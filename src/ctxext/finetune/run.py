@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,14 @@ from ctxext.files.output_directory import (
     recover,
     staging_directory,
 )
+from ctxext.files.processes import rank
 from ctxext.files.schemas import read_json_object
 from ctxext.finetune.base import Base, open_base
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
-from ctxext.finetune.dry_run import check_fits
 from ctxext.finetune.merge import ADAPTER, save_adapter, tied_embeddings, write_merged
 from ctxext.finetune.options import CHANGEABLE, Reporter, RunOptions, TrainingOptions
-from ctxext.finetune.prepare import HELD_OUT, is_first, prepare
+from ctxext.finetune.prepare import HELD_OUT, check_fits, prepare
 from ctxext.finetune.served import Served, check_served, served_with
 from ctxext.finetune.tensors import JoinedChanges, WholeChanges, stored_shapes
 from ctxext.finetune.training_data import Data, training_data
@@ -147,7 +147,7 @@ def finetune(
     with _only_run_in(out):
         deletable = deletable_files(out, run)
         named = {**chosen.described(), **({"eval": held_out.described()["name"]} if held_out else {})}
-        if is_first():
+        if rank() == 0:
             _begin(folder, _settings(base, options, named), resume=run.resume, overwrite=run.replaces)
         try:
             with warnings.catch_warnings(), explain_disk_errors(folder):
@@ -155,10 +155,10 @@ def finetune(
                 warnings.filterwarnings("ignore", category=FutureWarning)
                 result = _train(base, folder, readers, options, run, reporter)
         except CtxextError:
-            if is_first() and not any(folder.glob("checkpoint-*")):
+            if rank() == 0 and not any(folder.glob("checkpoint-*")):
                 discard(folder)
             raise
-        if not is_first():
+        if rank() != 0:
             return None
         result = dataclasses.replace(result, folder=out)
         with explain_disk_errors(out), staging_directory(out) as work:
@@ -177,7 +177,7 @@ def finetune(
 @contextlib.contextmanager
 def _only_run_in(out: Path) -> Iterator[None]:
     """Lock OUT for the whole run, in the first of its processes."""
-    if not is_first():
+    if rank() != 0:
         yield
         return
     with explain_disk_errors(out):
@@ -296,11 +296,60 @@ def _write(base: Base, folder: Path, result: Finetuned, work: Path, data: Mappin
     shutil.copyfile(folder / STEPS, work / STEPS)
     lengths = [options.length_of_step(step) for step in range(options.steps)]
     if is_installed("matplotlib"):
-        from ctxext.finetune.curve import draw_losses
-
         draw_losses(result.losses, lengths, work / CURVE)
     settings = {**result.to_dict(), "data": {**dataclasses.asdict(result.data), **data}}
     (work / REPORT).write_text(as_json(settings), encoding="utf-8")
+
+
+_SPAN = 0.05
+"""The share of the steps over which a curve is smoothed."""
+
+
+def draw_losses(losses: Sequence[tuple[int, float]], lengths: Sequence[int], path: Path) -> None:
+    """Draw the loss of every step as a point, and a smoothed curve, in one colour for each length.
+
+    The losses of different lengths lie at different heights, so that one curve for all would only show the mixture.
+
+    Args:
+        losses: Step, counted from 1, and loss.
+        lengths: Tokens of a sequence in each step.
+        path: The PNG file to make.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    from ctxext.evaluate.report.colours import series_style
+
+    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for number, length in enumerate(sorted(set(lengths), reverse=True)):
+        chosen = [(step, loss) for step, loss in losses if lengths[step - 1] == length]
+        if chosen:
+            colour, dashes = series_style(number)
+            steps, values = zip(*chosen, strict=True)
+            axes.plot(steps, values, ".", color=colour, alpha=0.3, markersize=4)
+            style = (0, dashes) if dashes else "-"
+            axes.plot(steps, smoothed(steps, values), color=colour, linestyle=style, label=f"{length:,} tokens")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats per token)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path)
+
+
+def smoothed(steps: Sequence[int], values: Sequence[float]) -> list[float]:
+    """At each step the mean of the values around it, as many on either side, so that a slope stays where it is."""
+    reach = max(1.0, _SPAN * (steps[-1] - steps[0]) / 2)
+    means = []
+    for at in steps:
+        # Near an end the window is as short as the way to it.
+        near = min(reach, at - steps[0], steps[-1] - at)
+        window = [value for step, value in zip(steps, values, strict=True) if abs(step - at) <= near]
+        means.append(sum(window) / len(window))
+    return means
 
 
 def _merge(

@@ -4,17 +4,21 @@ They see each token by itself, so the result is the same. On the way back each t
 arXiv 2506.13996, section 3.2).
 """
 
+import contextlib
+import ctypes
 import functools
+import os
+import sys
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.allocator import give_blocks_back
 
 _NAMES = ("mlp", "feed_forward", "ffn", "ff")
 _PROBE, _PROBE_TILE, _TOLERANCE = 8, 3, 1e-4
+_MMAP_THRESHOLD, _BLOCK = -3, 1 << 20
 
 
 def tile_mlps(model: Any, size: int) -> int:
@@ -47,6 +51,17 @@ def tile_mlps(model: Any, size: int) -> int:
     if model.device.type == "cpu":
         give_blocks_back()
     return len(parts)
+
+
+def give_blocks_back() -> None:
+    """Have glibc give each block of 1 MiB or more back to the kernel, unless the environment tells it something else.
+
+    As it comes, it keeps blocks below the largest that it has seen freed, up to 32 MiB: what it keeps of tiles, in
+    pieces, is more than they save, and at a short length it keeps what it gives back at a long one.
+    """
+    if sys.platform == "linux" and not any(name.startswith("MALLOC_") for name in os.environ):
+        with contextlib.suppress(AttributeError):  # Another C library.
+            ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _BLOCK)
 
 
 def _tiled(forward: Any, size: int, hidden: torch.Tensor) -> torch.Tensor:
