@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import inspect
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -229,6 +230,10 @@ def tell_plan(output: Output, plan: "Plan") -> None:
 
 def tell_result(output: Output, done: "Finetuned", model: str, out: Path, *, merge: bool, report: Any) -> None:
     """Show the result and the next command."""
+    from ctxext.finetune.run import CURVE
+
+    has_curve = (out / CURVE).is_file()
+    curve = f"curve: {out / CURVE}" if has_curve else f"no curve without {install_command('matplotlib')}"
     first, last = done.losses[0][1], done.losses[-1][1]
     share = 100 * done.num_trained / done.num_parameters
     kind = "checkpoint" if merge else "adapter"
@@ -236,14 +241,13 @@ def tell_result(output: Output, done: "Finetuned", model: str, out: Path, *, mer
     output.result(
         {**done.to_dict(), "out": str(out), "evaluation": report},
         done_line(out, f"{kind}   {done.num_trained:,} parameters trained ({share:.1f} %)"),
-        f"  loss {first:.3f} → {last:.3f} in {done.options.steps} steps   {done.seconds:.0f} s   {_curve_of(out)}",
+        f"  loss {first:.3f} → {last:.3f} in {done.options.steps} steps   {done.seconds:.0f} s   {curve}",
     )
     if not merge:
         output.next_step("ctxext", "merge", model, out / "adapter", "MERGED", why="A full checkpoint")
     elif report is None:
         length = _served_length(out) if done.options.serve_factor else done.options.length
-        words = ("--lengths", length)
-        output.next_step("ctxext", "eval", model, out, *words, why="Not measured yet")
+        output.next_step("ctxext", "eval", model, out, "--lengths", length, why="Not measured yet")
 
 
 def _served_length(out: Path) -> int:
@@ -254,17 +258,6 @@ def _served_length(out: Path) -> int:
     return model_config(open_checkpoint(str(out)).config).encoding.context_length
 
 
-def _curve_of(out: Path) -> str:
-    from ctxext.finetune.run import CURVE
-
-    return f"curve: {out / CURVE}" if (out / CURVE).is_file() else f"no curve without {install_command('matplotlib')}"
-
-
-OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")]
-
-
-_DATA = "Data"
-
 DataOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -274,41 +267,12 @@ DataOption = Annotated[
         show_default=False,
     ),
 ]
-FormatOption = Annotated[
-    str,
-    typer.Option(
-        "--format",
-        help="What records are: auto, text, chat, prompt-completion, sharegpt or alpaca.",
-        rich_help_panel=_DATA,
-    ),
-]
-TextFieldOption = Annotated[
-    str, typer.Option("--text-field", help="The field that holds a text.", rich_help_panel=_DATA)
-]
-SplitOption = Annotated[
-    str, typer.Option("--split", help="The split of a folder or data set that is read.", rich_help_panel=_DATA)
-]
-SkipBadRowsOption = Annotated[
-    bool,
-    typer.Option(
-        "--skip-bad-rows", help="Count records that cannot be learned from instead of stopping.", rich_help_panel=_DATA
-    ),
-]
 EvalDataOption = Annotated[
     str | None,
     typer.Option(
         "--eval-data",
         help="Data on which the loss is measured while training; of folders and data sets the split that is held out.",
-        rich_help_panel=_DATA,
-        show_default=False,
-    ),
-]
-LongShareOption = Annotated[
-    float | None,
-    typer.Option(
-        "--long-share",
-        help="Share of the tokens that come from documents of at least half the length. Default: as they come.",
-        rich_help_panel=_DATA,
+        rich_help_panel="Data",
         show_default=False,
     ),
 ]
@@ -342,22 +306,20 @@ _ADVANCED = (
 """What a first fine-tune does not need; `--help-all` shows it."""
 
 
-@with_parameters(parameters_of(TrainingOptions), after="eval_data", advanced=_ADVANCED)
+_EVAL_DATA = inspect.Parameter("eval_data", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=EvalDataOption)
+_PARAMETERS = [*parameters_of(TrainingData), _EVAL_DATA, *parameters_of(TrainingOptions)]
+
+
+@with_parameters(_PARAMETERS, after="data", advanced=_ADVANCED)
 def finetune(
     context: typer.Context,
     model: SourceArgument,
-    out: OutArgument,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
     *,
     config: ConfigOption = None,
     preset: PresetOption = None,
     without: WithoutOption = None,
     data: DataOption = None,
-    record_format: FormatOption = "auto",
-    text_field: TextFieldOption = "text",
-    split: SplitOption = "train",
-    skip_bad_rows: SkipBadRowsOption = False,
-    long_share: LongShareOption = None,
-    eval_data: EvalDataOption = None,
     merge: MergeOption = True,
     evaluate: EvalOption = None,
     resume: ResumeOption = False,
@@ -385,14 +347,22 @@ def finetune(
     output = Output(as_json=as_json, quiet=quiet or rank() != 0, verbose=verbose)
     training = built(TrainingOptions, options)
     questions = _questions(evaluate, model, training, revision=revision, token=token) if evaluate else None
-    chosen = TrainingData(tuple(data or ()), record_format, text_field, split, skip_bad_rows, long_share)
+    chosen = built(TrainingData, options, words=tuple(data or ()))
+    eval_data = options["eval_data"]
     held_out = (
         dataclasses.replace(chosen, words=(eval_data,), split=None, long_share=None) if eval_data is not None else None
     )
     if held_out is not None:
         held_out.reader(training)  # Refuses what cannot be read, in a dry run too.
     if dry_run:
-        tell_plan(output, _plan(model, chosen, training, merge=merge, revision=revision, token=token, output=output))
+        from ctxext.finetune.dry_run import dry_run as plan_of
+
+        with warnings.catch_warnings():
+            # As while training: transformers and peft cause them, not the user.
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            reader, tell = chosen.reader(training), output.note
+            plan = plan_of(model, reader, training, merge=merge, revision=revision, token=token, tell=tell)
+        tell_plan(output, plan)
         return
     if preset and (first := presets()[preset].convert):
         output.note(f"preset {preset} is for a model that was made by: {first}")
@@ -457,13 +427,3 @@ def _evaluate(model: str, out: Path, questions: tuple["Settings", "Loading"], ou
     for table in report_tables(report, output.stderr.width):
         output.note(table)
     return report
-
-
-def _plan(model: str, chosen: TrainingData, options: TrainingOptions, *, output: Output, **given: Any) -> "Plan":
-    from ctxext.finetune.dry_run import dry_run
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", category=FutureWarning
-        )  # As while training: transformers and peft cause them, not the user.
-        return dry_run(model, chosen.reader(options), options, tell=output.note, **given)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ctxext.errors import CtxextError
 from ctxext.files.content import sha256_of
+from ctxext.options import option, with_documented_options
 
 if TYPE_CHECKING:
     from ctxext.finetune.documents import DocumentReader
@@ -19,26 +20,39 @@ if TYPE_CHECKING:
 DEMO = "demo"
 
 
+_DATA = "Data"
+
+
+@with_documented_options
 @dataclass(frozen=True)
 class TrainingData:
     """The data of a fine-tune, and how its records are read.
 
-    Attributes:
-        words: Files, folders and ids of data sets, each with a weight or without: `books.jsonl:0.7`.
-        record_format: What records are.
-        text_field: The field of a text.
-        split: The split of a folder or data set; None for the one that is held out.
-        skip_bad_rows: Whether bad records are counted instead of refused.
-        long_share: Share of the tokens from long documents.
-        records: Records in memory, in place of `words`.
+    `words` are files, folders and ids of data sets, each with a weight or without: `books.jsonl:0.7`. `records` are
+    records in memory, in place of `words`.
     """
 
     words: tuple[str, ...] = ()
-    record_format: str = "auto"
-    text_field: str = "text"
-    split: str | None = "train"
-    skip_bad_rows: bool = False
-    long_share: float | None = None
+    record_format: str = option(
+        "auto",
+        help="What records are: auto, text, chat, prompt-completion, sharegpt or alpaca.",
+        flags=("--format",),
+        panel=_DATA,
+    )
+    text_field: str = option("text", help="The field that holds a text.", panel=_DATA)
+    # None for the one that is held out.
+    split: str | None = option("train", help="The split of a folder or data set that is read.", panel=_DATA)
+    skip_bad_rows: bool = option(
+        False,
+        help="Count records that cannot be learned from instead of stopping.",
+        flags=("--skip-bad-rows",),
+        panel=_DATA,
+    )
+    long_share: float | None = option(
+        None,
+        help="Share of the tokens that come from documents of at least half the length. Default: as they come.",
+        panel=_DATA,
+    )
     records: tuple[Mapping[str, Any], ...] = ()
 
     @property
