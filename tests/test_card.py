@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -17,7 +18,6 @@ from ctxext.converters.card import CardFacts, Measured, convert_command, front_m
 from ctxext.converters.engines import UNKNOWN, serving_of
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
-from ctxext.publish.results import read_report
 from ctxext.publish.upload_plan import pack
 from ctxext.recipes import METHODS, AdjustedBase, Llama3, LongRope, MsPoE, Ntk, Recipe, Yarn, method_named
 from ctxext.recipes.encodings.rotary import model_config
@@ -326,41 +326,47 @@ def test_words_of_a_report_are_no_part_of_the_pages_form(llama_source, tmp_path)
     report = read_json(folder / "report.json")
     report["versions"] |= {"torch": "1\n\n# Heading", "transformers": "2 | ![x](y) <b>"}
     report["models"][1] |= {"device": "cpu\n\n# Heading", "attention": "<i>", "dtype": "x\n```"}
+    report["models"][1] |= {"name": "a\n# Heading", "summary": "x | <b>", "harness": {"y\n# Heading": {"![x](y)": 1}}}
+    for cell in report["models"][1]["cells"]:
+        cell["task"] = "<b>\n\n# Heading"
     report["settings"]["data"] = "a\n```\n# Heading\n$(id)"
     (folder / "report.json").write_text(json.dumps(report))
     (folder / "needle-x](y).png").write_bytes(b"picture")
     (folder / "needle.png").unlink()
     plan = pack(out, "me/tiny-yarn", report=folder)
     assert not [line for line in plan.card.splitlines() if line.startswith(("# Heading", "$(id)"))]
-    assert "<b>" not in plan.card
+    assert "<b>" not in plan.card.split("---", 2)[2]
     assert "![x](y)" not in plan.card
     assert "--data 'a?```?# Heading?$(id)'" in plan.card
     assert "](y)" not in " ".join(plan.texts)
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
+    ("part", "change"),
     [
-        ("documents", {}, '"settings.documents.name"'),
-        ("documents", "", '"settings.documents" is'),
-        ("data", {"name": ""}, '"settings.data.name" is'),
-        ("haystack", [], '"settings.haystack" is'),
-        ("stride", {}, '"settings.stride" is'),
-        ("stride", "", '"settings.stride" is'),
-        ("num_needles", [], '"settings.num_needles" is'),
-        ("kv_ids", {}, '"settings.kv_ids" is'),
-        ("filler", {}, '"settings.filler" is'),
+        ("settings", {"data": {}}),
+        ("settings", {"depths": None}),
+        ("cells", {"share": "1"}),
+        ("cells", {"share": math.nan}),
+        ("cells", {"correct": "x"}),
+        ("cells", {"samples": None}),
+        ("cells", {"texts": [[0, 1]]}),
+        ("perplexity", {"lengths": {"x": {}}}),
+        ("short", {"perplexity": []}),
+        ("harness", {"a": {"b": "1"}}),
+        ("effective", {"tasks": {"needle": {}}}),
     ],
 )
-def test_settings_of_a_report_that_are_empty_are_named(key, value, message, llama_source, tmp_path):
-    folder = tmp_path / "report"
-    folder.mkdir()
-    report = read_json(REPORT / "report.json")
-    report["settings"][key] = value
+def test_a_report_of_another_form_is_refused_in_one_line(part, change, llama_source, tmp_path):
+    out, folder = publishable(llama_source, tmp_path)
+    report = read_json(folder / "report.json")
+    model = report["models"][1]
+    holder = report["settings"] if part == "settings" else model["cells"][0] if part == "cells" else {}
+    holder |= change
+    model |= {} if part in ("settings", "cells") else {part: {**(model.get(part) or {}), **change}}
     (folder / "report.json").write_text(json.dumps(report))
-    with pytest.raises(CtxextError) as caught:
-        read_report(folder)
-    assert message in caught.value.message
+    with pytest.raises(CtxextError, match="is not a report of ctxext eval"):
+        pack(out, "me/tiny-yarn", report=folder)
 
 
 def test_numbers_at_their_defaults_are_not_in_the_command():

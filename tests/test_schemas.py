@@ -1,14 +1,12 @@
 """The edges of what a stranger's file may say: the last value that is read, and the first that is not."""
 
-import copy
 import math
 
 import pytest
 
 from ctxext.checkpoint.geometry import check_sizes
 from ctxext.errors import CtxextError
-from ctxext.files.journal import SavedState, is_as, is_line
-from ctxext.files.report import Report
+from ctxext.files.journal import SavedState, is_as
 from ctxext.files.schemas import (
     Config,
     GenerationConfig,
@@ -30,10 +28,7 @@ STATE = {"global_step": 2, "max_steps": 3, "epoch": 0.5, "log_history": LOGGED, 
 SHA = "0123456789abcdef" * 4
 STEP = {"method": "yarn"}
 CODE = {"rope": {"rope_type": "default"}}
-CELL = {"task": "needle", "length": 1, "correct": 0.5, "samples": 0, "share": 1.0}
 TENSOR = {"dtype": "F32", "shape": [2, 0], "data_offsets": [0, 0]}
-FOUND = {"perplexity": math.inf}
-CURVE = {"task": "perplexity", "length": 8, "curve": [], "lengths": {}}
 EDGES = [
     (Config, "hidden_size", (1, 10_000_000, None), NOT_COUNTS),
     (Config, "num_hidden_layers", (1, 10_000), (0, 1.5, "2", 10**9)),
@@ -155,61 +150,6 @@ def test_the_line_where_a_key_is_missing():
     assert caught.value.message == '"x.safetensors" lacks "tensors.w.shape".'
 
 
-def changed(content, path, value):
-    """A deep copy with another value at a place."""
-    content = part = copy.deepcopy(content)
-    for name in path[:-1]:
-        part = part[name]
-    part[path[-1]] = value
-    return content
-
-
-def told(texts):
-    """A cell with as many questions as its texts have."""
-    return {**CELL, "samples": sum(text[2] if len(text) > 2 else 1 for text in texts or ()), "texts": texts}
-
-
-REACH = {"length": 8, "low": 4, "high": 16}
-SHORT = {"length": 8, "loss": 1.0, "perplexity": 2.5}
-ENTRY = {"name": "x", "summary": "", "digest": "", "cells": [CELL], "perplexity": CURVE, "short": SHORT}
-ENTRY |= {"effective": {"tasks": {"needle": REACH}}}
-ASKED = {"tasks": ["needle"], "depths": [0.5], "samples": 1, "seed": 0, "generate": False}
-REPORT = {"settings": ASKED, "models": [ENTRY], "versions": {"torch": "2"}}
-FIRST = ("models", 0)
-NEEDLE = (*FIRST, "effective", "tasks", "needle")
-
-
-@pytest.mark.parametrize(
-    ("path", "good", "bad"),
-    [
-        ((*FIRST, "cells", 0, "share"), (0, 1, 0.5), (-0.01, 1.01, math.nan, "1", None)),
-        ((*FIRST, "cells", 0, "depth"), (0, 1, None), (-0.01, 1.01, math.inf)),
-        ((*FIRST, "cells", 0, "correct"), (0, 7.5), (-0.5, math.inf, math.nan)),
-        ((*FIRST, "cells", 0, "task"), ("x" * 500, ""),
-         ("x" * 501, "a\nb", "a\x1b[0m", "<b>", "a|b", "\x7f", "\x9b")),
-        ((*FIRST, "cells", 0, "length"), (1,), NOT_LENGTHS),
-        ((*FIRST, "cells", 0), (told([]), told([[0, 1, 1], [3, 0.5, 2]]), told(None)),
-         (told([[0, 1]]), told([[0, 1.5, 1]]), told([[0, 1, 1, 1]]), {**told([[0, 1, 1]]), "samples": 2})),
-        ((*FIRST, "perplexity"), (None,), ("x",)),
-        ((*FIRST, "perplexity", "lengths"), ({"8": FOUND},), ({"x": FOUND}, {"1" * 11: FOUND}, {"8": {}})),
-        ((*FIRST, "short", "perplexity"), (0, 1.5, math.inf), (-0.5, "1", math.nan)),
-        ((*FIRST, "harness"), ({"a": {"b": 1.0}}, None), ({"a": {"b": math.inf}}, {"a\n": {}}, {"a": 1})),
-        ((*NEEDLE, "length"), (None, 8), (0, "8")),
-        ((*NEEDLE, "low"), (4, None), (0,)),
-        ((*NEEDLE, "high"), (16,), (None,)),
-        (NEEDLE, (dict.fromkeys(REACH), {**dict.fromkeys(REACH), "low": 4}), ({**dict.fromkeys(REACH), "low": 0},)),
-        (("settings", "samples"), (1,), (0, None)),
-        (("settings", "depths"), ([], [0, 1]), ([1.5], None)),
-    ],
-)  # fmt: skip
-def test_edges_of_reports(path, good, bad):
-    assert is_as(REPORT, Report)
-    for value in good:
-        assert is_as(changed(REPORT, path, value), Report), value
-    for value in bad:
-        assert not is_as(changed(REPORT, path, value), Report), value
-
-
 LATER = {"step": 2, "loss": 0.5}
 
 
@@ -231,44 +171,6 @@ def test_edges_of_a_training(key, good, bad):
         assert is_as({**STATE, key: value}, SavedState), value
     for value in bad:
         assert not is_as({**STATE, key: value}, SavedState), value
-
-
-HEADER = {"settings": {}, "loading": {}, "models": [{"name": "x"}], "versions": {}}
-LINE = {"model": "x", "length": 8, "depth": 0.5, "samples": [0, 1], "seconds": 0.5}
-BUCKETS = {"width": 4, "buckets": [[1.0, 2.0]], "lengths": {"8": [1.0, 2.0]}}
-
-
-def without(line, name):
-    return {key: value for key, value in line.items() if key != name}
-
-
-def test_lines_of_an_evaluation():
-    """A line counts where it holds all that its kind of task is read for."""
-    needle = {**LINE, "task": "needle", "correct": [1.0, 0.5]}
-    short = {**LINE, "task": "short", "loss": [1.5], "tokens": [8]}
-    long = {**LINE, "task": "perplexity", **BUCKETS}
-    for line in (needle, short, long, {"header": HEADER}, {"model": "x"}, {"model": "x", "facts": {}}):
-        assert is_line(line), line
-    for line, keys in ((needle, ["correct"]), (short, ["loss", "tokens"]), (long, list(BUCKETS))):
-        for key in (*keys, "length", "depth", "samples", "seconds", "model"):
-            assert not is_line(without(line, key)), key
-    for key in HEADER:
-        assert not is_line({"header": without(HEADER, key)}), key
-    wrong = [
-        {"correct": [1.0]},
-        {"correct": [1.0, 0.5, 0.5]},
-        {"correct": [1.0, 1.5]},
-        {"samples": []},
-        {"samples": [-1, 0]},
-    ]
-    for change in (*wrong, {"seconds": -1.0}):
-        assert not is_line({**needle, **change}), change
-    for change in ({"loss": []}, {"tokens": []}, {"tokens": [0]}):
-        assert not is_line({**short, **change}), change
-    for change in ({"buckets": [[1.0]]}, {"buckets": [[1.0, 2.0, 3.0]]}, {"lengths": {"x": [1.0, 2.0]}}, {"width": 0}):
-        assert not is_line({**long, **change}), change
-    for nothing in (None, [], "x", 7, {}):
-        assert not is_line(nothing)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_a_shell_is_offered_values(words, offered, other):
 
 
 def test_lists_offer_what_they_do_not_have():
-    assert complete_tasks("needle,need") == ["needle,needle-lines", "needle,needle-values", "needle,needle-questions"]
+    assert complete_tasks("needle,pass") == ["needle,passkey", "needle,passages"]
     assert complete_methods("yarn,ya") == []
 
 

@@ -71,7 +71,7 @@ def test_eval_counts_as_transformers(tmp_path, factor):
         file = convert_gguf(file, tmp_path / "yarn.gguf", recipe).out
     lengths = (256, 500 * factor)
     settings = Settings(
-        tasks=("needle", "kv", "variables"), lengths=lengths, depths=(0.0, 1.0), samples=3, generate=True
+        tasks=("needle", "kv", "documents"), lengths=lengths, depths=(0.0, 1.0), samples=3, generate=True
     )
     reports = [
         evaluate([source], settings, loading=Loading(dtype="fp32", engine=engine))

@@ -94,7 +94,7 @@ def test_the_same_cells_as_transformers(made, note, tmp_path):
     convert("demo", calibrated, recipe, check=False)
     models = [str(made("yarn")), str(calibrated)]
     settings = Settings(
-        tasks=("needle", "kv", "variables"),
+        tasks=("needle", "kv", "documents"),
         lengths=(512, 1024),
         depths=(0.0, 0.5, 1.0),
         samples=3,

@@ -24,7 +24,7 @@ from ctxext.evaluate.scoring.masked_losses import EVERY, losses_of, masked_losse
 from ctxext.evaluate.scoring.similarity import pooled
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.passages import Passages
-from ctxext.evaluate.tasks.pseudo_perplexity import PseudoPerplexityWork
+from ctxext.evaluate.tasks.perplexity import PseudoPerplexityWork
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
 from ctxext.recipes import Ntk, Recipe
 from ctxext.recipes.methods.table import Table

@@ -50,7 +50,7 @@ def cells(report):
 
 def test_the_same_cells_as_transformers(tmp_path):
     asked = Settings(
-        tasks=("needle", "kv", "variables"),
+        tasks=("needle", "kv", "documents"),
         lengths=(256, 640),
         depths=(0.0, 1.0),
         samples=1,

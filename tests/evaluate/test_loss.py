@@ -18,8 +18,7 @@ from ctxext.evaluate.report.page import render_page
 from ctxext.evaluate.scoring import exact_match, key_tokens
 from ctxext.evaluate.scoring import masked_losses as masked
 from ctxext.evaluate.scoring import token_losses as loss
-from ctxext.evaluate.tasks.long_perplexity import LongPerplexityWork
-from ctxext.evaluate.tasks.perplexity import PerplexityWork, bucket_width
+from ctxext.evaluate.tasks.perplexity import LongPerplexityWork, PerplexityWork, bucket_width
 from hand_made import nested, one_that_sees_length, tiny_llama
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -11,7 +11,6 @@ from transformers import LlamaForCausalLM
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import encode_parts
 from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.scoring.subspan_match import share_contained
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.association import PAIRS
 from ctxext.evaluate.tasks.base import keys_of
@@ -19,13 +18,10 @@ from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS
 from ctxext.evaluate.tasks.retrieval import RetrievalWork, make_questions, num_questions
 from hand_made import tiny_llama
 
-NAMES = (
-    *("needle-lines", "needle-values", "needle-questions", "variables"),
-    *("common-words", "coded-words", "association"),
-)
+NAMES = ("association", "niah-multivalue")
 SETTINGS = Settings(tasks=NAMES, samples=3, depths=(0.0, 0.2, 0.8, 1.0))
 TASKS = {task.name: task for task in SETTINGS.retrieval_tasks()}
-LENGTH = 500
+LENGTH = 1300
 
 
 class Reader:
@@ -99,53 +95,18 @@ def test_all_none_and_half(name, tokenizer):
     if has_depths:
         assert scores == {0.0: 1.0, 0.2: 1.0, 0.8: 0.0, 1.0: 0.0}
     else:
-        wanted = {"common-words": 5, "coded-words": 3}.get(name, 4)
-        assert scores[None] == pytest.approx(2 / wanted)
+        assert scores[None] == 2 / 4
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_length_and_the_same_for_the_same_seed(name, tokenizer):
     encoder = Encoder(tokenizer)
-    for length in (500, 1203, 20_000):
+    for length in (1300, 1403, 20_000):
         one, again = (make_questions(TASKS[name], encoder, length, range(2), SETTINGS) for _ in range(2))
         assert one == again
         assert all(len(prompt.ids) == length for question in one for prompt in question)
     texts = {tokenizer.decode(prompt.ids) for question in one for prompt in question}
     assert len(texts) == (8 if TASKS[name].has_depths else 2)
-
-
-def text_of(name, tokenizer, length=2000, sample=0):
-    (question,) = make_questions(TASKS[name], Encoder(tokenizer), length, [sample], SETTINGS)
-    prompt = question[0]
-    return tokenizer.decode(prompt.ids[: -prompt.num_answer]), prompt
-
-
-def test_what_is_asked_can_be_known(tokenizer):
-    text, prompt = text_of("needle-values", tokenizer)
-    assert all(text.count(value) == 1 for value in prompt.wanted)
-    text, prompt = text_of("needle-questions", tokenizer)
-    asked = text.rsplit("What do the lockers of", 1)[1]
-    for value in prompt.wanted:
-        (key,) = re.findall(rf"locker of ([\w ]+) opens with {value}\.", text)
-        assert key in asked
-    for name, times in (("common-words", 4), ("coded-words", 2)):
-        text, prompt = text_of(name, tokenizer)
-        words = text.split(":", 1)[1].rsplit("\n", 1)[0].split()
-        counts = {word: words.count(word) for word in set(words)}
-        ranked = sorted(counts, key=counts.get, reverse=True)
-        assert set(ranked[: len(prompt.wanted)]) == set(prompt.wanted)
-        assert counts[ranked[len(prompt.wanted) - 1]] >= times * counts[ranked[len(prompt.wanted)]] / 2
-
-
-def test_a_chain_can_be_followed_from_the_front(tokenizer):
-    for sample in range(4):
-        text, prompt = text_of("variables", tokenizer, sample=sample)
-        values = {}
-        for name, value, other in re.findall(r"Let ([A-Z]{4}) be (?:(\d{5})|what ([A-Z]{4}) is)\.", text):
-            values[name] = value or values[other]
-        asked = re.search(r"Which 4 names stand for (\d{5})", text)[1]
-        assert {name for name, value in values.items() if value == asked} == set(prompt.wanted)
-        assert len(values) == 8
 
 
 def test_associations_share_no_word_with_their_questions():
@@ -156,20 +117,6 @@ def test_associations_share_no_word_with_their_questions():
         assert not any(one[:4] == other[:4] for one in words for other in asked if len(one) > 3 and len(other) > 3)
 
 
-def test_names_of_a_haystack_of_needles_are_all_different():
-    from itertools import islice
-
-    pieces = TASKS["needle-lines"].pieces(random.Random(0))
-    lines = [line.split(" opens")[0] for line in [*pieces.needles, *islice(pieces.haystack, 5000)]]
-    assert len(set(lines)) == len(lines)
-
-
-def test_free_order_is_scored_by_whole_words():
-    assert share_contained("First 123456, then 99.", ["99", "123456"]) == 1
-    assert share_contained("1234567 and UHNKX", ["123456", "UHNK"]) == 0
-    assert share_contained("the Barn; a market", ["market", "barn", "soap", "corn"]) == 0.5
-
-
 def test_every_task_fits_its_own_room(tokenizer):
     encoder = Encoder(tokenizer)
     for name in NAMES:
@@ -178,4 +125,4 @@ def test_every_task_fits_its_own_room(tokenizer):
             for sample in range(20):
                 pieces = made.pieces(random.Random(sample))
                 assert len(encoder.piece(pieces.answer)) <= made.answer_room
-                assert encode_parts(pieces, encoder, answer_room=made.answer_room).size < 500
+                assert encode_parts(pieces, encoder, answer_room=made.answer_room).size < LENGTH

@@ -15,7 +15,7 @@ from ctxext.evaluate.report.page import render_page, short_names
 from ctxext.evaluate.report.report import effective_lengths, heat_map, make_report, write_report
 from ctxext.evaluate.settings import Settings
 
-TASKS = ("variables", "needle", "perplexity", "short")
+TASKS = ("ruler-vt", "needle", "perplexity", "short")
 LENGTHS = (256, 512, 1024)
 DEPTHS = (0.0, 0.5)
 NAMES = ("stock", "ext<i>", "other")
@@ -53,7 +53,7 @@ def lines_of(name):
                 }
                 for part in ([0, 1], [2, 3])
             ]
-    made.append({"task": "variables", "length": 256, "depth": None, "samples": [0, 1], "correct": [1, 0.75]})
+    made.append({"task": "ruler-vt", "length": 256, "depth": None, "samples": [0, 1], "correct": [1, 0.75]})
     for sample in (0, 1):
         text = {"task": "perplexity", "length": 1024, "depth": None, "samples": [sample], "width": 256}
         losses = {"256": [255.0 * (2 + sample), 255], "1024": [1023.0 * (1 + number), 1023]}
@@ -117,11 +117,11 @@ def test_cells_are_what_was_answered_whoever_asked_twice():
             for length, counts in RIGHT[name].items()
             for depth, count in zip(DEPTHS, counts, strict=True)
         ]
-        assert cells == [("variables", 256, None, 1.75, 2), *needles]
+        assert cells == [("ruler-vt", 256, None, 1.75, 2), *needles]
         for cell in model["cells"]:
             assert cell["share"] == cell["correct"] / cell["samples"]
             assert (cell["low"], cell["high"]) == wilson_interval(cell["correct"], cell["samples"])
-            assert cell["seconds"] == (0.5 if cell["task"] == "variables" else 1.5)
+            assert cell["seconds"] == (0.5 if cell["task"] == "ruler-vt" else 1.5)
         assert model["seconds"] == 0.5 * len([line for line in lines_of(name) if "task" in line]) + 0.5 * len(needles)
 
 
@@ -194,7 +194,14 @@ def test_nothing_asked_is_nothing_known():
 
 def counted(task, shares, samples=100):
     return [
-        {"task": task, "length": length, "depth": None, "correct": share, "samples": samples}
+        {
+            "task": task,
+            "length": length,
+            "depth": None,
+            "correct": share,
+            "samples": samples,
+            "texts": [[text, share / samples, 1] for text in range(samples)],
+        }
         for length, share in shares.items()
     ]
 
@@ -220,7 +227,7 @@ def test_a_few_answers_say_little_of_an_effective_length(right, samples):
 def test_sentences_of_the_whole():
     sentences = findings(report())
     variables, needle, text, cost = sentences
-    assert variables == "variables at 256 tokens: stock finds 88 % (26–99), ext<i> 88 %, other 88 %."
+    assert variables == "ruler-vt at 256 tokens: stock finds 88 % (26–99), ext<i> 88 %, other 88 %."
     assert needle == (
         "needle at 1024 tokens: ext<i> finds 62 % (19–92), other 0 %; ext<i> is uneven: 25 % at depth 0 %, "
         "100 % at depth 50 %."
@@ -330,7 +337,7 @@ def test_the_maps_of_a_task():
     assert counts[1] == ["stock", "256", "0 %", "4 of 4", "100.0 %", "51.0–100.0 %"]
     assert "Exact match" in needle
     assert "<i>" not in needle
-    variables = section(render_page(report()), "variables")
+    variables = section(render_page(report()), "ruler-vt")
     assert "Each answer was generated" in variables, "its answers always are"
     assert shown(variables.split("Counts and intervals")[1])[1][2:4] == ["–", "1.75 of 2"]
     assert "Each answer was generated" in section(render_page(report(generate=True)), "needle")
@@ -478,17 +485,17 @@ def test_the_curves_stand_at_the_middle_of_their_tokens():
 def test_files_of_a_report(tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "as_png", lambda figure: figure.axes[0].get_title().encode())
     content = report(("stock", "ext<i>"))
-    content["models"][0]["cells"] = [c for c in content["models"][0]["cells"] if c["task"] == "variables"]
+    content["models"][0]["cells"] = [c for c in content["models"][0]["cells"] if c["task"] == "ruler-vt"]
     content["models"][1]["name"] = "<>"
     files = write_report(content, tmp_path)
     assert [path.name for path in files] == [
-        *("report.json", "report.html", "variables.png", "variables-stock.png", "variables-model.png"),
+        *("report.json", "report.html", "ruler-vt.png", "ruler-vt-stock.png", "ruler-vt-model.png"),
         *("needle.png", "needle-model.png", "perplexity.png"),
     ]
     assert (tmp_path / "needle-model.png").read_bytes() == b"<>"
-    assert (tmp_path / "variables-stock.png").read_bytes() == b"stock"
+    assert (tmp_path / "ruler-vt-stock.png").read_bytes() == b"stock"
     alone = tmp_path / "alone"
     alone.mkdir()
     assert [path.name for path in write_report(report(("other",)), alone)][2:] == [
-        *("variables-other.png", "needle-other.png", "perplexity.png")
+        *("ruler-vt-other.png", "needle-other.png", "perplexity.png")
     ]

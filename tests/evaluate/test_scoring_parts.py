@@ -10,8 +10,7 @@ from ctxext.data.prompt import Prompt
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring import exact_match, generation
-from ctxext.evaluate.scoring.as_written import run_as_written
-from ctxext.evaluate.scoring.exact_match import answer_losses, are_exact, run, score_depths
+from ctxext.evaluate.scoring.exact_match import answer_losses, are_exact, run, run_as_written, score_depths
 from ctxext.evaluate.scoring.prefix_cache import new_cache
 from hand_made import tiny_llama
 

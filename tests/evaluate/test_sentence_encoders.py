@@ -19,8 +19,8 @@ from ctxext.evaluate.pooling import Pooler, open_pooler
 from ctxext.evaluate.run import evaluate
 from ctxext.evaluate.scoring.similarity import pooled
 from ctxext.evaluate.settings import Settings
+from ctxext.evaluate.tasks.passages import TOPICS, Topics, TopicsAveraged, TopicsBestChunk
 from ctxext.evaluate.tasks.retrieval import make_questions
-from ctxext.evaluate.tasks.topics import TOPICS, Topics, TopicsAveraged, TopicsBestChunk
 from hand_made import make_tokenizer
 from tiny_encodings import save, save_tokenizer
 

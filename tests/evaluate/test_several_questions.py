@@ -9,9 +9,8 @@ import torch
 from ctxext.data.encoding import Encoder
 from ctxext.evaluate.model import make_ready
 from ctxext.evaluate.scoring import generation
-from ctxext.evaluate.scoring.subspan_match import best_subspan_match
 from ctxext.evaluate.settings import Settings, even_depths
-from ctxext.evaluate.tasks.documents import Documents, Passage, Question
+from ctxext.evaluate.tasks.documents import Documents, Passage, Question, best_subspan_match
 from ctxext.evaluate.tasks.kv import KeyValue
 from ctxext.evaluate.tasks.retrieval import make_questions
 from hand_made import make_tokenizer, tiny_llama

@@ -15,8 +15,7 @@ from ctxext.data.prompt import Pieces
 from ctxext.data.prose import read_haystack
 from ctxext.data.records import read_records
 from ctxext.errors import CtxextError
-from ctxext.evaluate.scoring.subspan_match import best_subspan_match
-from ctxext.evaluate.tasks.documents import Documents, read_questions
+from ctxext.evaluate.tasks.documents import Documents, best_subspan_match, read_questions
 from ctxext.evaluate.tasks.kv import KeyValue
 from ctxext.evaluate.tasks.needle import PHRASINGS, Needle
 from ctxext.evaluate.tasks.passkey import PassKey

@@ -19,18 +19,16 @@ from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.run import Meter, _header, _run, break_even
 from ctxext.evaluate.settings import Settings, even_depths, lengths_of, parse_depths
 from ctxext.evaluate.tasks import harness as ruler
-from ctxext.evaluate.tasks import variables
 from ctxext.evaluate.tasks.association import Association
 from ctxext.evaluate.tasks.base import Reading
 from ctxext.evaluate.tasks.documents import Documents, Passage, Question, random_document, read_questions
 from ctxext.evaluate.tasks.kv import KeyValue
 from ctxext.evaluate.tasks.needle import Needle
-from ctxext.evaluate.tasks.needle_lists import NeedleLines, NeedleQuestions, NeedleValues
 from ctxext.evaluate.tasks.passages import Passages
 from ctxext.evaluate.tasks.passkey import PassKey
 from ctxext.evaluate.tasks.perplexity import Perplexity, PerplexityWork, bucket_width
 from ctxext.evaluate.tasks.retrieval import RetrievalWork, check_fits, make_questions, num_questions
-from ctxext.evaluate.tasks.variables import Variables
+from ctxext.evaluate.tasks.ruler import NiahMultivalue
 
 
 @pytest.mark.parametrize(
@@ -58,17 +56,17 @@ def test_each_task_has_its_own_settings(tmp_path):
     (tmp_path / "hay.txt").write_text("One sentence. Another sentence.")
     asked = {"question": "Who?", "answers": ["me"], "ctxs": [{"title": "t", "text": "It is me."}]}
     (tmp_path / "asked.jsonl").write_text(json.dumps(asked))
-    names = ("needle", "kv", "documents", "variables", "passkey", "short", "needle")
+    names = ("needle", "kv", "documents", "association", "passkey", "short", "needle")
     settings = Settings(
         tasks=names, num_needles=7, kv_ids="number", haystack=tmp_path / "hay.txt", documents=tmp_path / "asked.jsonl"
     )
-    needle, kv, documents, variables, passkey = settings.retrieval_tasks()
+    needle, kv, documents, association, passkey = settings.retrieval_tasks()
     text = needle.text
     assert " ".join(text) == "One sentence. Another sentence."
     assert needle == Needle(num_needles=7, text=text)
     assert kv == KeyValue(ids="number", num_needles=7)
     assert documents == Documents(questions=read_questions(tmp_path / "asked.jsonl"), ask="fact", num_needles=7)
-    assert variables == Variables(text=text)
+    assert association == Association(text=text)
     assert passkey == PassKey()
     written = settings.to_dict()
     assert (written["haystack"]["name"], written["documents"]["name"]) == ("hay.txt", "asked.jsonl")
@@ -574,7 +572,7 @@ def test_every_question_is_of_its_own_seed_task_length_and_sample(tokenizer):
 
 def test_tasks_without_depths_ask_as_many_questions(monkeypatch):
     settings = Settings(samples=3, depths=(0.0, 0.5, 1.0), generate=True)
-    assert (num_questions(PassKey(), settings), num_questions(Variables(), settings)) == (3, 9)
+    assert (num_questions(PassKey(), settings), num_questions(NiahMultivalue(), settings)) == (3, 9)
     asked = []
 
     class Task(PassKey):
@@ -637,48 +635,12 @@ def test_other_documents_hold_no_answer():
     assert "Document [1](Title: t) It was Bob.\nDocument [2](Title: t) It was Ann." in first.prompt(1)
 
 
-def test_lists_of_needles_ask_for_what_they_tell():
-    for seed in range(10):
-        values = NeedleValues().pieces(random.Random(seed))
-        values_said = [needle.rsplit(" ", 1)[1].rstrip(".") for needle in values.needles]
-        keys = {needle.split(" numbers of the ")[1].split(" is ")[0] for needle in values.needles[:-1]}
-        assert (tuple(values_said[:-1]), len(keys)) == (values.wanted, 1)
-        assert next(iter(keys)) in values.question
-        assert next(iter(keys)) not in values.needles[-1]
-        several = NeedleQuestions().pieces(random.Random(seed))
-        asked = [next(n for n in several.needles if f"of {name} opens" in n) for name in names_in(several.question)]
-        assert tuple(one.rsplit(" ", 1)[1].rstrip(".") for one in asked) == several.wanted
-        lines = NeedleLines().pieces(random.Random(seed))
-        assert {len(needle.rsplit(" ", 1)[1].rstrip(".")) for needle in lines.needles} == {6}
-
-
-def names_in(question):
-    names = question.split("lockers of ")[1].split(" open with?")[0]
-    return names.replace(" and ", ", ").split(", ")
-
-
 def test_keys_of_short_numbers_go_on_when_half_are_used():
     records = KeyValue(ids="number").records(random.Random(0))
     pairs = [next(records) for _ in range(600)]
     assert len({key for key, _ in pairs}) == 600
     assert [len(key) for key, _ in pairs] == [3] * 450 + [4] * 150
     assert {len(value) for _, value in pairs} == {3}
-
-
-def test_a_chain_of_names_is_told_in_order():
-    for seed in range(20):
-        pieces = Variables(num_copies=3, num_chains=2).pieces(random.Random(seed))
-        lines = [needle.strip() for needle in pieces.needles]
-        first = next(line for line in lines if line.startswith(f"Let {pieces.wanted[0]} be "))
-        value = first.split()[-1].rstrip(".")
-        assert f"stand for {value} in the end" in pieces.question
-        steps = [
-            first,
-            *(f"Let {new} be what {old} is." for old, new in zip(pieces.wanted, pieces.wanted[1:], strict=False)),
-        ]
-        assert [lines.index(step) for step in steps] == sorted(lines.index(step) for step in steps)
-        assert list(pieces.places) == sorted(pieces.places)
-        assert len(lines) == 8
 
 
 def test_passages_have_the_exact_length_with_what_ends_a_text():
@@ -847,8 +809,6 @@ def test_names_of_things_never_double(count):
         (Needle(num_needles=20), r"number for (.+) is"),
         (Needle(num_needles=20, phrasing="opens"), r"that the (.+) is opened"),
         (Passages(num_passages=20), r"number for (.+) is"),
-        (NeedleLines(num_needles=900), r"locker of (.+) opens"),
-        (NeedleQuestions(num_questions=500, num_others=400), r"locker of (.+) opens"),
         (Association(num_needles=16), r"^ (\w+) "),
     ],
     ids=lambda value: getattr(value, "name", ""),
@@ -858,28 +818,3 @@ def test_the_needles_of_a_text_are_about_different_things(task, name):
         needles = task.pieces(random.Random(seed)).needles
         names = [re.search(name, needle)[1] for needle in needles]
         assert len(set(names)) == len(names) >= 16
-
-
-def test_what_several_values_belong_to_is_told_apart_from_the_other():
-    for seed in range(300):
-        *wanted, other = NeedleValues().pieces(random.Random(seed)).needles
-        nouns = [re.search(r"of the \w+ (\w+) is", needle)[1] for needle in (wanted[0], other)]
-        assert nouns[0] != nouns[1]
-
-
-def test_numbers_of_a_list_never_double():
-    for seed in range(5):
-        values = [needle.split()[-1] for needle in NeedleLines(num_needles=900).pieces(random.Random(seed)).needles]
-        assert len(set(values)) == len(values) == 900
-
-
-def test_names_and_values_of_variables_never_double(monkeypatch):
-    """With names of one letter and values of one digit, which would soon be drawn twice."""
-    monkeypatch.setattr(variables, "_NUM_LETTERS", 1)
-    monkeypatch.setattr(variables, "_NUM_DIGITS", 1)
-    for seed in range(100):
-        needles = Variables(num_copies=5, num_chains=4).pieces(random.Random(seed)).needles
-        names = [re.search(r"Let (\w) be", needle)[1] for needle in needles]
-        values = [needle.split()[-1] for needle in needles if needle.strip(" .")[-1].isdigit()]
-        assert len(set(names)) == len(names) == 24
-        assert len(set(values)) == len(values) == 4

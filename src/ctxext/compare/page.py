@@ -6,6 +6,7 @@ from typing import Any
 from ctxext.converters.engines import EXACT, PARTLY
 from ctxext.evaluate.report.findings import percent, pooled
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map
+from ctxext.files.strict import in_markdown
 
 PAGE = "comparison.md"
 """The file beside report.json."""
@@ -16,7 +17,8 @@ def markdown(report: Report) -> str:
     content, settings = report["comparison"], report["settings"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     loaded = report["models"][0]
-    lines = [f"# {content['source']} to {content['target_length']} tokens", "", content["verdict"], ""]
+    lines = [f"# {in_markdown(content['source'])} to {content['target_length']} tokens", ""]
+    lines += [in_markdown(content["verdict"]), ""]
     lines += [f"{settings['samples']} questions a depth, seed {settings['seed']}, {loaded.get('dtype')} on "]
     lines[-1] += f"{loaded.get('device')}; {versions}. Intervals are 95 %, those of "
     lines[-1] += f"differences {100 * content['confidence']:.3g} %: {len(report['models']) - 1} methods are compared."
@@ -34,7 +36,9 @@ def markdown(report: Report) -> str:
             if row.get("beyond_by_text")
         ]
         lines += ["", *_table(("loss beyond, against stock", *texts), rows)]
-    refused = [f"- {row['name']} does not apply: {row['refused']}" for row in content["models"] if row["refused"]]
+    refused = [
+        in_markdown(f"- {row['name']} does not apply: {row['refused']}") for row in content["models"] if row["refused"]
+    ]
     return "\n".join([*lines, *([""] if refused else []), *refused]) + "\n"
 
 
@@ -67,8 +71,8 @@ def _cost(row: Mapping[str, Any]) -> list[str]:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
-    return lines + [f"| {' | '.join(row)} |" for row in rows]
+    lines = [f"| {' | '.join(map(in_markdown, headings))} |", "|---" * len(headings) + "|"]
+    return lines + [f"| {' | '.join(map(in_markdown, row))} |" for row in rows]
 
 
 def _signed(difference: Mapping[str, Any] | None, decimals: int, times: int = 1) -> str:

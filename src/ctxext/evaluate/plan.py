@@ -12,9 +12,8 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo, info_of, open_gguf_infos, open_infos
 from ctxext.evaluate.settings import Settings, lengths_of
 from ctxext.evaluate.tasks.base import Reading, RetrievalTask
-from ctxext.evaluate.tasks.long_perplexity import LongPerplexity
+from ctxext.evaluate.tasks.perplexity import LongPerplexity, Short
 from ctxext.evaluate.tasks.registry import DEFAULTS, TASKS
-from ctxext.evaluate.tasks.short import Short
 from ctxext.files import processes
 from ctxext.gguf import is_gguf
 

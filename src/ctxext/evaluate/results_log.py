@@ -3,12 +3,12 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ctxext.errors import CtxextError
+from ctxext.evaluate.report.report import explain_malformed
 from ctxext.evaluate.tasks.base import Key, Record, keys_of
 from ctxext.files.content import open_regular
-from ctxext.files.journal import is_line
 from ctxext.files.strict import parse_json
 
 _NAME = "cells.jsonl"
@@ -33,15 +33,8 @@ class ResultsLog:
         """Start a new log, or resume an existing one.
 
         Raises:
-            CtxextError: A log exists and is neither to be resumed nor overwritten, or has other settings; or the name
-                of a model cannot stand in it.
+            CtxextError: A log exists and is neither to be resumed nor overwritten, or has other settings.
         """
-        for model in header.get("models", ()):
-            if not is_line({"model": model["name"], "facts": {}}):  # Its records would be left out of the report.
-                raise CtxextError(
-                    f'"{model["name"]}" cannot be the name of a model in a report: < > | cannot stand there.',
-                    hint="Give its folder another name, or a link to it.",
-                )
         if self.folder is None:
             return
         existing = sorted(self.folder.glob(_PATTERN)) if self.folder.is_dir() else []
@@ -51,7 +44,8 @@ class ResultsLog:
                 hint="Continue them with --resume, replace them with --overwrite, or choose another --out.",
             )
         if existing and resume:
-            _check_header(self.folder, header)
+            with explain_malformed(str(self.folder / _NAME)):
+                _check_header(self.folder, header)
             return
         for path in existing:
             path.unlink()
@@ -106,14 +100,27 @@ def _read_lines(path: Path) -> tuple[list[Record], int]:
         lines = file.read().split(b"\n")[:-1]
     for number, line in enumerate(lines, 1):
         try:
-            record = parse_json(line.decode("utf-8"), f"{path}, line {number}") if line else None
+            record = parse_json(line.decode("utf-8"), f"{path}, line {number}", constants=False) if line else None
         except (UnicodeDecodeError, CtxextError):
             record = line
-        if is_line(record):
+        if _is_record(record):
             records.append(record)
         else:
             num_skipped += record is not None
     return records, num_skipped
+
+
+_NEEDED = {"model": str, "length": int, "depth": float | int | None, "samples": list, "seconds": float | int}
+
+
+def _is_record(line: Any) -> TypeGuard[Record]:
+    """Return whether a line is a header, or of a model; a measurement has what every task writes."""
+    if not isinstance(line, dict):
+        return False
+    if "task" not in line:
+        return isinstance(line.get("header"), dict) or isinstance(line.get("model"), str)
+    is_whole = all(key in line and isinstance(line[key], kind) for key, kind in _NEEDED.items())
+    return is_whole and all(isinstance(sample, int) for sample in line["samples"])
 
 
 def _drop_torn_line(path: Path) -> None:

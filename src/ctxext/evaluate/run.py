@@ -14,7 +14,7 @@ from ctxext.checkpoint.loading import choose_device, fast_cpu_dtype
 from ctxext.errors import CtxextError
 from ctxext.evaluate.plan import ModelPlan, default_tasks, plan_questions
 from ctxext.evaluate.report.findings import findings
-from ctxext.evaluate.report.report import Report, make_report, versions, write_report
+from ctxext.evaluate.report.report import Report, explain_malformed, make_report, versions, write_report
 from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.harness import check_harness
@@ -277,15 +277,21 @@ class Run:
             processes.wait_for_everyone(self.loading.device)
             if not is_first:
                 return {}
-            records = log.records()
-            report = EvaluationReport(make_report(header, records))
-            if log.num_skipped:
-                report["skipped_lines"] = log.num_skipped
-            if self.complete is not None:
-                self.complete(report, records)
-            if out is not None:
-                write_report(report, out)
-            return report
+            # Only the lines of an earlier run may be other than this one writes them.
+            with explain_malformed(str(out)) if self.place.resume else nullcontext():
+                return self._written(header, log)
+
+    def _written(self, header: dict[str, Any], log: ResultsLog) -> Report:
+        """Make the report and write it to the folder."""
+        records = log.records()
+        report = EvaluationReport(make_report(header, records))
+        if log.num_skipped:
+            report["skipped_lines"] = log.num_skipped
+        if self.complete is not None:
+            self.complete(report, records)
+        if self.place.out is not None:
+            write_report(report, self.place.out)
+        return report
 
     def _ask_all(self, entry: ModelPlan, log: ResultsLog, meter: Meter) -> None:
         """Run what is left of a model's work in this process."""

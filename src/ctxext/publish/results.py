@@ -11,11 +11,10 @@ from typing import Any
 from ctxext.converters.card import Measured
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.findings import effective_text, findings, percent, pooled
-from ctxext.evaluate.report.report import Report
+from ctxext.evaluate.report.report import Report, explain_malformed
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expanded
-from ctxext.files import report as schemas
-from ctxext.files.schemas import checked, read_json_object
+from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import in_markdown
 from ctxext.files.tokens import redacted
 
@@ -38,7 +37,7 @@ def retrieval_table(report: Report, entry: Mapping[str, Any], task: str, picture
             name = _name(model, entry)
             rows.append([name, str(length), percent(share), f"{percent(low)}–{percent(high)}", depth])
     head = ["model", "tokens", "% right", "95 % interval", "% right at the weakest depth"]
-    return "\n\n".join([f"### {task}", _table(head, rows), *_picture(f"{task}.png", task, pictures)])
+    return "\n\n".join([f"### {in_markdown(task)}", _table(head, rows), *_picture(f"{task}.png", task, pictures)])
 
 
 def effective_table(report: Report, entry: Mapping[str, Any]) -> str:
@@ -56,7 +55,7 @@ def effective_table(report: Report, entry: Mapping[str, Any]) -> str:
         f"The longest of the measured lengths up to which a model keeps 85 % of its own figure at {min(lengths)} "
         "tokens, with the 95 % interval; none if that is below 85.6 %, the threshold of RULER."
     )
-    return f"### effective length\n\n{explanation}\n\n{_table(['model', *tasks], rows)}"
+    return f"### effective length\n\n{in_markdown(explanation)}\n\n{_table(['model', *tasks], rows)}"
 
 
 def perplexity_table(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> str:
@@ -71,7 +70,8 @@ def perplexity_table(report: Report, entry: Mapping[str, Any], pictures: Sequenc
     ]
     task = models[0]["perplexity"].get("task", "perplexity")
     head = [f"{task} over the first", *(f"{length} tokens" for length in lengths)]
-    return "\n\n".join([f"### {task}", _table(head, rows), *_picture("perplexity.png", "Loss by position", pictures)])
+    picture = _picture("perplexity.png", "Loss by position", pictures)
+    return "\n\n".join([f"### {in_markdown(task)}", _table(head, rows), *picture])
 
 
 def short_table(report: Report, entry: Mapping[str, Any]) -> str:
@@ -97,14 +97,13 @@ def harness_table(entry: Mapping[str, Any]) -> str:
 def conditions(report: Report, entry: Mapping[str, Any]) -> str:
     """The conditions of the measurement."""
     settings = report["settings"]
-    versions = {key: in_markdown(str(value)) for key, value in report["versions"].items() if value}
-    dtype, device, attention = (in_markdown(str(entry.get(key))) for key in ("dtype", "device", "attention"))
+    versions = {key: value for key, value in report["versions"].items() if value}
     answers = "generated" if settings["generate"] else "scored in one forward pass against the right answer"
     engine = f", run by vLLM {versions['vllm']}" if versions.get("vllm") else ""
-    return (
+    return in_markdown(
         f"{settings['samples']} samples per cell, seed {settings['seed']}; answers {answers}; computed in "
-        f"{dtype} on {device} with {attention} attention, transformers {versions.get('transformers')}, torch "
-        f"{versions.get('torch')}{engine}. Intervals of shares are Wilson's. "
+        f"{entry.get('dtype')} on {entry.get('device')} with {entry.get('attention')} attention, transformers "
+        f"{versions.get('transformers')}, torch {versions.get('torch')}{engine}. Intervals of shares are Wilson's. "
         f"Measured checkpoint: `{entry['digest'][:12]}`. "
         f"Every figure is in [{FOLDER}/report.json]({FOLDER}/report.json)."
     )
@@ -156,13 +155,13 @@ def _picture(name: str, label: str, pictures: Sequence[str]) -> list[str]:
     """A link to a picture, if the report has one with this name, or with this name and a model."""
     stem = name.removesuffix(".png")
     picture = name if name in pictures else next((other for other in pictures if other.startswith(f"{stem}-")), None)
-    return [f"![{label}]({FOLDER}/{picture})"] if picture else []
+    return [f"![{in_markdown(label)}]({FOLDER}/{picture})"] if picture else []
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table: text to the left in the first column, figures to the right."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(map(in_markdown, line))} |" for line in lines)
 
 
 _PICTURE = re.compile(r"[\w.+\-]+\.png")
@@ -183,9 +182,10 @@ def read_report(folder: Path) -> Report:
             f'"{folder}" has no report.json.', hint=f"Make one: ctxext eval MODEL --out {shlex.quote(str(folder))}"
         )
     report = read_json_object(path)
-    if not all(isinstance(report.get(key), kind) for key, kind in (("settings", dict), ("models", list))):
+    settings, models = report.get("settings"), report.get("models")
+    is_report = isinstance(settings, dict) and isinstance(models, list)
+    if not is_report or not all(isinstance(model, dict) for model in report["models"]):
         raise CtxextError(f'"{path}" is not a report of ctxext eval.')
-    checked(report, schemas.Report, str(path))
     if any(redacted(text) != text for text in _strings([report["settings"], report.get("loading")])):
         raise CtxextError(
             f'The settings in "{path}" hold a password or a token, which would be published.',
@@ -233,10 +233,18 @@ def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) 
         report: The content of report.json.
         entry: The entry of this checkpoint.
         pictures: Names of the report's pictures that are uploaded.
+
+    Raises:
+        CtxextError: A key that is needed is missing or has the wrong type.
     """
+    with explain_malformed("report.json"):
+        return _measured(report, entry, pictures)
+
+
+def _measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> Measured:
     tasks = dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"])
-    summary = "\n".join(f"- {sentence}" for sentence in findings(report))
-    name = f"`{entry['name']}` is the name under which this checkpoint was measured."
+    summary = "\n".join(f"- {in_markdown(sentence)}" for sentence in findings(report))
+    name = f"`{in_markdown(entry['name'])}` is the name under which this checkpoint was measured."
     parts = [f"{name}\n\n{summary}", *(retrieval_table(report, entry, task, pictures) for task in tasks)]
     parts.append(effective_table(report, entry))
     parts += [
@@ -248,7 +256,7 @@ def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) 
     return Measured(
         body="\n\n".join(part for part in parts if part),
         command=_command(report, entry),
-        missing=_missing(report, entry),
+        missing=[in_markdown(sentence) for sentence in _missing(report, entry)],
         results=model_index(report, entry),
     )
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctxext.evaluate.report.intervals import share_interval, wilson_interval
+from ctxext.evaluate.report.intervals import share_interval
 from ctxext.evaluate.report.report import Report, texts_of
 from ctxext.evaluate.tasks.registry import GROUPS
 from ctxext.files.length import format_length
@@ -34,9 +34,7 @@ def findings(report: Report, names: Mapping[str, str] | None = None) -> list[str
 def pooled(cells: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
     """The share of correct answers over several cells, with its 95 % interval, in which questions may share a text."""
     correct, samples = sum(cell["correct"] for cell in cells), sum(cell["samples"] for cell in cells)
-    texts = texts_of(cells)
-    interval = wilson_interval(correct, samples) if texts is None else share_interval(texts)
-    return correct / max(samples, 1), *interval
+    return correct / max(samples, 1), *share_interval(texts_of(cells))
 
 
 def percent(share: float) -> str:

@@ -12,9 +12,8 @@ from typing import Any
 from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
 from ctxext.evaluate.report.findings import effective_text, findings, percent, pooled
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map
-from ctxext.evaluate.tasks.long_perplexity import LongPerplexity
+from ctxext.evaluate.tasks.perplexity import LongPerplexity, Short
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
-from ctxext.evaluate.tasks.short import Short
 from ctxext.files.extras import install_command, is_installed
 from ctxext.files.length import format_length
 
@@ -121,7 +120,7 @@ def summary(report: Report, short: Mapping[str, str]) -> str:
         if has_costs:
             cells.append(_cost_cell(costs[name]))
         rows.append(f"<tr>{''.join(cells)}</tr>")
-    over = f"the mean of {', '.join(tasks)}" if len(tasks) > 1 else tasks[0]
+    over = escape(f"the mean of {', '.join(tasks)}" if len(tasks) > 1 else tasks[0])
     return f"""<h2>Summary</h2>
 <p class="soft">Percent right: {over}, with the 95 % interval (over texts); bold where it is above the intervals of all
 other models. Effective length: the longest length up to which a model keeps 85 % of its score at

@@ -6,11 +6,13 @@ import math
 import platform
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctxext.errors import CtxextError
 from ctxext.evaluate.report.intervals import effective_samples, mean_interval, wilson_interval
 from ctxext.evaluate.tasks.base import Record, texts_asked
 from ctxext.files.extras import is_installed
@@ -28,6 +30,20 @@ FLOOR = 0.856
 
 _DRAWS = 2000
 _PACKAGES = ("torch", "transformers", "tokenizers")
+
+
+@contextmanager
+def explain_malformed(name: str) -> Iterator[None]:
+    """Raise one clear line if a value in a file is missing or has another type than the one it is written with.
+
+    Args:
+        name: The name of the file in the error.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        fault = f"{type(error).__name__}: {error}"
+        raise CtxextError(f'"{name}" is not a report of ctxext eval ({fault}).', hint="Evaluate again.") from error
 
 
 def effective_lengths(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -55,15 +71,10 @@ def effective_lengths(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
     return {"kept": KEPT, **over_all, "tasks": by_task}
 
 
-def texts_of(cells: Sequence[Mapping[str, Any]]) -> list[tuple[float, int]] | None:
-    """For each text of some cells how many answers are correct, and how many questions it has.
-
-    None for reports of ctxext 0.2.0, which do not say which questions share a text.
-    """
+def texts_of(cells: Sequence[Mapping[str, Any]]) -> list[tuple[float, int]]:
+    """For each text of some cells how many answers are correct, and how many questions it has."""
     counts: dict[tuple[str, int, int], tuple[float, int]] = {}
     for cell in cells:
-        if "texts" not in cell:
-            return None
         for text, correct, samples in cell["texts"]:
             before = counts.get((cell["task"], cell["length"], text), (0, 0))
             counts[cell["task"], cell["length"], text] = before[0] + correct, before[1] + samples
@@ -73,8 +84,7 @@ def texts_of(cells: Sequence[Mapping[str, Any]]) -> list[tuple[float, int]] | No
 def _weighed(cells: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     """The share of correct answers, and how many independent questions say as much."""
     correct, samples = math.fsum(cell["correct"] for cell in cells), sum(cell["samples"] for cell in cells)
-    texts = texts_of(cells)
-    return correct / samples, samples if texts is None else effective_samples(texts)
+    return correct / samples, effective_samples(texts_of(cells))
 
 
 def _effective(counts: Mapping[str, Mapping[int, tuple[float, float]]]) -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 Greedy decoding returns an answer if and only if each of its tokens is the arg-max given the tokens before it, so
 nothing is generated. The prompts of one haystack have a common prefix up to a needle or up to the question. If the
-position encoding allows it, the prefix runs once, and its cache is cropped to where the next prompt differs. If it
-depends on the whole prompt or its length, each prompt runs as in generation (`as_written`).
+position encoding allows it, the prefix runs once, and its cache is cropped to where the next prompt differs.
+
+If heads are ordered by the prompt, or the schedule depends on the length, one forward over prompt and answer differs
+from generation: the answer's last token would decide. Then each prompt runs as in generation: first the prompt, then
+the answer on its cache, token by token if the schedule depends on the length.
 """
 
 import dataclasses
@@ -14,12 +17,18 @@ from typing import Any, TypeVar
 
 import torch
 
+from ctxext.checkpoint.loading import quiet_transformers
 from ctxext.data.prompt import Prompt
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.scoring.as_written import forget_longer_prompts, run_as_written
-from ctxext.evaluate.scoring.prefix_cache import is_static, is_static_for, new_cache
-from ctxext.verify.decoding_process import cache_argument
+from ctxext.evaluate.scoring.prefix_cache import (
+    follows_length,
+    forget_longer_prompts,
+    is_static,
+    is_static_for,
+    new_cache,
+)
+from ctxext.verify.decoding_process import cache_argument, cache_of
 
 
 @dataclass(frozen=True)
@@ -245,8 +254,7 @@ def run(model: Any, ids: torch.Tensor, num_kept: int, cache: Any = None) -> torc
         num_kept: The number of last tokens to return logits of.
         cache: The cache of the tokens before; it grows by these tokens.
     """
-    can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
-    options: dict[str, Any] = {"logits_to_keep": num_kept} if can_keep else {}
+    options: dict[str, Any] = _keep_last(model, num_kept)
     if cache is None:
         return _last(model(input_ids=ids, use_cache=False, **options), num_kept)
     options[cache_argument(model)] = cache
@@ -257,6 +265,45 @@ def run(model: Any, ids: torch.Tensor, num_kept: int, cache: Any = None) -> torc
         output = model(input_ids=ids[:, start:end], use_cache=True, **options)
         start = end
     return _last(output, num_kept)
+
+
+def run_as_written(model: Any, ids: torch.Tensor, num_answers: Sequence[int], num_kept: int) -> torch.Tensor:
+    """The logits from which each answer would be generated, of shape (batch, num_kept, vocabulary).
+
+    They are at the end of each row. Before them, and for the logits after the answer, whose last token is never read,
+    there are zeros.
+
+    Args:
+        model: A causal language model.
+        ids: Prompts of shape (batch, length), without padding, each ending with its answer.
+        num_answers: The number of tokens of each answer; answers of the same size run together.
+        num_kept: At least one more than the tokens of the longest answer.
+    """
+    token_by_token = follows_length(model.config.to_dict())
+    logits: torch.Tensor | None = None
+    for size in sorted(set(num_answers)):
+        rows = [row for row, num_answer in enumerate(num_answers) if num_answer == size]
+        with quiet_transformers():  # A warning that the prompt alone orders the heads is of no use here.
+            answer = _answer_logits(model, ids[rows], size, token_by_token=token_by_token)
+        if logits is None:
+            logits = answer.new_zeros(len(num_answers), num_kept, answer.shape[-1])
+        logits[rows, -size - 1 : -1] = answer
+    assert logits is not None
+    return logits
+
+
+def _answer_logits(model: Any, ids: torch.Tensor, size: int, *, token_by_token: bool) -> torch.Tensor:
+    forget_longer_prompts(model)
+    first = model(input_ids=ids[:, :-size], use_cache=True, **_keep_last(model, 1))
+    cache, logits = cache_of(first), [first.logits[:, -1:]]
+    if size > 1:
+        pieces = torch.split(ids[:, -size:-1], 1 if token_by_token else size, dim=1)
+        logits += [run(model, piece, piece.shape[1], cache) for piece in pieces]
+    return torch.cat(logits, dim=1)
+
+
+def _keep_last(model: Any, count: int) -> dict[str, Any]:
+    return {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
 
 def _last(output: Any, num_kept: int) -> torch.Tensor:

@@ -8,9 +8,8 @@ import torch
 
 from ctxext.data.prompt import Prompt
 from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.scoring.as_written import forget_longer_prompts
 from ctxext.evaluate.scoring.exact_match import check_finite, may_share, num_own, run, walk
-from ctxext.evaluate.scoring.prefix_cache import new_cache
+from ctxext.evaluate.scoring.prefix_cache import forget_longer_prompts, new_cache
 from ctxext.evaluate.served import ServedModel
 
 

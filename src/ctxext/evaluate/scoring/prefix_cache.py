@@ -11,6 +11,8 @@ from ctxext.verify.decoding_process import cache_argument, cache_of
 _LENGTH_DEPENDENT = ("dynamic", "longrope", "su")
 _PROBE_LENGTH, _PROBE_KEPT, _PROBE_EXTRA = 24, 12, 4
 _TOLERANCE = 0.05
+_SHORTEST = [[0]]
+"""A prompt of one arbitrary token."""
 
 
 def is_static(config: Mapping[str, Any]) -> bool:
@@ -49,6 +51,17 @@ def chooses_by_prompt(config: Mapping[str, Any]) -> bool:
 def follows_length(config: Mapping[str, Any]) -> bool:
     """Whether the schedule depends on the length of the prompt, with the same schedule for all its tokens."""
     return any(_follows_length(node) for node in _dicts(config))
+
+
+def forget_longer_prompts(model: Any) -> None:
+    """Reset a model to the state in which it was loaded.
+
+    The stock `dynamic` schedule keeps the frequencies of the longest prompt until a short one comes, so that the result
+    of a prompt would depend on the prompts before it.
+    """
+    if follows_length(model.config.to_dict()):
+        with torch.no_grad():
+            model(input_ids=torch.tensor(_SHORTEST, device=model.device), use_cache=False)
 
 
 def _follows_length(node: Mapping[str, Any]) -> bool:

@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.scoring.as_written import forget_longer_prompts
 from ctxext.evaluate.scoring.exact_match import check_finite
+from ctxext.evaluate.scoring.prefix_cache import forget_longer_prompts
 
 _MIN_BYTES = 4 << 20
 _PROBE_LENGTH, _PROBE_PIECE = 6, 2

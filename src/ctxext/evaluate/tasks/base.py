@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cas
 
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt, encode_parts, lay_out
-from ctxext.evaluate.scoring.subspan_match import share_contained
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel
@@ -200,8 +199,8 @@ class RetrievalTask(Task):
         return (generate_exact if generate else score_depths)(loaded, questions, depths)
 
     def grade(self, text: str, prompt: Prompt) -> float:
-        """The score of a generated answer, from 0 to 1: by default the share of the wanted parts that it contains."""
-        return share_contained(text, prompt.wanted)
+        """Return the score of a generated answer, from 0 to 1: by default RULER's `string_match_all`."""
+        return share_of_substrings(text, prompt.wanted)
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
         """The number of tokens of a question without its haystack."""
@@ -226,6 +225,11 @@ class RetrievalTask(Task):
     def advice(self) -> str:
         """A hint for questions that do not fit into a length; empty if there is none."""
         return ""
+
+
+def share_of_substrings(text: str, wanted: Sequence[str]) -> float:
+    """Return the share of the wanted texts that a text contains, regardless of case."""
+    return sum(part.lower() in text.lower() for part in wanted) / len(wanted)
 
 
 def leaves_room(task: RetrievalTask, encoder: Encoder, length: int) -> bool:

@@ -4,7 +4,9 @@ import dataclasses
 import itertools
 import json
 import random
-from collections.abc import Collection, Iterator, Sequence
+import re
+import string
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -13,7 +15,6 @@ from ctxext.data import prose
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Asked, Pieces, Prompt
 from ctxext.errors import CtxextError
-from ctxext.evaluate.scoring.subspan_match import best_subspan_match
 from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions, leaves_room
 from ctxext.files.strict import read_text
 
@@ -202,6 +203,20 @@ def random_document(
     document = Passage(f"News from {rng.choice(prose.PLACES)}", " ".join(text), is_gold=True)
     which = f"Which document {says.format(**fill)}?"
     return document, [(which, f" Document [{number}"), (question.format(**fill), answer.format(**fill))]
+
+
+def best_subspan_match(text: str, answers: Iterable[str]) -> bool:
+    """Return whether the text contains an answer, as the Lost in the Middle release scores it.
+
+    Case, punctuation, articles and extra spaces do not matter.
+    """
+    normalized = _normalize(text)
+    return any(_normalize(answer) in normalized for answer in answers)
+
+
+def _normalize(text: str) -> str:
+    text = "".join(character for character in text.lower() if character not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:

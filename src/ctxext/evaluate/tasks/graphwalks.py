@@ -1,12 +1,12 @@
 """Graph walks: breadth-first search and parents in a graph that is given as a list of edges."""
 
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ctxext.data.prompt import Pieces, Prompt
-from ctxext.evaluate.scoring.set_score import graphwalks_score
 from ctxext.evaluate.tasks.base import RetrievalTask
 
 OPENING = """You will be given a graph as a list of directed edges. All nodes are at least degree 1. \
@@ -44,6 +44,7 @@ Here is the graph to operate on:
 The graph has the following edges:
 """
 _ANSWER = "Final Answer:"
+_LIST = re.compile(r"Final Answer:\s*\[(.*)\]")
 _NAME_BITS = 40
 
 Edge = tuple[str, str]
@@ -120,6 +121,16 @@ class GraphWalks(RetrievalTask):
     def grade(self, text: str, prompt: Prompt) -> float:
         """F1 of the list in the line that the prompt began."""
         return graphwalks_score(_ANSWER + text.split("\n")[0], prompt.wanted)
+
+
+def graphwalks_score(text: str, correct: Collection[str]) -> float:
+    """Return F1 of the list in the last line, "Final Answer: [a, b]": 0 without one, 1 if both lists are empty."""
+    match = _LIST.search(text.rstrip("\n").split("\n")[-1])
+    if match is None:
+        return 0.0
+    chosen = {item.strip().strip("'\"") for item in match[1].split(",") if item.strip()}
+    total = len(chosen) + len(set(correct))
+    return 2 * len(chosen & set(correct)) / total if total else 1.0
 
 
 def _edges(rng: random.Random, targets: list[str]) -> Iterator[Edge]:

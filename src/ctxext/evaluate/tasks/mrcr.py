@@ -4,13 +4,13 @@ import random
 import string
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from itertools import islice
 from typing import ClassVar
 
 from ctxext.data import prose
 from ctxext.data.prompt import Pieces, Prompt
 from ctxext.data.prose import endless
-from ctxext.evaluate.scoring.set_score import mrcr_score
 from ctxext.evaluate.tasks.base import RetrievalTask
 
 OPENING = (
@@ -61,8 +61,11 @@ class CoReference(RetrievalTask):
         )
 
     def grade(self, text: str, prompt: Prompt) -> float:
-        """The ratio behind the prefix; a space may come between the prompt and the answer."""
-        return mrcr_score(text.lstrip(), prompt.answers[0], prompt.wanted[0])
+        """Return the ratio of matching text behind the prefix, 0 without it; a space may precede the answer."""
+        text, prefix = text.lstrip(), prompt.wanted[0]
+        if not text.startswith(prefix):
+            return 0.0
+        return SequenceMatcher(None, text.removeprefix(prefix), prompt.answers[0].removeprefix(prefix)).ratio()
 
 
 def _text(sentences: Iterator[str]) -> str:

@@ -7,23 +7,15 @@ from ctxext.evaluate.tasks.base import RetrievalTask, Task
 from ctxext.evaluate.tasks.documents import Documents
 from ctxext.evaluate.tasks.graphwalks import GraphWalks
 from ctxext.evaluate.tasks.kv import KeyValue
-from ctxext.evaluate.tasks.long_perplexity import LongPerplexity
 from ctxext.evaluate.tasks.mrcr import CoReference2, CoReference4, CoReference8
 from ctxext.evaluate.tasks.needle import Needle
-from ctxext.evaluate.tasks.needle_lists import NeedleLines, NeedleQuestions, NeedleValues
-from ctxext.evaluate.tasks.passages import Passages
+from ctxext.evaluate.tasks.passages import Passages, Topics, TopicsAveraged, TopicsBestChunk
 from ctxext.evaluate.tasks.passkey import PassKey
-from ctxext.evaluate.tasks.perplexity import Perplexity
-from ctxext.evaluate.tasks.pseudo_perplexity import PseudoPerplexity
+from ctxext.evaluate.tasks.perplexity import LongPerplexity, Perplexity, PseudoPerplexity, Short
 from ctxext.evaluate.tasks.ruler import RULER
-from ctxext.evaluate.tasks.short import Short
-from ctxext.evaluate.tasks.topics import Topics, TopicsAveraged, TopicsBestChunk
-from ctxext.evaluate.tasks.variables import Variables
-from ctxext.evaluate.tasks.word_counts import CodedWords, CommonWords
 
 _RETRIEVAL: tuple[type[RetrievalTask], ...] = (
-    *(PassKey, Needle, KeyValue, Documents),
-    *(NeedleLines, NeedleValues, NeedleQuestions, Variables, CommonWords, CodedWords, Association, Passages),
+    *(PassKey, Needle, KeyValue, Documents, Association, Passages),
     *(Topics, TopicsAveraged, TopicsBestChunk),
     *(GraphWalks, CoReference2, CoReference4, CoReference8),
     *RULER,

@@ -17,11 +17,9 @@ from typing import ClassVar, Literal, Self
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt, encode_parts
-from ctxext.evaluate.scoring.subspan_match import share_of_substrings
-from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
+from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions, share_of_substrings
 from ctxext.evaluate.tasks.documents import Documents, Passage, random_document
 from ctxext.evaluate.tasks.passkey import FILLER
-from ctxext.evaluate.tasks.variables import variable_names
 
 GENERATOR = 2
 """Raised with every change of what the tasks ask."""
@@ -34,10 +32,6 @@ class RulerTask(RetrievalTask):
 
     is_written: ClassVar[bool] = True
     shows: ClassVar[str] = "RULER"
-
-    def grade(self, text: str, prompt: Prompt) -> float:
-        """RULER's `string_match_all`."""
-        return share_of_substrings(text, prompt.wanted)
 
 
 def _word(rng: random.Random) -> str:
@@ -124,6 +118,11 @@ def _different(draw: Callable[[random.Random], str], count: int, rng: random.Ran
     while len(names) < count:
         names[draw(rng)] = None
     return list(names)
+
+
+def _random_names(rng: random.Random, count: int, num_letters: int, letters: str = string.ascii_uppercase) -> list[str]:
+    """Return different words of random letters."""
+    return _different(lambda rng: "".join(rng.choices(letters, k=num_letters)), count, rng)
 
 
 @dataclass(frozen=True)
@@ -241,7 +240,7 @@ class RulerVariables(RulerTask):
         )
 
     def _chain(self, rng: random.Random, num_letters: int) -> tuple[list[str], list[str], str]:
-        names = variable_names(rng, self.num_copies + 1, num_letters)
+        names = _random_names(rng, self.num_copies + 1, num_letters)
         value = prose.random_number(rng, 5)
         copies = (f" VAR {new} = VAR {old} " for old, new in pairwise(names))
         return names, [f" VAR {names[0]} = {value}", *copies], value
@@ -408,7 +407,7 @@ class RulerFrequentWords(_RulerWords):
 
     def units(self, rng: random.Random, num_words: int) -> tuple[list[str], list[str]]:
         """The n-th word comes 6 / (π n)² of the time; the first is noise."""
-        words = ["...", *variable_names(rng, max(4, self.length // 50) - 1, 6, string.ascii_lowercase)]
+        words = ["...", *_random_names(rng, max(4, self.length // 50) - 1, 6, string.ascii_lowercase)]
         counts = [int(num_words * 6 / (math.pi * rank) ** 2) for rank in range(1, len(words) + 1)]
         listed = [f" {word}" for word, count in zip(words, counts, strict=True) for _ in range(count)]
         rng.shuffle(listed)
