@@ -66,7 +66,7 @@ def test_taken_back(name, schedule, llama, tmp_path):
 def test_a_hidden_activation_comes_back_or_is_missed():
     hidden = {"model_type": "phi3", "hidden_act": SENTINEL, "architectures": ["CtxextPhi3ForCausalLM"]}
     block = {"rope": {"rope_type": "default"}, "steps": [{"method": "mspoe"}]}
-    assert without_code({**hidden, "ctxext_code": {**block, "hidden_act": "silu"}}) == {
+    assert without_code({**hidden, "ctxext_code": {**block, "hidden": {"hidden_act": "silu"}}}) == {
         "model_type": "phi3",
         "hidden_act": "silu",
         "architectures": ["Phi3ForCausalLM"],
