@@ -169,10 +169,12 @@ def test_table_does_not_write_from_tensors_that_share_their_bytes(tmp_path, run)
         ("U8", [2**61 - 1], False),
         ("F64", [2**58], True),
         ("F64", [2**58 - 1], False),
+        ("U8", [1] * 65, True),
+        ("U8", [1] * 64, False),
     ],
 )
 def test_sizes_that_overflow_are_named_as_such(dtype, shape, overflows, tmp_path):
-    """Bits are counted in 64 bits, factor by factor, as the library does."""
+    """Bits are counted in 64 bits, factor by factor, as the library does; numpy has at most 64 dimensions."""
     path = tmp_path / "x.safetensors"
     path.write_bytes(file_of({"a": {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}}, 0))
     assert ("has a shape that no file holds" in fault_of(path)) == overflows

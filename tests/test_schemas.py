@@ -10,7 +10,6 @@ from ctxext.files.journal import SavedState, is_as
 from ctxext.files.schemas import (
     Config,
     GenerationConfig,
-    Header,
     Manifest,
     Scaling,
     ShardIndex,
@@ -28,7 +27,6 @@ STATE = {"global_step": 2, "max_steps": 3, "epoch": 0.5, "log_history": LOGGED, 
 SHA = "0123456789abcdef" * 4
 STEP = {"method": "yarn"}
 CODE = {"rope": {"rope_type": "default"}}
-TENSOR = {"dtype": "F32", "shape": [2, 0], "data_offsets": [0, 0]}
 EDGES = [
     (Config, "hidden_size", (1, 10_000_000, None), NOT_COUNTS),
     (Config, "num_hidden_layers", (1, 10_000), (0, 1.5, "2", 10**9)),
@@ -63,14 +61,6 @@ EDGES = [
     (Scaling, "long_factor", ([0.5, 2], []), ([0], [math.inf], ["2"], 2.0)),
     (Scaling, "truncate", (True, False, None), (1, "true")),
     (GenerationConfig, "max_length", (1, None), NOT_LENGTHS),
-    (
-        Header,
-        "tensors",
-        ({}, {"w": TENSOR}, {"w": {**TENSOR, "shape": [1] * 64}}),
-        ({"w": {**TENSOR, "shape": [1] * 65}},),
-    ),
-    (Header, "tensors", ({"w": {**TENSOR, "data_offsets": [0, 2**63 - 1]}},), ({"w": {**TENSOR, "shape": [-1]}},)),
-    (Header, "tensors", (), tuple({"w": {**TENSOR, "data_offsets": wrong}} for wrong in ([0], [0, 1, 2], [0, 2**63]))),
     (
         Manifest,
         "files",
@@ -146,8 +136,8 @@ def test_the_whole_line(content, schema, told):
 
 def test_the_line_where_a_key_is_missing():
     with pytest.raises(CtxextError) as caught:
-        checked({"tensors": {"w": {"dtype": "F32"}}}, Header, "x.safetensors")
-    assert caught.value.message == '"x.safetensors" lacks "tensors.w.shape".'
+        checked({"ctxext": {"recipe": {}}}, Config, "config.json")
+    assert caught.value.message == '"config.json" lacks "ctxext.recipe.steps".'
 
 
 LATER = {"step": 2, "loss": 0.5}

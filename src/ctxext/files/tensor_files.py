@@ -40,6 +40,8 @@ TORCH_NAMES: Mapping[str, str] = {"F64": "float64", "F32": "float32", "F16": "fl
 
 _MAX_HEADER_BYTES = 100_000_000
 _LARGEST = 1 << 64
+_MOST_DIMENSIONS = 64
+"""The limit of numpy."""
 _JSON_SPACES = " \t\r\n"
 _ALIGNMENT = 8
 _PIECE, _LARGE_PIECE = 1 << 22, 1 << 26
@@ -110,7 +112,7 @@ def _fault_of(tensors: Mapping[str, Any], size: int) -> str:
             return f'"{name}" has the type "{entry["dtype"]}", which safetensors does not have'
         # The library refuses a product that overflows on the way, even if a later factor is 0.
         products = list(itertools.accumulate((*entry["shape"], BITS[entry["dtype"]]), operator.mul))
-        if max(products) >= _LARGEST:
+        if max(products) >= _LARGEST or len(entry["shape"]) > _MOST_DIMENSIONS:
             return f'"{name}" has a shape that no file holds'
         if products[-1] != 8 * (stop - start):
             return f'"{name}" has {stop - start} bytes, and its shape and type need others'
