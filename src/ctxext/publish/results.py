@@ -186,7 +186,10 @@ def read_report(folder: Path) -> Report:
     is_report = isinstance(settings, dict) and isinstance(models, list)
     if not is_report or not all(isinstance(model, dict) for model in report["models"]):
         raise CtxextError(f'"{path}" is not a report of ctxext eval.')
-    if any(redacted(text) != text for text in _strings([report["settings"], report.get("loading")])):
+    if any(value != value for value in _leaves(report["models"])):
+        raise CtxextError(f'"{path}" contains NaN, which is no result.', hint="Evaluate again.")
+    texts = (value for value in _leaves([report["settings"], report.get("loading")]) if isinstance(value, str))
+    if any(redacted(text) != text for text in texts):
         raise CtxextError(
             f'The settings in "{path}" hold a password or a token, which would be published.',
             hint="Change that password, and evaluate again without it.",
@@ -194,13 +197,13 @@ def read_report(folder: Path) -> Report:
     return report
 
 
-def _strings(content: Any) -> Iterator[str]:
-    """Yield every text in a JSON value."""
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, dict | list):
+def _leaves(content: Any) -> Iterator[Any]:
+    """Yield every text, number, truth and null in a JSON value."""
+    if isinstance(content, dict | list):
         for value in content.values() if isinstance(content, dict) else content:
-            yield from _strings(value)
+            yield from _leaves(value)
+    else:
+        yield content
 
 
 def entry_of(report: Report, digests: Sequence[str]) -> dict[str, Any]:
