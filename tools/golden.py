@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-FROZEN = ROOT / "tests" / "data" / "golden.json"
 sys.path.insert(0, str(ROOT / "tests"))
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "120"}
 
@@ -39,6 +38,7 @@ from ctxext.finetune import merge
 from ctxext.recipes import METHODS, Method, Recipe
 from forked_processes import Processes
 from small_llama import make_llama
+from test_golden import FROZEN, options_by_command
 
 CODE_FAMILIES = ("llama", "gemma2", "phi3", "qwen3", "gpt_neox", "deepseek_v3", "gemma3_text", "bloom")
 """The families whose conversions by methods with code are frozen, and whose small files are."""
@@ -219,20 +219,6 @@ class Golden:
         for path in sorted((self.place / "merged").iterdir()):
             if path.suffix in (".safetensors", ".md") or path.name == "config.json":
                 yield f"merged {path.name}", digest(path.read_bytes().replace(str(self.place).encode(), b"TMP"))
-
-
-def options_by_command() -> dict[str, list[str]]:
-    """List every option of every command, as help shows its names."""
-    commands = typer.main.get_command(app).commands
-    return {
-        name: sorted(
-            flag
-            for one in command.params
-            if one.param_type_name == "option"
-            for flag in (*one.opts, *one.secondary_opts)
-        )
-        for name, command in commands.items()
-    }
 
 
 def exact_adapter(folder: Path, base: Path) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.families import read, text_config
-from ctxext.checkpoint.opening import LOADABLE, Checkpoint, claimed_lengths
+from ctxext.checkpoint.opening import Checkpoint, claimed_lengths, is_loadable
 from ctxext.checkpoint.sentence_files import LENGTHS
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, has_stamp, same_value, sha256_of
@@ -228,7 +228,7 @@ def check_against(subject: Subject) -> Finding | None:
 
 def _weight_files(checkpoint: Checkpoint) -> dict[str, Path]:
     """The files that transformers loads: safetensors where there are any."""
-    files = checkpoint.loaded_safetensors or [path for path in checkpoint.weight_files if LOADABLE.match(str(path))]
+    files = checkpoint.loaded_safetensors or list(filter(is_loadable, checkpoint.weight_files))
     return {path.as_posix(): checkpoint.folder / path for path in files}
 
 
