@@ -353,6 +353,7 @@ def test_words_of_a_report_are_no_part_of_the_pages_form(llama_source, tmp_path)
         ("cells", {"texts": [[0, 1]]}),
         ("perplexity", {"lengths": {"x": {}}}),
         ("short", {"perplexity": []}),
+        ("short", {"length": 64, "loss": 1.0, "perplexity": math.nan, "against": None}),
         ("harness", {"a": {"b": "1"}}),
         ("effective", {"tasks": {"needle": {}}}),
     ],

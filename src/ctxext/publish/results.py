@@ -187,7 +187,7 @@ def read_report(folder: Path) -> Report:
     if not is_report or not all(isinstance(model, dict) for model in report["models"]):
         raise CtxextError(f'"{path}" is not a report of ctxext eval.')
     if any(value != value for value in _leaves(report["models"])):
-        raise CtxextError(f'"{path}" contains NaN, which is no result.', hint="Evaluate again.")
+        raise CtxextError(f'"{path}" is not a report of ctxext eval (it contains NaN).', hint="Evaluate again.")
     texts = (value for value in _leaves([report["settings"], report.get("loading")]) if isinstance(value, str))
     if any(redacted(text) != text for text in texts):
         raise CtxextError(
