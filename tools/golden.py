@@ -1,6 +1,6 @@
 """Freeze what ctxext writes and prints, so that a change of the code shows what it changes for users.
 
-    python tools/golden.py --check            # compare with tests/data/golden.json; say what differs and fail
+    python tools/golden.py --check            # compare with tests/data/golden.json; list what differs and fail
     python tools/golden.py                    # record
     python tools/golden.py --only errors,help # some parts
 
@@ -330,7 +330,7 @@ def wrong_files(place: Path) -> Iterator[tuple[str, ...]]:
 
 
 def differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
-    """Say which entries differ."""
+    """List the entries that differ."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted({*before, *now}):
             yield from differences(before.get(key), now.get(key), f"{name}: {key}" if name else key)

@@ -141,7 +141,7 @@ def make_plan(
     texts.update(recipe.code_files(model.config))
     texts.update(index_files(source.folder, rewritten))
     gone = {*texts, *_REPLACED, *(CODE_FILES if before.code else ()), *stale}
-    # Files that tell of the source's training, its adapter and its figures are not those of the result.
+    # The source's records of training, its adapter and its figures do not describe the result.
     names = (path.as_posix() for path in (*_weights(source), *source.files))
     gone.update(name for name in names if records_training(source.folder, name))
     gone.update(name for names in others_win.values() for name in names)

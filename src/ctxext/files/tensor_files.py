@@ -2,7 +2,7 @@
 
 Headers are read without the library, whose `safe_open` imports numpy (90 ms, 16 MB) for every command that names a
 checkpoint. The rules are its own, those of `Metadata::validate` and of the header's types in safetensors 0.8
-(https://github.com/huggingface/safetensors): whoever writes a file again in which tensors share bytes writes garbage.
+(https://github.com/huggingface/safetensors): a file whose tensors share bytes would be rewritten as garbage.
 """
 
 import errno
