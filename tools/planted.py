@@ -122,9 +122,9 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "finetune/loop.py",
-        "math.ceil(options.warmup",
-        "math.floor(options.warmup",
+        "finetune/options.py",
+        "math.ceil(self.warmup",
+        "math.floor(self.warmup",
         ("tests/finetune/test_finetune.py::test_warm_up_is_rounded_up",),
     ),
     ("evaluate/report/report.py", "round(0.975 * _DRAWS) - 1", "round(0.99 * _DRAWS) - 1", _PAGE),

@@ -16,7 +16,7 @@ from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.finetune import TrainingData, TrainingOptions, merge
 from ctxext.finetune.base import open_base
-from ctxext.finetune.loop import MuonAndAdamW, newest_save, warmup_steps
+from ctxext.finetune.loop import MuonAndAdamW, newest_save
 from ctxext.finetune.prepare import check_mergeable
 from ctxext.finetune.run import training_folder
 from ctxext.publish.upload_plan import pack
@@ -146,7 +146,7 @@ def test_a_damaged_save_is_told_in_one_line(base, tmp_path, name, content):
 @pytest.mark.parametrize(("share", "steps", "rising"), [(0.03, 10, 1), (0.1, 25, 3), (0.1, 20, 2), (0.0, 20, 0)])
 def test_warm_up_is_rounded_up(share, steps, rising):
     """A short run has one too, unless it is asked for none."""
-    assert warmup_steps(TrainingOptions(length=64, steps=steps, warmup=share)) == rising
+    assert TrainingOptions(length=64, steps=steps, warmup=share).warmup_steps == rising
 
 
 def test_a_save_that_was_not_finished_is_passed_over(tmp_path):

@@ -115,7 +115,17 @@ def write_sequences(
     finally:
         for kind in rows.values():
             kind.close()
-    known = _known_of(documents) if isinstance(documents, Documents) else {}
+    known: dict[str, Any] = {}
+    if isinstance(documents, Documents):
+        known = {
+            "num_in_all": documents.num_in_all,
+            "num_tokens_in_all": documents.num_tokens_in_all,
+            "num_bad": documents.reader.num_bad,
+            "first_bad": documents.reader.first_bad,
+            "unused_fields": dict(documents.reader.unused),
+            "num_turns_left_out": documents.chats.num_turns_left_out,
+            "left_out": dict(documents.chats.left_out),
+        }
     if not counts["documents"] and known.get("num_bad"):
         raise CtxextError(f"All {known['num_bad']:,} records were skipped; the first: {known['first_bad']}")
     num_sequences = {length: kind.count for length, kind in rows.items()}
@@ -135,19 +145,6 @@ def write_sequences(
     )
     (folder / COUNTS).write_text(json.dumps(asdict(report)), encoding="utf-8")
     return report
-
-
-def _known_of(documents: Documents) -> dict[str, Any]:
-    """What is known of the data that the documents came from."""
-    return {
-        "num_in_all": documents.num_in_all,
-        "num_tokens_in_all": documents.num_tokens_in_all,
-        "num_bad": documents.reader.num_bad,
-        "first_bad": documents.reader.first_bad,
-        "unused_fields": dict(documents.reader.unused),
-        "num_turns_left_out": documents.chats.num_turns_left_out,
-        "left_out": dict(documents.chats.left_out),
-    }
 
 
 def _check(counts: Mapping[str, int], num_sequences: int, longest: int, length: int, pack: str) -> None:

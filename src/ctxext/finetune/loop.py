@@ -4,7 +4,6 @@ import atexit
 import dataclasses
 import difflib
 import functools
-import math
 import os
 import time
 from collections.abc import Iterator
@@ -176,14 +175,24 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
         )
     logging.set_verbosity_error()
     on_cpu = options.device == "cpu" or not torch.cuda.is_available()
+    schedule = "constant_with_warmup" if options.schedule == "constant" else options.schedule
+    if options.rate_floor:
+        schedule = "cosine_with_min_lr"
+    parallelism = {}
+    if sharing > 1:  # Ring attention, beside weights that FSDP2 shards.
+        from accelerate import ParallelismConfig
+
+        config = ParallelismConfig(cp_size=sharing, dp_shard_size=num_processes // sharing)
+        parallelism = {"parallelism_config": config}
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=options.steps,
         per_device_train_batch_size=options.micro_batch,
         gradient_accumulation_steps=options.batch_size // at_once,
         learning_rate=options.learning_rate,
-        **_falling(options),
-        warmup_steps=warmup_steps(options),
+        lr_scheduler_type=schedule,
+        **({"lr_scheduler_kwargs": {"min_lr_rate": options.rate_floor}} if options.rate_floor else {}),
+        warmup_steps=options.warmup_steps,
         **({} if options.optimizer == MUON else {"optim": options.optimizer}),
         weight_decay=options.weight_decay,
         adam_beta1=options.beta1,
@@ -203,22 +212,12 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
         dataloader_pin_memory=not on_cpu,
         ddp_find_unused_parameters=False,
         ddp_timeout=_PATIENCE,
-        **_parallelism(sharing, num_processes),
+        **parallelism,
     )
 
 
 _PATIENCE = 24 * 3600
 """Seconds that a process waits for the others: the first reads all the data before they begin."""
-
-
-def _falling(options: TrainingOptions) -> dict[str, Any]:
-    """How the rate falls, in the Trainer's words."""
-    if options.rate_floor:
-        return {
-            "lr_scheduler_type": "cosine_with_min_lr",
-            "lr_scheduler_kwargs": {"min_lr_rate": options.rate_floor},
-        }
-    return {"lr_scheduler_type": "constant_with_warmup" if options.schedule == "constant" else options.schedule}
 
 
 def _check_optimizer(name: str) -> None:
@@ -244,20 +243,6 @@ def held_out_sequences(folder: Path, options: TrainingOptions, count: int, readi
     """Sequences of the full length, each once and in order, to measure on."""
     once: dict[str, Any] = {"steps": count, "batch_size": 1, "micro_batch": 1, "short_share": 0.0, "start_length": None}
     return Sequences(folder, dataclasses.replace(options, **once), reading)
-
-
-def warmup_steps(options: TrainingOptions) -> int:
-    """Steps in which the learning rate rises."""
-    return math.ceil(options.warmup * options.steps)
-
-
-def _parallelism(sharing: int, num_processes: int) -> dict[str, Any]:
-    """How accelerate spreads a sequence over devices: ring attention, beside weights that FSDP2 shards."""
-    if sharing == 1:
-        return {}
-    from accelerate import ParallelismConfig
-
-    return {"parallelism_config": ParallelismConfig(cp_size=sharing, dp_shard_size=num_processes // sharing)}
 
 
 def train(

@@ -278,6 +278,11 @@ class TrainingOptions:
         assert length is not None, "the options are not settled"
         return length
 
+    @property
+    def warmup_steps(self) -> int:
+        """Steps in which the learning rate rises."""
+        return math.ceil(self.warmup * self.steps)
+
     def is_short(self, step: int) -> bool:
         """Whether a step trains at the short length, without skips; such steps are spread evenly."""
         useful = self.short_length != self.sequence_length or self.positions != "full"

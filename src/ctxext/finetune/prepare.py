@@ -242,7 +242,7 @@ def prepare(
 
     from ctxext.finetune.attention import register_shifted
     from ctxext.finetune.evaluation import PositionLosses, needle_probe
-    from ctxext.finetune.loop import training_arguments, warmup_steps
+    from ctxext.finetune.loop import training_arguments
     from ctxext.finetune.loss import use_chunked_loss
     from ctxext.finetune.packed_attention import attends_by_document
     from ctxext.finetune.source_model import load_source
@@ -302,7 +302,7 @@ def prepare(
             hint="Put OUT on a disk that all machines share.",
         )
     options = options.for_data(report.num_sequences)
-    arguments.max_steps, arguments.warmup_steps = options.steps, warmup_steps(options)
+    arguments.max_steps, arguments.warmup_steps = options.steps, options.warmup_steps
     if tell is not None:
         for line in data_lines(report, options, "restart" if can_restart else "run-on"):
             tell(line)

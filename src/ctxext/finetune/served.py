@@ -49,7 +49,11 @@ def served_with(base: Base, factor: float | None) -> Served:
     steps = recipe_from_dict(noted["recipe"], "config.json").steps if noted.get("recipe") else ()
     step = steps[0] if len(steps) == 1 else None
     # Lists of numbers belong to the factor that they were searched or computed for.
-    if not isinstance(step, Scaling) or step.kind != "schedule" or any(map(_is_list, vars(step).values())):
+    if (
+        not isinstance(step, Scaling)
+        or step.kind != "schedule"
+        or any(isinstance(value, list | tuple) for value in vars(step).values())
+    ):
         raise CtxextError(
             f'--serve-factor changes the factor of a schedule that ctxext wrote; "{checkpoint.name}" has none.',
             hint="Convert its source first, for example with --method yarn --factor 2.",
@@ -63,10 +67,6 @@ def served_with(base: Base, factor: float | None) -> Served:
     texts = length_files(checkpoint.folder, base.model.encoding, plan.encoding)
     summary = f"{step.summary()}, and written with {plan.recipe.summary()}"
     return Served(dataclasses.replace(checkpoint, config=config), texts, summary)
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list | tuple)
 
 
 def check_served(folder: Path) -> None:
