@@ -96,6 +96,20 @@ def leave_file(losses, lengths, path: Path) -> None:
     path.write_bytes(b"not drawn")
 
 
+class Stopped(Exception):
+    """Stands for a kill."""
+
+
+def stop_after(step: int):
+    """What a training reports its progress to, to be stopped after a step."""
+
+    def progress(_, done, *__):
+        if done == step:
+            raise Stopped
+
+    return progress
+
+
 def logits(model, seed: int = 1, length: int = 48) -> torch.Tensor:
     ids = torch.randint(2, VOCABULARY, (2, length), generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():

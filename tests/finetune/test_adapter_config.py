@@ -97,6 +97,7 @@ def test_what_is_read_beside(tmp_path):
     ("changes", "message"),
     [
         ({"lora_alpha": "8"}, '"lora_alpha" is "\'8\'", expected'),
+        pytest.param({"lora_alpha": 10**350}, '"lora_alpha" is', id="1e350"),
         ({"alpha_pattern": {"q_proj": "8"}}, r'"alpha_pattern\.q_proj" is "\'8\'", expected'),
         ({"fan_in_fan_out": 1}, '"fan_in_fan_out" is "1", expected'),
     ],
@@ -118,9 +119,3 @@ def test_a_folder_that_is_no_adapter(tmp_path):
 def test_a_pattern_that_is_no_regular_expression(pattern, tmp_path):
     with pytest.raises(CtxextError, match=r'"alpha_pattern" has ".*", which is not a regular expression'):
         read(tmp_path, alpha_pattern={"q_proj": 8, pattern: 8})
-
-
-@pytest.mark.parametrize("alpha", [pytest.param(10**350, id="1e350"), "8"])
-def test_an_alpha_that_is_no_number(alpha, tmp_path):
-    with pytest.raises(CtxextError, match='"lora_alpha" is'):
-        read(tmp_path, lora_alpha=alpha)

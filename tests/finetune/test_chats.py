@@ -327,7 +327,7 @@ def test_contents_and_calls_in_other_forms(message, read_as):
         ({"content": "a text", "id": "7"}, 'it has "content", "id"; wanted', "--text-field content"),
         ({"text": None}, 'no known format: its "text" is null', "--skip-bad-rows"),
         ({"prompt": [user("a")], "completion": "b"}, "only one is a list", "--skip-bad-rows"),
-        ({"messages": [{"role": "user"}]}, 'no "content" in message 1', "--skip-bad-rows"),
+        ({"messages": [user("a"), {"content": "b"}]}, 'has no "role" in message 2', "--skip-bad-rows"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 'type "image" in message 1', "--skip"),
         ({"messages": [answer("", tool_calls=[{**CALL, "function": {"arguments": "{"}}])]}, "no JSON", "--skip"),
         ({"messages": [answer("a")], "tools": "none"}, "tools that are no list", "--skip"),

@@ -23,14 +23,13 @@ from ctxext.finetune.batches import pose_positions, restarting_positions
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.dry_run import Plan
 from ctxext.finetune.evaluation import Evaluations, PositionLosses, needle_probe
-from ctxext.finetune.formats import BadRecord, RecordReader
+from ctxext.finetune.formats import RecordReader
 from ctxext.finetune.loop import held_out_sequences, newest_save, training_arguments
 from ctxext.finetune.mixture import Mixture, Source, parse_source
 from ctxext.finetune.options import CHANGEABLE, TrainingOptions
 from ctxext.finetune.prepare import check_fits, data_lines, num_tokens_of, with_adapter
 from ctxext.finetune.probe import Cost, Measured
 from ctxext.finetune.run import _notes, _settings, draw_losses, smoothed
-from ctxext.finetune.source_model import SourceModel
 from ctxext.finetune.watch import LiveLine, StopAfterStep, span
 from tiny_base import SIZES, make_base
 
@@ -84,7 +83,21 @@ def test_what_depends_on_the_base(choices, expected):
         ({"batch_size": 6, "micro_batch": 4}, "no multiple of --micro-batch"),
         ({"epochs": 0.0}, "above 0"),
         ({"mlm_probability": 0.0}, "above 0"),
-        *(({name: 1.0}, "share from 0 to 1") for name in ("short_share", "warmup", "dropout", "beta1")),
+        *(({name: 1.0}, "share from 0 to 1") for name in ("short_share", "warmup", "dropout", "beta1", "beta2")),
+        ({"rank": 0}, "--rank must be at least 1"),
+        ({"pack": "all"}, '--pack "all"'),
+        ({"learn": "most"}, '--learn "most"'),
+        ({"report_to": "paper"}, '--report-to "paper"'),
+        ({"device": "tpu"}, "not a device"),
+        ({"learning_rate": -1.0}, "above 0"),
+        ({"neftune": 0.0}, "above 0"),
+        ({"window": 64}, "--positions pose"),
+        ({"group": 8}, "--attention shifted"),
+        ({"full": True, "dora": True}, "every weight"),
+        ({"full": True, "quantize": "4bit"}, "is for LoRA"),
+        ({"pack": "restart", "positions": "pose"}, "restart goes with full"),
+        ({"context_parallel": 2, "attention": "shifted"}, "goes without"),
+        ({"mlm_probability": 1.0}, "--mlm-probability"),
     ],
 )
 def test_choices_that_contradict_each_other(choices, message):
@@ -148,6 +161,13 @@ def test_pose_reaches_every_cut_and_skip_and_no_other(length, target):
     skips = range(max(0, target - length) + 1)
     cuts = range(1, max(1, length - 1) + 1)
     assert seen == {tuple(p if p < cut else p + skip for p in range(length)) for cut in cuts for skip in skips}
+
+
+def test_pose_skips_are_uniform():
+    """Section 3.2: up to 48 of them, so 24 in the mean."""
+    skips = [pose_positions(16, 64, random.Random(seed))[-1] - 15 for seed in range(2000)]
+    assert (min(skips), max(skips)) == (0, 48)
+    assert abs(sum(skips) / len(skips) - 24) < 1.5
 
 
 def test_positions_restart_even_where_a_row_begins_within_a_document():
@@ -322,6 +342,7 @@ def test_memory_at_another_length():
     assert rising.peak_at(80, cost) == 90 + 2 * 50 + 80_000
     falling = dataclasses.replace(rising, peaks=(90 + 10_000, 50 + 30_000))
     assert falling.peak_at(80, cost) == 50 + 80_000, "more tokens never take less"
+    assert dataclasses.replace(rising, before=10**9).peak_at(80, cost) == 10**9
     options = settled(attention="shifted", group=8, micro_batch=2)
     made = Cost(tiny(), options, learned_share=0.5)
     assert made.work(16) == 16 * (made.per_token + 64 * 8)
@@ -401,30 +422,6 @@ def test_alpaca_s_wording_with_and_without_an_input():
     assert [one["messages"][0]["content"] for one in (bare, full)] == ["Do.", "Do.\n\nThis."]
     assert {one["completion"] for one in (bare, full)} == {"Done."}
     assert not reader.unused
-
-
-@pytest.mark.parametrize(
-    ("record", "told"),
-    [
-        ({"messages": [{"role": "user", "content": "a"}, {"content": "b"}]}, 'has no "role" in message 2'),
-        ({"messages": [{"role": "robot", "content": "b"}]}, 'a role "robot" in message 1'),
-        ({"messages": [{**MESSAGES[1], "weight": 0.5}]}, 'a weight of "0.5" in message 1'),
-        ({"text": "a", "messages": []}, "could be text or chat"),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "of another task (preferences)"),
-        ({"prompt": "a", "completion": "b", "label": True}, "of another task (judged answers)"),
-        ({"body": "a"}, "of no known format"),
-    ],
-)
-def test_bad_records_are_told_and_counted(record, told):
-    with pytest.raises(CtxextError) as refused:
-        RecordReader().read(record, "line 7")
-    assert told in refused.value.message
-    assert refused.value.message.startswith("line 7 ")
-    reader = RecordReader(skip_bad=True)
-    assert [reader.read(one, place) for one, place in ((record, "line 7"), ({}, "line 8"))] == [None, None]
-    assert reader.num_bad == 2
-    assert reader.first_bad.startswith("line 7 ")
-    assert issubclass(BadRecord, ValueError)
 
 
 def test_sources_of_the_command_line(tmp_path, monkeypatch):
@@ -626,12 +623,6 @@ def test_what_a_published_file_says_of_the_training(choices, masked, table, expe
     base = fitting(learned=table, masked=masked)
     notes = _notes(base, SimpleNamespace(options=settled(**choices)), {"name": "books"})
     assert {name: notes[name] for name in expected} == expected
-
-
-def test_the_source_knows_the_window_that_it_was_trained_on():
-    source = SourceModel(None, [], trained_length=8)
-    assert [source.knows(torch.arange(n)[None]) for n in (7, 8, 9)] == [True, True, False]
-    assert [source.knows(torch.tensor([[0, n]])) for n in (7, 8)] == [True, False]
 
 
 def test_each_length_has_a_curve_of_its_own(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from ctxext.publish.upload_plan import pack
 from ctxext.recipes import MsPoE, PositionInterpolation, Recipe, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import verify
-from tiny_base import QUICK, Tokens, documents, load, logits, make_base, save_llama, tune
+from tiny_base import QUICK, Stopped, Tokens, documents, load, logits, make_base, save_llama, stop_after, tune
 
 
 def adapter(out):
@@ -165,18 +165,6 @@ def test_a_save_that_was_not_finished_is_passed_over(tmp_path):
     assert newest_save(tmp_path, 6).name == "checkpoint-2"
 
 
-class Stopped(Exception):
-    pass
-
-
-def stop_after(step):
-    def progress(_, done, *__):
-        if done == step:
-            raise Stopped
-
-    return progress
-
-
 def test_resume_refuses_other_settings_and_another_recipe(base, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(Stopped):
@@ -257,11 +245,9 @@ def test_what_cannot_be_trained_is_refused(base, tmp_path):
         (base, change(targets=("q_prj",)), "q_prj"),
         (tmp_path / "nowhere", QUICK, "no folder"),
     ):
-        with pytest.raises(CtxextError, match=message):
+        with pytest.raises(CtxextError, match=message) as caught:
             tune(model, out, options)
-    with pytest.raises(CtxextError) as caught:
-        tune(base, out, change(targets=("q_prj",)))
-    assert 'Did you mean "q_proj"?' in caught.value.hint
+        assert message != "q_prj" or 'Did you mean "q_proj"?' in caught.value.hint
     assert not out.exists()
     assert not training_folder(out).exists()
 
@@ -300,13 +286,6 @@ def test_what_this_machine_lacks_is_said(base, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_data_that_is_too_short_is_refused(base, tmp_path):
-    for texts, message in (([], "no text"), (documents(4, 20), "longest has 20")):
-        with pytest.raises(CtxextError, match=message):
-            tune(base, tmp_path / "out", data=Tokens(texts))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_nothing_is_overwritten(base, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
@@ -314,50 +293,12 @@ def test_nothing_is_overwritten(base, tmp_path):
     with pytest.raises(CtxextError, match="not empty"):
         tune(base, out)
     assert (out / "mine.txt").read_text() == "kept"
-    with pytest.raises(CtxextError, match=r'did not make: "mine\.txt"'):
-        tune(base, out, overwrite=True)
-    assert (out / "mine.txt").read_text() == "kept"
-    (out / "mine.txt").unlink()
-    training_folder(out).mkdir()
-    (training_folder(out) / "mine.txt").write_text("kept")
-    with pytest.raises(CtxextError, match="in the way"):
-        tune(base, out, overwrite=True)
-    (training_folder(out) / "mine.txt").unlink()  # An empty one is nobody's.
-    tune(base, out, change(steps=1), overwrite=True)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rank": 0}, "--rank must be at least 1"),
-        ({"pack": "all"}, '--pack "all"'),
-        ({"short_share": 1.5}, "share from 0 to 1"),
-        ({"learning_rate": -1.0}, "above 0"),
-        ({"window": 64}, "--positions pose"),
-        ({"group": 8}, "--attention shifted"),
-        ({"full": True, "dora": True}, "every weight"),
-        ({"batch_size": 3, "micro_batch": 2}, "no multiple"),
-        ({"pack": "restart", "positions": "pose"}, "restart goes with full"),
-        ({"device": "tpu"}, "not a device"),
-        ({"report_to": "paper"}, '--report-to "paper"'),
-        ({"full": True, "quantize": "4bit"}, "is for LoRA"),
-        ({"learn": "most"}, '--learn "most"'),
-        ({"beta2": 1.0}, "share from 0 to 1"),
-        ({"neftune": 0.0}, "above 0"),
-        ({"context_parallel": 2, "attention": "shifted"}, "goes without"),
-    ],
-)
-def test_options_are_checked_when_they_are_made(options, message):
-    with pytest.raises(CtxextError, match=message):
-        TrainingOptions(**options)
 
 
 def test_a_loss_that_is_lost_stops_the_run(tmp_path):
     base = make_base(tmp_path)
     tensors = load_file(base / "model.safetensors")
     tensors["model.norm.weight"][:] = float("nan")
-    from safetensors.torch import save_file
-
     (base / "model.safetensors").unlink()
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CtxextError, match=r"not finite|cannot be computed"):

@@ -8,12 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from ctxext.errors import CtxextError
-from ctxext.finetune import TrainingOptions
 from ctxext.finetune.base import load_base, open_base
 from ctxext.finetune.loss import use_chunked_loss
 from ctxext.finetune.source_model import WEIGHT, SourceModel, load_source
 from ctxext.recipes import MsPoE, PositionInterpolation, Yarn
-from tiny_base import QUICK, TRAINED, logits, make_base, tune
+from tiny_base import QUICK, TRAINED, logits, make_base, save_llama, tune
 
 KEEP = dataclasses.replace(QUICK, keep_short=True)
 
@@ -92,11 +91,7 @@ def test_training_stays_closer_to_the_source(tmp_path):
 
 
 def test_what_it_needs_is_said(tmp_path):
-    from tiny_base import save_llama
-
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
     foreign = save_llama(tmp_path / "foreign", rope_parameters=rope, max_position_embeddings=128)
     with pytest.raises(CtxextError, match="before it was extended"):
         tune(foreign, tmp_path / "out", KEEP)
-    with pytest.raises(CtxextError, match="goes without --context-parallel"):
-        TrainingOptions(keep_short=True, context_parallel=2)

@@ -102,6 +102,7 @@ def test_every_file_comes_along_but_weights_in_other_forms_and_an_older_adapter(
     assert (done.folder, done.num_changed, done.num_tensors) == (out, 1, 2)
     size = (model / "model.safetensors").stat().st_size
     assert seen[-1] == ("merging", size, size)
+    assert [done for _, done, _ in seen] == sorted({done for _, done, _ in seen})
     assert json.loads((out / "config.json").read_text())["ctxext"]["finetune"]["adapter"] == "adapter"
     manifest = json.loads((out / "ctxext.json").read_text())
     assert (manifest["source"], manifest["base"]["name"]) == ({"name": "mine"}, "model")

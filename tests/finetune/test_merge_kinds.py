@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import read_safetensors_header
 from ctxext.finetune import merge
-from ctxext.finetune.tensors import AdapterChanges
 from tiny_base import load, logits, make_base
 
 EMBEDDING, HEAD = "embed_tokens", "lm_head"
@@ -129,15 +128,3 @@ def test_a_tie_that_training_cut_is_cut_in_shards_too(tmp_path):
     assert index["lm_head.weight"] == index["model.embed_tokens.weight"]
     header = read_safetensors_header(tmp_path / "one" / "model.safetensors")
     assert header["lm_head.weight"]["shape"] == header["model.embed_tokens.weight"]["shape"]
-
-
-def test_of_several_ties_each_is_looked_at():
-    changes, one = AdapterChanges.__new__(AdapterChanges), torch.ones(2, 2)
-    ties = {"first": "embedding", "second": "other"}
-    changes.parts = {"second": {"whole": one}, "other": {"whole": one.clone()}}
-    assert changes._stay_tied(ties)
-    changes.parts["other"] = {"whole": one + 1}
-    assert not changes._stay_tied(ties)
-    changes.parts["other"] = {"lora_A.weight": one, "lora_B.weight": one}
-    assert not changes._stay_tied(ties)
-    assert changes._stay_tied({})

@@ -180,8 +180,6 @@ def test_the_order_is_the_seed_s(tmp_path, tokenizer):
     path.write_text("".join(json.dumps({"text": f"w{number}"}) + "\n" for number in range(2, 42)))
     orders = [[document.ids[0] for document in Documents(sources(path), tokenizer, seed=seed)] for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
-    assert sorted(orders[0]) == list(range(2, 42))
-    assert orders[0] != sorted(orders[0])
 
 
 def test_weights_are_shares_of_the_tokens(tmp_path, tokenizer):
@@ -290,13 +288,8 @@ def test_a_missing_file_is_not_asked_of_the_hub(name, monkeypatch):
         list(read_records(name))
 
 
-def test_sources_and_weights(tmp_path):
-    (tmp_path / "x:0.5").write_text("")
-    assert parse_source("a.jsonl:0.7") == Source("a.jsonl", 0.7)
-    assert parse_source(f"{tmp_path}/x:0.5") == Source(f"{tmp_path}/x:0.5")
+def test_what_cannot_be_mixed_is_refused():
     assert parse_source("user/name:en") == Source("user/name:en")
-    with pytest.raises(CtxextError, match='weight of "a" must be above 0'):
-        parse_source("a:0")
     with pytest.raises(CtxextError, match="Some of --data have a weight"):
         check_sources(sources("a:0.5", "b"), None)
     with pytest.raises(CtxextError, match="is streamed"):

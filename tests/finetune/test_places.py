@@ -12,7 +12,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.output_directory import beside, foreign_files
 from ctxext.finetune import run
 from ctxext.finetune.run import training_folder
-from tiny_base import QUICK, tune
+from tiny_base import QUICK, Stopped, tune
 
 SHORT = dataclasses.replace(QUICK, steps=1)
 
@@ -24,10 +24,6 @@ with locked(Path(sys.argv[1])):
     print("in", flush=True)
     time.sleep(60)
 """
-
-
-class Stopped(Exception):
-    """Stands for a kill."""
 
 
 def names(folder: Path) -> list[str]:

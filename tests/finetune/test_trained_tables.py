@@ -14,6 +14,7 @@ from ctxext.finetune.dry_run import dry_run
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.recipes.methods.range import Range
 from ctxext.verify import verify
+from tiny_base import Stopped, stop_after
 from tiny_encodings import LENGTH, VOCABULARY, load, save, save_tokenizer
 from tiny_tables import CAUSAL, ENCODERS, OPTIONS, change, make_base, texts, tune, weights
 
@@ -63,22 +64,13 @@ def test_all_weights_of_a_model_with_a_table(model_type, tmp_path):
     assert (logits(load(tmp_path / "out")) - logits(load(base))).abs().max() > 1e-2
 
 
-class Stopped(Exception):
-    pass
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", ["gpt2", "roberta"])
 def test_stopped_and_taken_up_again_equals_a_straight_run(model_type, tmp_path):
     base = make_base(tmp_path, model_type)
     tune(base, tmp_path / "straight")
-
-    def stop(_, step, *__):
-        if step == 3:
-            raise Stopped
-
     with pytest.raises(Stopped):
-        tune(base, tmp_path / "out", progress=stop)
+        tune(base, tmp_path / "out", progress=stop_after(3))
     tune(base, tmp_path / "out", resume=True)
     one, two = (weights(tmp_path / name) for name in ("straight", "out"))
     assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-6

@@ -1,14 +1,11 @@
 """Documents to sequences, and sequences to batches."""
 
-import random
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.batches import Sequences, pose_positions, restarting_positions, stacked
+from ctxext.finetune.batches import Sequences, stacked
 from ctxext.finetune.data import COUNTS, IGNORE, START, read_report, sequence_file, write_sequences
 from ctxext.finetune.documents import Document
 from ctxext.finetune.options import TrainingOptions
@@ -170,17 +167,6 @@ def test_lengths_double_up_to_the_full_one(tmp_path):
     assert shapes == [(8, 4), (8, 4), (4, 8), (4, 8), (2, 16), (2, 16), (1, 32), (1, 32)]
 
 
-@pytest.mark.parametrize(("steps", "expected"), [(1, [32]), (2, [8, 32]), (3, [8, 16, 32]), (5, [4, 8, 16, 32, 32])])
-def test_few_steps_still_end_at_the_full_length(tmp_path, steps, expected):
-    assert make(tmp_path, start_length=4, steps=steps, short_share=0.0, pack="run-on").lengths == expected
-
-
-def test_a_run_whose_only_step_is_short_needs_no_luck(tmp_path):
-    data = make(tmp_path, steps=2, short_share=0.6)
-    assert data.lengths == [32, 8]
-    assert make(tmp_path, steps=1, short_share=0.999, pack="run-on").lengths == [32]
-
-
 def test_no_sequence_is_repeated_before_all_were_seen(tmp_path):
     """Over steps of several lengths, whoever asks for them in whatever order."""
     data = make(tmp_path, start_length=8, steps=6, batch_size=2, short_share=0.4, pack="run-on")
@@ -200,7 +186,6 @@ def test_restarting_positions_and_no_mask(tmp_path):
     positions = entry["position_ids"][0].tolist()
     assert positions[0] == 0
     assert positions.count(0) >= 1
-    assert restarting_positions([False, False, True, False, True]) == [0, 1, 0, 1, 0]
 
 
 def test_every_epoch_has_each_sequence_once_in_another_order(tmp_path):
@@ -210,21 +195,6 @@ def test_every_epoch_has_each_sequence_once_in_another_order(tmp_path):
     assert first != second
     assert sorted(first) == sorted(second)
     assert stacked([data[0], data[1]])["input_ids"].shape == (2, 32)
-
-
-def test_pose_positions_reach_the_target():
-    """Section 3.2: the first chunk at 0, the second skipped uniformly; all below the target, unit steps but one."""
-    samples = [pose_positions(16, 64, random.Random(seed)) for seed in range(2000)]
-    for positions in samples:
-        assert positions[0] == 0
-        assert positions[-1] < 64
-        steps = [b - a for a, b in pairwise(positions)]
-        assert sum(step != 1 for step in steps) <= 1
-    skips = [positions[-1] - 15 for positions in samples]
-    assert min(skips) == 0
-    assert max(skips) == 48
-    assert abs(sum(skips) / len(skips) - 24) < 1.5
-    assert pose_positions(16, 16, random.Random(0)) == list(range(16))
 
 
 def test_pose_windows_are_short_and_skip(tmp_path):
