@@ -39,8 +39,12 @@ def with_adapter(
         CtxextError: the targets match nothing.
     """
     from peft import LoraConfig, get_peft_model
+    from transformers.pytorch_utils import Conv1D
 
-    kept = [*(_norms(model) if options.train_norms else []), *(_embedding(model) if options.train_embeddings else [])]
+    modules, embedding = list(model.named_modules()), model.get_input_embeddings()
+    # Norms are chosen by class: their names differ by family.
+    kept = [name for name, module in modules if options.train_norms and "Norm" in type(module).__name__]
+    kept += [name for name, module in modules if options.train_embeddings and module is embedding]
     weights = [name for name, _ in model.named_parameters()]
     kept += [name.removesuffix(".weight") for ending in whole for name in tensors_named(weights, ending)]
     is_tied = bool(getattr(model.config.get_text_config(decoder=True), "tie_word_embeddings", False))
@@ -50,7 +54,8 @@ def with_adapter(
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,
         target_modules=_targets(model, options.targets),
-        fan_in_fan_out=_are_transposed(model),
+        # All of GPT-2's layers keep their weights the other way round.
+        fan_in_fan_out=any(isinstance(module, Conv1D) for _, module in modules),
         use_rslora=options.rslora,
         use_dora=options.dora,
         modules_to_save=kept or None,
@@ -59,26 +64,14 @@ def with_adapter(
     return get_peft_model(model, config)
 
 
-def _linear_names(model: Any) -> list[str]:
-    """Full names of the linear layers, without the one that makes the logits; GPT-2 calls its layers convolutions."""
+def _targets(model: Any, wanted: Sequence[str]) -> list[str]:
+    """The names that peft is given; it compares the ends of full names."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
-    head = model.get_output_embeddings()
-    modules = model.named_modules()
-    return [name for name, module in modules if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not head]
-
-
-def _are_transposed(model: Any) -> bool:
-    """Whether the layers keep their weights the other way round, as all of GPT-2's do."""
-    from transformers.pytorch_utils import Conv1D
-
-    return any(isinstance(module, Conv1D) for module in model.modules())
-
-
-def _targets(model: Any, wanted: Sequence[str]) -> list[str]:
-    """The names that peft is given; it compares the ends of full names."""
-    names = _linear_names(model)
+    # All linear layers but the one that makes the logits; GPT-2 calls its layers convolutions.
+    head, modules = model.get_output_embeddings(), model.named_modules()
+    names = [name for name, module in modules if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not head]
     leaves = sorted({name.rsplit(".", 1)[-1] for name in names})
     for target in wanted:
         if not any(name == target or name.endswith(f".{target}") for name in names):
@@ -89,17 +82,6 @@ def _targets(model: Any, wanted: Sequence[str]) -> list[str]:
                 hint=f"{suggestion}It has: {', '.join(leaves)}.",
             )
     return list(wanted) or names
-
-
-def _norms(model: Any) -> list[str]:
-    """Full names of the norms, chosen by class: their names differ by family."""
-    return [name for name, module in model.named_modules() if "Norm" in type(module).__name__]
-
-
-def _embedding(model: Any) -> list[str]:
-    """Full name of the input embedding."""
-    embedding = model.get_input_embeddings()
-    return [name for name, module in model.named_modules() if module is embedding]
 
 
 def count_parameters(model: Any) -> tuple[int, int]:
