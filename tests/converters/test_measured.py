@@ -156,42 +156,33 @@ def test_a_class_in_this_process_is_asked_itself():
         {"num_attention_heads": 5},
         {"max_position_embeddings": 256.0},
         {"original_max_position_embeddings": 128},
+        {"schedule": {"rope_type": "proportional"}},
+        {"schedule": {"factor": 0.5}},
+        {"schedule": {"factor": 2000.0}},
+        {"schedule": {"factor": "4"}},
+        {"schedule": {"factor": True}},
+        {"schedule": {"factor": float("nan")}},
+        {"schedule": {"factor": None}},
+        {"schedule": {"factor": ...}},
+        {"schedule": {"original_max_position_embeddings": ...}},
+        {"schedule": {"beta_fast": 1000}},
+        {"schedule": {"unknown": 1}},
+        {"schedule": {"truncate": 1}},
+        {"schedule": {"original_max_position_embeddings": 8}},
+        {"schedule": {"rope_theta": 10.0}},
+        {"schedule": {"full_attention": {}}},
     ],
     ids=str,
 )
 def test_what_was_not_measured_is_not_answered_for(unimported, change):
-    stock = converted(Yarn(factor=4))[-1]
-    assert measured.flat_rotary(stock.config) is not None
-    assert measured.flat_rotary({**stock.config, **change}) is None
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"rope_type": "proportional"},
-        {"factor": 0.5},
-        {"factor": 2000.0},
-        {"factor": "4"},
-        {"factor": True},
-        {"factor": float("nan")},
-        {"factor": None},
-        {"factor": ...},
-        {"original_max_position_embeddings": ...},
-        {"beta_fast": 1000},
-        {"unknown": 1},
-        {"truncate": 1},
-        {"original_max_position_embeddings": 8},
-        {"rope_theta": 10.0},
-        {"full_attention": {}},
-    ],
-    ids=str,
-)
-def test_a_schedule_that_was_not_measured_is_not_answered_for(unimported, change):
     config = converted(Yarn(factor=4))[-1].config
-    schedule = {key: value for key, value in {**config["rope_parameters"], **change}.items() if value is not ...}
-    beside = {key: value for key, value in schedule.items() if key != "rope_theta"}
-    changed = {"rope_parameters": schedule, "rope_scaling": beside, "rope_theta": schedule["rope_theta"]}
-    assert measured.flat_rotary({**config, **changed}) is None
+    assert measured.flat_rotary(config) is not None
+    if "schedule" in change:
+        parameters = {**config["rope_parameters"], **change["schedule"]}
+        schedule = {key: value for key, value in parameters.items() if value is not ...}
+        beside = {key: value for key, value in schedule.items() if key != "rope_theta"}
+        change = {"rope_parameters": schedule, "rope_scaling": beside, "rope_theta": schedule["rope_theta"]}
+    assert measured.flat_rotary({**config, **change}) is None
 
 
 def test_longrope_by_two_lengths_and_by_its_factor_must_agree(unimported):

@@ -49,15 +49,6 @@ def test_a_model_that_does_not_load_is_told_as_that(llama_source, tmp_path):
         compare_logits(tmp_path / "out", source, asked.recipe, asked.model, asked.stock)
 
 
-@pytest.mark.parametrize("key", ["difference", "attention"])
-def test_what_is_no_number_is_refused(key, llama_source, tmp_path, monkeypatch):
-    comparison = {"difference": 0.0, "scale": 1.0, "change": 0.0, "attention": 0.0, key: math.nan}
-    result = SimpleNamespace(returncode=0, stdout=f"loaded\n{json.dumps(comparison)}\n", stderr="")
-    monkeypatch.setattr(clean_load, "run_isolated", lambda *_words: result)
-    with pytest.raises(CtxextError, match="by nan from what the method says"):
-        convert(str(llama_source), tmp_path / "out", recipe(1.8))
-
-
 def test_a_layer_that_answers_no_number_is_seen():
     there = torch.ones(1, 2, 3)
     for answers in ([there * math.nan, there], [there, there * math.nan]):

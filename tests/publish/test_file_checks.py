@@ -269,10 +269,10 @@ def test_which_rotary_embeddings_are_compared(originals, monkeypatch, modules, s
     wanted, scaling = loading_checks.expected_rotation(subject.recipe, subject.plain, subject.expected, 128)
     made = {
         RIGHT: (wanted, scaling),
-        WRONG: ([*wanted[:-1], 1.01 * wanted[-1]], scaling),
+        WRONG: ([*wanted[:-1], 1.0001 * wanted[-1]], scaling),
         "longer": ([*wanted, wanted[-1]], scaling),
         "shorter": (wanted[:-1], scaling),
-        "louder": (wanted, 1.001 * scaling),
+        "louder": (wanted, 1.0001 * scaling),
         "no number": ([*wanted[:-1], float("nan")], scaling),
     }
     entries = [
